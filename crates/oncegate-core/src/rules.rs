@@ -1,0 +1,380 @@
+//! The rules: what each operation does to a record, as one pure function.
+//!
+//! Every store is a port of [`apply`]: Lua scripts on Redis, statements in SQL. The ports are proved
+//! equal to it by running the same random sequences of operations through both
+//! (feature `testing`, `testing::equivalence`).
+//!
+//! ```text
+//!             claim                    complete
+//!   (absent) ───────▶ PENDING ─────────────────────▶ COMPLETED ──retention──▶ (absent)
+//!                      ▲  │ ▲ └──extend──┐
+//!      claim when due  │  │ └────────────┘   fail            hand_over
+//!             RELEASED ◀──┘ release      └─────────▶ FAILED ───────────▶ FAILED, handed over
+//!                 ▲                                                         │
+//!                 └──────────────────────── reopen ◀────────────────────────┘
+//! ```
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::key::Fingerprint;
+use crate::record::{Fence, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
+
+/// The reason that a reopened record shows.
+pub const REOPENED: &str = "reopened";
+
+/// One change of a record. Callers pass durations, never instants: time is the store's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Ask for the right to run the handler. The answer is a [`Verdict`].
+    Claim {
+        /// Random, made before the first try; a repeat after a lost reply uses the same one.
+        token: Token,
+        /// How long the claim protects its owner without an extend.
+        lease: Duration,
+        /// Digest of the rest of the payload, when the gate asks for one.
+        fingerprint: Option<Fingerprint>,
+        /// Whether a fence is wanted.
+        fenced: bool,
+    },
+    /// Keep the claim alive for `lease` from now. Never moves an end back.
+    Extend {
+        /// The owner.
+        token: Token,
+        /// How long from now.
+        lease: Duration,
+    },
+    /// The handler has succeeded.
+    Complete {
+        /// The owner.
+        token: Token,
+        /// The fingerprint of the claim: the record keeps it, also when the store has lost the claim.
+        fingerprint: Option<Fingerprint>,
+        /// What duplicates will get.
+        result: Bytes,
+        /// How long the record is kept.
+        retention: Duration,
+    },
+    /// The handler has not succeeded; another attempt may follow.
+    Release {
+        /// The owner.
+        token: Token,
+        /// How long from now nobody may claim the key.
+        delay: Duration,
+        /// Whether the attempt counts: failures do; a stop, a rebalance or an outage does not.
+        counted: bool,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Give up.
+    Fail {
+        /// The owner.
+        token: Token,
+        /// Why, in words.
+        reason: String,
+        /// How long the record is kept.
+        retention: Duration,
+    },
+    /// The failed message is durably in the dead letters. Anyone may say so, any number of times.
+    HandOver,
+    /// An operator opens a record again, provided it still says what he saw.
+    Reopen {
+        /// The record he saw.
+        expected: Record,
+    },
+}
+
+/// The answer to an [`Operation`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The answer to a claim.
+    Verdict {
+        /// What the caller may do.
+        verdict: Verdict,
+        /// The record carries a fingerprint of another specification, so the two were not compared.
+        uncompared: bool,
+    },
+    /// The change is in the record, by this call or an earlier one of the same owner.
+    Held {
+        /// A completion found no record: the store had lost the claim.
+        recreated: bool,
+    },
+    /// The caller does not own the record, or it is not what the caller expected. Nothing changed.
+    Lost,
+}
+
+/// The answer to a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Run the handler.
+    Granted(Grant),
+    /// It is done; this is the first result, byte for byte.
+    Completed {
+        /// The encoded result.
+        result: Bytes,
+    },
+    /// Another owner works on it, or its retry is not due.
+    Busy {
+        /// When it is worth asking again; never zero.
+        retry_in: Duration,
+    },
+    /// It was given up.
+    Failed {
+        /// Why, in words.
+        reason: String,
+        /// Whether it is durably in the dead letters.
+        handed_over: bool,
+    },
+    /// The key is known with other content.
+    Mismatch,
+}
+
+/// The right to run the handler once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Which attempt this is, from 1; it stays at 255.
+    pub attempt: u8,
+    /// Whether an earlier attempt ended without a word, so that it may have had its effect.
+    pub recovery: Recovery,
+    /// Only grows for this key; present when the claim was fenced.
+    pub fence: Option<Fence>,
+}
+
+/// What `operation` does at `now` to the record of a key: the record afterwards, and the answer.
+///
+/// It is total, does no I/O and reads no clock. A record whose time is over counts as absent.
+pub fn apply(now: StoreTime, record: Option<Record>, operation: &Operation) -> (Option<Record>, Reply) {
+    let record = record.filter(|record| record.kept(now));
+    match operation {
+        Operation::Claim { token, lease, fingerprint, fenced } => claim(
+            now,
+            record,
+            &Claimant { token: *token, lease: *lease, fingerprint: *fingerprint, fenced: *fenced },
+        ),
+        Operation::Extend { token, lease } => extend(now, record, *token, *lease),
+        Operation::Complete { token, fingerprint, result, retention } => {
+            let completed = Record {
+                expires_at: now + *retention,
+                fingerprint: *fingerprint,
+                state: State::Completed { by: token.tag(), result: result.clone() },
+            };
+            complete(record, *token, completed)
+        }
+        Operation::Release { token, delay, counted, reason } => {
+            let released = Release { due: now + *delay, counted: *counted, reason: cut_reason(reason) };
+            release(record, *token, released)
+        }
+        Operation::Fail { token, reason, retention } => {
+            fail(record, *token, now + *retention, cut_reason(reason))
+        }
+        Operation::HandOver => hand_over(record),
+        Operation::Reopen { expected } => reopen(now, record, expected),
+    }
+}
+
+/// Who asks, and for what.
+struct Claimant {
+    token: Token,
+    lease: Duration,
+    fingerprint: Option<Fingerprint>,
+    fenced: bool,
+}
+
+/// A release as it will stand in the record.
+struct Release {
+    due: StoreTime,
+    counted: bool,
+    reason: String,
+}
+
+/// What an earlier attempt leaves to the next one.
+struct Earlier {
+    attempt: u8,
+    recovery: Recovery,
+    fence: Option<Fence>,
+}
+
+fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option<Record>, Reply) {
+    let Some(record) = record else {
+        return grant(now, claimant, &Earlier { attempt: 0, recovery: Recovery::None, fence: None }, false);
+    };
+    let uncompared = match (record.fingerprint, claimant.fingerprint) {
+        (theirs, ours) if theirs == ours => false,
+        (Some(theirs), Some(ours)) if theirs.specification() == ours.specification() => {
+            return (Some(record), Reply::Verdict { verdict: Verdict::Mismatch, uncompared: false });
+        }
+        _ => true,
+    };
+    let verdict = match (&record.state, record.protected_for(now)) {
+        // The first reply was lost, or the outage outlasted the lease and nobody took over.
+        (&State::Pending { token, attempt, recovery, fence }, _) if token == claimant.token => {
+            Verdict::Granted(Grant { attempt, recovery, fence })
+        }
+        (State::Pending { .. } | State::Released { .. }, Some(retry_in)) => Verdict::Busy { retry_in },
+        (&State::Pending { attempt, fence, .. }, None) => {
+            let earlier = Earlier { attempt, recovery: Recovery::Takeover, fence };
+            return grant(now, claimant, &earlier, uncompared);
+        }
+        (&State::Released { attempt, recovered, fence, .. }, None) => {
+            let recovery = if recovered { Recovery::Earlier } else { Recovery::None };
+            return grant(now, claimant, &Earlier { attempt, recovery, fence }, uncompared);
+        }
+        (State::Completed { result, .. }, _) => Verdict::Completed { result: result.clone() },
+        (State::Failed { reason, handed_over, .. }, _) => {
+            Verdict::Failed { reason: reason.clone(), handed_over: *handed_over }
+        }
+    };
+    (Some(record), Reply::Verdict { verdict, uncompared })
+}
+
+fn grant(
+    now: StoreTime,
+    claimant: &Claimant,
+    earlier: &Earlier,
+    uncompared: bool,
+) -> (Option<Record>, Reply) {
+    let attempt = earlier.attempt.saturating_add(1);
+    let recovery = earlier.recovery;
+    let fence = claimant.fenced.then(|| next_fence(now, earlier.fence));
+    let record = Record {
+        expires_at: now + claimant.lease + TAIL,
+        fingerprint: claimant.fingerprint,
+        state: State::Pending { token: claimant.token, attempt, recovery, fence },
+    };
+    let verdict = Verdict::Granted(Grant { attempt, recovery, fence });
+    (Some(record), Reply::Verdict { verdict, uncompared })
+}
+
+/// It still grows when the store has lost the last one: then the clock stands in for it.
+fn next_fence(now: StoreTime, last: Option<Fence>) -> Fence {
+    let after_last = last.map_or(0, |Fence(last)| last.saturating_add(1));
+    Fence(after_last.max(now.micros()))
+}
+
+fn extend(now: StoreTime, record: Option<Record>, token: Token, lease: Duration) -> (Option<Record>, Reply) {
+    match record {
+        Some(mut record) if owns(&record, token) => {
+            record.expires_at = record.expires_at.max(now + lease + TAIL);
+            (Some(record), Reply::Held { recreated: false })
+        }
+        // A heartbeat that crossed the end of its own attempt has lost nothing.
+        Some(record) if ended_by(&record, token) => (Some(record), Reply::Held { recreated: false }),
+        other => (other, Reply::Lost),
+    }
+}
+
+fn complete(record: Option<Record>, token: Token, completed: Record) -> (Option<Record>, Reply) {
+    match record {
+        // The effect has happened: losing that too would run it again.
+        None => (Some(completed), Reply::Held { recreated: true }),
+        Some(record) if owns(&record, token) => {
+            let fingerprint = record.fingerprint;
+            (Some(Record { fingerprint, ..completed }), Reply::Held { recreated: false })
+        }
+        Some(record) if matches!(record.state, State::Completed { by, .. } if by == token.tag()) => {
+            (Some(record), Reply::Held { recreated: false })
+        }
+        other => (other, Reply::Lost),
+    }
+}
+
+fn release(record: Option<Record>, token: Token, released: Release) -> (Option<Record>, Reply) {
+    match record {
+        Some(Record {
+            fingerprint,
+            state: State::Pending { token: owner, attempt, recovery, fence },
+            ..
+        }) if owner == token => {
+            let state = State::Released {
+                by: token.tag(),
+                attempt: if released.counted { attempt } else { attempt.saturating_sub(1) },
+                recovered: recovery.recovered(),
+                fence,
+                reason: released.reason,
+            };
+            let expires_at = released.due + TAIL;
+            (Some(Record { expires_at, fingerprint, state }), Reply::Held { recreated: false })
+        }
+        Some(record) if matches!(record.state, State::Released { by, .. } if by == token.tag()) => {
+            (Some(record), Reply::Held { recreated: false })
+        }
+        other => (other, Reply::Lost),
+    }
+}
+
+fn fail(
+    record: Option<Record>,
+    token: Token,
+    expires_at: StoreTime,
+    reason: String,
+) -> (Option<Record>, Reply) {
+    match record {
+        Some(Record { fingerprint, state: State::Pending { token: owner, attempt, .. }, .. })
+            if owner == token =>
+        {
+            let state = State::Failed { by: token.tag(), attempt, handed_over: false, reason };
+            (Some(Record { expires_at, fingerprint, state }), Reply::Held { recreated: false })
+        }
+        Some(record) if matches!(record.state, State::Failed { by, .. } if by == token.tag()) => {
+            (Some(record), Reply::Held { recreated: false })
+        }
+        other => (other, Reply::Lost),
+    }
+}
+
+fn hand_over(record: Option<Record>) -> (Option<Record>, Reply) {
+    match record {
+        Some(mut record) => {
+            let State::Failed { handed_over, .. } = &mut record.state else {
+                return (Some(record), Reply::Lost);
+            };
+            *handed_over = true;
+            (Some(record), Reply::Held { recreated: false })
+        }
+        None => (None, Reply::Lost),
+    }
+}
+
+fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<Record>, Reply) {
+    match record {
+        Some(record) if record.same_content(expected) => {
+            let fence = match record.state {
+                State::Pending { fence, .. } | State::Released { fence, .. } => fence,
+                State::Completed { .. } | State::Failed { .. } => None,
+            };
+            let reopened = Record {
+                // One millisecond in the past: due at once.
+                expires_at: StoreTime::from_millis((now + TAIL).millis().saturating_sub(1)),
+                fingerprint: None,
+                state: State::Released {
+                    by: TokenTag::NONE,
+                    attempt: 0,
+                    recovered: false,
+                    fence,
+                    reason: REOPENED.to_owned(),
+                },
+            };
+            (Some(reopened), Reply::Held { recreated: false })
+        }
+        other => (other, Reply::Lost),
+    }
+}
+
+fn owns(record: &Record, token: Token) -> bool {
+    matches!(record.state, State::Pending { token: owner, .. } if owner == token)
+}
+
+fn ended_by(record: &Record, token: Token) -> bool {
+    match record.state {
+        State::Pending { .. } => false,
+        State::Released { by, .. } | State::Completed { by, .. } | State::Failed { by, .. } => {
+            by == token.tag()
+        }
+    }
+}
+
+/// The reason as a record keeps it: at most [`MAX_REASON_BYTES`], whole characters.
+pub fn cut_reason(reason: &str) -> String {
+    reason.get(..reason.floor_char_boundary(MAX_REASON_BYTES)).unwrap_or_default().to_owned()
+}

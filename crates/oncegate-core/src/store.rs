@@ -1,0 +1,138 @@
+//! The port behind which every store stands.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::key::{Scope, StoreKey};
+use crate::record::Record;
+use crate::rules::{Operation, Reply};
+
+mod memory;
+
+pub use memory::MemoryStore;
+
+/// One operation on one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// The key.
+    pub key: StoreKey,
+    /// What to do.
+    pub operation: Operation,
+}
+
+/// A place that keeps records and applies the [rules](crate::rules) to them, one key at a time and atomically.
+///
+/// A store encodes, sends, decodes and classifies errors. It decides nothing: whoever is in doubt reads
+/// [`rules::apply`](crate::rules::apply). The batch is the unit of work, because it is the throughput: a
+/// store makes one round trip of what it is handed, and joins concurrent calls where it can.
+///
+/// A call may be dropped at any time; what it was handed may then be executed or not.
+#[async_trait]
+pub trait Store: Send + Sync + fmt::Debug {
+    /// Applies each command; the answers stand in the order of the commands.
+    ///
+    /// There is no transaction around the batch: each command succeeds or fails by itself. Two commands on
+    /// one key in one batch may be applied in either order.
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>>;
+
+    /// Reads records without changing anything; the answers stand in the order of the keys.
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>>;
+
+    /// Keeps `proposed` as the scope's descriptor if what the store holds for it equals `expected`
+    /// (`None`: nothing yet), and returns the descriptor that the store holds afterwards.
+    ///
+    /// # Errors
+    /// When the store cannot tell; see [`StoreError`].
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError>;
+
+    /// Looks at what would break the promise, before the first message is taken.
+    ///
+    /// # Errors
+    /// When the store cannot be reached, or when it must not be used as it is: then the error says which
+    /// setting to change.
+    async fn check(&self) -> Result<Checkup, StoreError>;
+}
+
+/// What a store says of itself at start-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checkup {
+    /// The store in a few words, such as `redis 7.0.15 at localhost:6379`. Never a password.
+    pub store: String,
+    /// What weakens the promise, each with its remedy, in whole sentences.
+    pub warnings: Vec<String>,
+}
+
+/// Why a store gave no answer about a key. None of them ever means "new" or "completed".
+///
+/// They are grouped by what the caller can do.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Not executed. Try again later: the store is down, loading, full or overloaded.
+    #[error("the store is unavailable: {reason}")]
+    Unavailable {
+        /// What it said, without data.
+        reason: Arc<str>,
+    },
+    /// The outcome is unknown: it may have been executed, or may still be. Repeat with the same token.
+    #[error("the store's answer was lost: {reason}")]
+    Unknown {
+        /// How the answer was lost.
+        reason: Arc<str>,
+    },
+    /// The store holds something under this key that is no record of a known format.
+    ///
+    /// Somebody else writes there, or a newer release has. The message waits; nothing is overwritten.
+    #[error("the record of {key} cannot be read: {reason}")]
+    Unreadable {
+        /// The key.
+        key: StoreKey,
+        /// What is wrong with it.
+        reason: Arc<str>,
+    },
+    /// Trying again will not help before somebody changes something: rights, a password, a setting.
+    #[error("the store refuses: {reason}")]
+    Refused {
+        /// What to change.
+        reason: Arc<str>,
+    },
+}
+
+impl StoreError {
+    /// Not executed; try again later.
+    pub fn unavailable(reason: impl fmt::Display) -> Self {
+        Self::Unavailable { reason: reason.to_string().into() }
+    }
+
+    /// Executed or not: nobody knows.
+    pub fn unknown(reason: impl fmt::Display) -> Self {
+        Self::Unknown { reason: reason.to_string().into() }
+    }
+
+    /// Somebody must change something first.
+    pub fn refused(reason: impl fmt::Display) -> Self {
+        Self::Refused { reason: reason.to_string().into() }
+    }
+
+    /// The record under `key` is none of ours.
+    pub fn unreadable(key: StoreKey, reason: impl fmt::Display) -> Self {
+        Self::Unreadable { key, reason: reason.to_string().into() }
+    }
+
+    /// One lower-case word for metrics: `unavailable`, `unknown`, `unreadable` or `refused`.
+    pub fn class(&self) -> &'static str {
+        match self {
+            Self::Unavailable { .. } => "unavailable",
+            Self::Unknown { .. } => "unknown",
+            Self::Unreadable { .. } => "unreadable",
+            Self::Refused { .. } => "refused",
+        }
+    }
+}

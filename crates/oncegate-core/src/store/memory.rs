@@ -1,0 +1,96 @@
+//! Records in a map: the rules and nothing else.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+
+use super::{Checkup, Command, Store, StoreError};
+use crate::key::{Scope, StoreKey};
+use crate::record::{Record, StoreTime};
+use crate::rules::{Reply, apply};
+
+/// A store in this process's memory, for tests and for trying things out.
+///
+/// It forgets everything when the process ends, so it protects against duplicates within one run alone.
+/// It reads no clock: the caller brings one.
+pub struct MemoryStore {
+    clock: Box<dyn Fn() -> StoreTime + Send + Sync>,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    records: HashMap<StoreKey, Record>,
+    descriptors: HashMap<Scope, String>,
+}
+
+impl MemoryStore {
+    /// An empty store whose time is what `clock` says.
+    pub fn with_clock(clock: impl Fn() -> StoreTime + Send + Sync + 'static) -> Self {
+        Self { clock: Box::new(clock), held: Mutex::default() }
+    }
+
+    /// All that it holds, in no order; expired records may be among them.
+    pub fn records(&self) -> Vec<(StoreKey, Record)> {
+        self.held().records.iter().map(|(key, record)| (key.clone(), record.clone())).collect()
+    }
+
+    /// Forgets every record, as a store does that lost its data.
+    pub fn lose_everything(&self) {
+        self.held().records.clear();
+    }
+
+    /// A panic elsewhere leaves the map whole: each change is one insert or remove.
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("records", &self.held().records.len()).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let now = (self.clock)();
+        let mut held = self.held();
+        let execute = |Command { key, operation }| {
+            let (record, reply) = apply(now, held.records.remove(&key), &operation);
+            if let Some(record) = record {
+                held.records.insert(key, record);
+            }
+            Ok(reply)
+        };
+        commands.into_iter().map(execute).collect()
+    }
+
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+        let now = (self.clock)();
+        let held = self.held();
+        let look = |key| Ok(held.records.get(&key).filter(|record| record.kept(now)).cloned());
+        keys.into_iter().map(look).collect()
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        let mut held = self.held();
+        if held.descriptors.get(scope).map(String::as_str) == expected {
+            held.descriptors.insert(scope.clone(), proposed.to_owned());
+        }
+        Ok(held.descriptors.get(scope).cloned().unwrap_or_else(|| expected.unwrap_or_default().to_owned()))
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        let warnings = vec!["records live in this process alone and are gone when it ends".to_owned()];
+        Ok(Checkup { store: "memory".to_owned(), warnings })
+    }
+}

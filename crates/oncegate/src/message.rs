@@ -1,0 +1,292 @@
+//! One delivery from a broker, as a handler sees it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::Fence;
+use oncegate_core::rules::Grant;
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+
+use crate::failure::Failure;
+
+/// One delivery from a broker: payload, broker key, headers and where it came from.
+///
+/// Cheap to clone. While a handler runs, it also knows of its attempt.
+#[derive(Clone)]
+pub struct Message {
+    delivered: Arc<Delivered>,
+    run: Option<Arc<Run>>,
+}
+
+struct Delivered {
+    route: Arc<str>,
+    origin: Origin,
+    payload: Option<Bytes>,
+    key: Option<Bytes>,
+    headers: Vec<Header>,
+    timestamp_ms: Option<i64>,
+}
+
+/// What the gate adds while the handler runs.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) key: StoreKey,
+    pub(crate) grant: Grant,
+    pub(crate) cancelled: CancellationToken,
+}
+
+/// A header: its name and its bytes, if any. A name may occur more than once.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The name, as the broker has it.
+    pub name: Box<str>,
+    /// The value; `None` is a null header.
+    pub value: Option<Bytes>,
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} bytes", self.name, self.value.as_ref().map_or(0, Bytes::len))
+    }
+}
+
+/// Where a message came from. It names a delivery for logs and dead letters; it is not its identity.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Origin {
+    /// A Kafka record.
+    Kafka {
+        /// The topic.
+        topic: Arc<str>,
+        /// The partition.
+        partition: i32,
+        /// The offset in the partition.
+        offset: i64,
+    },
+    /// A message of a queue.
+    Queue {
+        /// The queue's name or address.
+        queue: Arc<str>,
+        /// The broker's message id.
+        id: Arc<str>,
+    },
+    /// Something else, in words.
+    Other(Arc<str>),
+}
+
+impl fmt::Display for Origin {
+    /// `orders/3@42`, `queue#id`, or the words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kafka { topic, partition, offset } => write!(f, "{topic}/{partition}@{offset}"),
+            Self::Queue { queue, id } => write!(f, "{queue}#{id}"),
+            Self::Other(words) => f.write_str(words),
+        }
+    }
+}
+
+impl Message {
+    /// A message of `route` with this payload; `None` is a tombstone.
+    ///
+    /// The route is the logical name of the stream: by default the topic or queue.
+    pub fn new(route: impl Into<Arc<str>>, origin: Origin, payload: Option<Bytes>) -> Self {
+        let delivered = Delivered {
+            route: route.into(),
+            origin,
+            payload,
+            key: None,
+            headers: Vec::new(),
+            timestamp_ms: None,
+        };
+        Self { delivered: Arc::new(delivered), run: None }
+    }
+
+    /// The same message with the broker's key.
+    pub fn with_key(self, key: impl Into<Bytes>) -> Self {
+        self.edit(|delivered| delivered.key = Some(key.into()))
+    }
+
+    /// The same message with these headers.
+    pub fn with_headers(self, headers: Vec<Header>) -> Self {
+        self.edit(|delivered| delivered.headers = headers)
+    }
+
+    /// The same message with the broker's timestamp, in milliseconds since 1970.
+    pub fn with_timestamp_ms(self, timestamp_ms: i64) -> Self {
+        self.edit(|delivered| delivered.timestamp_ms = Some(timestamp_ms))
+    }
+
+    fn edit(mut self, change: impl FnOnce(&mut Delivered)) -> Self {
+        match Arc::get_mut(&mut self.delivered) {
+            Some(delivered) => change(delivered),
+            None => {
+                let mut delivered = Delivered {
+                    route: Arc::clone(&self.delivered.route),
+                    origin: self.delivered.origin.clone(),
+                    payload: self.delivered.payload.clone(),
+                    key: self.delivered.key.clone(),
+                    headers: self.delivered.headers.clone(),
+                    timestamp_ms: self.delivered.timestamp_ms,
+                };
+                change(&mut delivered);
+                self.delivered = Arc::new(delivered);
+            }
+        }
+        self
+    }
+
+    pub(crate) fn in_run(&self, run: Arc<Run>) -> Self {
+        Self { delivered: Arc::clone(&self.delivered), run: Some(run) }
+    }
+
+    /// The logical name of the stream; a retried or redriven message keeps its first one.
+    pub fn route(&self) -> &str {
+        &self.delivered.route
+    }
+
+    /// Where this delivery came from.
+    pub fn origin(&self) -> &Origin {
+        &self.delivered.origin
+    }
+
+    /// The payload; empty for a tombstone.
+    pub fn payload(&self) -> &[u8] {
+        self.delivered.payload.as_deref().unwrap_or_default()
+    }
+
+    /// The payload without copying it; `None` for a tombstone.
+    pub fn payload_bytes(&self) -> Option<Bytes> {
+        self.delivered.payload.clone()
+    }
+
+    /// Whether the broker delivered a null payload.
+    pub fn is_tombstone(&self) -> bool {
+        self.delivered.payload.is_none()
+    }
+
+    /// The broker's key of the message.
+    pub fn key(&self) -> Option<&[u8]> {
+        self.delivered.key.as_deref()
+    }
+
+    /// The broker's key without copying it.
+    pub fn key_bytes(&self) -> Option<Bytes> {
+        self.delivered.key.clone()
+    }
+
+    /// The last header of this name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        let named = self.delivered.headers.iter().rev().find(|header| &*header.name == name);
+        named.and_then(|header| header.value.as_deref())
+    }
+
+    /// All headers, in the broker's order.
+    pub fn headers(&self) -> &[Header] {
+        &self.delivered.headers
+    }
+
+    /// The broker's timestamp, in milliseconds since 1970.
+    pub fn timestamp_ms(&self) -> Option<i64> {
+        self.delivered.timestamp_ms
+    }
+
+    /// Bytes that this message occupies in memory, roughly: what the limits on bytes count.
+    pub fn size_bytes(&self) -> usize {
+        const FIXED_BYTES: usize = 256;
+        let header = |header: &Header| 48 + header.name.len() + header.value.as_ref().map_or(0, Bytes::len);
+        FIXED_BYTES
+            + self.payload().len()
+            + self.key().map_or(0, <[u8]>::len)
+            + self.headers().iter().map(header).sum::<usize>()
+    }
+
+    /// The payload read as JSON.
+    ///
+    /// # Errors
+    /// A permanent failure when it is no JSON of this shape: trying again would not help, so the message
+    /// goes to the dead letters.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        serde_json::from_slice(self.payload()).map_err(|error| {
+            // serde's own text quotes the value; a reason travels to logs and dead letters.
+            let (line, column, category) = (error.line(), error.column(), error.classify());
+            Failure::permanent(format!(
+                "payload is not the expected JSON ({category:?} error at {line}:{column})"
+            ))
+        })
+    }
+
+    /// Which attempt of this key runs, from 1. It is counted in the record, so it survives crashes.
+    pub fn attempt(&self) -> u32 {
+        self.run.as_ref().map_or(1, |run| u32::from(run.grant.attempt))
+    }
+
+    /// Whether an earlier attempt ended without a word, so that its effect may have happened.
+    ///
+    /// A handler that can ask its downstream "did this happen?" should ask when this is true.
+    pub fn recovered(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.grant.recovery.recovered())
+    }
+
+    /// A number that only grows for this key, when the gate is `.fenced()`: a downstream that remembers the
+    /// largest one it saw can refuse a stale worker.
+    pub fn fence(&self) -> Option<u64> {
+        self.run.as_ref().and_then(|run| run.grant.fence).map(|Fence(fence)| fence)
+    }
+
+    /// An idempotency key to hand to a downstream system, in the form of a UUID (version 8).
+    ///
+    /// It is the same for every attempt and every duplicate of this message, and differs between steps:
+    /// two effects of one message must not share one. Outside a handler it is made from the origin instead.
+    pub fn downstream_key(&self, step: &str) -> String {
+        match &self.run {
+            Some(run) => downstream_key(run.key.as_str(), step),
+            None => downstream_key(&self.origin().to_string(), step),
+        }
+    }
+
+    /// Resolves when the run should stop: its lease is lost, it has run for too long, or the consumer stops
+    /// and its deadline is over. The handler's future is dropped a little later if it has not returned.
+    pub async fn cancelled(&self) {
+        match &self.run {
+            Some(run) => run.cancelled.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block.
+    pub fn is_cancelled(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.cancelled.is_cancelled())
+    }
+}
+
+/// How long a handler may go on after its cancellation fired before its future is dropped, at the most.
+pub(crate) const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
+
+fn downstream_key(identity: &str, step: &str) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 downstream key");
+    for part in [identity, step] {
+        hasher.update(&(part.len() as u64).to_be_bytes());
+        hasher.update(part.as_bytes());
+    }
+    let mut bits = [0; 16];
+    hasher.finalize_xof().fill(&mut bits);
+    // The version and variant of RFC 9562, so that systems that want a UUID accept it.
+    let bits = u128::from_be_bytes(bits) & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
+    let [a, b, c, d, e] =
+        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
+    format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+}
+
+impl fmt::Debug for Message {
+    /// Shows where it came from and how large it is, never what is in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("origin", &format_args!("{}", self.origin()))
+            .field("payload_bytes", &self.payload().len())
+            .finish_non_exhaustive()
+    }
+}

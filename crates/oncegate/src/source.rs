@@ -1,0 +1,83 @@
+//! The port behind which every broker stands.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::failure::BoxError;
+use crate::message::Message;
+use crate::observe::Observer;
+
+/// A stream of messages from a broker. It knows nothing of keys, stores or handlers.
+///
+/// A source hands out deliveries and takes back acks; what it has handed out and not got back is its
+/// broker's to deliver again. It bounds what it holds, and keeps its session with the broker alive
+/// whether or not anybody receives.
+#[async_trait]
+pub trait Source: Send + Sync + fmt::Debug {
+    /// Connects and begins to fetch. Called once, before the first `receive`.
+    ///
+    /// # Errors
+    /// When the broker cannot be reached or the settings would break the promise; the error names the setting.
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError>;
+
+    /// Waits for deliveries and returns at least one and at most `most`; `None` when there will be no more.
+    ///
+    /// Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// When the source cannot go on; what the source can mend by itself, it mends.
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError>;
+
+    /// Acknowledges what is left to acknowledge and leaves, within `deadline`.
+    ///
+    /// # Errors
+    /// When the last acknowledgements did not reach the broker: their messages will be delivered again.
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError>;
+}
+
+/// A message and the broker's claim ticket for it.
+#[derive(Debug)]
+pub struct Delivery {
+    /// The message.
+    pub message: Message,
+    /// How to tell the broker what became of it.
+    pub ticket: Box<dyn Ticket>,
+}
+
+/// The broker's side of one delivery. A ticket that is dropped without an ack acknowledges nothing.
+pub trait Ticket: Send + Sync + fmt::Debug {
+    /// Called before an attempt. `false`: the delivery is no longer ours, drop it.
+    ///
+    /// While an attempt runs the source holds back, for a bounded time, from giving the delivery away.
+    fn start(&self) -> bool;
+
+    /// Called after the attempt that `start` allowed, whatever became of it.
+    fn stop(&self);
+
+    /// The message is finished for good. To be called only behind a durable COMPLETED or dead letter.
+    fn ack(self: Box<Self>);
+}
+
+/// Why a source cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct SourceError {
+    what: String,
+    #[source]
+    source: Option<BoxError>,
+}
+
+impl SourceError {
+    /// In words that name what to change.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), source: None }
+    }
+
+    /// The same with its cause.
+    pub fn caused(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
+        Self { what: what.into(), source: Some(source.into()) }
+    }
+}
