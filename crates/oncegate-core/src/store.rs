@@ -60,6 +60,31 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn check(&self) -> Result<Checkup, StoreError>;
 }
 
+/// A shared store is a store.
+#[async_trait]
+impl<S: Store + ?Sized> Store for Arc<S> {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        (**self).execute(commands).await
+    }
+
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+        (**self).look(keys).await
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        (**self).describe(scope, expected, proposed).await
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        (**self).check().await
+    }
+}
+
 /// What a store says of itself at start-up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkup {

@@ -1,6 +1,7 @@
 //! Where messages go that cannot be handled: durably, with their original bytes and the reason.
 
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
@@ -24,6 +25,18 @@ pub trait DeadLetters: Send + Sync + fmt::Debug {
     /// When it may not be durable. The consumer tries again and acknowledges nothing meanwhile; a letter
     /// may therefore be kept twice, but never zero times.
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError>;
+}
+
+/// Shared dead letters are dead letters.
+#[async_trait]
+impl<D: DeadLetters + ?Sized> DeadLetters for Arc<D> {
+    async fn open(&self) -> Result<(), BoxError> {
+        (**self).open().await
+    }
+
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        (**self).send(letter).await
+    }
 }
 
 /// A message that was given up, and why.
@@ -55,6 +68,8 @@ pub enum DeadLetterCause {
     AttemptsUsedUp,
     /// The key is known with other content.
     Mismatch,
+    /// It was given up before, and that process ended before the dead letter was written.
+    NotHandedOver,
 }
 
 impl DeadLetterCause {
@@ -65,19 +80,7 @@ impl DeadLetterCause {
             Self::Permanent => "permanent",
             Self::AttemptsUsedUp => "attempts_used_up",
             Self::Mismatch => "mismatch",
+            Self::NotHandedOver => "not_handed_over",
         }
-    }
-}
-
-/// The default: keeps nothing and says so, which stops the consumer at the first message it would have to
-/// give up. Nothing is lost, nothing is acknowledged.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct NoDeadLetters;
-
-#[async_trait]
-impl DeadLetters for NoDeadLetters {
-    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
-        Err(format!("{} would go to the dead letters, and none are configured", letter.message.origin())
-            .into())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use oncegate_core::key::StoreKey;
+use oncegate_core::key::{HeaderValue, KeySource, StoreKey};
 use oncegate_core::record::Fence;
 use oncegate_core::rules::Grant;
 use serde::de::DeserializeOwned;
@@ -76,6 +76,17 @@ pub enum Origin {
     },
     /// Something else, in words.
     Other(Arc<str>),
+}
+
+impl Origin {
+    /// What keeps an order of its own: a topic's partition, or a queue.
+    pub(crate) fn partition(&self) -> (&str, i32) {
+        match self {
+            Self::Kafka { topic, partition, .. } => (topic, *partition),
+            Self::Queue { queue, .. } => (queue, 0),
+            Self::Other(_) => ("", 0),
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -279,6 +290,28 @@ fn downstream_key(identity: &str, step: &str) -> String {
     let [a, b, c, d, e] =
         [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
     format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+}
+
+impl KeySource for Message {
+    fn payload(&self) -> Option<&[u8]> {
+        self.delivered.payload.as_deref()
+    }
+
+    fn header(&self, name: &str) -> HeaderValue<'_> {
+        let named = self.headers().iter().filter(|header| &*header.name == name);
+        HeaderValue::of(named.filter_map(|header| header.value.as_deref()))
+    }
+
+    fn message_key(&self) -> Option<&[u8]> {
+        self.key()
+    }
+
+    fn message_id(&self) -> Option<&str> {
+        match self.origin() {
+            Origin::Queue { id, .. } => Some(id),
+            Origin::Kafka { .. } | Origin::Other(_) => None,
+        }
+    }
 }
 
 impl fmt::Debug for Message {

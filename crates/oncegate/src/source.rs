@@ -38,13 +38,29 @@ pub trait Source: Send + Sync + fmt::Debug {
     async fn close(&self, deadline: Duration) -> Result<(), SourceError>;
 }
 
+/// A shared source is a source.
+#[async_trait]
+impl<S: Source + ?Sized> Source for Arc<S> {
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        (**self).open(observer).await
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        (**self).receive(most).await
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
+        (**self).close(deadline).await
+    }
+}
+
 /// A message and the broker's claim ticket for it.
 #[derive(Debug)]
 pub struct Delivery {
     /// The message.
     pub message: Message,
     /// How to tell the broker what became of it.
-    pub ticket: Box<dyn Ticket>,
+    pub ticket: Arc<dyn Ticket>,
 }
 
 /// The broker's side of one delivery. A ticket that is dropped without an ack acknowledges nothing.
@@ -54,11 +70,12 @@ pub trait Ticket: Send + Sync + fmt::Debug {
     /// While an attempt runs the source holds back, for a bounded time, from giving the delivery away.
     fn start(&self) -> bool;
 
+    /// The message is finished for good. To be called only behind a durable COMPLETED or dead letter, and
+    /// before `stop`.
+    fn ack(&self);
+
     /// Called after the attempt that `start` allowed, whatever became of it.
     fn stop(&self);
-
-    /// The message is finished for good. To be called only behind a durable COMPLETED or dead letter.
-    fn ack(self: Box<Self>);
 }
 
 /// Why a source cannot go on.

@@ -1,36 +1,309 @@
-//! placeholder until the key module lands
-#![allow(missing_docs)]
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Scope(std::sync::Arc<str>);
-impl Scope {
-    pub fn as_str(&self) -> &str {
-        &self.0
+//! What "the same message" means: a specification, and the key that it makes of a message.
+//!
+//! A [`Key`] is plain data, the same from Rust, a configuration file or the command line.
+//! [`Key::compile`] checks it once, at start-up, and gives a [`CompiledKey`], which makes a
+//! [`StoreKey`] of each message in one pass over its payload.
+//!
+//! ```
+//! use oncegate_core::key::{Field, Key, KeyInput, Scope};
+//!
+//! let key = Key::json([Field::from("order_id"), Field::path("amount").decimal()]);
+//! let key = key.compile(&Scope::new("billing")?)?;
+//!
+//! let first = KeyInput::payload(br#"{"order_id":"A-7","amount":10,"sent_at":1}"#);
+//! let again = KeyInput::payload(br#"{"sent_at":2, "amount":"10.0", "order_id":"A-7"}"#);
+//! assert_eq!(key.derive("orders", &first)?, key.derive("orders", &again)?);
+//!
+//! let typo = KeyInput::payload(br#"{"orderId":"A-7","amount":10}"#);
+//! assert_eq!(key.derive("orders", &typo).unwrap_err().kind(), "missing_field");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Paths
+//!
+//! A path names a value in a JSON payload: `order_id`, `customer.id`, `items.0.sku`. Dots separate;
+//! a part that is a plain number is the position in an array, or the name in an object. A backslash
+//! takes the special meaning from the next character: `a\.b` is one field with a dot in its name.
+//! (`\\`, `\,`, `\:` and `\*` exist too; `*` alone is reserved.)
+//!
+//! # What is the same, and what is not
+//!
+//! The order of members, white space, escapes (`"\u0041"` is `"A"`) and the spelling of a number
+//! (`10`, `10.0`, `1e1`) do not count. Everything else does: `"10"` and `10` differ unless the field
+//! is `decimal`; case, blanks and Unicode forms count unless a normaliser says otherwise. Numbers
+//! are exact decimals of any size. A value may be an array or an object; then all in it counts.
+//!
+//! What cannot identify a message is an error and never a key: a missing, null or blank field, an
+//! array or object that holds nothing but such, broken JSON, a name that an object repeats, a lone surrogate escape.
+//! `docs/KEY_FORMAT.md` holds the format byte by byte, `vectors/keys.json` the test vectors.
+
+mod custom;
+mod derive;
+mod descriptor;
+mod encode;
+mod error;
+mod explain;
+mod fingerprint;
+mod input;
+mod json;
+mod normalise;
+mod number;
+mod path;
+mod spec;
+mod store_key;
+pub mod vectors;
+
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use self::custom::CustomKey;
+pub use self::custom::KeyParts;
+pub use self::derive::CompiledKey;
+pub use self::descriptor::Descriptor;
+pub use self::error::{KeyError, KeySpecError};
+pub use self::explain::Explanation;
+pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
+pub use self::input::{HeaderValue, KeyInput, KeySource};
+pub use self::normalise::{Normaliser, TimeUnit};
+pub use self::store_key::{Digest, Scope, StoreKey};
+
+/// The version of the key format. Another one makes other keys of the same messages.
+pub const KEY_FORMAT: u8 = 1;
+
+/// The deepest nesting of arrays and objects in a payload, in levels. A part of the key format.
+pub const MAX_DEPTH: usize = 64;
+
+/// The largest payload by default, in bytes (4 MiB): four times what Kafka and SQS let through unless
+/// they are told otherwise. Change it with [`Key::max_payload_bytes`].
+pub const DEFAULT_MAX_PAYLOAD_BYTES: usize = 4 * 1024 * 1024;
+
+/// The highest value for [`Key::max_payload_bytes`], in bytes (1 GiB).
+pub const MAX_PAYLOAD_BYTES_LIMIT: usize = 1024 * 1024 * 1024;
+
+/// The most paths in one specification.
+pub const MAX_PATHS: usize = 256;
+
+/// The longest path, in bytes.
+pub const MAX_PATH_BYTES: usize = 1024;
+
+/// The longest name of a header, a custom key or a route, in bytes.
+pub const MAX_NAME_BYTES: usize = 1024;
+
+/// What identifies a message: a specification, as plain data.
+///
+/// In a configuration file (TOML or JSON):
+///
+/// ```toml
+/// key = { json = ["order_id", { path = "amount", as = "decimal" }] }
+/// key = { json = ["id", { path = "email", as = ["trim", "lowercase"] }], tenant = { header = "x-tenant" } }
+/// key = { payload = { except = ["sent_at", "trace.id"] } }
+/// key = { header = "x-request-id" }
+/// key = "message_key"                     # or "message_id", "payload"
+/// ```
+///
+/// On the command line, through [`FromStr`](std::str::FromStr): `order_id,customer.id`,
+/// `amount:decimal`, `email:trim:lowercase`, `payload`, `payload-except:sent_at,trace.id`,
+/// `header:x-request-id`, `message-key`, `message-id`, or the JSON form (it starts with `{`).
+/// A first field with the name of one of those words is written `json:payload`.
+///
+/// A specification from a file or text is checked while it is read; one made in Rust is checked by
+/// [`compile`](Key::compile) or [`check`](Key::check).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Key {
+    source: Source,
+    except: Vec<String>,
+    tenant: Option<TenantSource>,
+    max_payload_bytes: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    Json(Vec<Field>),
+    Payload,
+    Header(String),
+    MessageKey,
+    MessageId,
+    Custom(CustomKey),
+}
+
+impl Key {
+    /// The values at these paths of a JSON payload. Their order here does not matter.
+    pub fn json<F: Into<Field>>(fields: impl IntoIterator<Item = F>) -> Self {
+        Self::of(Source::Json(fields.into_iter().map(Into::into).collect()))
     }
-    pub fn new(s: &str) -> Result<Self, String> {
-        Ok(Self(s.into()))
+
+    /// The whole JSON payload. See [`except`](Key::except) for what changes with every delivery.
+    #[must_use]
+    pub fn payload() -> Self {
+        Self::of(Source::Payload)
+    }
+
+    /// The bytes of a header. The name is compared exactly, and must occur once.
+    pub fn header(name: impl Into<String>) -> Self {
+        Self::of(Source::Header(name.into()))
+    }
+
+    /// The bytes of the broker's message key (the record key in Kafka).
+    #[must_use]
+    pub fn message_key() -> Self {
+        Self::of(Source::MessageKey)
+    }
+
+    /// The broker's message id. It catches redeliveries, but not a producer that sends twice.
+    #[must_use]
+    pub fn message_id() -> Self {
+        Self::of(Source::MessageId)
+    }
+
+    /// A function of yours for what the others cannot say (another payload format, say).
+    ///
+    /// It pushes the parts that identify the message; their boundaries count. Its error is constant
+    /// text, so that nothing of a payload gets into logs. `name` and `version` stand for the function
+    /// in the scope's [`Descriptor`]: raise the version whenever it makes other keys than before.
+    /// Such a key cannot be serialised.
+    ///
+    /// ```
+    /// use oncegate_core::key::{Key, KeyInput, KeyParts, KeySource, Scope};
+    ///
+    /// let key = Key::custom("csv-first-column", 1, |message: &dyn KeySource, key: &mut KeyParts<'_>| {
+    ///     let line = message.payload().ok_or("no payload")?;
+    ///     key.push(line.split(|b| *b == b',').next().ok_or("no column")?);
+    ///     Ok(())
+    /// });
+    /// let key = key.compile(&Scope::new("billing")?)?;
+    /// let (one, two) = (KeyInput::payload(b"7,x"), KeyInput::payload(b"7,y"));
+    /// assert_eq!(key.derive("orders", &one)?, key.derive("orders", &two)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn custom<F>(name: impl Into<String>, version: u32, function: F) -> Self
+    where
+        F: Fn(&dyn KeySource, &mut KeyParts<'_>) -> Result<(), &'static str> + Send + Sync + 'static,
+    {
+        Self::of(Source::Custom(CustomKey::new(name.into(), version, function)))
+    }
+
+    /// Leaves these paths out of [`Key::payload`]. A path that a message does not have is no error.
+    #[must_use]
+    pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
+        self.except.extend(paths.into_iter().map(Into::into));
+        self
+    }
+
+    /// Makes the tenant a part of the key: equal fields of two tenants are two keys. Default: none.
+    #[must_use]
+    pub fn tenant(mut self, tenant: TenantSource) -> Self {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// The largest payload (or header, message key, …) in bytes that a key is made from; a larger one is
+    /// [`KeyError::TooLarge`]. Default: [`DEFAULT_MAX_PAYLOAD_BYTES`]. Does not change any key.
+    #[must_use]
+    pub fn max_payload_bytes(mut self, bytes: usize) -> Self {
+        self.max_payload_bytes = bytes;
+        self
+    }
+
+    /// Does every key that can be made depend on the payload? If so, a message without one (a Kafka
+    /// tombstone) is always [`KeyError::NoPayload`].
+    #[must_use]
+    pub fn needs_payload(&self) -> bool {
+        matches!(self.source, Source::Json(_) | Source::Payload)
+            || matches!(self.tenant, Some(TenantSource::Json(_)))
+    }
+
+    fn of(source: Source) -> Self {
+        Self { source, except: Vec::new(), tenant: None, max_payload_bytes: DEFAULT_MAX_PAYLOAD_BYTES }
     }
 }
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct StoreKey(std::sync::Arc<str>);
-impl StoreKey {
-    pub fn as_str(&self) -> &str {
-        &self.0
+
+/// One field of a key: a path, and the normalisers its value goes through, in order.
+///
+/// In a file `"order_id"`, or `{ path = "amount", as = "decimal" }`, or `as = ["trim", "lowercase"]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    path: String,
+    normalisers: Vec<Normaliser>,
+}
+
+impl Field {
+    /// The value at a path, as it is. The path is checked when the key is compiled.
+    pub fn path(path: impl Into<String>) -> Self {
+        Self { path: path.into(), normalisers: Vec::new() }
     }
-    pub fn placeholder(s: &str) -> Self {
-        Self(s.into())
+
+    /// Removes white space at both ends. The value must be a string.
+    #[must_use]
+    pub fn trim(self) -> Self {
+        self.then(Normaliser::Trim)
+    }
+
+    /// Lower case, without a locale. The value must be a string.
+    #[must_use]
+    pub fn lowercase(self) -> Self {
+        self.then(Normaliser::Lowercase)
+    }
+
+    /// Unicode Normalization Form C. The value must be a string.
+    #[must_use]
+    pub fn nfc(self) -> Self {
+        self.then(Normaliser::Nfc)
+    }
+
+    /// The exact decimal: the number `10` and the strings `"10"`, `"10.0"` and `"+1e1"` are the same.
+    #[must_use]
+    pub fn decimal(self) -> Self {
+        self.then(Normaliser::Decimal)
+    }
+
+    /// The instant of an RFC 3339 string, cut to the unit. A time that every delivery has anew
+    /// makes every delivery a new message; use it for times that belong to the business.
+    #[must_use]
+    pub fn timestamp(self, unit: TimeUnit) -> Self {
+        self.then(Normaliser::Timestamp(unit))
+    }
+
+    /// Adds a normaliser after the others.
+    #[must_use]
+    pub fn then(mut self, normaliser: Normaliser) -> Self {
+        self.normalisers.push(normaliser);
+        self
     }
 }
-impl std::fmt::Display for StoreKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+
+impl From<&str> for Field {
+    fn from(path: &str) -> Self {
+        Self::path(path)
     }
 }
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint(pub [u8; 7]);
-impl Fingerprint {
-    pub fn specification(self) -> u8 {
-        self.0[0]
+
+impl From<String> for Field {
+    fn from(path: String) -> Self {
+        Self::path(path)
     }
 }
-#[derive(Debug)]
-pub struct KeyInput;
+
+/// Where a message's tenant stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TenantSource {
+    /// A field of the JSON payload.
+    Json(Field),
+    /// A header.
+    Header(String),
+}
+
+impl TenantSource {
+    /// The tenant is the value at this path of a JSON payload.
+    pub fn json(field: impl Into<Field>) -> Self {
+        Self::Json(field.into())
+    }
+
+    /// The tenant is the bytes of this header.
+    pub fn header(name: impl Into<String>) -> Self {
+        Self::Header(name.into())
+    }
+}

@@ -1,0 +1,304 @@
+//! From a message to its key.
+
+use std::cell::Cell;
+
+use super::custom::CustomKey;
+use super::encode::{self, Child, Writer};
+use super::error::{KeyError, KeySpecError};
+use super::explain::Explanation;
+use super::input::{HeaderValue, KeySource};
+use super::json::Document;
+use super::normalise::Normaliser;
+use super::path::{Node, Path};
+use super::store_key::{Digest, Scope, StoreKey};
+use super::{Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
+
+/// What makes a BLAKE3 hash one of a key and of nothing else.
+const CONTEXT: &str = "oncegate 2026-11-21 idempotency key v1";
+
+/// Buffers larger than this many entries are given back after a message.
+const KEEP: usize = 16 * 1024;
+
+/// A checked specification, ready for messages. Cheap to share behind a reference or an `Arc`.
+#[derive(Clone, Debug)]
+pub struct CompiledKey {
+    scope: Scope,
+    /// Version, domain and scope: how the canonical bytes of every message begin.
+    prefix: Vec<u8>,
+    tenant: Option<Tenant>,
+    plan: Plan,
+    /// The wanted paths: the fields in order, then the tenant.
+    wanted: Node,
+    targets: usize,
+    max_payload_bytes: usize,
+    hasher: blake3::Hasher,
+}
+
+#[derive(Clone, Debug)]
+enum Plan {
+    Json(Vec<FieldPlan>),
+    Payload { except: Node },
+    Header(String),
+    MessageKey,
+    MessageId,
+    Custom(CustomKey),
+}
+
+#[derive(Clone, Debug)]
+struct FieldPlan {
+    path: String,
+    normalisers: Vec<Normaliser>,
+}
+
+#[derive(Clone, Debug)]
+enum Tenant {
+    Json { field: FieldPlan, target: usize },
+    Header(String),
+}
+
+/// The buffers of one derivation. Kept per thread, so that a message costs no allocation but its key's text.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) doc: Document,
+    pub(super) order: Vec<Child>,
+    pub(super) out: Vec<u8>,
+}
+
+thread_local! {
+    /// Taken while in use: a custom key that derives another key inside finds it empty, and makes its own.
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
+}
+
+/// Runs `work` with this thread's buffers, `out` empty.
+pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
+    let mut scratch = SCRATCH.take().unwrap_or_default();
+    scratch.out.clear();
+    scratch.order.clear();
+    let result = work(&mut scratch);
+    scratch.doc.shrink(KEEP);
+    scratch.order.shrink_to(KEEP);
+    scratch.out.shrink_to(KEEP);
+    SCRATCH.set(Some(scratch));
+    result
+}
+
+impl Key {
+    /// Checks the specification and prepares it for the messages of a scope. Done once, at start-up.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with the specification.
+    pub fn compile(&self, scope: &Scope) -> Result<CompiledKey, KeySpecError> {
+        let key = self.canonical()?;
+        let mut prefix = vec![KEY_FORMAT, encode::DOMAIN_KEY];
+        encode::put_bytes(scope.as_str().as_bytes(), &mut prefix);
+
+        let mut paths = Vec::new();
+        if let Source::Json(fields) = &key.source {
+            for field in fields {
+                paths.push(Path::parse(&field.path)?);
+            }
+        }
+        let tenant = match key.tenant {
+            Some(TenantSource::Json(field)) => {
+                paths.push(Path::parse(&field.path)?);
+                Some(Tenant::Json { field: field.into(), target: paths.len() - 1 })
+            }
+            Some(TenantSource::Header(name)) => Some(Tenant::Header(name)),
+            None => None,
+        };
+        let plan = match key.source {
+            Source::Json(fields) => Plan::Json(fields.into_iter().map(Into::into).collect()),
+            Source::Payload => {
+                let except =
+                    key.except.iter().map(|path| Path::parse(path)).collect::<Result<Vec<_>, _>>()?;
+                Plan::Payload { except: Node::of(&except) }
+            }
+            Source::Header(name) => Plan::Header(name),
+            Source::MessageKey => Plan::MessageKey,
+            Source::MessageId => Plan::MessageId,
+            Source::Custom(custom) => Plan::Custom(custom),
+        };
+        Ok(CompiledKey {
+            scope: scope.clone(),
+            prefix,
+            tenant,
+            plan,
+            wanted: Node::of(&paths),
+            targets: paths.len(),
+            max_payload_bytes: key.max_payload_bytes,
+            hasher: blake3::Hasher::new_derive_key(CONTEXT),
+        })
+    }
+}
+
+impl From<Field> for FieldPlan {
+    fn from(field: Field) -> Self {
+        Self { path: field.path, normalisers: field.normalisers }
+    }
+}
+
+impl CompiledKey {
+    /// The scope whose keys these are.
+    #[must_use]
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// The key of a message that came by `route`.
+    ///
+    /// # Errors
+    /// Why this message can have no key. It is no use to try again.
+    pub fn derive(&self, route: &str, message: &(impl KeySource + ?Sized)) -> Result<StoreKey, KeyError> {
+        with_scratch(|scratch| {
+            self.write(route, &ByRef(message), scratch)?;
+            Ok(StoreKey::new(&self.scope, self.digest(&scratch.out)))
+        })
+    }
+
+    /// The same as [`derive`](Self::derive), with all that went into the key. It shows values of the
+    /// payload: for a person who asks, not for logs.
+    ///
+    /// # Errors
+    /// As `derive`.
+    pub fn explain(&self, route: &str, message: &(impl KeySource + ?Sized)) -> Result<Explanation, KeyError> {
+        with_scratch(|scratch| {
+            self.write(route, &ByRef(message), scratch)?;
+            let store_key = StoreKey::new(&self.scope, self.digest(&scratch.out));
+            Ok(Explanation::new(std::mem::take(&mut scratch.out), store_key))
+        })
+    }
+
+    fn digest(&self, canonical: &[u8]) -> Digest {
+        let hash = self.hasher.clone().update(canonical).finalize();
+        let (first, _) = hash.as_bytes().split_first_chunk().expect("a BLAKE3 hash has 32 bytes");
+        Digest::from_bytes(*first)
+    }
+
+    /// Writes the canonical bytes to `scratch.out`.
+    fn write(&self, route: &str, message: &dyn KeySource, scratch: &mut Scratch) -> Result<(), KeyError> {
+        within("route", route.len(), MAX_NAME_BYTES)?;
+        scratch.out.extend_from_slice(&self.prefix);
+        encode::put_bytes(route.as_bytes(), &mut scratch.out);
+
+        let whole = matches!(self.plan, Plan::Payload { .. });
+        let payload = if whole || self.targets > 0 {
+            let payload = message.payload().ok_or(KeyError::NoPayload)?;
+            within("payload", payload.len(), self.max_payload_bytes)?;
+            scratch.doc.scan(payload, &self.wanted, self.targets, whole)?;
+            payload
+        } else {
+            b""
+        };
+        let Scratch { doc, order, out } = scratch;
+        let mut writer = Writer { payload, doc, order, out, substance: false };
+        self.write_tenant(message, &mut writer)?;
+        self.write_source(message, &mut writer)
+    }
+
+    fn write_tenant(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
+        writer.out.push(u8::from(self.tenant.is_some()));
+        match &self.tenant {
+            None => Ok(()),
+            Some(Tenant::Json { field, target }) => {
+                let value = writer.doc.found.get(*target).copied().flatten();
+                writer.field(&field.path, &field.normalisers, value, None)
+            }
+            Some(Tenant::Header(name)) => self.write_header(name, message, writer.out),
+        }
+    }
+
+    fn write_source(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
+        match &self.plan {
+            Plan::Json(fields) => {
+                writer.out.push(encode::SOURCE_JSON);
+                encode::put_len(fields.len(), writer.out);
+                for (target, field) in fields.iter().enumerate() {
+                    encode::put_bytes(field.path.as_bytes(), writer.out);
+                    let value = writer.doc.found.get(target).copied().flatten();
+                    writer.field(&field.path, &field.normalisers, value, None)?;
+                }
+                Ok(())
+            }
+            Plan::Payload { except } => {
+                writer.out.push(encode::SOURCE_PAYLOAD);
+                let root = writer.doc.root();
+                writer.field("payload", &[], root, Some(except))
+            }
+            Plan::Header(name) => {
+                writer.out.push(encode::SOURCE_HEADER);
+                encode::put_bytes(name.as_bytes(), writer.out);
+                self.write_header(name, message, writer.out)
+            }
+            Plan::MessageKey => {
+                writer.out.push(encode::SOURCE_MESSAGE_KEY);
+                let key = message.message_key().ok_or(KeyError::MissingMessageKey)?;
+                self.write_bytes(|| "message key".to_owned(), key, writer.out)
+            }
+            Plan::MessageId => {
+                writer.out.push(encode::SOURCE_MESSAGE_ID);
+                let id = message.message_id().ok_or(KeyError::MissingMessageId)?;
+                self.write_bytes(|| "message id".to_owned(), id.as_bytes(), writer.out)
+            }
+            Plan::Custom(custom) => {
+                writer.out.push(encode::SOURCE_CUSTOM);
+                custom.write(message, self.max_payload_bytes, writer.out)
+            }
+        }
+    }
+
+    fn write_header(&self, name: &str, message: &dyn KeySource, out: &mut Vec<u8>) -> Result<(), KeyError> {
+        match message.header(name) {
+            HeaderValue::One(value) => self.write_bytes(|| format!("header {name}"), value, out),
+            HeaderValue::Absent => Err(KeyError::MissingHeader { name: name.to_owned() }),
+            HeaderValue::Several => Err(KeyError::RepeatedHeader { name: name.to_owned() }),
+        }
+    }
+
+    fn write_bytes(
+        &self,
+        what: impl Fn() -> String,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), KeyError> {
+        if bytes.len() > self.max_payload_bytes {
+            return Err(KeyError::TooLarge {
+                what: what(),
+                bytes: bytes.len(),
+                limit: self.max_payload_bytes,
+            });
+        }
+        if bytes.trim_ascii().is_empty() {
+            return Err(KeyError::Blank { path: what() });
+        }
+        encode::put_value(encode::TAG_BYTES, bytes, out);
+        Ok(())
+    }
+}
+
+pub(super) fn within(what: &str, bytes: usize, limit: usize) -> Result<(), KeyError> {
+    if bytes > limit {
+        return Err(KeyError::TooLarge { what: what.to_owned(), bytes, limit });
+    }
+    Ok(())
+}
+
+/// Makes an unsized source usable as `&dyn KeySource`.
+struct ByRef<'a, T: ?Sized>(&'a T);
+
+impl<T: KeySource + ?Sized> KeySource for ByRef<'_, T> {
+    fn payload(&self) -> Option<&[u8]> {
+        self.0.payload()
+    }
+
+    fn header(&self, name: &str) -> HeaderValue<'_> {
+        self.0.header(name)
+    }
+
+    fn message_key(&self) -> Option<&[u8]> {
+        self.0.message_key()
+    }
+
+    fn message_id(&self) -> Option<&str> {
+        self.0.message_id()
+    }
+}

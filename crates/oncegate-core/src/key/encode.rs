@@ -1,0 +1,238 @@
+//! The canonical bytes: the one place that knows how a value is written. `docs/KEY_FORMAT.md` is its text.
+//!
+//! Every value is a tag, a length, and content, so the bytes can be read back without doubt
+//! (`explain` does): different values never give the same bytes.
+
+use std::borrow::Cow;
+
+use super::error::KeyError;
+use super::json::{Document, Kind, Span, Value, unescape};
+use super::normalise::{self, Normaliser};
+use super::number;
+use super::path::Node;
+
+/// Separates what is hashed for keys from what is hashed for other purposes.
+pub(super) const DOMAIN_KEY: u8 = b'K';
+pub(super) const DOMAIN_FINGERPRINT: u8 = b'F';
+
+pub(super) const SOURCE_JSON: u8 = b'j';
+pub(super) const SOURCE_PAYLOAD: u8 = b'p';
+pub(super) const SOURCE_HEADER: u8 = b'h';
+pub(super) const SOURCE_MESSAGE_KEY: u8 = b'k';
+pub(super) const SOURCE_MESSAGE_ID: u8 = b'i';
+pub(super) const SOURCE_CUSTOM: u8 = b'c';
+/// Only in fingerprints: the payload's bytes as they are.
+pub(super) const SOURCE_RAW: u8 = b'r';
+/// Only in fingerprints: there is no payload.
+pub(super) const SOURCE_NONE: u8 = b'0';
+
+pub(super) const TAG_NULL: u8 = b'z';
+pub(super) const TAG_BOOL: u8 = b'b';
+pub(super) const TAG_NUMBER: u8 = b'n';
+pub(super) const TAG_STRING: u8 = b's';
+pub(super) const TAG_INSTANT: u8 = b't';
+pub(super) const TAG_BYTES: u8 = b'x';
+pub(super) const TAG_ARRAY: u8 = b'a';
+pub(super) const TAG_OBJECT: u8 = b'o';
+
+/// A length or count: four bytes, the highest first.
+pub(super) fn put_len(len: usize, out: &mut Vec<u8>) {
+    out.extend_from_slice(&len_bytes(len));
+}
+
+/// Overwrites a length that was not known before.
+pub(super) fn patch_len(len: usize, at: usize, out: &mut [u8]) {
+    if let Some(slot) = out.get_mut(at..at + 4) {
+        slot.copy_from_slice(&len_bytes(len));
+    }
+}
+
+fn len_bytes(len: usize) -> [u8; 4] {
+    u32::try_from(len).expect("whatever goes into a key is at most 1 GiB").to_be_bytes()
+}
+
+pub(super) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    put_len(bytes.len(), out);
+    out.extend_from_slice(bytes);
+}
+
+pub(super) fn put_value(tag: u8, content: &[u8], out: &mut Vec<u8>) {
+    out.push(tag);
+    put_bytes(content, out);
+}
+
+/// Writes a value whose length is known only afterwards. What `write` leaves when it fails is unspecified.
+fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+    out.push(tag);
+    let len_at = out.len();
+    put_len(0, out);
+    let result = write(out);
+    patch_len(out.len() - len_at - 4, len_at, out);
+    result
+}
+
+/// A member or element that waits to be written: where it stands on the tape, and its place in its array.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Child {
+    tape: usize,
+    index: usize,
+}
+
+/// Writes values of a scanned payload.
+pub(super) struct Writer<'a> {
+    pub(super) payload: &'a [u8],
+    pub(super) doc: &'a Document,
+    /// The members or elements still to be written, of all open arrays and objects. Reused.
+    pub(super) order: &'a mut Vec<Child>,
+    pub(super) out: &'a mut Vec<u8>,
+    /// Has anything been written that can tell messages apart: a number, a boolean, a string that is not blank?
+    pub(super) substance: bool,
+}
+
+impl<'a> Writer<'a> {
+    /// Writes a field of a key: refuses what cannot identify a message, and applies the normalisers.
+    pub(super) fn field(
+        &mut self,
+        path: &str,
+        normalisers: &[Normaliser],
+        value: Option<Value>,
+        except: Option<&Node>,
+    ) -> Result<(), KeyError> {
+        let path_of = || path.to_owned();
+        let value = value.ok_or_else(|| KeyError::MissingField { path: path_of() })?;
+        if value.kind == Kind::Null {
+            return Err(KeyError::NullField { path: path_of() });
+        }
+        let misfit = |normaliser: Normaliser| KeyError::NormaliserFailed {
+            path: path_of(),
+            normaliser,
+            needs: normaliser.needs(),
+        };
+        if !matches!(value.kind, Kind::Text | Kind::EscapedText) {
+            // A number already is its exact decimal. Whatever else has no normaliser.
+            let unfit =
+                normalisers.iter().find(|n| !(**n == Normaliser::Decimal && value.kind == Kind::Number));
+            if let Some(normaliser) = unfit {
+                return Err(misfit(*normaliser));
+            }
+            self.substance = false;
+            self.value(value, except)?;
+            return if self.substance { Ok(()) } else { Err(KeyError::Blank { path: path_of() }) };
+        }
+        let text = self.text(value);
+        let text = normalisers.iter().fold(text, |text, normaliser| normaliser.rewrite(text));
+        if text.trim().is_empty() {
+            return Err(KeyError::Blank { path: path_of() });
+        }
+        match normalisers.last().copied() {
+            Some(last @ Normaliser::Decimal) => {
+                put_measured(TAG_NUMBER, self.out, |out| normalise::write_decimal(&text, out))
+                    .ok_or_else(|| misfit(last))
+            }
+            Some(last @ Normaliser::Timestamp(unit)) => {
+                put_measured(TAG_INSTANT, self.out, |out| normalise::write_timestamp(&text, unit, out))
+                    .ok_or_else(|| misfit(last))
+            }
+            _ => {
+                put_value(TAG_STRING, text.as_bytes(), self.out);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes a value as it is, without the paths that end in `except`.
+    pub(super) fn value(&mut self, value: Value, except: Option<&Node>) -> Result<(), KeyError> {
+        match value.kind {
+            Kind::Array | Kind::Object => self.container(value.tape, value.kind, except),
+            kind => self.scalar(kind, value.span),
+        }
+    }
+
+    fn scalar(&mut self, kind: Kind, span: Span) -> Result<(), KeyError> {
+        let text = span.of(self.payload);
+        let start = self.out.len();
+        match kind {
+            Kind::Null => put_value(TAG_NULL, b"", self.out),
+            Kind::False => put_value(TAG_BOOL, &[0], self.out),
+            Kind::True => put_value(TAG_BOOL, &[1], self.out),
+            Kind::Number => {
+                let offset = span.start as usize;
+                put_measured(TAG_NUMBER, self.out, |out| number::write_canonical(text, out))
+                    .map_err(|number::ExponentTooLarge| KeyError::ExponentTooLarge { offset })?;
+            }
+            Kind::EscapedText => put_measured(TAG_STRING, self.out, |out| unescape(text, out)),
+            Kind::Text | Kind::Array | Kind::Object => put_value(TAG_STRING, text, self.out),
+        }
+        if !self.substance {
+            let content = self.out.get(start + 5..).unwrap_or_default();
+            self.substance = match kind {
+                Kind::Text | Kind::EscapedText => {
+                    std::str::from_utf8(content).is_ok_and(|text| !text.trim().is_empty())
+                }
+                kind => kind != Kind::Null,
+            };
+        }
+        Ok(())
+    }
+
+    /// Recursion is bounded, because the scanner lets no document through that is deeper than `MAX_DEPTH`.
+    fn container(&mut self, at: usize, kind: Kind, except: Option<&Node>) -> Result<(), KeyError> {
+        let first = self.order.len();
+        self.collect(at, kind, except);
+        let count = self.order.len() - first;
+        self.out.push(if kind == Kind::Object { TAG_OBJECT } else { TAG_ARRAY });
+        put_len(count, self.out);
+        for position in first..first + count {
+            let Some(child) = self.order.get(position).copied() else { break };
+            let Some(entry) = self.doc.tape.get(child.tape) else { break };
+            let node = if kind == Kind::Object {
+                let name = self.doc.name(entry.name, self.payload);
+                put_bytes(name, self.out);
+                except.and_then(|except| except.member(name))
+            } else {
+                except.and_then(|except| except.element(child.index))
+            };
+            self.value(Value { kind: entry.kind, span: entry.span, tape: child.tape }, node)?;
+        }
+        self.order.truncate(first);
+        Ok(())
+    }
+
+    /// Puts the members (sorted by name) or elements of a container in order, without the excepted ones.
+    fn collect(&mut self, at: usize, kind: Kind, except: Option<&Node>) {
+        let first = self.order.len();
+        let end = self.doc.tape.get(at).map_or(0, |entry| entry.next);
+        let mut child = Child { tape: at + 1, index: 0 };
+        while child.tape < end
+            && let Some(entry) = self.doc.tape.get(child.tape)
+        {
+            let node = match kind {
+                Kind::Object => {
+                    except.and_then(|except| except.member(self.doc.name(entry.name, self.payload)))
+                }
+                _ => except.and_then(|except| except.element(child.index)),
+            };
+            if node.is_none_or(|node| node.target.is_none()) {
+                self.order.push(child);
+            }
+            child = Child { tape: entry.next, index: child.index + 1 };
+        }
+        if kind == Kind::Object {
+            let name = |child: &Child| {
+                self.doc.tape.get(child.tape).map(|entry| self.doc.name(entry.name, self.payload))
+            };
+            self.order.get_mut(first..).unwrap_or_default().sort_unstable_by(|a, b| name(a).cmp(&name(b)));
+        }
+    }
+
+    fn text(&self, value: Value) -> Cow<'a, str> {
+        let raw = value.span.of(self.payload);
+        let proof = "the scanner has checked UTF-8 and escapes";
+        if value.kind == Kind::Text {
+            return Cow::Borrowed(std::str::from_utf8(raw).expect(proof));
+        }
+        let mut bytes = Vec::with_capacity(raw.len());
+        unescape(raw, &mut bytes);
+        Cow::Owned(String::from_utf8(bytes).expect(proof))
+    }
+}

@@ -1,0 +1,275 @@
+//! What can be wrong with a message's key, and with a key specification.
+//!
+//! The texts name the path or setting to change. They never hold anything of a payload: paths come
+//! from the specification, places are byte offsets, and whatever else is said is constant.
+
+use super::normalise::Normaliser;
+
+/// Why no key (or fingerprint) could be made from a message.
+///
+/// Every one of these is permanent for that message: it goes to the dead letters, and is neither
+/// run without a gate nor given a constant key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The payload has no value at a path of the key.
+    #[error("key field `{path}` is missing in the payload; correct the path in the key, or the producer")]
+    MissingField {
+        /// The path as the specification has it.
+        path: String,
+    },
+    /// The value at a path of the key is `null`.
+    #[error(
+        "key field `{path}` is null in the payload; choose a field that is always set, or correct the producer"
+    )]
+    NullField {
+        /// The path as the specification has it.
+        path: String,
+    },
+    /// A value of the key cannot tell messages apart: it is empty or white space, or an array or object
+    /// without a single number, boolean or string that is not blank.
+    ///
+    /// For a header, the message key and so on, `path` says which of them it was.
+    #[error(
+        "`{path}` is empty or blank and cannot identify a message; choose another field, or correct the producer"
+    )]
+    Blank {
+        /// The path as the specification has it, or `payload`, `header x`, `message key`, `message id`.
+        path: String,
+    },
+    /// A normaliser does not fit the value that the message has.
+    #[error(
+        "key field `{path}`: normaliser `{normaliser}` needs {needs}; correct the producer, or the key's `as`"
+    )]
+    NormaliserFailed {
+        /// The path as the specification has it.
+        path: String,
+        /// The normaliser that could not be applied.
+        normaliser: Normaliser,
+        /// What the value should have been.
+        needs: &'static str,
+    },
+    /// The payload is not one well-formed JSON document (RFC 8259).
+    #[error(
+        "payload is not valid JSON at byte {offset}: {what}; for other formats use a header, the message key or a custom key"
+    )]
+    MalformedJson {
+        /// Where, in bytes from the start of the payload.
+        offset: usize,
+        /// What was wrong there.
+        what: &'static str,
+    },
+    /// An object of the payload has the same name twice (also when spelt with escapes).
+    #[error(
+        "payload has a JSON object that repeats a name at byte {offset}, nesting level {depth}; which value counts is undefined, so the producer must be corrected"
+    )]
+    DuplicateJsonKey {
+        /// Where the repetition stands, in bytes from the start of the payload.
+        offset: usize,
+        /// How many arrays and objects are open there; 1 is the outermost.
+        depth: usize,
+    },
+    /// The payload nests arrays and objects deeper than [`MAX_DEPTH`](super::MAX_DEPTH).
+    #[error(
+        "payload nests deeper than {limit} levels at byte {offset}; flatten it, or use a header or the message key"
+    )]
+    TooDeep {
+        /// Where the first level too many opens, in bytes from the start of the payload.
+        offset: usize,
+        /// The limit, in levels.
+        limit: usize,
+    },
+    /// Something is larger than the limit of the key.
+    #[error(
+        "{what} has {bytes} bytes, over the limit of {limit}; raise `max_payload_bytes` of the key, or make it smaller"
+    )]
+    TooLarge {
+        /// What is too large: `payload`, `header x`, `message key`, `message id`, `route`, `custom key`.
+        what: String,
+        /// Its size in bytes.
+        bytes: usize,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The payload is not UTF-8.
+    #[error("payload is not UTF-8 at byte {offset}; JSON must be UTF-8")]
+    NotUtf8 {
+        /// The first byte that is not UTF-8.
+        offset: usize,
+    },
+    /// A number that belongs to the key has an exponent of more than 18 digits.
+    #[error(
+        "payload has a number at byte {offset} whose exponent has more than 18 digits; correct the producer"
+    )]
+    ExponentTooLarge {
+        /// Where the number starts, in bytes from the start of the payload.
+        offset: usize,
+    },
+    /// The message has no payload (a Kafka tombstone), and the key is made from the payload.
+    #[error("message has no payload (a tombstone), and the key needs one; use the message key or a header")]
+    NoPayload,
+    /// The message lacks the header that the key names.
+    #[error("header `{name}` is missing; correct the name in the key, or the producer")]
+    MissingHeader {
+        /// The name as the specification has it.
+        name: String,
+    },
+    /// The message has the header that the key names more than once.
+    #[error(
+        "header `{name}` is there more than once; which one counts is undefined, so the producer must be corrected"
+    )]
+    RepeatedHeader {
+        /// The name as the specification has it.
+        name: String,
+    },
+    /// The message has no broker key.
+    #[error("message has no message key; choose other fields for the key, or correct the producer")]
+    MissingMessageKey,
+    /// The message has no id.
+    #[error("message has no message id; choose other fields for the key")]
+    MissingMessageId,
+    /// A custom key function refused the message.
+    #[error("custom key `{name}`: {reason}")]
+    Custom {
+        /// The name given to [`Key::custom`](super::Key::custom).
+        name: String,
+        /// What the function said. Constant text, so that nothing of a payload can be in it.
+        reason: &'static str,
+    },
+}
+
+impl KeyError {
+    /// A short constant name of the kind, for metrics labels, dead-letter headers and test vectors.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::MissingField { .. } => "missing_field",
+            Self::NullField { .. } => "null_field",
+            Self::Blank { .. } => "blank",
+            Self::NormaliserFailed { .. } => "normaliser_failed",
+            Self::MalformedJson { .. } => "malformed_json",
+            Self::DuplicateJsonKey { .. } => "duplicate_json_key",
+            Self::TooDeep { .. } => "too_deep",
+            Self::TooLarge { .. } => "too_large",
+            Self::NotUtf8 { .. } => "not_utf8",
+            Self::ExponentTooLarge { .. } => "exponent_too_large",
+            Self::NoPayload => "no_payload",
+            Self::MissingHeader { .. } => "missing_header",
+            Self::RepeatedHeader { .. } => "repeated_header",
+            Self::MissingMessageKey => "missing_message_key",
+            Self::MissingMessageId => "missing_message_id",
+            Self::Custom { .. } => "custom",
+        }
+    }
+}
+
+/// Why a key specification, a scope or a store key is refused. Found at start-up, before any message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeySpecError {
+    /// `Key::json` without a single field.
+    #[error("the key names no field; name at least one, as in `order_id`")]
+    NoFields,
+    /// A path is empty, or a part of it between two dots is empty or blank.
+    #[error("path `{path}` has an empty part; parts are separated by single dots, as in `customer.id`")]
+    BlankPath {
+        /// The path as it was given.
+        path: String,
+    },
+    /// A path holds a backslash before something that needs none.
+    #[error("path `{path}`: a backslash may stand only before one of . \\ , : *")]
+    BadEscape {
+        /// The path as it was given.
+        path: String,
+    },
+    /// A path has a part `*`, which is reserved.
+    #[error("path `{path}`: `*` alone is reserved; for a field of that name write `\\*`")]
+    Wildcard {
+        /// The path as it was given.
+        path: String,
+    },
+    /// A path is over [`MAX_PATH_BYTES`](super::MAX_PATH_BYTES), or has more parts than a payload may have levels.
+    #[error("path `{path}` is too long or too deep: at most {max_bytes} bytes and {max_parts} parts")]
+    PathTooLong {
+        /// The path, cut to its first 64 characters.
+        path: String,
+        /// The limit in bytes.
+        max_bytes: usize,
+        /// The limit in parts.
+        max_parts: usize,
+    },
+    /// The same path stands twice in the key, its tenant, or its exceptions.
+    #[error("path `{path}` is given twice; remove one")]
+    RepeatedPath {
+        /// The path in its canonical spelling.
+        path: String,
+    },
+    /// More paths than [`MAX_PATHS`](super::MAX_PATHS).
+    #[error("{count} paths are over the limit of {limit}; use `payload` with exceptions instead")]
+    TooManyPaths {
+        /// How many were given.
+        count: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// `.except(…)` on a key that is not made from the whole payload.
+    #[error("`except` goes only with `payload`; a key of named fields leaves everything else out anyway")]
+    ExceptWithoutPayload,
+    /// The normalisers of a field do not go together.
+    #[error("field `{path}`: normaliser `{normaliser}` {problem}")]
+    Normalisers {
+        /// The path as it was given.
+        path: String,
+        /// The one that does not fit.
+        normaliser: Normaliser,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// No normaliser has this name.
+    #[error(
+        "`{name}` is no normaliser; there are trim, lowercase, nfc, decimal, and timestamp-days, -seconds, -millis, -micros, -nanos"
+    )]
+    UnknownNormaliser {
+        /// The name as it was given.
+        name: String,
+    },
+    /// A header or custom key without a name.
+    #[error("{what} needs a name of 1 to {limit} bytes that is not blank")]
+    BadName {
+        /// `header` or `custom key`.
+        what: &'static str,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// `max_payload_bytes` is 0 or over [`MAX_PAYLOAD_BYTES_LIMIT`](super::MAX_PAYLOAD_BYTES_LIMIT).
+    #[error("`max_payload_bytes` is {bytes}; it must be between 1 and {limit}")]
+    LimitOutOfRange {
+        /// What was given, in bytes.
+        bytes: usize,
+        /// The largest value allowed, in bytes.
+        limit: usize,
+    },
+    /// A specification from a file or the command line names none or several of the sources.
+    #[error(
+        "a key must name exactly one of json, payload, header, message_key, message_id; this one names {count}"
+    )]
+    NotOneSource {
+        /// How many it names.
+        count: usize,
+    },
+    /// The text of a specification cannot be read.
+    #[error("cannot read the key specification: {reason}")]
+    Unreadable {
+        /// What is wrong, from the parser. Specifications hold no payload.
+        reason: String,
+    },
+    /// A scope with other characters or another length than allowed.
+    #[error("scope {scope:?} is not allowed; use 1 to 64 of the characters A-Z a-z 0-9 . _ -")]
+    BadScope {
+        /// The scope, cut to its first 64 characters.
+        scope: String,
+    },
+    /// A text that is no store key or digest.
+    #[error("not a store key: expected `<scope>:<digest>` with a digest of 22 characters base64url")]
+    BadStoreKey,
+}

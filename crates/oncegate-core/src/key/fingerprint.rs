@@ -1,0 +1,227 @@
+//! The fingerprint: catches a message that has another one's key and other content.
+
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::derive::{Scratch, with_scratch, within};
+use super::encode::{self, Writer};
+use super::error::{KeyError, KeySpecError};
+use super::input::KeySource;
+use super::path::{self, Node, Path};
+use super::spec::canonical_paths;
+use super::{KEY_FORMAT, Key, Source, TenantSource};
+
+const CONTEXT: &str = "oncegate 2026-11-21 fingerprint v1";
+const SPECIFICATION_CONTEXT: &str = "oncegate 2026-11-21 fingerprint specification v1";
+
+/// Seven bytes in a record: one that names the specification, six of the content's BLAKE3 hash.
+///
+/// The first byte is never 0, so a store writes seven zeros for "none was asked for". Two contents have
+/// the same six bytes once in 2.8 * 10^14.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; Fingerprint::BYTES]);
+
+impl Fingerprint {
+    /// The length in bytes.
+    pub const BYTES: usize = 7;
+
+    /// A fingerprint as a record has it.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes for a record.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+
+    /// The byte that names the specification, 1 to 255. Fingerprints of different specifications say
+    /// nothing about each other, and must not be compared.
+    #[must_use]
+    pub fn specification(&self) -> u8 {
+        let [specification, ..] = self.0;
+        specification
+    }
+}
+
+/// What a fingerprint covers: a specification, as plain data. In a file `"payload"`,
+/// `{ except = ["sent_at"] }`, or `"raw"`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "Repr")]
+pub struct FingerprintSpec {
+    raw: bool,
+    except: Vec<String>,
+}
+
+impl FingerprintSpec {
+    /// All of a JSON payload but the paths of the key itself (and of its tenant): those are equal
+    /// whenever keys are, by the key's normalisers. Numbers, member order and so on count as in a key.
+    #[must_use]
+    pub fn payload() -> Self {
+        Self { raw: false, except: Vec::new() }
+    }
+
+    /// The bytes of the payload as they are, for formats other than JSON.
+    #[must_use]
+    pub fn raw() -> Self {
+        Self { raw: true, except: Vec::new() }
+    }
+
+    /// Leaves these paths out of [`payload`](Self::payload): what a producer changes when it sends again.
+    #[must_use]
+    pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
+        self.except.extend(paths.into_iter().map(Into::into));
+        self
+    }
+
+    /// Checks the specification and prepares it for the messages of a key.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with this specification or the key's.
+    pub fn compile(&self, key: &Key) -> Result<CompiledFingerprint, KeySpecError> {
+        let spec = self.canonical()?;
+        let key = key.canonical()?;
+        let mut left_out = spec.except.clone();
+        if let Source::Json(fields) = &key.source {
+            left_out.extend(fields.iter().map(|field| field.path.clone()));
+        }
+        if let Some(TenantSource::Json(field)) = &key.tenant {
+            left_out.push(field.path.clone());
+        }
+        left_out.sort();
+        left_out.dedup();
+        let paths = left_out.iter().map(|path| Path::parse(path)).collect::<Result<Vec<_>, _>>()?;
+        Ok(CompiledFingerprint {
+            specification: specification_byte(spec.raw, &paths),
+            raw: spec.raw,
+            except: Node::of(&paths),
+            max_payload_bytes: key.max_payload_bytes,
+            hasher: blake3::Hasher::new_derive_key(CONTEXT),
+        })
+    }
+
+    pub(super) fn canonical(&self) -> Result<Self, KeySpecError> {
+        if self.raw && !self.except.is_empty() {
+            return Err(KeySpecError::ExceptWithoutPayload);
+        }
+        Ok(Self { raw: self.raw, except: canonical_paths(&self.except)? })
+    }
+}
+
+/// 1 to 255, from what is left out. Raw bytes leave nothing out, so the key's paths do not count.
+fn specification_byte(raw: bool, paths: &[Path]) -> u8 {
+    let mut out = vec![KEY_FORMAT, if raw { encode::SOURCE_RAW } else { encode::SOURCE_PAYLOAD }];
+    let paths = if raw { &[] } else { paths };
+    encode::put_len(paths.len(), &mut out);
+    for path in paths {
+        encode::put_bytes(path.text.as_bytes(), &mut out);
+    }
+    let [first, ..] = blake3::derive_key(SPECIFICATION_CONTEXT, &out);
+    first % 255 + 1
+}
+
+/// A checked fingerprint specification, ready for messages.
+#[derive(Clone, Debug)]
+pub struct CompiledFingerprint {
+    specification: u8,
+    raw: bool,
+    except: Node,
+    max_payload_bytes: usize,
+    hasher: blake3::Hasher,
+}
+
+impl CompiledFingerprint {
+    /// The fingerprint of a message. One without a payload has a fingerprint too: that of nothing.
+    ///
+    /// # Errors
+    /// The payload is too large, or (unless [`FingerprintSpec::raw`]) not the JSON that a key needs.
+    pub fn derive(&self, message: &(impl KeySource + ?Sized)) -> Result<Fingerprint, KeyError> {
+        with_scratch(|scratch| {
+            self.write(message.payload(), scratch)?;
+            let hash = self.hasher.clone().update(&scratch.out).finalize();
+            let [a, b, c, d, e, f, ..] = *hash.as_bytes();
+            Ok(Fingerprint([self.specification, a, b, c, d, e, f]))
+        })
+    }
+
+    pub(super) fn write(&self, payload: Option<&[u8]>, scratch: &mut Scratch) -> Result<(), KeyError> {
+        let Scratch { doc, order, out } = scratch;
+        out.extend_from_slice(&[KEY_FORMAT, encode::DOMAIN_FINGERPRINT]);
+        let Some(payload) = payload else {
+            out.push(encode::SOURCE_NONE);
+            return Ok(());
+        };
+        within("payload", payload.len(), self.max_payload_bytes)?;
+        if self.raw {
+            out.push(encode::SOURCE_RAW);
+            encode::put_value(encode::TAG_BYTES, payload, out);
+            return Ok(());
+        }
+        out.push(encode::SOURCE_PAYLOAD);
+        doc.scan(payload, &Node::default(), 0, true)?;
+        match doc.root() {
+            Some(root) => {
+                Writer { payload, doc, order, out, substance: false }.value(root, Some(&self.except))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// How it is written.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Repr {
+    Word(&'static str),
+    Except { except: Vec<String> },
+}
+
+impl From<FingerprintSpec> for Repr {
+    fn from(spec: FingerprintSpec) -> Self {
+        match spec {
+            FingerprintSpec { raw: true, .. } => Self::Word("raw"),
+            FingerprintSpec { except, .. } if except.is_empty() => Self::Word("payload"),
+            FingerprintSpec { except, .. } => Self::Except { except },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FingerprintSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SpecVisitor)
+    }
+}
+
+struct SpecVisitor;
+
+impl<'de> Visitor<'de> for SpecVisitor {
+    type Value = FingerprintSpec;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a fingerprint: \"payload\", { except = [...] } or \"raw\"")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<FingerprintSpec, E> {
+        match text {
+            "payload" => Ok(FingerprintSpec::payload()),
+            "raw" => Ok(FingerprintSpec::raw()),
+            _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<FingerprintSpec, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Map {
+            except: Vec<String>,
+        }
+        let Map { except } = Map::deserialize(MapAccessDeserializer::new(map))?;
+        path::parse_all(except.iter().map(String::as_str)).map_err(A::Error::custom)?;
+        Ok(FingerprintSpec::payload().except(except))
+    }
+}

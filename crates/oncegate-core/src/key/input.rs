@@ -1,0 +1,126 @@
+//! What a key is made from. The core knows no message type; whoever has one implements [`KeySource`].
+//!
+//! `Debug` shows sizes and no contents here, so that a log line with `{:?}` leaks nothing.
+
+use std::fmt;
+
+/// The parts of a message that a key can be made from. Lookups borrow; nothing is copied.
+pub trait KeySource {
+    /// The payload; `None` when there is none (a Kafka tombstone), which is not an empty one.
+    fn payload(&self) -> Option<&[u8]>;
+
+    /// The header of this exact name. See [`HeaderValue::of`].
+    fn header(&self, name: &str) -> HeaderValue<'_>;
+
+    /// The broker's message key.
+    fn message_key(&self) -> Option<&[u8]>;
+
+    /// The broker's message id.
+    fn message_id(&self) -> Option<&str>;
+}
+
+/// The answer to the lookup of a header.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum HeaderValue<'a> {
+    /// No header of this name, or one without a value.
+    Absent,
+    /// One header of this name.
+    One(&'a [u8]),
+    /// Several. It is not defined which one counts, so no key is made of them.
+    Several,
+}
+
+impl<'a> HeaderValue<'a> {
+    /// Sums up all the values that the headers of one name have.
+    pub fn of(values: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut values = values.into_iter();
+        match (values.next(), values.next()) {
+            (None, _) => Self::Absent,
+            (Some(value), None) => Self::One(value),
+            (Some(_), Some(_)) => Self::Several,
+        }
+    }
+}
+
+/// A [`KeySource`] put together from borrowed parts, for tests, tools and small loops.
+#[derive(Clone, Copy, Default)]
+pub struct KeyInput<'a> {
+    payload: Option<&'a [u8]>,
+    headers: &'a [(&'a str, &'a [u8])],
+    message_key: Option<&'a [u8]>,
+    message_id: Option<&'a str>,
+}
+
+impl<'a> KeyInput<'a> {
+    /// A message with nothing in it: no payload, no headers, no key, no id.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// A message with this payload and nothing else.
+    #[must_use]
+    pub fn payload<P: AsRef<[u8]> + ?Sized>(payload: &'a P) -> Self {
+        Self { payload: Some(payload.as_ref()), ..Self::default() }
+    }
+
+    /// Sets the headers, name and value.
+    #[must_use]
+    pub fn with_headers(mut self, headers: &'a [(&'a str, &'a [u8])]) -> Self {
+        self.headers = headers;
+        self
+    }
+
+    /// Sets the broker's message key.
+    #[must_use]
+    pub fn with_message_key<K: AsRef<[u8]> + ?Sized>(mut self, key: &'a K) -> Self {
+        self.message_key = Some(key.as_ref());
+        self
+    }
+
+    /// Sets the broker's message id.
+    #[must_use]
+    pub fn with_message_id(mut self, id: &'a str) -> Self {
+        self.message_id = Some(id);
+        self
+    }
+}
+
+impl KeySource for KeyInput<'_> {
+    fn payload(&self) -> Option<&[u8]> {
+        self.payload
+    }
+
+    fn header(&self, name: &str) -> HeaderValue<'_> {
+        HeaderValue::of(self.headers.iter().filter(|(known, _)| *known == name).map(|(_, value)| *value))
+    }
+
+    fn message_key(&self) -> Option<&[u8]> {
+        self.message_key
+    }
+
+    fn message_id(&self) -> Option<&str> {
+        self.message_id
+    }
+}
+
+impl fmt::Debug for HeaderValue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str("Absent"),
+            Self::One(value) => write!(f, "One({} bytes)", value.len()),
+            Self::Several => f.write_str("Several"),
+        }
+    }
+}
+
+impl fmt::Debug for KeyInput<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyInput")
+            .field("payload_bytes", &self.payload.map(<[u8]>::len))
+            .field("headers", &self.headers.len())
+            .field("message_key_bytes", &self.message_key.map(<[u8]>::len))
+            .field("message_id_bytes", &self.message_id.map(str::len))
+            .finish()
+    }
+}

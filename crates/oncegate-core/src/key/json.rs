@@ -1,0 +1,505 @@
+//! One pass over a JSON payload: checks all of it, and notes where the wanted values stand.
+//!
+//! The scanner is stricter than most parsers, because a key must not depend on how a reader resolves
+//! what the standard leaves open: repeated names, lone surrogates, a byte order mark and trailing
+//! content are errors. No tree is built; only what lies inside a wanted array or object (or all, when
+//! the key is the payload) is noted on a flat tape, from which `encode` writes it in canonical order.
+
+use super::MAX_DEPTH;
+use super::error::KeyError;
+use super::path::Node;
+
+/// Up to this many names an object is searched linearly; from there on its names are sorted once, at its end.
+const LINEAR_NAMES: usize = 16;
+
+/// A stretch of the payload. Payloads are at most 1 GiB, so 32 bits do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) start: u32,
+    pub(super) end: u32,
+}
+
+impl Span {
+    fn new(start: usize, end: usize) -> Self {
+        Self { start: short(start), end: short(end) }
+    }
+
+    /// The bytes of the text that this span was made for.
+    #[inline]
+    pub(super) fn of(self, text: &[u8]) -> &[u8] {
+        text.get(self.start as usize..self.end as usize)
+            .expect("a span is used with the text it was made for")
+    }
+}
+
+fn short(at: usize) -> u32 {
+    u32::try_from(at).expect("a payload has at most 1 GiB")
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Null,
+    False,
+    True,
+    Number,
+    /// The span is the text between the quotes, and means what it says.
+    Text,
+    /// The span is the text between the quotes, and has escapes in it.
+    EscapedText,
+    Array,
+    Object,
+}
+
+/// A wanted value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Value {
+    pub(super) kind: Kind,
+    pub(super) span: Span,
+    /// Where an array or object stands on the tape.
+    pub(super) tape: usize,
+}
+
+/// A value on the tape. What an array or object holds follows it, up to `next`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) kind: Kind,
+    pub(super) span: Span,
+    pub(super) next: usize,
+    pub(super) name: Name,
+}
+
+/// The name of a member: a span of the payload, or of the arena when it had escapes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Name {
+    span: Span,
+    unescaped: bool,
+    /// Where it stands in the payload.
+    at: u32,
+}
+
+const NO_NAME: Name = Name { span: Span { start: 0, end: 0 }, unescaped: false, at: 0 };
+
+/// What one scan found. Reused from message to message, so that a scan allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Document {
+    /// By target of the path tree.
+    pub(super) found: Vec<Option<Value>>,
+    pub(super) tape: Vec<Entry>,
+    /// Names that had escapes, without them.
+    arena: Vec<u8>,
+    /// The names of all open objects, innermost last.
+    names: Vec<Name>,
+}
+
+impl Document {
+    /// Checks `payload` and notes the values that `wanted` names; with `whole`, the document itself,
+    /// which is then the first entry of the tape.
+    pub(super) fn scan(
+        &mut self,
+        payload: &[u8],
+        wanted: &Node,
+        targets: usize,
+        whole: bool,
+    ) -> Result<(), KeyError> {
+        self.found.clear();
+        self.found.resize(targets, None);
+        self.tape.clear();
+        self.arena.clear();
+        self.names.clear();
+        if let Err(error) = std::str::from_utf8(payload) {
+            return Err(KeyError::NotUtf8 { offset: error.valid_up_to() });
+        }
+        let mut scanner = Scanner { bytes: payload, at: 0, depth: 0, recording: whole, doc: self };
+        if payload.starts_with(b"\xEF\xBB\xBF") {
+            return Err(scanner.malformed("a byte order mark; JSON starts with its value"));
+        }
+        scanner.skip_space();
+        scanner.value(Some(wanted), NO_NAME)?;
+        scanner.skip_space();
+        if scanner.at < payload.len() {
+            return Err(scanner.malformed("something follows the document"));
+        }
+        Ok(())
+    }
+
+    /// The document itself, after a scan of the whole.
+    pub(super) fn root(&self) -> Option<Value> {
+        self.tape.first().map(|root| Value { kind: root.kind, span: root.span, tape: 0 })
+    }
+
+    /// The unescaped bytes of a member's name.
+    #[inline]
+    pub(super) fn name<'a>(&'a self, name: Name, payload: &'a [u8]) -> &'a [u8] {
+        name.span.of(if name.unescaped { &self.arena } else { payload })
+    }
+
+    /// Gives memory back after an unusually large message.
+    pub(super) fn shrink(&mut self, keep: usize) {
+        self.tape.shrink_to(keep);
+        self.arena.shrink_to(keep);
+        self.names.shrink_to(keep);
+    }
+}
+
+struct Scanner<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    depth: usize,
+    recording: bool,
+    doc: &'a mut Document,
+}
+
+impl Scanner<'_> {
+    /// Reads one value. `at` is on its first byte, or where that is missing.
+    fn value(&mut self, node: Option<&Node>, name: Name) -> Result<(), KeyError> {
+        let target = node.and_then(|node| node.target);
+        let start = self.at;
+        let (kind, span) = match self.peek() {
+            Some(b'"') => {
+                let (span, escaped) = self.string()?;
+                (if escaped { Kind::EscapedText } else { Kind::Text }, span)
+            }
+            Some(b'-' | b'0'..=b'9') => {
+                self.number()?;
+                (Kind::Number, Span::new(start, self.at))
+            }
+            Some(b'{' | b'[') => return self.container(node, name, target),
+            Some(b't') => (Kind::True, self.literal(b"true")?),
+            Some(b'f') => (Kind::False, self.literal(b"false")?),
+            Some(b'n') => (Kind::Null, self.literal(b"null")?),
+            Some(_) => return Err(self.malformed("no JSON value starts like this")),
+            None => return Err(self.malformed("ends where a value is expected")),
+        };
+        let tape = self.doc.tape.len();
+        if self.recording {
+            self.doc.tape.push(Entry { kind, span, next: tape + 1, name });
+        }
+        self.note(target, Value { kind, span, tape });
+        Ok(())
+    }
+
+    fn container(&mut self, node: Option<&Node>, name: Name, target: Option<usize>) -> Result<(), KeyError> {
+        let start = self.at;
+        let tape = self.doc.tape.len();
+        let was_recording = self.recording;
+        let kind = if self.peek() == Some(b'{') { Kind::Object } else { Kind::Array };
+        self.recording |= target.is_some();
+        if self.recording {
+            self.doc.tape.push(Entry { kind, span: Span::new(start, start), next: tape, name });
+        }
+        if self.depth == MAX_DEPTH {
+            return Err(KeyError::TooDeep { offset: start, limit: MAX_DEPTH });
+        }
+        self.depth += 1;
+        self.at += 1;
+        match kind {
+            Kind::Object => self.object(node)?,
+            _ => self.array(node)?,
+        }
+        self.depth -= 1;
+        let span = Span::new(start, self.at);
+        let next = self.doc.tape.len();
+        if self.recording
+            && let Some(entry) = self.doc.tape.get_mut(tape)
+        {
+            entry.next = next;
+            entry.span = span;
+        }
+        self.recording = was_recording;
+        self.note(target, Value { kind, span, tape });
+        Ok(())
+    }
+
+    fn note(&mut self, target: Option<usize>, value: Value) {
+        if let Some(slot) = target.and_then(|target| self.doc.found.get_mut(target)) {
+            *slot = Some(value);
+        }
+    }
+
+    fn object(&mut self, node: Option<&Node>) -> Result<(), KeyError> {
+        let first = self.doc.names.len();
+        self.skip_space();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            let name = self.member_name(first)?;
+            self.skip_space();
+            self.expect(b':', "a colon must follow the name of a member")?;
+            self.skip_space();
+            let child = node.and_then(|node| node.member(self.doc.name(name, self.bytes)));
+            self.value(child, name)?;
+            self.skip_space();
+            match self.peek() {
+                Some(b',') => self.at += 1,
+                Some(b'}') => break,
+                _ => return Err(self.malformed("a comma or `}` must follow a member")),
+            }
+            self.skip_space();
+        }
+        self.at += 1;
+        self.close_names(first)
+    }
+
+    fn array(&mut self, node: Option<&Node>) -> Result<(), KeyError> {
+        self.skip_space();
+        if self.peek() == Some(b']') {
+            self.at += 1;
+            return Ok(());
+        }
+        for index in 0.. {
+            self.value(node.and_then(|node| node.element(index)), NO_NAME)?;
+            self.skip_space();
+            match self.peek() {
+                Some(b',') => self.at += 1,
+                Some(b']') => break,
+                _ => return Err(self.malformed("a comma or `]` must follow an element")),
+            }
+            self.skip_space();
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    /// Reads a name, and compares it with the earlier ones while they are few.
+    fn member_name(&mut self, first: usize) -> Result<Name, KeyError> {
+        let at = self.at;
+        if self.peek() != Some(b'"') {
+            return Err(self.malformed("the name of a member must be a string"));
+        }
+        let (span, escaped) = self.string()?;
+        let name = if escaped {
+            let start = self.doc.arena.len();
+            unescape(span.of(self.bytes), &mut self.doc.arena);
+            Name { span: Span::new(start, self.doc.arena.len()), unescaped: true, at: short(at) }
+        } else {
+            Name { span, unescaped: false, at: short(at) }
+        };
+        let earlier = self.doc.names.get(first..).unwrap_or_default();
+        if earlier.len() < LINEAR_NAMES {
+            let bytes = self.doc.name(name, self.bytes);
+            if earlier.iter().any(|other| self.doc.name(*other, self.bytes) == bytes) {
+                return Err(KeyError::DuplicateJsonKey { offset: at, depth: self.depth });
+            }
+        }
+        self.doc.names.push(name);
+        Ok(name)
+    }
+
+    /// At the end of an object: if it had many names, sorts them and compares neighbours. Sorting needs
+    /// no hash function that a producer could aim at, and is never quadratic.
+    fn close_names(&mut self, first: usize) -> Result<(), KeyError> {
+        let Document { names, arena, .. } = &mut *self.doc;
+        let names_here = names.get_mut(first..).unwrap_or_default();
+        if names_here.len() > LINEAR_NAMES {
+            let bytes = |name: &Name| name.span.of(if name.unescaped { arena } else { self.bytes });
+            names_here.sort_unstable_by(|a, b| bytes(a).cmp(bytes(b)));
+            for pair in names_here.windows(2) {
+                if let [a, b] = pair
+                    && bytes(a) == bytes(b)
+                {
+                    return Err(KeyError::DuplicateJsonKey {
+                        offset: a.at.max(b.at) as usize,
+                        depth: self.depth,
+                    });
+                }
+            }
+        }
+        names.truncate(first);
+        Ok(())
+    }
+
+    /// Reads a string; gives what stands between the quotes, and whether it has escapes.
+    fn string(&mut self) -> Result<(Span, bool), KeyError> {
+        self.at += 1;
+        let start = self.at;
+        let mut escaped = false;
+        loop {
+            self.at += plain_bytes(self.bytes.get(self.at..).unwrap_or_default());
+            match self.peek() {
+                Some(b'"') => break,
+                Some(b'\\') => {
+                    escaped = true;
+                    self.escape()?;
+                }
+                Some(_) => return Err(self.malformed("a control character in a string must be escaped")),
+                None => return Err(self.malformed("ends inside a string")),
+            }
+        }
+        let span = Span::new(start, self.at);
+        self.at += 1;
+        Ok((span, escaped))
+    }
+
+    fn escape(&mut self) -> Result<(), KeyError> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let len = match rest {
+            [b'\\', b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', ..] => 2,
+            [b'\\', b'u', ..] => match unicode_escape(rest) {
+                Some((_, len)) => len,
+                None => return Err(self.malformed("not four hex digits, or half of a surrogate pair")),
+            },
+            _ => return Err(self.malformed("no such escape")),
+        };
+        self.at += len;
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<(), KeyError> {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        let start = self.at;
+        self.digits()?;
+        if self.bytes.get(start) == Some(&b'0') && self.at > start + 1 {
+            return Err(self.malformed("a number with a leading zero"));
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), KeyError> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let len = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
+        if len == 0 {
+            return Err(self.malformed("a number lacks a digit"));
+        }
+        self.at += len;
+        Ok(())
+    }
+
+    fn literal(&mut self, word: &[u8]) -> Result<Span, KeyError> {
+        let start = self.at;
+        if !self.bytes.get(start..).unwrap_or_default().starts_with(word) {
+            return Err(self.malformed("no JSON value starts like this"));
+        }
+        self.at += word.len();
+        Ok(Span::new(start, self.at))
+    }
+
+    fn expect(&mut self, byte: u8, what: &'static str) -> Result<(), KeyError> {
+        if self.peek() != Some(byte) {
+            return Err(self.malformed(what));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    #[inline]
+    fn skip_space(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+            self.at += 1;
+        }
+    }
+
+    #[cold]
+    fn malformed(&self, what: &'static str) -> KeyError {
+        KeyError::MalformedJson { offset: self.at, what }
+    }
+}
+
+/// How many bytes at the start are neither a quote, a backslash nor a control character. Eight at a time.
+#[inline]
+fn plain_bytes(text: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let zero_bytes = |word: u64| word.wrapping_sub(ONES) & !word & HIGH;
+    let (words, rest) = text.as_chunks::<8>();
+    for (index, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
+        let special = zero_bytes(word ^ (ONES * 0x22)) | zero_bytes(word ^ (ONES * 0x5C)) | control;
+        if special != 0 {
+            return index * 8 + special.trailing_zeros() as usize / 8;
+        }
+    }
+    let plain = rest.iter().position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F)).unwrap_or(rest.len());
+    text.len() - rest.len() + plain
+}
+
+/// The character of a `\uXXXX` or of a surrogate pair `\uXXXX\uXXXX`, and its length in bytes of text.
+/// `None` for half a pair, or when they are not hex digits.
+fn unicode_escape(text: &[u8]) -> Option<(char, usize)> {
+    let first = hex4(text)?;
+    if !(0xD800..0xE000).contains(&first) {
+        return char::from_u32(first).map(|c| (c, 6));
+    }
+    let second = hex4(text.get(6..)?)?;
+    if first >= 0xDC00 || !(0xDC00..0xE000).contains(&second) {
+        return None;
+    }
+    char::from_u32(0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00)).map(|c| (c, 12))
+}
+
+fn hex4(text: &[u8]) -> Option<u32> {
+    let [b'\\', b'u', digits @ ..] = text.get(..6)? else { return None };
+    digits.iter().try_fold(0, |value, digit| Some(value << 4 | char::from(*digit).to_digit(16)?))
+}
+
+/// Appends the meaning of a string's text, which the scanner has accepted.
+pub(super) fn unescape(mut text: &[u8], out: &mut Vec<u8>) {
+    while let Some(plain) = text.iter().position(|b| *b == b'\\') {
+        let (before, escape) = text.split_at(plain);
+        out.extend_from_slice(before);
+        let len = match escape {
+            [_, b'u', ..] => {
+                let (c, len) = unicode_escape(escape).expect("the scanner has accepted this escape");
+                out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+                len
+            }
+            [_, c, ..] => {
+                out.push(match c {
+                    b'b' => 0x08,
+                    b'f' => 0x0C,
+                    b'n' => b'\n',
+                    b'r' => b'\r',
+                    b't' => b'\t',
+                    c => *c,
+                });
+                2
+            }
+            _ => escape.len(),
+        };
+        text = escape.get(len..).unwrap_or_default();
+    }
+    out.extend_from_slice(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain_bytes;
+
+    #[test]
+    fn plain_bytes_stops_where_the_slow_way_does() {
+        fastrand::seed(7);
+        for _ in 0..20_000 {
+            let mut text: Vec<u8> = (0..fastrand::usize(..40)).map(|_| fastrand::u8(0x20..)).collect();
+            for _ in 0..fastrand::usize(..3) {
+                if let Some(at) = (!text.is_empty()).then(|| fastrand::usize(..text.len())) {
+                    text[at] = fastrand::choice([
+                        b'"', b'\\', 0, 0x1F, 0x20, 0x21, 0x23, 0x5B, 0x5D, 0x7F, 0x80, 0xFF,
+                    ])
+                    .unwrap();
+                }
+            }
+            let slow = text.iter().position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F)).unwrap_or(text.len());
+            assert_eq!(plain_bytes(&text), slow, "{text:?}");
+        }
+    }
+}

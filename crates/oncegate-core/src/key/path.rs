@@ -1,0 +1,164 @@
+//! Paths into a payload, and the tree in which the scanner looks them up.
+
+use super::error::KeySpecError;
+use super::{MAX_DEPTH, MAX_PATH_BYTES, MAX_PATHS};
+
+/// A parsed path: its parts, and the one spelling that goes into keys and descriptors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Path {
+    pub(super) parts: Vec<String>,
+    pub(super) text: String,
+}
+
+impl Path {
+    /// Reads `a.b\.c.0`: parts between dots, `\` before `.`, `\`, `,`, `:` or `*` for the character itself.
+    pub(super) fn parse(text: &str) -> Result<Self, KeySpecError> {
+        if text.len() > MAX_PATH_BYTES {
+            return Err(too_long(text));
+        }
+        let mut parts = Vec::new();
+        let mut part = String::new();
+        let mut escaped = false;
+        let mut chars = text.chars();
+        loop {
+            match chars.next() {
+                Some('\\') => {
+                    let next = chars.next().filter(|c| matches!(c, '.' | '\\' | ',' | ':' | '*'));
+                    part.push(next.ok_or_else(|| KeySpecError::BadEscape { path: text.to_owned() })?);
+                    escaped = true;
+                }
+                end @ (Some('.') | None) => {
+                    if part.trim().is_empty() {
+                        return Err(KeySpecError::BlankPath { path: text.to_owned() });
+                    }
+                    if part == "*" && !escaped {
+                        return Err(KeySpecError::Wildcard { path: text.to_owned() });
+                    }
+                    parts.push(std::mem::take(&mut part));
+                    escaped = false;
+                    if end.is_none() {
+                        break;
+                    }
+                }
+                Some(c) => part.push(c),
+            }
+        }
+        if parts.len() > MAX_DEPTH {
+            return Err(too_long(text));
+        }
+        let spelt: Vec<String> = parts.iter().map(|part| spell(part)).collect();
+        Ok(Self { text: spelt.join("."), parts })
+    }
+}
+
+/// The canonical spelling of one part: escapes only where they are needed.
+fn spell(part: &str) -> String {
+    if part == "*" {
+        return "\\*".to_owned();
+    }
+    part.replace('\\', "\\\\").replace('.', "\\.")
+}
+
+fn too_long(text: &str) -> KeySpecError {
+    KeySpecError::PathTooLong {
+        path: text.chars().take(64).collect(),
+        max_bytes: MAX_PATH_BYTES,
+        max_parts: MAX_DEPTH,
+    }
+}
+
+/// Parses a list of paths, sorts it by canonical spelling, and refuses repetitions.
+pub(super) fn parse_all<'a>(
+    texts: impl ExactSizeIterator<Item = &'a str>,
+) -> Result<Vec<Path>, KeySpecError> {
+    let count = texts.len();
+    if count > MAX_PATHS {
+        return Err(KeySpecError::TooManyPaths { count, limit: MAX_PATHS });
+    }
+    let mut paths = texts.map(Path::parse).collect::<Result<Vec<_>, _>>()?;
+    paths.sort_by(|a, b| a.text.cmp(&b.text));
+    for pair in paths.windows(2) {
+        if let [a, b] = pair
+            && a.text == b.text
+        {
+            return Err(KeySpecError::RepeatedPath { path: a.text.clone() });
+        }
+    }
+    Ok(paths)
+}
+
+/// A tree of paths. The scanner walks it along with the document.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Node {
+    /// Which path of the specification ends here.
+    pub(super) target: Option<usize>,
+    /// Sorted by name.
+    children: Vec<(Box<[u8]>, Node)>,
+    /// Children whose name is an array index, sorted: (index, position in `children`).
+    elements: Vec<(usize, usize)>,
+}
+
+impl Node {
+    /// Builds the tree; the n-th path gets target n.
+    pub(super) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
+        let mut root = Self::default();
+        for (target, path) in paths.into_iter().enumerate() {
+            root.insert(&path.parts, target);
+        }
+        root.index();
+        root
+    }
+
+    fn insert(&mut self, parts: &[String], target: usize) {
+        let Some((first, rest)) = parts.split_first() else {
+            self.target = Some(target);
+            return;
+        };
+        let name = first.as_bytes();
+        let found = self.children.binary_search_by(|(child, _)| child.as_ref().cmp(name));
+        let at = found.unwrap_or_else(|at| {
+            self.children.insert(at, (name.into(), Self::default()));
+            at
+        });
+        if let Some((_, child)) = self.children.get_mut(at) {
+            child.insert(rest, target);
+        }
+    }
+
+    fn index(&mut self) {
+        for (at, (name, child)) in self.children.iter_mut().enumerate() {
+            if let Some(index) = array_index(name) {
+                self.elements.push((index, at));
+            }
+            child.index();
+        }
+        self.elements.sort_unstable();
+    }
+
+    /// The child for a member of an object, by its unescaped name.
+    #[inline]
+    pub(super) fn member(&self, name: &[u8]) -> Option<&Self> {
+        let at = self.children.binary_search_by(|(child, _)| child.as_ref().cmp(name)).ok()?;
+        self.children.get(at).map(|(_, child)| child)
+    }
+
+    /// The child for an element of an array.
+    #[inline]
+    pub(super) fn element(&self, index: usize) -> Option<&Self> {
+        if self.elements.is_empty() {
+            return None;
+        }
+        let found = self.elements.binary_search_by_key(&index, |(index, _)| *index).ok()?;
+        let (_, at) = self.elements.get(found)?;
+        self.children.get(*at).map(|(_, child)| child)
+    }
+}
+
+/// `0`, `17`; not `007`, which can only be a name.
+fn array_index(name: &[u8]) -> Option<usize> {
+    let plain = name.iter().all(u8::is_ascii_digit) && (name.len() == 1 || name.first() != Some(&b'0'));
+    if !plain {
+        return None;
+    }
+    std::str::from_utf8(name).ok()?.parse().ok()
+}

@@ -1,0 +1,213 @@
+//! One attempt of one message: claim, run, complete. It ends with an [`Ending`] and acknowledges nothing.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use oncegate_core::store::StoreError;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::warn;
+
+use super::{Item, Shared};
+use crate::dead_letters::DeadLetterCause;
+use crate::failure::{Advice, Failure};
+use crate::gate::{Claimed, Completion, Identity, Lease};
+use crate::handler::Encoded;
+use crate::message::{CANCELLATION_GRACE, Message};
+use crate::observe::{Event, RunOutcome};
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// COMPLETED is in the store, written by this attempt.
+    Completed,
+    /// COMPLETED was in the store, and the handler has been told.
+    Duplicate,
+    /// FAILED is in the store, and the message is with the dead letters.
+    HandedOver,
+    /// The message must go to the dead letters.
+    GiveUp { lease: Option<Lease>, cause: DeadLetterCause, reason: String },
+    /// FAILED is in the store, and nobody has put the message with the dead letters.
+    NotHandedOver { reason: String },
+    /// The handler failed; another attempt may follow.
+    Retry { lease: Lease, delay: Duration, reason: String },
+    /// Somebody else has it, or had it and may come back, or it is not due.
+    NotNow { ask_again_in: Duration },
+    /// The store did not answer about the claim.
+    NoAnswer { error: StoreError },
+}
+
+/// How often `Handler::duplicate` is called before its failure is counted and the message acknowledged.
+const DUPLICATE_TRIES: u32 = 3;
+
+/// The most time between two looks at a record that cannot be read.
+const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
+
+/// Claims the item's key and follows the verdict. The permit is held while the handler runs.
+pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemaphorePermit) -> Ending {
+    let identity = match &item.identity {
+        Ok(identity) => identity.clone(),
+        Err(error) => {
+            let reason = error.to_string();
+            return Ending::GiveUp { lease: None, cause: DeadLetterCause::BadKey, reason };
+        }
+    };
+    if let Some(stored) = item.found.take() {
+        return answer(item, stored).await;
+    }
+    // After a lost answer the same token asks again: it may have been granted.
+    let token = *item.token.get_or_insert_with(|| item.route.gate.new_token());
+    let claimed = match item.route.gate.claim(&item.delivery.message, &identity, token).await {
+        Ok(claimed) => claimed,
+        Err(StoreError::Unreadable { key, reason }) => {
+            tracing::error!(%key, %reason, "the record cannot be read; its message waits");
+            return Ending::NotNow { ask_again_in: UNREADABLE_RECHECK };
+        }
+        Err(error) => return Ending::NoAnswer { error },
+    };
+    item.token = None;
+    let mismatch = || "the key is known with other content".to_owned();
+    match claimed {
+        Claimed::Granted(lease) => run(shared, item, lease, permit).await,
+        Claimed::Completed(stored) => answer(item, stored).await,
+        // A clock that jumped must not strand a key: ask again after at most one lease.
+        Claimed::Busy(retry_in) => Ending::NotNow { ask_again_in: retry_in.min(item.route.gate.settings().lease) },
+        Claimed::Failed { handed_over: true, .. } => Ending::HandedOver,
+        Claimed::Failed { handed_over: false, reason } => Ending::NotHandedOver { reason },
+        Claimed::Mismatch => Ending::GiveUp { lease: None, cause: DeadLetterCause::Mismatch, reason: mismatch() },
+    }
+}
+
+/// Runs the handler under the lease and stores what it returns.
+async fn run(shared: &Shared, item: &Item, lease: Lease, permit: OwnedSemaphorePermit) -> Ending {
+    let max_attempts = shared.settings.max_attempts;
+    if lease.attempt() > max_attempts {
+        let reason = format!("{max_attempts} attempts have failed or ended their process");
+        return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
+    }
+    let _alone = if lease.is_suspect() { Permits::Every(quarantine(shared, item, permit).await) } else { Permits::One(permit) };
+    let started = Instant::now();
+    let ran = call(item, &lease).await;
+    let outcome = match &ran {
+        Ran::Returned(Ok(_)) => RunOutcome::Succeeded,
+        Ran::Returned(Err(failure)) if failure.is_permanent() => RunOutcome::GaveUp,
+        Ran::Returned(Err(_)) => RunOutcome::Failed,
+        Ran::Panicked => RunOutcome::Panicked,
+        Ran::Cancelled => RunOutcome::Cancelled,
+    };
+    let scope = item.route.gate.scope();
+    item.route.gate.observe(Event::HandlerRan { scope, outcome, took: started.elapsed() });
+    match ran {
+        Ran::Returned(Ok(encoded)) => complete(item, lease, encoded).await,
+        Ran::Returned(Err(failure)) => failed(shared, lease, &failure),
+        Ran::Panicked => failed(shared, lease, &Failure::retry("the handler panicked")),
+        // Its effect may have happened. The lease lapses, so that the next attempt is told.
+        Ran::Cancelled => Ending::NotNow { ask_again_in: Duration::ZERO },
+    }
+}
+
+/// The permits of a run: its own, or every one there is.
+#[expect(dead_code, reason = "held for their drop")]
+enum Permits {
+    One(OwnedSemaphorePermit),
+    Every(Option<OwnedSemaphorePermit>),
+}
+
+/// Waits until nothing else runs in this process, and keeps it so: a message that kills its process must not
+/// use up its neighbours' attempts.
+///
+/// Two suspects would wait for each other if each kept its own permit meanwhile.
+async fn quarantine(shared: &Shared, item: &Item, permit: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+    drop(permit);
+    let scope = item.route.gate.scope();
+    item.route.gate.observe(Event::Quarantined { scope });
+    warn!(scope, origin = %item.delivery.message.origin(), "its attempts ended without a word before: it runs alone");
+    shared.permits.clone().acquire_many_owned(shared.settings.concurrency).await.ok()
+}
+
+/// What came of the handler's future.
+enum Ran {
+    Returned(Result<Encoded, Failure>),
+    Panicked,
+    Cancelled,
+}
+
+async fn call(item: &Item, lease: &Lease) -> Ran {
+    let settings = item.route.gate.settings();
+    let handler = &item.route.handler;
+    let message = lease.message().clone();
+    let work = async move { handler.handle(message, settings.codec, settings.max_result_bytes).await };
+    let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
+    let ran = tokio::select! {
+        biased;
+        ran = &mut work => Some(ran),
+        () = lease.cancelled().cancelled() => {
+            let grace = settings.lease.min(CANCELLATION_GRACE);
+            timeout(grace, work).await.ok()
+        }
+    };
+    match ran {
+        Some(Ok(returned)) => Ran::Returned(returned),
+        Some(Err(_panic)) => Ran::Panicked,
+        None => Ran::Cancelled,
+    }
+}
+
+async fn complete(item: &Item, lease: Lease, encoded: Encoded) -> Ending {
+    if let Some(error) = encoded.not_kept {
+        let scope = item.route.gate.scope();
+        item.route.gate.observe(Event::ResultNotKept { scope });
+        warn!(scope, origin = %item.delivery.message.origin(), %error, "the work is recorded without its result");
+    }
+    match lease.complete_stored(encoded.stored).await {
+        Completion::Held => Ending::Completed,
+        // Somebody took over. His verdict counts, so ask for it.
+        Completion::Lost => Ending::NotNow { ask_again_in: Duration::ZERO },
+    }
+}
+
+fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
+    let reason = failure.reason();
+    let after = match failure.advice() {
+        Advice::GiveUp => return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::Permanent, reason },
+        Advice::Retry { after } => after,
+    };
+    let attempt = lease.attempt();
+    if attempt >= shared.settings.max_attempts {
+        return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
+    }
+    let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(attempt, shared.random()));
+    Ending::Retry { lease, delay, reason }
+}
+
+/// Hands the first result to the handler. Whatever the handler makes of it, the work is done.
+pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
+    let handler = &item.route.handler;
+    for failures in 1..=DUPLICATE_TRIES {
+        let (message, stored): (Message, Bytes) = (item.delivery.message.clone(), stored.clone());
+        let told = async move { handler.duplicate(message, stored).await };
+        match AssertUnwindSafe(told).catch_unwind().await {
+            Ok(Ok(())) => return Ending::Duplicate,
+            Ok(Err(failure)) => {
+                warn!(origin = %item.delivery.message.origin(), %failure, "`Handler::duplicate` failed");
+            }
+            Err(_panic) => warn!(origin = %item.delivery.message.origin(), "`Handler::duplicate` panicked"),
+        }
+        sleep(DUPLICATE_BACKOFF * failures).await;
+    }
+    item.route.gate.observe(Event::DuplicateHookFailed { scope: item.route.gate.scope() });
+    Ending::Duplicate
+}
+
+const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
+
+/// Whether a record found ahead of the claim answers this message.
+pub(super) fn answers(found: &oncegate_core::record::Record, identity: &Identity) -> Option<Bytes> {
+    use oncegate_core::record::State;
+    match &found.state {
+        State::Completed { result, .. } if found.fingerprint == identity.fingerprint => Some(result.clone()),
+        _ => None,
+    }
+}

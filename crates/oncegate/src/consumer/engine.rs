@@ -1,0 +1,310 @@
+//! The loop that decides what runs when: lanes, permits, waits, outages and the stop.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::store::StoreError;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+use tracing::{error, info, warn};
+
+use super::attempt::{answer, attempt};
+use super::lanes::{LaneId, Lanes, PlaceId};
+use super::settle::{Outcome, settle};
+use super::{ConsumerError, Item, Ordering, Shared};
+use crate::backoff::Backoff;
+use crate::observe::Event;
+use crate::source::Ticket;
+
+/// How many messages found completed ahead are answered under one permit.
+const ANSWERS_PER_PERMIT: usize = 64;
+/// How long handlers get between their cancellation and their end when the stop deadline is over.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+/// The waits between probes of a store that does not answer.
+const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+
+/// Everything that waits or runs.
+pub(super) struct Engine {
+    shared: Arc<Shared>,
+    lanes: Lanes<Item>,
+    /// First in their lanes, waiting for a permit.
+    ready: VecDeque<PlaceId>,
+    /// Found completed ahead of any claim, waiting for a permit.
+    found: VecDeque<Item>,
+    /// Waiting for their time, without a permit.
+    parked: BinaryHeap<Reverse<(Instant, PlaceId)>>,
+    running: JoinSet<Done>,
+    outage: Option<Outage>,
+    failed: Option<ConsumerError>,
+}
+
+/// What a task brings back.
+enum Done {
+    Attempted { place: PlaceId, bytes: usize, outcome: Outcome },
+    Answered { messages: Vec<usize> },
+}
+
+/// The store does not answer: nothing is dispatched but one probe at a time.
+#[derive(Debug)]
+struct Outage {
+    probe_at: Instant,
+    probes: u32,
+    probing: Option<PlaceId>,
+}
+
+impl Engine {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            lanes: Lanes::new(),
+            ready: VecDeque::new(),
+            found: VecDeque::new(),
+            parked: BinaryHeap::new(),
+            running: JoinSet::new(),
+            outage: None,
+            failed: None,
+        }
+    }
+
+    /// Runs until the consumer stops and everything that had started has ended, or the deadline is over.
+    pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Item>>) -> Result<(), ConsumerError> {
+        let mut more = true;
+        while more || !self.is_idle() {
+            self.dispatch();
+            let wake_at = self.next_wake();
+            let timer = async {
+                match wake_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.shared.stopping.cancelled() => break,
+                Some(done) = self.running.join_next() => {
+                    self.note(done);
+                    while let Some(done) = self.running.try_join_next() {
+                        self.note(done);
+                    }
+                }
+                batch = intake.recv(), if more => match batch {
+                    Some(batch) => self.admit(batch),
+                    None => more = false,
+                },
+                () = timer => self.wake(),
+            }
+        }
+        self.stop().await
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.ready.is_empty() && self.found.is_empty() && self.parked.is_empty()
+    }
+
+    /// Puts messages into their lanes, or straight to the answers when they are completed and first.
+    fn admit(&mut self, batch: Vec<Item>) {
+        for item in batch {
+            let lanes = self.lanes_of(&item);
+            if item.found.is_some() && self.lanes.are_empty(lanes) {
+                self.found.push_back(item);
+                continue;
+            }
+            let (place, first) = self.lanes.join(item, lanes);
+            if first {
+                self.ready.push_back(place);
+            }
+        }
+    }
+
+    /// The lane of its order, and the lane of its idempotency key: two deliveries of one key wait for each other.
+    fn lanes_of(&self, item: &Item) -> [Option<LaneId>; 2] {
+        let message = &item.delivery.message;
+        let order = match (self.shared.settings.ordering, message.key()) {
+            (Ordering::Partition, _) => Some(lane("partition", &message.origin().partition())),
+            (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
+            (Ordering::Key, None) | (Ordering::Unordered, _) => None,
+        };
+        [order, item.identity.as_ref().ok().map(|identity| lane("identity", &identity.key))]
+    }
+
+    /// Starts what may start.
+    fn dispatch(&mut self) {
+        while let Some(permit) = self.permit() {
+            if !self.found.is_empty() {
+                let chunk = self.found.drain(..self.found.len().min(ANSWERS_PER_PERMIT)).collect();
+                self.running.spawn(answer_all(Arc::clone(&self.shared), chunk, permit));
+                continue;
+            }
+            let Some(place) = self.ready.pop_front() else { return };
+            let Some(item) = self.lanes.take(place) else { continue };
+            if let Some(outage) = &mut self.outage {
+                outage.probing = Some(place);
+            }
+            self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, permit));
+        }
+    }
+
+    /// A permit, when something is there to start and the store is not known to be down.
+    fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        let waiting = !self.ready.is_empty() || !self.found.is_empty();
+        let open = match &self.outage {
+            None => true,
+            Some(outage) => outage.probing.is_none() && Instant::now() >= outage.probe_at,
+        };
+        if waiting && open { Arc::clone(&self.shared.permits).try_acquire_owned().ok() } else { None }
+    }
+
+    fn next_wake(&self) -> Option<Instant> {
+        let parked = self.parked.peek().map(|Reverse((at, _))| *at);
+        let probe = self.outage.as_ref().filter(|outage| outage.probing.is_none() && !self.ready.is_empty());
+        parked.into_iter().chain(probe.map(|outage| outage.probe_at)).min()
+    }
+
+    fn wake(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((at, place))) = self.parked.peek().copied()
+            && at <= now
+        {
+            self.parked.pop();
+            self.ready.push_back(place);
+        }
+    }
+
+    fn note(&mut self, done: Result<Done, JoinError>) {
+        match done {
+            Ok(Done::Attempted { place, bytes, outcome }) => self.note_attempt(place, bytes, outcome),
+            Ok(Done::Answered { messages }) => {
+                messages.into_iter().for_each(|bytes| self.shared.in_flight.leave(bytes));
+            }
+            Err(panic) => self.fail(ConsumerError::Bug(panic.to_string())),
+        }
+    }
+
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, outcome: Outcome) {
+        if let Outcome::NoAnswer { item, error } = outcome {
+            self.lanes.put_back(place, item);
+            self.ready.push_front(place);
+            self.no_answer(place, &error);
+            return;
+        }
+        if self.outage.take().is_some() {
+            info!("the store answers again");
+            self.shared.observer.observe(Event::StorePaused { paused: false });
+        }
+        match outcome {
+            Outcome::Again { item, after } => {
+                self.lanes.put_back(place, item);
+                self.parked.push(Reverse((Instant::now() + after, place)));
+            }
+            Outcome::Acked | Outcome::NotOurs | Outcome::NoAnswer { .. } => {
+                self.shared.in_flight.leave(bytes);
+                self.lanes.leave(place, |ready| self.ready.push_back(ready));
+            }
+            Outcome::Stop(error) => self.fail(*error),
+        }
+    }
+
+    /// Stops dispatching, and probes with one message until an answer comes.
+    fn no_answer(&mut self, place: PlaceId, reason: &StoreError) {
+        let fresh = self.outage.is_none();
+        let outage = self.outage.get_or_insert(Outage { probe_at: Instant::now(), probes: 0, probing: None });
+        if fresh || outage.probing == Some(place) {
+            outage.probing = None;
+            outage.probes += 1;
+            outage.probe_at = Instant::now() + PROBE_BACKOFF.wait(outage.probes, self.shared.random());
+        }
+        if fresh {
+            match reason {
+                StoreError::Refused { .. } => error!(%reason, "nothing is dispatched until this is changed"),
+                _ => warn!(%reason, "nothing is dispatched until the store answers"),
+            }
+            self.shared.observer.observe(Event::StorePaused { paused: true });
+        }
+    }
+
+    /// The first failure counts; everything that has started may end.
+    fn fail(&mut self, error: ConsumerError) {
+        self.failed.get_or_insert(error);
+        self.shared.stopping.cancel();
+    }
+
+    /// Drops what has not started, waits for what has, within the deadline.
+    async fn stop(mut self) -> Result<(), ConsumerError> {
+        self.ready.clear();
+        self.found.clear();
+        self.parked.clear();
+        self.lanes.clear();
+        let deadline = Instant::now() + self.shared.settings.stop_deadline;
+        if !self.drain(deadline).await {
+            warn!(running = self.running.len(), "the stop deadline is over; the handlers still running are cancelled");
+            self.shared.routes().for_each(|route| route.gate.cancel_all());
+            if !self.drain(Instant::now() + STOP_GRACE).await {
+                warn!(running = self.running.len(), "handlers ignore their cancellation; their leases will lapse");
+                self.running.abort_all();
+            }
+        }
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Whether everything has ended before `deadline`.
+    async fn drain(&mut self, deadline: Instant) -> bool {
+        loop {
+            tokio::select! {
+                biased;
+                done = self.running.join_next() => match done {
+                    None => return true,
+                    Some(Ok(Done::Attempted { outcome: Outcome::Stop(error), .. })) => {
+                        self.failed.get_or_insert(*error);
+                    }
+                    Some(_) => {}
+                },
+                () = sleep_until(deadline) => return self.running.is_empty(),
+            }
+        }
+    }
+}
+
+/// Tells the ticket when the attempt is over, whatever became of it.
+struct Started(Arc<dyn Ticket>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+async fn attempt_one(shared: Arc<Shared>, place: PlaceId, mut item: Item, permit: OwnedSemaphorePermit) -> Done {
+    let bytes = item.bytes;
+    if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
+        return Done::Attempted { place, bytes, outcome: Outcome::NotOurs };
+    }
+    let _started = Started(Arc::clone(&item.delivery.ticket));
+    let ending = attempt(&shared, &mut item, permit).await;
+    let outcome = settle(&shared, item, ending).await;
+    Done::Attempted { place, bytes, outcome }
+}
+
+async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphorePermit) -> Done {
+    let mut messages = Vec::with_capacity(items.len());
+    for mut item in items {
+        messages.push(item.bytes);
+        let Some(stored) = item.found.take().filter(|_| item.delivery.ticket.start()) else { continue };
+        let _started = Started(Arc::clone(&item.delivery.ticket));
+        let ending = answer(&item, stored).await;
+        settle(&shared, item, ending).await;
+    }
+    drop(permit);
+    Done::Answered { messages }
+}
+
+/// A lane's number; the kind keeps lanes of different meaning apart.
+fn lane(kind: &str, what: &impl Hash) -> LaneId {
+    let mut hasher = DefaultHasher::new();
+    kind.hash(&mut hasher);
+    what.hash(&mut hasher);
+    hasher.finish()
+}

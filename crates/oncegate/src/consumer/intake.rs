@@ -1,0 +1,145 @@
+//! From the source to the engine: makes room, receives, derives keys, and looks ahead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use futures_util::{Stream, StreamExt, stream};
+use tokio::sync::{Notify, mpsc};
+
+use super::attempt::answers;
+use super::{Item, Shared};
+use crate::gate::Identity;
+use crate::observe::Event;
+use crate::source::{Delivery, Source, SourceError};
+
+/// The most messages that one look at the store asks about.
+const RECEIVE_MOST: usize = 512;
+/// How many looks ahead may be under way.
+const LOOKS_AHEAD: usize = 4;
+/// What a message is taken to weigh before any was seen.
+const FIRST_GUESS_BYTES: usize = 1024;
+
+/// How much the consumer holds between the source and the ack.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    most_messages: usize,
+    most_bytes: usize,
+    messages: AtomicUsize,
+    bytes: AtomicUsize,
+    freed: Notify,
+}
+
+impl InFlight {
+    pub(super) fn new(most_messages: usize, most_bytes: usize) -> Self {
+        let (messages, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { most_messages, most_bytes, messages, bytes, freed: Notify::new() }
+    }
+
+    fn enter(&self, bytes: usize) {
+        self.messages.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn leave(&self, bytes: usize) {
+        self.messages.fetch_sub(1, Relaxed);
+        self.bytes.fetch_sub(bytes, Relaxed);
+        self.freed.notify_one();
+    }
+
+    /// Waits until something may come in, and says how many messages of `typical_bytes`.
+    ///
+    /// A message that is larger than all the room there is comes in when nothing else is there.
+    async fn room(&self, typical_bytes: usize) -> usize {
+        loop {
+            let messages = self.messages.load(Relaxed);
+            let bytes = self.bytes.load(Relaxed);
+            let free_bytes = self.most_bytes.saturating_sub(bytes) / typical_bytes.max(1);
+            let room = self.most_messages.saturating_sub(messages).min(free_bytes);
+            if room > 0 || messages == 0 {
+                return room.clamp(1, RECEIVE_MOST);
+            }
+            self.freed.notified().await;
+        }
+    }
+}
+
+/// Runs until the consumer stops or the source ends.
+pub(super) async fn intake(
+    shared: Arc<Shared>,
+    source: Arc<dyn Source>,
+    engine: mpsc::Sender<Vec<Item>>,
+) -> Result<(), SourceError> {
+    let batches = received(&shared, &*source).map(|batch| look_ahead(&shared, batch)).buffered(LOOKS_AHEAD);
+    let mut batches = std::pin::pin!(batches);
+    loop {
+        let batch = tokio::select! {
+            biased;
+            () = shared.stopping.cancelled() => return Ok(()),
+            batch = batches.next() => batch,
+        };
+        match batch {
+            None => return Ok(()),
+            Some(Err(error)) => return Err(error),
+            Some(Ok(items)) => {
+                if engine.send(items).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// What the source gives, each message with its key.
+fn received<'a>(
+    shared: &'a Shared,
+    source: &'a dyn Source,
+) -> impl Stream<Item = Result<Vec<Item>, SourceError>> + 'a {
+    stream::unfold(Some(FIRST_GUESS_BYTES), move |typical_bytes| async move {
+        let most = shared.in_flight.room(typical_bytes?).await;
+        match source.receive(most).await {
+            Ok(None) => None,
+            Err(error) => Some((Err(error), None)),
+            Ok(Some(deliveries)) => {
+                let items: Vec<Item> = deliveries.into_iter().map(|delivery| identify(shared, delivery)).collect();
+                let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
+                let typical_bytes = bytes / items.len().max(1);
+                Some((Ok(items), Some(typical_bytes)))
+            }
+        }
+    })
+}
+
+fn identify(shared: &Shared, delivery: Delivery) -> Item {
+    let route = shared.route(delivery.message.route());
+    let identity = route.gate.identify(&delivery.message);
+    let bytes = delivery.message.size_bytes();
+    shared.in_flight.enter(bytes);
+    Item { delivery, route, identity, token: None, bytes, found: None }
+}
+
+/// In a replay, asks the store in bulk what is completed. It only reads: whatever it does not find is claimed.
+async fn look_ahead(shared: &Shared, batch: Result<Vec<Item>, SourceError>) -> Result<Vec<Item>, SourceError> {
+    let mut items = batch?;
+    if !shared.mostly_duplicates() {
+        return Ok(items);
+    }
+    for route in shared.routes() {
+        let of_route = items.iter().enumerate().filter(|(_, item)| Arc::ptr_eq(&item.route, route));
+        let identified = of_route.filter_map(|(n, item)| Some((n, item.identity.as_ref().ok()?.clone())));
+        let (places, identities): (Vec<usize>, Vec<Identity>) = identified.unzip();
+        if places.is_empty() {
+            continue;
+        }
+        let records = route.gate.look(identities.iter().map(|identity| identity.key.clone()).collect()).await;
+        for ((place, identity), record) in places.into_iter().zip(identities).zip(records) {
+            if let Ok(Some(record)) = record
+                && let Some(stored) = answers(&record, &identity)
+                && let Some(item) = items.get_mut(place)
+            {
+                route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });
+                item.found = Some(stored);
+            }
+        }
+    }
+    Ok(items)
+}

@@ -1,0 +1,385 @@
+//! The runtime: takes messages from a source, asks the gate, runs handlers, and acknowledges.
+//!
+//! A message's way through the files of this module: `intake` (room, key, look-ahead) → `lanes` (order) →
+//! `engine` (permits, waits, outages, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::KeyError;
+use oncegate_core::record::Token;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::dead_letters::DeadLetters;
+use crate::failure::BoxError;
+use crate::gate::{Gate, GateError, Identity, OpenGate};
+use crate::handler::{ErasedHandler, Handler};
+use crate::message::Origin;
+use crate::observe::{Counters, Observer};
+use crate::source::{Delivery, Source, SourceError};
+
+mod attempt;
+mod engine;
+mod flood;
+mod intake;
+mod lanes;
+mod settle;
+
+pub use flood::FloodLimit;
+
+use engine::Engine;
+use flood::FloodGuard;
+use intake::InFlight;
+
+/// How many batches wait between intake and engine.
+const INTAKE_DEPTH: usize = 4;
+
+/// In which order messages run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ordering {
+    /// One after another within a partition (or a queue's group).
+    Partition,
+    /// One after another within a broker key; messages without one have no order. The default.
+    #[default]
+    Key,
+    /// Any order.
+    Unordered,
+}
+
+/// Consumes a source through a gate.
+///
+/// Every message ends in exactly one of these ways, and is acknowledged only then: its handler has run and the
+/// result is stored; it was done before; it is durably with the dead letters. When none can be told, it is not
+/// acknowledged.
+pub struct Consumer {
+    source: Arc<dyn Source>,
+    routes: Vec<(Option<String>, Gate, Arc<dyn ErasedHandler>)>,
+    dead_letters: Option<Arc<dyn DeadLetters>>,
+    observer: Arc<dyn Observer>,
+    settings: Settings,
+    flood_limit: FloodLimit,
+    most_messages: usize,
+    most_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    concurrency: u32,
+    ordering: Ordering,
+    max_attempts: u32,
+    backoff: Backoff,
+    stop_deadline: Duration,
+}
+
+impl Consumer {
+    /// Handles every message of `source` whose route has no handler of its own.
+    ///
+    /// A source is given as it is or shared, in an [`Arc`].
+    pub fn new(source: impl Source + 'static, gate: Gate, handler: impl Handler) -> Self {
+        Self {
+            source: Arc::new(source),
+            routes: vec![(None, gate, Arc::new(handler))],
+            dead_letters: None,
+            observer: Arc::new(Counters::default()),
+            settings: Settings {
+                concurrency: 64,
+                ordering: Ordering::default(),
+                max_attempts: 10,
+                backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
+                stop_deadline: Duration::from_secs(25),
+            },
+            flood_limit: FloodLimit::default(),
+            most_messages: 10_000,
+            most_bytes: 64 * 1024 * 1024,
+        }
+    }
+
+    /// Handles the messages of one route (by default the topic) with a gate and handler of their own: a refund
+    /// with the order's id is not the order's duplicate.
+    pub fn route(mut self, route: impl Into<String>, gate: Gate, handler: impl Handler) -> Self {
+        self.routes.push((Some(route.into()), gate, Arc::new(handler)));
+        self
+    }
+
+    /// How many handlers run at a time: 64 by default. Waiting, parked and delayed messages do not count.
+    pub fn concurrency(mut self, handlers: u32) -> Self {
+        self.settings.concurrency = handlers;
+        self
+    }
+
+    /// In which order messages run: by broker key, by default.
+    pub fn ordering(mut self, ordering: Ordering) -> Self {
+        self.settings.ordering = ordering;
+        self
+    }
+
+    /// How many attempts a message gets, those of crashed processes included: 10 by default, 1 to 254.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.settings.max_attempts = attempts;
+        self
+    }
+
+    /// The waits between attempts: 100 ms, doubling up to 30 s, by default.
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.settings.backoff = backoff;
+        self
+    }
+
+    /// How much waits between the source and the ack: 10,000 messages and 64 MiB by default. A bound on memory;
+    /// one message that is larger than `bytes` still passes, alone.
+    pub fn in_flight(mut self, messages: usize, bytes: usize) -> Self {
+        self.most_messages = messages;
+        self.most_bytes = bytes;
+        self
+    }
+
+    /// Where messages go that are given up. Without one, the consumer stops at the first of them, and
+    /// acknowledges it to nobody.
+    pub fn dead_letters(mut self, dead_letters: impl DeadLetters + 'static) -> Self {
+        self.dead_letters = Some(Arc::new(dead_letters));
+        self
+    }
+
+    /// When giving up messages means that the consumer itself is wrong: 100 in a row or half of the last 1,000,
+    /// by default. Then it stops.
+    pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
+        self.flood_limit = limit;
+        self
+    }
+
+    /// How long running handlers may go on after the stop signal: 25 s by default. Then they are cancelled.
+    pub fn stop_deadline(mut self, deadline: Duration) -> Self {
+        self.settings.stop_deadline = deadline;
+        self
+    }
+
+    /// Who gets the events of the consumer, its gates and its source, such as [`Counters`].
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
+    ///
+    /// # Errors
+    /// When it cannot start, or cannot go on without losing a message; the error says what to change. What was
+    /// not acknowledged will be delivered again.
+    pub async fn run_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+        let source = Arc::clone(&self.source);
+        let (stop_deadline, observer) = (self.settings.stop_deadline, Arc::clone(&self.observer));
+        let shared = Arc::new(self.open().await?);
+        source.open(observer).await?;
+        let (batches, intake) = mpsc::channel(INTAKE_DEPTH);
+        let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
+        let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
+        parts.spawn(async move { Ok(intake::intake(feed, from, batches).await?) });
+        parts.spawn(Engine::new(Arc::clone(&shared)).run(intake));
+        let mut shutdown = std::pin::pin!(shutdown);
+        let mut result = Ok(());
+        loop {
+            let ended = tokio::select! {
+                ended = parts.join_next() => ended,
+                () = &mut shutdown, if !shared.stopping.is_cancelled() => {
+                    info!("stopping: what has started may end");
+                    shared.stopping.cancel();
+                    continue;
+                }
+            };
+            match ended {
+                None => break,
+                Some(Ok(Ok(()))) => {}
+                Some(failed) => {
+                    let error = failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
+                    result = result.and(error.map_or(Ok(()), Err));
+                    shared.stopping.cancel();
+                }
+            }
+        }
+        let closed = source.close(stop_deadline).await;
+        if let Err(error) = &closed {
+            warn!(%error, "the source did not close cleanly");
+        }
+        result.and(closed.map_err(ConsumerError::from))
+    }
+
+    /// Checks every setting, opens every gate and the dead letters.
+    async fn open(&mut self) -> Result<Shared, ConsumerError> {
+        self.check()?;
+        let mut routes = Vec::new();
+        for (name, mut gate, handler) in self.routes.drain(..) {
+            gate.set_observer(Arc::clone(&self.observer));
+            let gate = Arc::clone(gate.opened().await?);
+            let checkup = gate.checkup();
+            info!(scope = gate.scope(), store = checkup.store, "the gate is open");
+            for warning in &checkup.warnings {
+                warn!(scope = gate.scope(), store = checkup.store, "{warning}");
+            }
+            routes.push((name, Arc::new(Route { gate, handler })));
+        }
+        if let Some(dead_letters) = &self.dead_letters {
+            dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
+        }
+        Ok(Shared {
+            routes,
+            dead_letters: self.dead_letters.take(),
+            observer: Arc::clone(&self.observer),
+            permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
+            flood: Mutex::new(FloodGuard::new(self.flood_limit)),
+            in_flight: InFlight::new(self.most_messages, self.most_bytes),
+            duplicates: AtomicU32::new(0),
+            stopping: CancellationToken::new(),
+            settings: self.settings,
+        })
+    }
+
+    fn check(&self) -> Result<(), ConsumerError> {
+        let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
+        let Settings { concurrency, max_attempts, .. } = self.settings;
+        if concurrency == 0 || concurrency > 100_000 {
+            return refuse("`concurrency` must be between 1 and 100,000");
+        }
+        if max_attempts == 0 || max_attempts > 254 {
+            return refuse("`max_attempts` must be between 1 and 254");
+        }
+        if self.most_messages == 0 || self.most_bytes == 0 {
+            return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        let named = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
+        let mut names: Vec<&str> = named.collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair.first() == pair.last()) {
+            Some(pair) => refuse(&format!("the route `{}` is given twice", pair.concat())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gates: Vec<&Gate> = self.routes.iter().map(|(_, gate, _)| gate).collect();
+        f.debug_struct("Consumer").field("source", &self.source).field("gates", &gates).finish_non_exhaustive()
+    }
+}
+
+/// A gate and the handler behind it.
+struct Route {
+    gate: Arc<OpenGate>,
+    handler: Arc<dyn ErasedHandler>,
+}
+
+/// A message on its way, with what is known of it.
+struct Item {
+    delivery: Delivery,
+    route: Arc<Route>,
+    identity: Result<Identity, KeyError>,
+    /// Of a claim whose answer was lost: the next one must use the same.
+    token: Option<Token>,
+    /// What it counts against the limit on bytes.
+    bytes: usize,
+    /// The stored result, when a look ahead has found one.
+    found: Option<Bytes>,
+}
+
+impl std::fmt::Debug for Item {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.delivery.message.fmt(f)
+    }
+}
+
+/// What all parts of a running consumer share.
+struct Shared {
+    /// The first one has no name and takes what no other takes.
+    routes: Vec<(Option<String>, Arc<Route>)>,
+    dead_letters: Option<Arc<dyn DeadLetters>>,
+    observer: Arc<dyn Observer>,
+    /// One for each handler that may run.
+    permits: Arc<Semaphore>,
+    flood: Mutex<FloodGuard>,
+    in_flight: InFlight,
+    /// The share of duplicates among the last messages, as a moving average in 1/65,536.
+    duplicates: AtomicU32,
+    stopping: CancellationToken,
+    settings: Settings,
+}
+
+impl Shared {
+    const ALL: u32 = 1 << 16;
+    /// A message moves the average by this part.
+    const SHARE_OF_ONE: u32 = 64;
+
+    fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
+        self.routes.iter().map(|(_, route)| route)
+    }
+
+    fn route(&self, name: &str) -> Arc<Route> {
+        let named = self.routes.iter().find(|(route, _)| route.as_deref() == Some(name));
+        let unnamed = || self.routes.iter().find(|(route, _)| route.is_none());
+        let (_, route) = named.or_else(unnamed).expect("a consumer is made with a route that has no name");
+        Arc::clone(route)
+    }
+
+    /// A message has passed: by its handler, or as a duplicate.
+    fn noted(&self, duplicate: bool) {
+        self.flood.lock().unwrap_or_else(std::sync::PoisonError::into_inner).passed();
+        // Two threads may overwrite each other's step; the average is a hint, not a count.
+        let average = self.duplicates.load(Relaxed);
+        let up = if duplicate { Self::ALL / Self::SHARE_OF_ONE } else { 0 };
+        self.duplicates.store(average - average / Self::SHARE_OF_ONE + up, Relaxed);
+    }
+
+    /// Whether looking ahead pays: it costs a read for each message that is not completed, and saves more for
+    /// each that is.
+    fn mostly_duplicates(&self) -> bool {
+        self.duplicates.load(Relaxed) > Self::ALL / 2
+    }
+
+    /// A random number from 0 up to 1, for jitter.
+    fn random(&self) -> f64 {
+        self.routes().next().map_or(0.0, |route| route.gate.fraction())
+    }
+}
+
+/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConsumerError {
+    /// A setting makes no sense.
+    #[error("consumer: {0}")]
+    Settings(String),
+    /// A gate does not open.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    /// The source cannot go on.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The dead letters cannot be used.
+    #[error("dead letters: {0}")]
+    DeadLetters(#[source] BoxError),
+    /// A message has to be given up, and there is nowhere to put it.
+    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
+    NoDeadLetters {
+        /// Where the message stands.
+        origin: Origin,
+        /// Why it must be given up.
+        reason: String,
+    },
+    /// So many messages were given up that the consumer must be wrong, not the messages.
+    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
+    Flood {
+        /// How many.
+        what: String,
+        /// Why the last one was.
+        last_reason: String,
+    },
+    /// oncegate itself has failed.
+    #[error("this is a bug in oncegate: {0}")]
+    Bug(String),
+}

@@ -1,0 +1,144 @@
+//! The one place where an ending becomes an ack, a retry, a dead letter or a park.
+//!
+//! Whoever doubts that the ack comes after COMPLETED reads this file alone: `ack` is called once, at the end,
+//! and every way to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or a
+//! dead letter that was awaited.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use oncegate_core::store::StoreError;
+use tracing::{info, warn};
+
+use super::attempt::Ending;
+use super::{ConsumerError, Item, Shared};
+use crate::backoff::Backoff;
+use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
+use crate::gate::{Completion, Lease};
+use crate::observe::Event;
+
+/// What the engine does with the message next.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Nothing: it was acknowledged.
+    Acked,
+    /// Nothing: it is no longer ours.
+    NotOurs,
+    /// Another attempt, after a while. It keeps its place, so nobody behind it overtakes.
+    Again { item: Item, after: Duration },
+    /// Another attempt, as soon as the store answers again.
+    NoAnswer { item: Item, error: StoreError },
+    /// The consumer cannot go on. The message was not acknowledged.
+    Stop(Box<ConsumerError>),
+}
+
+/// The waits between tries to write a dead letter.
+const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+
+pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outcome {
+    match ending {
+        Ending::Completed => {
+            shared.noted(false);
+        }
+        Ending::Duplicate => {
+            shared.noted(true);
+        }
+        Ending::HandedOver => {}
+        Ending::GiveUp { lease, cause, reason } => match give_up(shared, &item, lease, cause, reason).await {
+            Ok(Completion::Held) => {}
+            Ok(Completion::Lost) => return Outcome::Again { item, after: Duration::ZERO },
+            Err(error) => return Outcome::Stop(Box::new(error)),
+        },
+        Ending::NotHandedOver { reason } => {
+            if let Err(error) = hand_over(shared, &item, DeadLetterCause::NotHandedOver, reason, 0).await {
+                return Outcome::Stop(Box::new(error));
+            }
+        }
+        Ending::Retry { lease, delay, reason } => {
+            let scope = item.route.gate.scope();
+            let attempt = lease.attempt();
+            info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
+            lease.release(delay, true, &reason).await;
+            item.route.gate.observe(Event::Retried { scope });
+            return Outcome::Again { item, after: delay };
+        }
+        Ending::NotNow { ask_again_in } => return Outcome::Again { item, after: ask_again_in },
+        Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
+    }
+    item.delivery.ticket.ack();
+    shared.observer.observe(Event::Acked { count: 1 });
+    Outcome::Acked
+}
+
+/// Records the failure under the lease, then puts the message with the dead letters.
+async fn give_up(
+    shared: &Shared,
+    item: &Item,
+    lease: Option<Lease>,
+    cause: DeadLetterCause,
+    reason: String,
+) -> Result<Completion, ConsumerError> {
+    let attempts = lease.as_ref().map_or(0, Lease::attempt);
+    if let Err(error) = may_give_up(shared, item, &reason) {
+        if let Some(lease) = lease {
+            lease.release(Duration::ZERO, false, "the consumer stops").await;
+        }
+        return Err(error);
+    }
+    if let Some(lease) = lease
+        && lease.fail(&reason).await == Completion::Lost
+    {
+        return Ok(Completion::Lost);
+    }
+    hand_over(shared, item, cause, reason, attempts).await?;
+    Ok(Completion::Held)
+}
+
+/// A message may be given up when there is somewhere to put it, and when not everything is given up.
+fn may_give_up(shared: &Shared, item: &Item, reason: &str) -> Result<(), ConsumerError> {
+    if shared.dead_letters.is_none() {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
+    }
+    let mut flood = shared.flood.lock().unwrap_or_else(PoisonError::into_inner);
+    flood.giving_up().map_err(|what| ConsumerError::Flood { what, last_reason: reason.to_owned() })
+}
+
+/// Writes the dead letter, awaits it, and marks the record so that no other worker writes it again.
+async fn hand_over(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: String,
+    attempts: u32,
+) -> Result<(), ConsumerError> {
+    let message = item.delivery.message.clone();
+    let Some(dead_letters) = &shared.dead_letters else {
+        return Err(ConsumerError::NoDeadLetters { origin: message.origin().clone(), reason });
+    };
+    let scope = item.route.gate.scope();
+    let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
+    warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "it goes to the dead letters");
+    let letter = DeadLetter { message, scope: scope.to_owned(), key, cause, reason, attempts };
+    send(shared, item, &**dead_letters, &letter).await;
+    item.route.gate.observe(Event::DeadLettered { scope, cause });
+    // Only records say "handed over"; a bad key and a mismatch have none of their own.
+    if !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch)
+        && let Ok(identity) = &item.identity
+        && let Err(error) = item.route.gate.hand_over(&identity.key).await
+    {
+        // The letter is written and the ack follows. At worst another delivery writes it again.
+        item.route.gate.observe(Event::StoreError { scope, class: error.class() });
+    }
+    Ok(())
+}
+
+async fn send(shared: &Shared, item: &Item, dead_letters: &dyn DeadLetters, letter: &DeadLetter) {
+    let mut failures = 0;
+    while let Err(error) = dead_letters.send(letter).await {
+        failures += 1;
+        warn!(origin = %letter.message.origin(), error, failures, "the dead letter could not be written; trying again");
+        shared.observer.observe(Event::SourceError { operation: "dead_letter" });
+        tokio::time::sleep(DEAD_LETTER_BACKOFF.wait(failures, item.route.gate.fraction())).await;
+    }
+}

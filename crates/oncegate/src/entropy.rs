@@ -1,0 +1,34 @@
+//! Where random bits come from: the operating system's generator, or a seed in a simulation.
+
+use std::sync::{Mutex, PoisonError};
+
+use oncegate_core::record::Token;
+
+/// A source of tokens and jitter.
+#[derive(Debug, Default)]
+pub(crate) enum Entropy {
+    /// Bits that no other process shares: a token must be unique among all of them.
+    #[default]
+    Os,
+    /// The same bits at every run, for a simulation.
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only simulations seed it"))]
+    Seeded(Mutex<fastrand::Rng>),
+}
+
+impl Entropy {
+    /// A new token.
+    pub(crate) fn token(&self) -> Token {
+        Token::from_bits(match self {
+            Self::Os => rand::random(),
+            Self::Seeded(rng) => rng.lock().unwrap_or_else(PoisonError::into_inner).u128(..),
+        })
+    }
+
+    /// A number from 0 up to 1.
+    pub(crate) fn fraction(&self) -> f64 {
+        match self {
+            Self::Os => rand::random(),
+            Self::Seeded(rng) => rng.lock().unwrap_or_else(PoisonError::into_inner).f64(),
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Keeps leases alive, and finishes what a caller left behind.
+//!
+//! One keeper serves a gate, on a thread of its own: a handler that blocks its runtime's threads must not
+//! starve the heartbeats of others, nor its own.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::record::Token;
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Command, Store, StoreError};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::GateError;
+use crate::backoff::Backoff;
+use crate::entropy::Entropy;
+use crate::observe::{Event, ExtraRunCause, Observer};
+
+/// A lease is extended when a third of it is over.
+const EXTENDS_PER_LEASE: u32 = 3;
+/// An extend without an answer is repeated when another tenth of the lease is over.
+const REPEATS_PER_LEASE: u32 = 10;
+/// The handler's cancellation fires when a fifth of the lease is left.
+const MARGIN_OF_LEASE: u32 = 5;
+/// The keeper looks at its leases this often.
+const TICKS_PER_LEASE: u32 = 20;
+const LONGEST_TICK: Duration = Duration::from_secs(1);
+/// The most extends in one call to the store.
+const EXTENDS_PER_CALL: usize = 256;
+
+/// The waits between repeats of an operation whose outcome is not known.
+pub(super) const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+
+/// Where the keeper runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    OwnThread,
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only simulations share a runtime"))]
+    CallersRuntime,
+}
+
+/// What a keeper is told when it starts.
+#[derive(Debug)]
+pub(super) struct Duty {
+    pub(super) scope: Scope,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) entropy: Arc<Entropy>,
+    pub(super) lease: Duration,
+    pub(super) max_run: Duration,
+    pub(super) place: Place,
+}
+
+/// The handle to a running keeper; it ends with the handle.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    leases: Arc<Leases>,
+    errands: mpsc::UnboundedSender<Command>,
+    closed: CancellationToken,
+    thread: Option<std::thread::JoinHandle<()>>,
+    lease: Duration,
+    max_run: Duration,
+}
+
+impl Keeper {
+    pub(super) fn start(duty: Duty) -> Result<Self, GateError> {
+        let leases = Arc::new(Leases::default());
+        let closed = CancellationToken::new();
+        let (errands, inbox) = mpsc::unbounded_channel();
+        let (lease, max_run, place) = (duty.lease, duty.max_run, duty.place);
+        let scope = duty.scope.as_str().to_owned();
+        let rounds = Rounds { duty: Arc::new(duty), leases: Arc::clone(&leases), inbox, closed: closed.clone() };
+        let thread = match place {
+            Place::CallersRuntime => {
+                tokio::spawn(rounds.run());
+                None
+            }
+            Place::OwnThread => {
+                let refuse =
+                    |error: std::io::Error| GateError::Settings { scope, what: format!("cannot start a thread: {error}") };
+                let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                    Ok(runtime) => runtime,
+                    Err(error) => return Err(refuse(error)),
+                };
+                let named = std::thread::Builder::new().name("oncegate-keeper".to_owned());
+                Some(named.spawn(move || runtime.block_on(rounds.run())).map_err(refuse)?)
+            }
+        };
+        Ok(Self { leases, errands, closed, thread, lease, max_run })
+    }
+
+    /// Keeps a lease alive from now on that was asked for at `sent_at`, until the returned guard is dropped.
+    pub(super) fn keep(&self, key: StoreKey, token: Token, sent_at: Instant) -> Kept {
+        let cancelled = CancellationToken::new();
+        let held = Held {
+            key,
+            token,
+            cancelled: cancelled.clone(),
+            valid_until: sent_at + self.lease,
+            extend_at: sent_at + self.lease / EXTENDS_PER_LEASE,
+            run_until: sent_at + self.max_run,
+            waiting: false,
+        };
+        let slot = self.leases.insert(held);
+        Kept { leases: Arc::clone(&self.leases), slot, cancelled }
+    }
+
+    /// Releases, uncounted, what `token` was granted or will be.
+    pub(super) fn release_later(&self, key: StoreKey, token: Token) {
+        let reason = "given back".to_owned();
+        self.finish_later(key, Operation::Release { token, delay: Duration::ZERO, counted: false, reason });
+    }
+
+    /// Repeats an operation until its outcome is known.
+    pub(super) fn finish_later(&self, key: StoreKey, operation: Operation) {
+        // The inbox is gone only when the gate is: then the lease lapses by itself.
+        _ = self.errands.send(Command { key, operation });
+    }
+
+    pub(super) fn cancel_all(&self) {
+        for held in self.leases.lock().iter().flatten() {
+            held.cancelled.cancel();
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.closed.cancel();
+        // The keeper itself may drop the last gate; nobody waits for himself.
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+            && thread.join().is_err()
+        {
+            warn!("the keeper's thread has panicked");
+        }
+    }
+}
+
+/// The leases of a gate, each in a slot that is used again.
+#[derive(Debug, Default)]
+struct Leases {
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    held: Vec<Option<Held>>,
+    free: Vec<usize>,
+}
+
+impl Slots {
+    fn iter(&self) -> impl Iterator<Item = Option<&Held>> {
+        self.held.iter().map(Option::as_ref)
+    }
+
+    /// The lease in this slot, if it is still the one of this token.
+    fn get_mut(&mut self, slot: usize, token: Token) -> Option<&mut Held> {
+        self.held.get_mut(slot)?.as_mut().filter(|held| held.token == token)
+    }
+}
+
+impl Leases {
+    /// Every change below leaves the slots whole, so a panic elsewhere spoils nothing.
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, held: Held) -> usize {
+        let mut slots = self.lock();
+        if let Some(slot) = slots.free.pop()
+            && let Some(place) = slots.held.get_mut(slot)
+        {
+            *place = Some(held);
+            return slot;
+        }
+        slots.held.push(Some(held));
+        slots.held.len() - 1
+    }
+
+    fn remove(&self, slot: usize) {
+        let mut slots = self.lock();
+        if slots.held.get_mut(slot).and_then(Option::take).is_some() {
+            slots.free.push(slot);
+        }
+    }
+}
+
+/// One lease, by the owner's own monotonic clock.
+#[derive(Debug)]
+struct Held {
+    key: StoreKey,
+    token: Token,
+    cancelled: CancellationToken,
+    /// Counted from before the claim or extend was sent: the store's end is never earlier.
+    valid_until: Instant,
+    extend_at: Instant,
+    run_until: Instant,
+    /// An extend is under way.
+    waiting: bool,
+}
+
+/// Ends the heartbeats of a lease when it is dropped.
+#[derive(Debug)]
+pub(super) struct Kept {
+    leases: Arc<Leases>,
+    slot: usize,
+    cancelled: CancellationToken,
+}
+
+impl Kept {
+    pub(super) fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.leases.remove(self.slot);
+    }
+}
+
+/// What the keeper's thread goes through again and again.
+struct Rounds {
+    duty: Arc<Duty>,
+    leases: Arc<Leases>,
+    inbox: mpsc::UnboundedReceiver<Command>,
+    closed: CancellationToken,
+}
+
+/// Extends that were sent together, and their answers.
+struct Extended {
+    sent_at: Instant,
+    leases: Vec<(usize, Token)>,
+    replies: Vec<Result<Reply, StoreError>>,
+}
+
+impl Rounds {
+    async fn run(mut self) {
+        let mut ticks = interval((self.duty.lease / TICKS_PER_LEASE).min(LONGEST_TICK));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut extends = JoinSet::new();
+        let mut errands = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = self.closed.cancelled() => return,
+                Some(extended) = extends.join_next() => {
+                    if let Ok(extended) = extended {
+                        self.note(extended);
+                    }
+                }
+                _ = ticks.tick() => self.look(&mut extends),
+                Some(command) = self.inbox.recv() => {
+                    errands.spawn(finish(Arc::clone(&self.duty), command));
+                }
+                Some(_) = errands.join_next() => {}
+            }
+        }
+    }
+
+    /// Sends the extends that are due, and cancels what is out of time.
+    fn look(&self, extends: &mut JoinSet<Extended>) {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        for (slot, held) in self.leases.lock().held.iter_mut().enumerate() {
+            let Some(held) = held else { continue };
+            let too_long = now >= held.run_until;
+            if too_long || now + self.duty.lease / MARGIN_OF_LEASE >= held.valid_until {
+                self.cancel(held, too_long);
+            }
+            if !too_long && !held.waiting && now >= held.extend_at {
+                held.waiting = true;
+                due.push((slot, held.token, held.key.clone()));
+            }
+        }
+        for due in due.chunks(EXTENDS_PER_CALL) {
+            let leases = due.iter().map(|(slot, token, _)| (*slot, *token)).collect();
+            let lease = self.duty.lease;
+            let command = |(_, token, key): &(usize, Token, StoreKey)| {
+                let operation = Operation::Extend { token: *token, lease };
+                Command { key: key.clone(), operation }
+            };
+            let commands = due.iter().map(command).collect();
+            let store = Arc::clone(&self.duty.store);
+            extends.spawn(async move {
+                let sent_at = Instant::now();
+                Extended { sent_at, leases, replies: store.execute(commands).await }
+            });
+        }
+    }
+
+    fn cancel(&self, held: &Held, too_long: bool) {
+        if held.cancelled.is_cancelled() {
+            return;
+        }
+        held.cancelled.cancel();
+        let scope = self.duty.scope.as_str();
+        if too_long {
+            warn!(scope, key = %held.key, max_run = ?self.duty.max_run, "a handler has run for too long; its lease will lapse");
+        } else {
+            warn!(scope, key = %held.key, "no heartbeat was confirmed in time; the handler is cancelled");
+            self.duty.observer.observe(Event::ExtraRun { scope, cause: ExtraRunCause::LeaseLost });
+        }
+    }
+
+    fn note(&self, extended: Extended) {
+        let now = Instant::now();
+        let scope = self.duty.scope.as_str();
+        let mut slots = self.leases.lock();
+        for ((slot, token), reply) in extended.leases.into_iter().zip(extended.replies) {
+            let Some(held) = slots.get_mut(slot, token) else { continue };
+            held.waiting = false;
+            match reply {
+                Ok(Reply::Held { .. }) => {
+                    held.valid_until = extended.sent_at + self.duty.lease;
+                    held.extend_at = extended.sent_at + self.duty.lease / EXTENDS_PER_LEASE;
+                }
+                Ok(Reply::Lost | Reply::Verdict { .. }) => {
+                    self.cancel(held, false);
+                    // Nothing is left to extend; the owner finds out for himself when he completes.
+                    held.extend_at = held.run_until;
+                }
+                Err(error) => {
+                    held.extend_at = now + self.duty.lease / REPEATS_PER_LEASE;
+                    self.duty.observer.observe(Event::StoreError { scope, class: error.class() });
+                }
+            }
+        }
+    }
+}
+
+/// Repeats until the outcome is known. Whoever left it behind is gone, so nobody waits for the answer.
+async fn finish(duty: Arc<Duty>, command: Command) {
+    let mut failures = 0;
+    while let Err(error) = execute_one(&*duty.store, command.clone()).await {
+        duty.observer.observe(Event::StoreError { scope: duty.scope.as_str(), class: error.class() });
+        failures += 1;
+        tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
+    }
+}
+
+/// One command, one answer.
+pub(super) async fn execute_one(store: &dyn Store, command: Command) -> Result<Reply, StoreError> {
+    let replies = store.execute(vec![command]).await;
+    replies.into_iter().next().unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))
+}

@@ -1,0 +1,279 @@
+//! The right to run a handler, and how it ends.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::record::{Recovery, Token};
+use oncegate_core::rules::{Grant, Operation, Reply};
+use oncegate_core::store::StoreError;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::keeper::{Kept, REPEAT_BACKOFF};
+use super::{Claimed, Gate, GateError, Identity, OpenGate};
+use crate::codec::{Codec, Output, not_kept};
+use crate::failure::BoxError;
+use crate::message::{Message, Run};
+use crate::observe::{Event, ExtraRunCause};
+
+/// What a message gets at the gate.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Entry {
+    /// Do the work, then [`complete`](Lease::complete), and only then acknowledge.
+    Granted(Lease),
+    /// The work is done: acknowledge.
+    Completed(Stored),
+    /// Another worker does it, or its retry is not due: acknowledge nothing, ask again.
+    Busy {
+        /// When it is worth asking again.
+        retry_in: Duration,
+    },
+    /// It was given up: put it with the dead letters unless it is there, then acknowledge.
+    Failed {
+        /// Why.
+        reason: String,
+        /// Whether it is durably in the dead letters.
+        handed_over: bool,
+    },
+    /// The key is known with other content. Never answer it with the other message's result.
+    Mismatch,
+}
+
+/// The result of a completed message, as it is stored.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stored(Bytes);
+
+impl Stored {
+    /// The result.
+    ///
+    /// # Errors
+    /// When it is of another type, or was not kept.
+    pub fn decode<T: Output>(&self) -> Result<T, BoxError> {
+        T::from_stored(&self.0)
+    }
+}
+
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::codec::describe_stored(&self.0))
+    }
+}
+
+/// What became of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "only a held completion may be acknowledged"]
+pub enum Completion {
+    /// COMPLETED is in the store: acknowledge.
+    Held,
+    /// The lease was lost and somebody else has taken over: acknowledge nothing, ask the gate again.
+    Lost,
+}
+
+impl Gate {
+    /// Asks for the right to do the work of `message`.
+    ///
+    /// While an answer of the store is unknown it is asked again with the same token, for up to a lease. A
+    /// dropped future gives back what it may have been granted.
+    ///
+    /// # Errors
+    /// When the gate does not open, no key can be made, or the store is unavailable: acknowledge nothing.
+    pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
+        let gate = self.opened().await?;
+        let identity = gate.identify(message)?;
+        let (token, started) = (gate.new_token(), Instant::now());
+        let mut failures = 0;
+        let claimed = loop {
+            match gate.claim(message, &identity, token).await {
+                Ok(claimed) => break claimed,
+                Err(StoreError::Unknown { .. }) if started.elapsed() < gate.settings.lease => {
+                    failures += 1;
+                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, gate.fraction())).await;
+                }
+                Err(error) => {
+                    gate.abandon(&identity, token);
+                    return Err(error.into());
+                }
+            }
+        };
+        Ok(match claimed {
+            Claimed::Granted(lease) => Entry::Granted(lease),
+            Claimed::Completed(stored) => Entry::Completed(Stored(stored)),
+            Claimed::Busy(retry_in) => Entry::Busy { retry_in },
+            Claimed::Failed { reason, handed_over } => Entry::Failed { reason, handed_over },
+            Claimed::Mismatch => Entry::Mismatch,
+        })
+    }
+}
+
+/// The right to run the handler once. Heartbeats keep it alive while it is held.
+///
+/// A lease that is dropped is a run that ended without a word, like a crash: nothing is written, the lease
+/// lapses, and the next attempt is told that this one may have had its effect.
+#[derive(Debug)]
+pub struct Lease {
+    gate: Arc<OpenGate>,
+    identity: Identity,
+    token: Token,
+    grant: Grant,
+    message: Message,
+    kept: Kept,
+}
+
+impl Lease {
+    pub(super) fn new(
+        gate: &Arc<OpenGate>,
+        message: &Message,
+        identity: &Identity,
+        token: Token,
+        grant: Grant,
+        sent_at: Instant,
+    ) -> Self {
+        let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
+        let run = Run { key: identity.key.clone(), grant, cancelled: kept.cancelled().clone() };
+        let message = message.in_run(Arc::new(run));
+        Self { gate: Arc::clone(gate), identity: identity.clone(), token, grant, message, kept }
+    }
+
+    /// The message, which now knows its attempt, its fence and its downstream keys.
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    pub(crate) fn attempt(&self) -> u32 {
+        u32::from(self.grant.attempt)
+    }
+
+    /// Whether earlier attempts have ended without a word more than once, as far as the record tells.
+    pub(crate) fn is_suspect(&self) -> bool {
+        const FIRST_SUSPECT_ATTEMPT: u8 = 3;
+        self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
+    }
+
+    /// Fires when the run should stop.
+    pub fn cancelled(&self) -> &CancellationToken {
+        self.kept.cancelled()
+    }
+
+    /// Stores the result. Repeats until the store has answered; if this future is dropped before, the gate
+    /// goes on in the background, and the caller must acknowledge nothing.
+    ///
+    /// # Errors
+    /// When the result is larger than the gate keeps or cannot be encoded. The work is recorded as done by
+    /// then, without its result: acknowledge all the same.
+    pub async fn complete<T: Output>(self, result: &T) -> Result<Completion, ResultNotKept> {
+        let codec = self.gate.settings.codec;
+        let limit = self.gate.settings.max_result_bytes;
+        let (stored, trouble) = encode(result, codec, limit);
+        let completion = self.complete_stored(stored).await;
+        match (completion, trouble) {
+            (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
+            (completion, _) => Ok(completion),
+        }
+    }
+
+    pub(crate) async fn complete_stored(self, result: Bytes) -> Completion {
+        let operation = Operation::Complete {
+            token: self.token,
+            fingerprint: self.identity.fingerprint,
+            result,
+            retention: self.gate.settings.retention,
+        };
+        let scope = self.gate.scope();
+        match self.finish(operation).await {
+            Reply::Held { recreated } => {
+                if recreated {
+                    self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
+                }
+                Completion::Held
+            }
+            Reply::Lost | Reply::Verdict { .. } => {
+                self.gate.observe(Event::CompleteLost { scope });
+                Completion::Lost
+            }
+        }
+    }
+
+    /// Gives the work back: nobody may claim it before `delay` has passed. `counted` says whether the
+    /// attempt counts: a failure does, a stop or an outage does not.
+    ///
+    /// It is tried once; if the store does not answer, the gate goes on in the background.
+    pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
+        let reason = reason.to_owned();
+        let operation = Operation::Release { token: self.token, delay, counted, reason };
+        let unfinished = Unfinished { lease: &self, operation: Some(operation.clone()) };
+        if self.gate.execute(&self.identity.key, operation).await.is_ok() {
+            unfinished.finished();
+        }
+    }
+
+    /// Gives the work up for good. Put the message with the dead letters afterwards, then acknowledge.
+    /// Repeats until the store has answered.
+    pub async fn fail(self, reason: &str) -> Completion {
+        let (reason, retention) = (reason.to_owned(), self.gate.settings.retention);
+        match self.finish(Operation::Fail { token: self.token, reason, retention }).await {
+            Reply::Held { .. } => Completion::Held,
+            Reply::Lost | Reply::Verdict { .. } => Completion::Lost,
+        }
+    }
+
+    /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
+    async fn finish(&self, operation: Operation) -> Reply {
+        let unfinished = Unfinished { lease: self, operation: Some(operation.clone()) };
+        let mut failures = 0;
+        loop {
+            match self.gate.execute(&self.identity.key, operation.clone()).await {
+                Ok(reply) => {
+                    unfinished.finished();
+                    return reply;
+                }
+                Err(error) => {
+                    self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
+                    failures += 1;
+                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
+                }
+            }
+        }
+    }
+}
+
+/// Leaves the operation to the keeper when the one who waits for it goes away.
+struct Unfinished<'a> {
+    lease: &'a Lease,
+    operation: Option<Operation>,
+}
+
+impl Unfinished<'_> {
+    fn finished(mut self) {
+        self.operation = None;
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let Some(operation) = self.operation.take() {
+            self.lease.gate.keeper.finish_later(self.lease.identity.key.clone(), operation);
+        }
+    }
+}
+
+/// The work is recorded as done, but duplicates will not get its result.
+#[derive(Debug, thiserror::Error)]
+#[error("completed without its result: {reason}")]
+pub struct ResultNotKept {
+    reason: BoxError,
+}
+
+/// The result as it is stored, and why it is not in there if it is not.
+pub(crate) fn encode<T: Output>(result: &T, codec: Codec, limit_bytes: usize) -> (Bytes, Option<BoxError>) {
+    match result.to_stored(codec) {
+        Ok(stored) if stored.len() <= limit_bytes => (stored, None),
+        Ok(stored) => {
+            let size = stored.len();
+            (not_kept(), Some(format!("the result has {size} bytes, `max_result_bytes` is {limit_bytes}").into()))
+        }
+        Err(error) => (not_kept(), Some(error)),
+    }
+}

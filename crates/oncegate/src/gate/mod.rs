@@ -1,0 +1,374 @@
+//! The gate: who may run the handler for a key, and what everyone else gets instead.
+//!
+//! It is the only part that talks to a store, and it knows no broker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::key::{
+    CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError, Scope,
+    StoreKey,
+};
+use oncegate_core::record::{Record, Token};
+use oncegate_core::rules::Operation;
+use oncegate_core::store::{Checkup, Command, Store, StoreError};
+use tokio::sync::OnceCell;
+
+use crate::codec::Codec;
+use crate::entropy::Entropy;
+use crate::message::Message;
+use crate::observe::{Counters, Event, Observer};
+
+mod claim;
+mod keeper;
+mod lease;
+
+pub(crate) use claim::Claimed;
+pub(crate) use lease::encode;
+pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
+
+use keeper::Keeper;
+
+/// Decides for each message whether its handler runs.
+///
+/// Made from a scope (the namespace of keys, one per logical consumer), a [`Key`] and a [`Store`]. Settings are
+/// checked when the gate opens: by a `Consumer`, by [`open`](Self::open), or at the first message.
+///
+/// ```
+/// use std::time::Duration;
+/// use oncegate::{Entry, Gate, Key, MemoryStore, Message, Origin};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new())
+///     .lease(Duration::from_secs(30))
+///     .retention(Duration::from_secs(7 * 86_400));
+///
+/// let origin = Origin::Other("a loop of my own".into());
+/// let message = Message::new("orders", origin, Some(r#"{"order_id": 7}"#.into()));
+/// match gate.enter(&message).await? {
+///     Entry::Granted(lease) => {
+///         // … charge the card, with `lease.message().downstream_key("charge")` …
+///         lease.complete(&"receipt 42").await?;
+///     }
+///     Entry::Completed(stored) => println!("done before: {}", stored.decode::<String>()?),
+///     other => println!("not now, or not at all: {other:?}"),
+/// }
+/// assert!(matches!(gate.enter(&message).await?, Entry::Completed(_)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Gate {
+    scope: String,
+    key: Key,
+    fingerprint: Option<FingerprintSpec>,
+    settings: Settings,
+    store: Arc<dyn Store>,
+    observer: Arc<dyn Observer>,
+    entropy: Arc<Entropy>,
+    heartbeats: keeper::Place,
+    opened: OnceCell<Arc<OpenGate>>,
+}
+
+/// What is set once and never changes while the gate is open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) lease: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) max_run: Duration,
+    pub(crate) fenced: bool,
+    pub(crate) codec: Codec,
+    pub(crate) max_result_bytes: usize,
+}
+
+impl Gate {
+    /// 30 seconds.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+    /// 7 days.
+    pub const DEFAULT_RETENTION: Duration = Duration::from_secs(7 * 86_400);
+    /// 15 minutes.
+    pub const DEFAULT_MAX_RUN: Duration = Duration::from_secs(15 * 60);
+    /// 64 KiB.
+    pub const DEFAULT_MAX_RESULT_BYTES: usize = 64 * 1024;
+
+    /// The shortest lease: below it, a busy machine would lose leases for no reason.
+    const MIN_LEASE: Duration = Duration::from_millis(100);
+    /// The longest lease and run: a day.
+    const MAX_LEASE: Duration = Duration::from_secs(86_400);
+    /// The longest retention: ten years.
+    const MAX_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+    /// A gate for the keys of `scope`, made by `key`, kept in `store`.
+    ///
+    /// The scope is 1 to 64 characters out of `A-Z a-z 0-9 . _ -`. Consumers with the same scope and store
+    /// share their keys; changing it forgets all that was completed.
+    pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
+        Self {
+            scope: scope.into(),
+            key,
+            fingerprint: None,
+            settings: Settings {
+                lease: Self::DEFAULT_LEASE,
+                retention: Self::DEFAULT_RETENTION,
+                max_run: Self::DEFAULT_MAX_RUN,
+                fenced: false,
+                codec: Codec::default(),
+                max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
+            },
+            store: Arc::new(store),
+            observer: Arc::new(Counters::default()),
+            entropy: Arc::default(),
+            heartbeats: keeper::Place::OwnThread,
+            opened: OnceCell::new(),
+        }
+    }
+
+    /// How long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a day.
+    ///
+    /// It is how long a message waits after its worker was killed. Heartbeats keep it alive for handlers that
+    /// take longer, from a thread of their own.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
+    }
+
+    /// How long a completed record is kept: 7 days by default, up to ten years.
+    ///
+    /// It must cover the longest replay: a message that comes again after its record is forgotten runs again.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.retention = retention;
+        self
+    }
+
+    /// How long one run of a handler may take: 15 minutes by default, up to a day.
+    ///
+    /// Then its heartbeats stop, its cancellation fires, and its lease lapses.
+    pub fn max_run(mut self, max_run: Duration) -> Self {
+        self.settings.max_run = max_run;
+        self
+    }
+
+    /// Hands a number to the handler that only grows per key, [`Message::fence`]. Off by default: it costs
+    /// the store about a tenth.
+    pub fn fenced(mut self) -> Self {
+        self.settings.fenced = true;
+        self
+    }
+
+    /// Compares the rest of the payload as well: the same key with other content is a mismatch, and goes to the
+    /// dead letters instead of being answered with another message's result. Off by default.
+    pub fn fingerprint(mut self, fingerprint: FingerprintSpec) -> Self {
+        self.fingerprint = Some(fingerprint);
+        self
+    }
+
+    /// How results are encoded: JSON by default.
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.settings.codec = codec;
+        self
+    }
+
+    /// The most bytes of a result that a record keeps: 64 KiB by default.
+    ///
+    /// A larger one is not kept: the record says that the work is done, and duplicates go to
+    /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    pub fn max_result_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_result_bytes = bytes;
+        self
+    }
+
+    /// Who gets this gate's events. A `Consumer` sets its own.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
+        self.observer = observer;
+    }
+
+    /// Takes tokens and jitter from a seed and sends heartbeats from the caller's runtime, so that a test on
+    /// paused time runs the same way every time.
+    #[cfg(feature = "testing")]
+    pub fn simulated(mut self, seed: u64) -> Self {
+        self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(fastrand::Rng::with_seed(seed))));
+        self.heartbeats = keeper::Place::CallersRuntime;
+        self
+    }
+
+    /// Checks the settings and the store, and compares the key specification with the one that the scope's
+    /// records were made with.
+    ///
+    /// # Errors
+    /// [`GateError`] says what to change. Nothing has been claimed then.
+    pub async fn open(&self) -> Result<Checkup, GateError> {
+        let opened = self.opened.get_or_try_init(|| self.try_open()).await?;
+        Ok(opened.checkup.clone())
+    }
+
+    pub(crate) async fn opened(&self) -> Result<&Arc<OpenGate>, GateError> {
+        self.opened.get_or_try_init(|| self.try_open()).await
+    }
+
+    async fn try_open(&self) -> Result<Arc<OpenGate>, GateError> {
+        self.check_settings()?;
+        let scope = Scope::new(&self.scope)?;
+        let key = self.key.compile(&scope)?;
+        let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        let checkup = self.store.check().await?;
+        let descriptor = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
+        let held = self.store.describe(&scope, None, descriptor.as_str()).await?;
+        if held != descriptor.as_str() {
+            let (scope, ours) = (scope.as_str().to_owned(), descriptor.as_str().to_owned());
+            return Err(GateError::OtherDescriptor { scope, held, ours });
+        }
+        let keeper = Keeper::start(keeper::Duty {
+            scope: scope.clone(),
+            store: Arc::clone(&self.store),
+            observer: Arc::clone(&self.observer),
+            entropy: Arc::clone(&self.entropy),
+            lease: self.settings.lease,
+            max_run: self.settings.max_run,
+            place: self.heartbeats,
+        })?;
+        Ok(Arc::new(OpenGate {
+            scope,
+            key,
+            fingerprint,
+            settings: self.settings,
+            store: Arc::clone(&self.store),
+            observer: Arc::clone(&self.observer),
+            entropy: Arc::clone(&self.entropy),
+            keeper,
+            checkup,
+        }))
+    }
+
+    fn check_settings(&self) -> Result<(), GateError> {
+        let Settings { lease, retention, max_run, .. } = self.settings;
+        let refuse = |what: String| Err(GateError::Settings { scope: self.scope.clone(), what });
+        if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
+            return refuse(format!("`lease` is {lease:?}; it must be between 100 ms and a day"));
+        }
+        if retention < lease || retention > Self::MAX_RETENTION {
+            return refuse(format!("`retention` is {retention:?}; it must be between the lease ({lease:?}) and ten years"));
+        }
+        if max_run < lease || max_run > Self::MAX_LEASE {
+            return refuse(format!("`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"));
+        }
+        Ok(())
+    }
+}
+
+/// A gate whose settings and store have been checked.
+#[derive(Debug)]
+pub(crate) struct OpenGate {
+    scope: Scope,
+    key: CompiledKey,
+    fingerprint: Option<CompiledFingerprint>,
+    settings: Settings,
+    store: Arc<dyn Store>,
+    observer: Arc<dyn Observer>,
+    entropy: Arc<Entropy>,
+    keeper: Keeper,
+    checkup: Checkup,
+}
+
+/// What makes a message the same as another.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) key: StoreKey,
+    pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+impl OpenGate {
+    pub(crate) fn scope(&self) -> &str {
+        self.scope.as_str()
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn checkup(&self) -> &Checkup {
+        &self.checkup
+    }
+
+    pub(crate) fn observe(&self, event: Event<'_>) {
+        self.observer.observe(event);
+    }
+
+    pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+        let key = self.key.derive(message.route(), message)?;
+        let fingerprint = self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
+        Ok(Identity { key, fingerprint })
+    }
+
+    pub(crate) fn new_token(&self) -> Token {
+        self.entropy.token()
+    }
+
+    /// A random number from 0 up to 1, for jitter.
+    pub(crate) fn fraction(&self) -> f64 {
+        self.entropy.fraction()
+    }
+
+    /// Reads records without claiming anything.
+    pub(crate) async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+        self.store.look(keys).await
+    }
+
+    /// Marks a failed record as handed over to the dead letters.
+    pub(crate) async fn hand_over(&self, key: &StoreKey) -> Result<(), StoreError> {
+        // Lost means that the record is gone or reopened meanwhile: there is nothing left to mark.
+        self.execute(key, Operation::HandOver).await.map(drop)
+    }
+
+    /// Tells every running handler to stop.
+    pub(crate) fn cancel_all(&self) {
+        self.keeper.cancel_all();
+    }
+
+    async fn execute(&self, key: &StoreKey, operation: Operation) -> Result<oncegate_core::rules::Reply, StoreError> {
+        keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await
+    }
+}
+
+/// Why a gate cannot be used. Nothing has been claimed when one of these comes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GateError {
+    /// A setting makes no sense.
+    #[error("gate `{scope}`: {what}")]
+    Settings {
+        /// The gate's scope.
+        scope: String,
+        /// Which, and what to change.
+        what: String,
+    },
+    /// The scope, key or fingerprint specification makes no sense.
+    #[error(transparent)]
+    Key(#[from] KeySpecError),
+    /// The records of this scope were made by another specification of key or fingerprint.
+    ///
+    /// With the new one, all of them would be strangers, and every message of a replay would run again.
+    #[error(
+        "the records of scope `{scope}` were made by another key specification: go back to it, or use a new scope \
+         and know that messages completed under the old one will run again.\n  the store has: {held}\n  this gate:     {ours}"
+    )]
+    OtherDescriptor {
+        /// The gate's scope.
+        scope: String,
+        /// What the store has.
+        held: String,
+        /// What this gate would use.
+        ours: String,
+    },
+    /// No key could be made of the message.
+    #[error("no key: {0}")]
+    BadKey(#[from] KeyError),
+    /// The store gave no answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

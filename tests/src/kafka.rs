@@ -1,0 +1,371 @@
+//! Kafka as its clients see it: topics, messages in and out, and what a group has committed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders, OwnedMessage};
+use rdkafka::metadata::{MetadataPartition, MetadataTopic};
+use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tokio::sync::OnceCell;
+
+use crate::broker::{self, KafkaBroker};
+
+/// Names the Kafka broker of the run: `127.0.0.1:9092`.
+pub const VARIABLE: &str = "ONCEGATE_TEST_KAFKA";
+
+/// How long one request may take on a busy machine.
+const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a single answer is waited for when there may be a retry.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many messages [`Kafka::produce`] has on their way at once.
+const IN_FLIGHT_MAX: usize = 20_000;
+
+/// The largest message that [`Kafka::produce`] sends and [`Kafka::read_all`] fetches, in bytes; the
+/// brokers of [`KafkaBroker`] take as much.
+const MESSAGE_BYTES_MAX: &str = "8388608";
+
+/// A Kafka that answers, as its clients see it.
+#[derive(Clone, Debug)]
+pub struct Kafka {
+    bootstrap: String,
+}
+
+/// A message to produce. Without [`Record::key`] it has none, and Kafka chooses its partition.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    payload: Option<Vec<u8>>,
+    key: Option<Vec<u8>>,
+    partition: Option<i32>,
+    headers: Option<OwnedHeaders>,
+}
+
+impl Record {
+    /// A message with this payload.
+    #[must_use]
+    pub fn new(payload: impl Into<Vec<u8>>) -> Self {
+        Self { payload: Some(payload.into()), ..Self::default() }
+    }
+
+    /// A message without a payload, which deletes its key from a compacted topic.
+    #[must_use]
+    pub fn tombstone() -> Self {
+        Self::default()
+    }
+
+    /// The broker key. Equal keys go to one partition.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// The partition, in place of the one that Kafka would choose.
+    #[must_use]
+    pub fn partition(mut self, partition: i32) -> Self {
+        self.partition = Some(partition);
+        self
+    }
+
+    /// Adds a header; its value may be any bytes.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        let headers = self.headers.unwrap_or_default();
+        self.headers = Some(headers.insert(Header { key: name, value: Some(value.as_ref()) }));
+        self
+    }
+}
+
+impl Kafka {
+    /// The broker of this run: the one that [`VARIABLE`] names, or else one that this process starts on
+    /// first use. Other tests use it at the same time: keep to topics and groups of
+    /// [`unique`](crate::unique) names.
+    ///
+    /// # Panics
+    /// When it cannot be reached or started.
+    pub async fn shared() -> Self {
+        static NAMED: OnceCell<Kafka> = OnceCell::const_new();
+        static OWN: OnceCell<KafkaBroker> = OnceCell::const_new();
+        match std::env::var(VARIABLE) {
+            Ok(bootstrap) => NAMED.get_or_init(|| Self::reached(bootstrap)).await.clone(),
+            Err(_) => (**OWN.get_or_init(KafkaBroker::start).await).clone(),
+        }
+    }
+
+    async fn reached(bootstrap: String) -> Self {
+        let kafka = Self::at(bootstrap);
+        let deadline = Instant::now() + REQUEST_LIMIT;
+        while let Err(error) = broker::cluster_id_at(kafka.clone()).await {
+            assert!(
+                Instant::now() < deadline,
+                "{VARIABLE} names {}, which does not answer: {error}",
+                kafka.bootstrap
+            );
+        }
+        kafka
+    }
+
+    /// The Kafka at this address, `host:port`, which nobody has asked yet.
+    #[must_use]
+    pub fn at(bootstrap: impl Into<String>) -> Self {
+        Self { bootstrap: bootstrap.into() }
+    }
+
+    /// The address for clients: `host:port`.
+    #[must_use]
+    pub fn bootstrap(&self) -> &str {
+        &self.bootstrap
+    }
+
+    /// Settings for a client of one's own, with nothing but the address.
+    #[must_use]
+    pub fn config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap);
+        config
+    }
+
+    /// Makes a topic of a new name that starts with `prefix`, and returns the name.
+    ///
+    /// # Panics
+    /// As [`Kafka::create_topic`].
+    pub async fn new_topic(&self, prefix: &str, partitions: i32) -> String {
+        let name = crate::unique(prefix);
+        self.create_topic(&name, partitions).await;
+        name
+    }
+
+    /// Makes a topic with one replica, and waits until every partition has a leader.
+    ///
+    /// # Panics
+    /// When it exists, or the broker refuses or does not answer.
+    pub async fn create_topic(&self, name: &str, partitions: i32) {
+        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let answer = self.admin().create_topics([&topic], &options()).await;
+        check(&answer.map(|mut all| all.remove(0)), "create", name);
+        let (kafka, topic) = (self.clone(), name.to_owned());
+        blocking(move || kafka.await_leaders(&topic, partitions)).await;
+    }
+
+    /// Deletes a topic. The broker forgets it a moment later.
+    ///
+    /// # Panics
+    /// When the broker refuses or does not answer.
+    pub async fn delete_topic(&self, name: &str) {
+        let answer = self.admin().delete_topics(&[name], &options()).await;
+        check(&answer.map(|mut all| all.remove(0)), "delete", name);
+    }
+
+    /// Produces the records in their order, waits until the broker has them all, and returns where each
+    /// is: partition and offset.
+    ///
+    /// # Panics
+    /// When one cannot be delivered.
+    pub async fn produce(
+        &self,
+        topic: &str,
+        records: impl IntoIterator<Item = Record, IntoIter: Send> + Send,
+    ) -> Vec<(i32, i64)> {
+        let mut config = self.config();
+        config.set("linger.ms", "5").set("enable.idempotence", "true");
+        config.set("message.max.bytes", MESSAGE_BYTES_MAX);
+        let producer: FutureProducer = config.create().expect("the settings are valid");
+        let (mut sent, mut waiting) = (Vec::new(), VecDeque::new());
+        for record in records {
+            while waiting.len() >= IN_FLIGHT_MAX {
+                sent.push(delivered(&mut waiting).await);
+            }
+            loop {
+                match producer.send_result(future_record(topic, &record)) {
+                    Ok(delivery) => break waiting.push_back(delivery),
+                    Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _))
+                        if !waiting.is_empty() =>
+                    {
+                        sent.push(delivered(&mut waiting).await);
+                    }
+                    Err((error, _)) => panic!("cannot produce to {topic}: {error}"),
+                }
+            }
+        }
+        while !waiting.is_empty() {
+            sent.push(delivered(&mut waiting).await);
+        }
+        sent
+    }
+
+    /// Every message of the topic, partition by partition, up to the end it has now.
+    ///
+    /// # Panics
+    /// When the topic does not exist, or the broker does not answer.
+    pub async fn read_all(&self, topic: &str) -> Vec<OwnedMessage> {
+        let (kafka, topic) = (self.clone(), topic.to_owned());
+        blocking(move || kafka.read_to_end(&topic)).await
+    }
+
+    /// The offset after the last message, for each partition.
+    ///
+    /// # Panics
+    /// When the topic does not exist, or the broker does not answer.
+    pub async fn end_offsets(&self, topic: &str) -> BTreeMap<i32, i64> {
+        let (kafka, topic) = (self.clone(), topic.to_owned());
+        blocking(move || {
+            let client = kafka.witness("");
+            let end = |partition| {
+                let marks = client.fetch_watermarks(&topic, partition, REQUEST_LIMIT);
+                let (_, end) = marks.unwrap_or_else(|error| panic!("end of {topic}: {error}"));
+                (partition, end)
+            };
+            partitions(&client, &topic).into_iter().map(end).collect()
+        })
+        .await
+    }
+
+    /// What the group has committed, as the broker tells another client; partitions without a commit
+    /// are absent.
+    ///
+    /// # Panics
+    /// When the topic does not exist, or the broker does not answer.
+    pub async fn committed_offsets(&self, group: &str, topic: &str) -> BTreeMap<i32, i64> {
+        let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
+        blocking(move || {
+            let client = kafka.witness(&group);
+            let mut asked = TopicPartitionList::new();
+            for partition in partitions(&client, &topic) {
+                asked.add_partition(&topic, partition);
+            }
+            let committed = client.committed_offsets(asked, REQUEST_LIMIT);
+            let committed = committed.unwrap_or_else(|error| panic!("offsets of group {group}: {error}"));
+            let elements = committed.elements();
+            let offset = |one: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match one.offset()
+            {
+                Offset::Offset(offset) => Some((one.partition(), offset)),
+                _ => None,
+            };
+            elements.iter().filter_map(offset).collect()
+        })
+        .await
+    }
+
+    fn admin(&self) -> AdminClient<DefaultClientContext> {
+        self.config().create().expect("the settings are valid")
+    }
+
+    /// A consumer that never joins its group and commits nothing.
+    fn witness(&self, group: &str) -> BaseConsumer {
+        let mut config = self.config();
+        config
+            .set("group.id", if group.is_empty() { "witness" } else { group })
+            .set("enable.auto.commit", "false")
+            .set("enable.partition.eof", "true")
+            .set("fetch.message.max.bytes", MESSAGE_BYTES_MAX);
+        config.create().expect("the settings are valid")
+    }
+
+    fn await_leaders(&self, topic: &str, count: i32) {
+        let client = self.witness("");
+        let deadline = Instant::now() + REQUEST_LIMIT;
+        loop {
+            let metadata = client.fetch_metadata(Some(topic), ANSWER_LIMIT);
+            let led = metadata.map(|metadata| {
+                let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+                partitions.filter(|partition| partition.leader() >= 0).count()
+            });
+            if led.as_ref().is_ok_and(|led| i32::try_from(*led) == Ok(count)) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{topic}: {led:?} of {count} partitions have a leader after {REQUEST_LIMIT:?}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn read_to_end(&self, topic: &str) -> Vec<OwnedMessage> {
+        let client = self.witness("");
+        let mut assignment = TopicPartitionList::new();
+        let mut open = partitions(&client, topic);
+        for partition in &open {
+            let added = assignment.add_partition_offset(topic, *partition, Offset::Beginning);
+            added.expect("the beginning is an offset");
+        }
+        client.assign(&assignment).expect("partitions can be assigned");
+        let mut messages = Vec::new();
+        let mut deadline = Instant::now() + REQUEST_LIMIT;
+        while !open.is_empty() {
+            match client.poll(ANSWER_LIMIT) {
+                Some(Ok(message)) => {
+                    messages.push(message.detach());
+                    deadline = Instant::now() + REQUEST_LIMIT;
+                }
+                Some(Err(KafkaError::PartitionEOF(ended))) => open.retain(|one| *one != ended),
+                Some(Err(error)) => panic!("cannot read {topic}: {error}"),
+                None => assert!(
+                    Instant::now() < deadline,
+                    "cannot read {topic}: nothing came for {REQUEST_LIMIT:?}"
+                ),
+            }
+        }
+        messages.sort_by_key(|message| {
+            use rdkafka::Message;
+            (message.partition(), message.offset())
+        });
+        messages
+    }
+}
+
+/// Runs what librdkafka can only do by blocking, away from the runtime's own threads.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(REQUEST_LIMIT)).operation_timeout(Some(REQUEST_LIMIT))
+}
+
+fn check(answer: &Result<Result<String, (String, RDKafkaErrorCode)>, KafkaError>, verb: &str, topic: &str) {
+    match answer {
+        Ok(Ok(_)) => {}
+        Ok(Err((_, code))) => panic!("cannot {verb} topic {topic}: {code}"),
+        Err(error) => panic!("cannot {verb} topic {topic}: {error}"),
+    }
+}
+
+fn partitions(client: &BaseConsumer, topic: &str) -> Vec<i32> {
+    let metadata = client.fetch_metadata(Some(topic), REQUEST_LIMIT);
+    let metadata = metadata.unwrap_or_else(|error| panic!("metadata of {topic}: {error}"));
+    let found = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+    let ids: Vec<i32> = found.map(MetadataPartition::id).collect();
+    assert!(!ids.is_empty(), "topic {topic} does not exist");
+    ids
+}
+
+fn future_record<'a>(topic: &'a str, record: &'a Record) -> FutureRecord<'a, [u8], [u8]> {
+    FutureRecord {
+        topic,
+        partition: record.partition,
+        payload: record.payload.as_deref(),
+        key: record.key.as_deref(),
+        timestamp: None,
+        headers: record.headers.clone(),
+    }
+}
+
+/// Waits for the oldest message on its way.
+async fn delivered(waiting: &mut VecDeque<DeliveryFuture>) -> (i32, i64) {
+    let oldest = waiting.pop_front().expect("callers look first");
+    match oldest.await.expect("the producer lives") {
+        Ok(delivery) => (delivery.partition, delivery.offset),
+        Err((error, _)) => panic!("a message was not delivered: {error}"),
+    }
+}

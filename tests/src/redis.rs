@@ -1,0 +1,193 @@
+//! Redis: the shared server, and servers of one's own.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use ::redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+use crate::place::{self, Port};
+use crate::process::{self, Process};
+
+/// Names the Redis server of the run, as a URL: `redis://127.0.0.1:6379`.
+pub const VARIABLE: &str = "ONCEGATE_TEST_REDIS";
+
+/// How long a server may take until it answers; a large append-only file is loaded in this time too.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long one question of the readiness probe may take.
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
+
+const HINT: &str = "`scripts/fetch-servers` installs redis-server";
+
+/// A Redis that answers, as its clients see it.
+#[derive(Clone, Debug)]
+pub struct Redis {
+    url: String,
+}
+
+impl Redis {
+    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process starts on
+    /// first use. Other tests use it at the same time: keep to a [`unique`](crate::unique) scope, and
+    /// never stop, flush or reconfigure it.
+    ///
+    /// # Panics
+    /// When it cannot be reached or started.
+    pub async fn shared() -> Self {
+        static NAMED: OnceCell<Redis> = OnceCell::const_new();
+        static OWN: OnceCell<RedisServer> = OnceCell::const_new();
+        match std::env::var(VARIABLE) {
+            Ok(url) => NAMED.get_or_init(|| Self::reached(url)).await.clone(),
+            Err(_) => (**OWN.get_or_init(RedisServer::start).await).clone(),
+        }
+    }
+
+    async fn reached(url: String) -> Self {
+        let redis = Self { url };
+        if let Err(error) = redis.server_pid().await {
+            panic!("{VARIABLE} names {}, which does not answer: {error}", redis.url);
+        }
+        redis
+    }
+
+    /// The URL for clients: `redis://host:port`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A new connection, for looking at what oncegate has done.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn connection(&self) -> MultiplexedConnection {
+        let connection = self.connect().await;
+        connection.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
+    }
+
+    async fn connect(&self) -> ::redis::RedisResult<MultiplexedConnection> {
+        let client = ::redis::Client::open(self.url.as_str())?;
+        client.get_multiplexed_async_connection().await
+    }
+
+    /// Fails also while the server loads its data: it answers then, but not about keys.
+    async fn server_pid(&self) -> Result<u32, String> {
+        let question = async {
+            let mut connection = self.connect().await?;
+            let () = ::redis::cmd("PING").query_async(&mut connection).await?;
+            let mut info = ::redis::cmd("INFO");
+            let info: ::redis::InfoDict = info.arg("server").query_async(&mut connection).await?;
+            Ok(info.get::<u32>("process_id"))
+        };
+        match tokio::time::timeout(PROBE_LIMIT, question).await {
+            Err(_) => Err(format!("no answer within {PROBE_LIMIT:?}")),
+            Ok(Err::<_, ::redis::RedisError>(error)) => Err(error.to_string()),
+            Ok(Ok(None)) => Err("INFO has no process_id".to_owned()),
+            Ok(Ok(Some(pid))) => Ok(pid),
+        }
+    }
+}
+
+/// A Redis server of one's own; it dies with this value.
+///
+/// It keeps an append-only file, refuses to evict, and allows `DEBUG`.
+#[derive(Debug)]
+pub struct RedisServer {
+    redis: Redis,
+    args: Vec<String>,
+    process: Option<Process>,
+    // After the process: fields are dropped in this order, and the server must not write any more.
+    dir: TempDir,
+    port: Port,
+}
+
+impl RedisServer {
+    /// Starts a server on a free port and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not start; the text says why and what to install.
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Like [`RedisServer::start`], with further arguments, which win over the usual ones:
+    /// `["--appendfsync", "always"]`, `["--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru"]`.
+    ///
+    /// # Panics
+    /// As [`RedisServer::start`].
+    pub async fn start_with(args: &[&str]) -> Self {
+        let port = Port::reserve();
+        let mut server = Self {
+            redis: Redis { url: format!("redis://{}", port.address()) },
+            args: args.iter().map(ToString::to_string).collect(),
+            process: None,
+            dir: place::server_dir("redis"),
+            port,
+        };
+        server.start_again().await;
+        server
+    }
+
+    /// Kills the server with SIGKILL and waits until it is gone. Its data stays.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts the killed server again, on the same port and with its data, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it still runs, or does not start.
+    pub async fn start_again(&mut self) {
+        assert!(self.process.is_none(), "Redis still runs");
+        let log = self.dir.path().join("server.log");
+        let mut command = process::bound_to_parent("redis-server", "KILL");
+        command
+            .args(["--bind", "127.0.0.1", "--port"])
+            .arg(self.port.number().to_string())
+            .arg("--dir")
+            .arg(self.dir.path())
+            .args(["--appendonly", "yes", "--save", ""])
+            .args(["--maxmemory-policy", "noeviction"])
+            .args(["--enable-debug-command", "local"])
+            .args(&self.args);
+        let mut process = Process::spawn_logged("Redis", command, &log);
+        let (redis, own_pid) = (&self.redis, process.id());
+        process
+            .ready(START_LIMIT, HINT, || async move {
+                match redis.server_pid().await {
+                    Ok(pid) if pid == own_pid => Ok(()),
+                    Ok(pid) => Err(format!("process {pid} answers in its place")),
+                    Err(error) => Err(error),
+                }
+            })
+            .await;
+        self.process = Some(process);
+    }
+
+    /// Deletes the data of the killed server, so that it comes back empty.
+    ///
+    /// # Panics
+    /// When it still runs, or the data cannot be deleted.
+    pub fn wipe(&mut self) {
+        assert!(self.process.is_none(), "Redis still runs");
+        let data = self.dir.path().join("appendonlydir");
+        std::fs::remove_dir_all(data).expect("the append-only files can be deleted");
+    }
+
+    /// The running server's process, to stop it by a signal for example.
+    ///
+    /// # Panics
+    /// When it has been killed.
+    pub fn process(&mut self) -> &mut Process {
+        self.process.as_mut().expect("Redis runs")
+    }
+}
+
+impl Deref for RedisServer {
+    type Target = Redis;
+
+    fn deref(&self) -> &Redis {
+        &self.redis
+    }
+}
