@@ -121,7 +121,9 @@ fn unreadable(first: Option<&u8>) -> BoxError {
         None => "the stored result is empty".into(),
         Some(&NOT_KEPT) => "the result was not kept: it was too large or could not be encoded".into(),
         Some(&MESSAGE_PACK) => "the result is MessagePack: build with the feature `messagepack`".into(),
-        Some(other) => format!("the stored result has the encoding {other}, which does not fit this type").into(),
+        Some(other) => {
+            format!("the stored result has the encoding {other}, which does not fit this type").into()
+        }
     }
 }
 

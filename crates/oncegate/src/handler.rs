@@ -75,7 +75,12 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// The same handler without its type.
 pub(crate) trait ErasedHandler: Send + Sync + 'static {
     /// Runs the handler and encodes its result.
-    fn handle(&self, message: Message, codec: Codec, limit_bytes: usize) -> BoxFuture<'_, Result<Encoded, Failure>>;
+    fn handle(
+        &self,
+        message: Message,
+        codec: Codec,
+        limit_bytes: usize,
+    ) -> BoxFuture<'_, Result<Encoded, Failure>>;
 
     /// Decodes the stored result and hands it to the handler.
     fn duplicate(&self, message: Message, stored: Bytes) -> BoxFuture<'_, Result<(), Failure>>;
@@ -90,7 +95,12 @@ pub(crate) struct Encoded {
 }
 
 impl<H: Handler> ErasedHandler for H {
-    fn handle(&self, message: Message, codec: Codec, limit_bytes: usize) -> BoxFuture<'_, Result<Encoded, Failure>> {
+    fn handle(
+        &self,
+        message: Message,
+        codec: Codec,
+        limit_bytes: usize,
+    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
         Box::pin(async move {
             let output = Handler::handle(self, message).await?;
             // The effect has happened. Whatever is wrong with the result, the work must not run again.

@@ -20,7 +20,8 @@ impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         let started = Instant::now();
-        let clock = move || StoreTime::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        let clock =
+            move || StoreTime::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
         Self { inner: store::MemoryStore::with_clock(clock) }
     }
 
@@ -51,7 +52,12 @@ impl Store for MemoryStore {
         self.inner.look(keys).await
     }
 
-    async fn describe(&self, scope: &Scope, expected: Option<&str>, proposed: &str) -> Result<String, StoreError> {
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
         self.inner.describe(scope, expected, proposed).await
     }
 

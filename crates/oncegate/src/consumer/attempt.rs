@@ -73,10 +73,14 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         Claimed::Granted(lease) => run(shared, item, lease, permit).await,
         Claimed::Completed(stored) => answer(item, stored).await,
         // A clock that jumped must not strand a key: ask again after at most one lease.
-        Claimed::Busy(retry_in) => Ending::NotNow { ask_again_in: retry_in.min(item.route.gate.settings().lease) },
+        Claimed::Busy(retry_in) => {
+            Ending::NotNow { ask_again_in: retry_in.min(item.route.gate.settings().lease) }
+        }
         Claimed::Failed { handed_over: true, .. } => Ending::HandedOver,
         Claimed::Failed { handed_over: false, reason } => Ending::NotHandedOver { reason },
-        Claimed::Mismatch => Ending::GiveUp { lease: None, cause: DeadLetterCause::Mismatch, reason: mismatch() },
+        Claimed::Mismatch => {
+            Ending::GiveUp { lease: None, cause: DeadLetterCause::Mismatch, reason: mismatch() }
+        }
     }
 }
 
@@ -87,7 +91,11 @@ async fn run(shared: &Shared, item: &Item, lease: Lease, permit: OwnedSemaphoreP
         let reason = format!("{max_attempts} attempts have failed or ended their process");
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
-    let _alone = if lease.is_suspect() { Permits::Every(quarantine(shared, item, permit).await) } else { Permits::One(permit) };
+    let _alone = if lease.is_suspect() {
+        Permits::Every(quarantine(shared, item, permit).await)
+    } else {
+        Permits::One(permit)
+    };
     let started = Instant::now();
     let ran = call(item, &lease).await;
     let outcome = match &ran {
@@ -119,7 +127,11 @@ enum Permits {
 /// use up its neighbours' attempts.
 ///
 /// Two suspects would wait for each other if each kept its own permit meanwhile.
-async fn quarantine(shared: &Shared, item: &Item, permit: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+async fn quarantine(
+    shared: &Shared,
+    item: &Item,
+    permit: OwnedSemaphorePermit,
+) -> Option<OwnedSemaphorePermit> {
     drop(permit);
     let scope = item.route.gate.scope();
     item.route.gate.observe(Event::Quarantined { scope });
@@ -171,7 +183,9 @@ async fn complete(item: &Item, lease: Lease, encoded: Encoded) -> Ending {
 fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
     let reason = failure.reason();
     let after = match failure.advice() {
-        Advice::GiveUp => return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::Permanent, reason },
+        Advice::GiveUp => {
+            return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::Permanent, reason };
+        }
         Advice::Retry { after } => after,
     };
     let attempt = lease.attempt();

@@ -240,10 +240,16 @@ impl Engine {
         self.lanes.clear();
         let deadline = Instant::now() + self.shared.settings.stop_deadline;
         if !self.drain(deadline).await {
-            warn!(running = self.running.len(), "the stop deadline is over; the handlers still running are cancelled");
+            warn!(
+                running = self.running.len(),
+                "the stop deadline is over; the handlers still running are cancelled"
+            );
             self.shared.routes().for_each(|route| route.gate.cancel_all());
             if !self.drain(Instant::now() + STOP_GRACE).await {
-                warn!(running = self.running.len(), "handlers ignore their cancellation; their leases will lapse");
+                warn!(
+                    running = self.running.len(),
+                    "handlers ignore their cancellation; their leases will lapse"
+                );
                 self.running.abort_all();
             }
         }
@@ -277,7 +283,12 @@ impl Drop for Started {
     }
 }
 
-async fn attempt_one(shared: Arc<Shared>, place: PlaceId, mut item: Item, permit: OwnedSemaphorePermit) -> Done {
+async fn attempt_one(
+    shared: Arc<Shared>,
+    place: PlaceId,
+    mut item: Item,
+    permit: OwnedSemaphorePermit,
+) -> Done {
     let bytes = item.bytes;
     if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
         return Done::Attempted { place, bytes, outcome: Outcome::NotOurs };

@@ -52,7 +52,11 @@ impl FloodGuard {
         #[expect(clippy::cast_precision_loss, reason = "both are at most the window")]
         let share = self.given_up as f64 / FloodLimit::WINDOW as f64;
         if full && share >= self.limit.share {
-            return Err(format!("{} of the last {} messages were given up", self.given_up, FloodLimit::WINDOW));
+            return Err(format!(
+                "{} of the last {} messages were given up",
+                self.given_up,
+                FloodLimit::WINDOW
+            ));
         }
         self.in_a_row += 1;
         self.push(true);

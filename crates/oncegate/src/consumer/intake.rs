@@ -100,7 +100,8 @@ fn received<'a>(
             Ok(None) => None,
             Err(error) => Some((Err(error), None)),
             Ok(Some(deliveries)) => {
-                let items: Vec<Item> = deliveries.into_iter().map(|delivery| identify(shared, delivery)).collect();
+                let items: Vec<Item> =
+                    deliveries.into_iter().map(|delivery| identify(shared, delivery)).collect();
                 let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
                 let typical_bytes = bytes / items.len().max(1);
                 Some((Ok(items), Some(typical_bytes)))
@@ -118,7 +119,10 @@ fn identify(shared: &Shared, delivery: Delivery) -> Item {
 }
 
 /// In a replay, asks the store in bulk what is completed. It only reads: whatever it does not find is claimed.
-async fn look_ahead(shared: &Shared, batch: Result<Vec<Item>, SourceError>) -> Result<Vec<Item>, SourceError> {
+async fn look_ahead(
+    shared: &Shared,
+    batch: Result<Vec<Item>, SourceError>,
+) -> Result<Vec<Item>, SourceError> {
     let mut items = batch?;
     if !shared.mostly_duplicates() {
         return Ok(items);

@@ -202,7 +202,9 @@ mod tests {
                 lanes.leave(id, |id| ready.push(id));
                 list.retain(|(other, _)| *other != id);
             }
-            let shares = |a: &[Option<LaneId>; 2], b: &[Option<LaneId>; 2]| a.iter().flatten().any(|x| b.contains(&Some(*x)));
+            let shares = |a: &[Option<LaneId>; 2], b: &[Option<LaneId>; 2]| {
+                a.iter().flatten().any(|x| b.contains(&Some(*x)))
+            };
             let free = |(n, (id, joined)): (usize, &(PlaceId, [Option<LaneId>; 2]))| {
                 (!list[..n].iter().any(|(_, earlier)| shares(earlier, joined))).then_some(*id)
             };

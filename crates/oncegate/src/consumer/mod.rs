@@ -186,6 +186,7 @@ impl Consumer {
         let mut result = Ok(());
         loop {
             let ended = tokio::select! {
+                biased;
                 ended = parts.join_next() => ended,
                 () = &mut shutdown, if !shared.stopping.is_cancelled() => {
                     info!("stopping: what has started may end");
@@ -197,7 +198,8 @@ impl Consumer {
                 None => break,
                 Some(Ok(Ok(()))) => {}
                 Some(failed) => {
-                    let error = failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
+                    let error =
+                        failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
                     result = result.and(error.map_or(Ok(()), Err));
                     shared.stopping.cancel();
                 }
@@ -265,7 +267,10 @@ impl Consumer {
 impl std::fmt::Debug for Consumer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let gates: Vec<&Gate> = self.routes.iter().map(|(_, gate, _)| gate).collect();
-        f.debug_struct("Consumer").field("source", &self.source).field("gates", &gates).finish_non_exhaustive()
+        f.debug_struct("Consumer")
+            .field("source", &self.source)
+            .field("gates", &gates)
+            .finish_non_exhaustive()
     }
 }
 

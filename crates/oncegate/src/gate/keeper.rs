@@ -74,15 +74,18 @@ impl Keeper {
         let (errands, inbox) = mpsc::unbounded_channel();
         let (lease, max_run, place) = (duty.lease, duty.max_run, duty.place);
         let scope = duty.scope.as_str().to_owned();
-        let rounds = Rounds { duty: Arc::new(duty), leases: Arc::clone(&leases), inbox, closed: closed.clone() };
+        let rounds =
+            Rounds { duty: Arc::new(duty), leases: Arc::clone(&leases), inbox, closed: closed.clone() };
         let thread = match place {
             Place::CallersRuntime => {
                 tokio::spawn(rounds.run());
                 None
             }
             Place::OwnThread => {
-                let refuse =
-                    |error: std::io::Error| GateError::Settings { scope, what: format!("cannot start a thread: {error}") };
+                let refuse = |error: std::io::Error| GateError::Settings {
+                    scope,
+                    what: format!("cannot start a thread: {error}"),
+                };
                 let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                     Ok(runtime) => runtime,
                     Err(error) => return Err(refuse(error)),
@@ -133,7 +136,8 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.closed.cancel();
         // The keeper itself may drop the last gate; nobody waits for himself.
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
             && thread.join().is_err()
         {
             warn!("the keeper's thread has panicked");

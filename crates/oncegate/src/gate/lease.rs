@@ -272,7 +272,10 @@ pub(crate) fn encode<T: Output>(result: &T, codec: Codec, limit_bytes: usize) ->
         Ok(stored) if stored.len() <= limit_bytes => (stored, None),
         Ok(stored) => {
             let size = stored.len();
-            (not_kept(), Some(format!("the result has {size} bytes, `max_result_bytes` is {limit_bytes}").into()))
+            (
+                not_kept(),
+                Some(format!("the result has {size} bytes, `max_result_bytes` is {limit_bytes}").into()),
+            )
         }
         Err(error) => (not_kept(), Some(error)),
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::{
-    CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError, Scope,
-    StoreKey,
+    CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError,
+    Scope, StoreKey,
 };
 use oncegate_core::record::{Record, Token};
 use oncegate_core::rules::Operation;
@@ -36,10 +36,10 @@ use keeper::Keeper;
 ///
 /// ```
 /// use std::time::Duration;
-/// use oncegate::{Entry, Gate, Key, MemoryStore, Message, Origin};
+/// use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn main() -> Result<(), oncegate::BoxError> {
 /// let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new())
 ///     .lease(Duration::from_secs(30))
 ///     .retention(Duration::from_secs(7 * 86_400));
@@ -49,7 +49,9 @@ use keeper::Keeper;
 /// match gate.enter(&message).await? {
 ///     Entry::Granted(lease) => {
 ///         // … charge the card, with `lease.message().downstream_key("charge")` …
-///         lease.complete(&"receipt 42").await?;
+///         if lease.complete(&"receipt 42".to_owned()).await? == Completion::Held {
+///             // … and only now acknowledge.
+///         }
 ///     }
 ///     Entry::Completed(stored) => println!("done before: {}", stored.decode::<String>()?),
 ///     other => println!("not now, or not at all: {other:?}"),
@@ -252,10 +254,14 @@ impl Gate {
             return refuse(format!("`lease` is {lease:?}; it must be between 100 ms and a day"));
         }
         if retention < lease || retention > Self::MAX_RETENTION {
-            return refuse(format!("`retention` is {retention:?}; it must be between the lease ({lease:?}) and ten years"));
+            return refuse(format!(
+                "`retention` is {retention:?}; it must be between the lease ({lease:?}) and ten years"
+            ));
         }
         if max_run < lease || max_run > Self::MAX_LEASE {
-            return refuse(format!("`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"));
+            return refuse(format!(
+                "`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"
+            ));
         }
         Ok(())
     }
@@ -301,7 +307,8 @@ impl OpenGate {
 
     pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
         let key = self.key.derive(message.route(), message)?;
-        let fingerprint = self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
+        let fingerprint =
+            self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
         Ok(Identity { key, fingerprint })
     }
 
@@ -330,7 +337,11 @@ impl OpenGate {
         self.keeper.cancel_all();
     }
 
-    async fn execute(&self, key: &StoreKey, operation: Operation) -> Result<oncegate_core::rules::Reply, StoreError> {
+    async fn execute(
+        &self,
+        key: &StoreKey,
+        operation: Operation,
+    ) -> Result<oncegate_core::rules::Reply, StoreError> {
         keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await
     }
 }
