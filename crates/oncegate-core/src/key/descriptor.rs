@@ -11,9 +11,9 @@ use super::{KEY_FORMAT, Key};
 
 /// The text that a scope keeps in the store: key format, key and fingerprint specification.
 ///
-/// Two specifications that make the same keys of all messages have the same text, byte for byte,
-/// however they were spelt; limits do not appear. A gate whose text differs from the store's must not
-/// start: a silent change of the key would run everything again.
+/// However a specification is spelt (order of fields, needless escapes, one normaliser or a list of one), its
+/// text is the same, byte for byte; limits do not appear. A gate whose text differs from the store's must
+/// not start: a silent change of the key would run everything again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor(String);
 

@@ -416,7 +416,7 @@ impl Scanner<'_> {
 
 /// How many bytes at the start are neither a quote, a backslash nor a control character. Eight at a time.
 #[inline]
-fn plain_bytes(text: &[u8]) -> usize {
+pub(super) fn plain_bytes(text: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = 0x8080_8080_8080_8080;
     let zero_bytes = |word: u64| word.wrapping_sub(ONES) & !word & HIGH;
@@ -479,27 +479,4 @@ pub(super) fn unescape(mut text: &[u8], out: &mut Vec<u8>) {
         text = escape.get(len..).unwrap_or_default();
     }
     out.extend_from_slice(text);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::plain_bytes;
-
-    #[test]
-    fn plain_bytes_stops_where_the_slow_way_does() {
-        fastrand::seed(7);
-        for _ in 0..20_000 {
-            let mut text: Vec<u8> = (0..fastrand::usize(..40)).map(|_| fastrand::u8(0x20..)).collect();
-            for _ in 0..fastrand::usize(..3) {
-                if let Some(at) = (!text.is_empty()).then(|| fastrand::usize(..text.len())) {
-                    text[at] = fastrand::choice([
-                        b'"', b'\\', 0, 0x1F, 0x20, 0x21, 0x23, 0x5B, 0x5D, 0x7F, 0x80, 0xFF,
-                    ])
-                    .unwrap();
-                }
-            }
-            let slow = text.iter().position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F)).unwrap_or(text.len());
-            assert_eq!(plain_bytes(&text), slow, "{text:?}");
-        }
-    }
 }

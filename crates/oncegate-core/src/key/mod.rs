@@ -105,7 +105,8 @@ pub const MAX_NAME_BYTES: usize = 1024;
 ///
 /// On the command line, through [`FromStr`](std::str::FromStr): `order_id,customer.id`,
 /// `amount:decimal`, `email:trim:lowercase`, `payload`, `payload-except:sent_at,trace.id`,
-/// `header:x-request-id`, `message-key`, `message-id`, or the JSON form (it starts with `{`).
+/// `header:x-request-id`, `message-key`, `message-id`, or the JSON form (it starts with `{` or
+/// a quote).
 /// A first field with the name of one of those words is written `json:payload`.
 ///
 /// A specification from a file or text is checked while it is read; one made in Rust is checked by

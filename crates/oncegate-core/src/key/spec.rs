@@ -324,7 +324,7 @@ impl FromStr for Key {
     /// The form of the command line; see [`Key`].
     fn from_str(text: &str) -> Result<Self, KeySpecError> {
         let text = text.trim();
-        if text.starts_with('{') {
+        if text.starts_with(['{', '"']) {
             return serde_json::from_str(text)
                 .map_err(|error| KeySpecError::Unreadable { reason: error.to_string() });
         }

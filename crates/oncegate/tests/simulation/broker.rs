@@ -71,6 +71,14 @@ impl Broker {
         self.moved.notify_waiters();
     }
 
+    pub fn payload(&self, n: usize) -> String {
+        self.state.lock().unwrap().payloads[n].clone()
+    }
+
+    pub fn payloads(&self) -> Vec<String> {
+        self.state.lock().unwrap().payloads.clone()
+    }
+
     pub fn closed_cleanly(&self) -> usize {
         self.state.lock().unwrap().closed_cleanly
     }

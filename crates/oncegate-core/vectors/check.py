@@ -1,0 +1,479 @@
+#!/usr/bin/env python3
+"""An implementation of the key format of oncegate in Python, written from docs/KEY_FORMAT.md alone,
+that checks itself against the published test vectors.
+
+    pip install blake3 && python3 check.py [keys.json]
+
+It is there to prove that the document is enough, and as a start for other languages. It favours
+clearness over speed.
+"""
+
+import json
+import re
+import struct
+import sys
+import unicodedata
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import blake3
+
+KEY_CONTEXT = "oncegate 2026-11-21 idempotency key v1"
+FINGERPRINT_CONTEXT = "oncegate 2026-11-21 fingerprint v1"
+SPECIFICATION_CONTEXT = "oncegate 2026-11-21 fingerprint specification v1"
+MAX_DEPTH = 64
+DEFAULT_LIMIT = 4 * 1024 * 1024
+# Unicode White_Space. Python's strip() takes U+001C to U+001F as well.
+SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+ASCII_SPACE = b"\t\n\f\r "
+
+
+class Refused(Exception):
+    """The specification is wrong."""
+
+
+class Bad(Exception):
+    """The message is wrong; the argument is the kind of error."""
+
+
+# --- JSON ---------------------------------------------------------------------------------------
+
+
+class Number(str):
+    """A number as it is spelt."""
+
+
+class Members(list):
+    """The members of an object, in the order of the document."""
+
+
+def read_json(payload, limit):
+    if len(payload) > limit:
+        raise Bad("too_large")
+    try:
+        text = payload.decode("utf-8", "strict")
+    except UnicodeDecodeError:
+        raise Bad("not_utf8") from None
+    too_deep = nesting(text) > MAX_DEPTH
+    if too_deep:
+        raise Bad("too_deep")
+
+    def members(pairs):
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            raise Bad("duplicate_json_key")
+        return Members(pairs)
+
+    def constant(_):
+        raise Bad("malformed_json")
+
+    # Python takes \\u followed by signs, blanks or underscores in some versions, and lone surrogates in all.
+    if re.search(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})", text):
+        raise Bad("malformed_json")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=members, parse_int=Number, parse_float=Number, parse_constant=constant
+        )
+    except ValueError:
+        raise Bad("malformed_json") from None
+    check_surrogates(value)
+    return value
+
+
+def nesting(text):
+    deepest = depth = 0
+    in_string = escaped = False
+    for c in text:
+        if in_string:
+            in_string = escaped or c != '"'
+            escaped = c == "\\" and not escaped
+        elif c == '"':
+            in_string = True
+        elif c in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif c in "]}":
+            depth -= 1
+    return deepest
+
+
+def check_surrogates(value):
+    if isinstance(value, Members):
+        for name, inner in value:
+            check_surrogates(name)
+            check_surrogates(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            check_surrogates(inner)
+    elif isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
+        raise Bad("malformed_json")
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+def parse_path(text):
+    if len(text.encode()) > 1024:
+        raise Refused(text)
+    parts, part, escaped, i = [], "", False, 0
+    while True:
+        if i == len(text) or text[i] == ".":
+            if not part.strip(SPACE) or (part == "*" and not escaped):
+                raise Refused(text)
+            parts.append(part)
+            part, escaped = "", False
+            if i == len(text):
+                break
+        elif text[i] == "\\":
+            i += 1
+            if i == len(text) or text[i] not in ".\\,:*":
+                raise Refused(text)
+            part += text[i]
+            escaped = True
+        else:
+            part += text[i]
+        i += 1
+    if len(parts) > MAX_DEPTH:
+        raise Refused(text)
+    return tuple(parts)
+
+
+def spell(parts):
+    return ".".join("\\*" if p == "*" else p.replace("\\", "\\\\").replace(".", "\\.") for p in parts)
+
+
+MISSING = object()
+
+
+def step(value, part):
+    if isinstance(value, Members):
+        return dict(value).get(part, MISSING)
+    if isinstance(value, list) and re.fullmatch(r"0|[1-9][0-9]*", part) and int(part) < len(value):
+        return value[int(part)]
+    return MISSING
+
+
+def find(value, parts):
+    for part in parts:
+        value = step(value, part)
+        if value is MISSING:
+            return MISSING
+    return value
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def lp(data):
+    return struct.pack(">I", len(data)) + data
+
+
+def tagged(tag, data):
+    return tag + lp(data)
+
+
+def number(text):
+    sign = "-" if text.startswith("-") else ""
+    mantissa, _, exponent = text.lstrip("+-").lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return b"0"
+    significant = digits.rstrip("0")
+    if len(exponent.lstrip("+-").lstrip("0")) > 18:
+        raise OverflowError
+    e = int(exponent or "0") - len(fraction) + len(digits) - len(significant)
+    return (sign + significant + (f"e{e}" if e else "")).encode()
+
+
+def encode(value, excepted=(), here=()):
+    if value is None:
+        return tagged(b"z", b"")
+    if isinstance(value, bool):
+        return tagged(b"b", b"\1" if value else b"\0")
+    if isinstance(value, Number):
+        try:
+            return tagged(b"n", number(value))
+        except OverflowError:
+            raise Bad("exponent_too_large") from None
+    if isinstance(value, str):
+        return tagged(b"s", value.encode())
+    if isinstance(value, Members):
+        kept = [(n.encode(), encode(v, excepted, here + (n,))) for n, v in value if here + (n,) not in excepted]
+        return b"o" + struct.pack(">I", len(kept)) + b"".join(lp(n) + v for n, v in sorted(kept))
+    places = [(here + (str(i),), v) for i, v in enumerate(value)]
+    kept = [encode(v, excepted, place) for place, v in places if place not in excepted]
+    return b"a" + struct.pack(">I", len(kept)) + b"".join(kept)
+
+
+def has_substance(value, excepted=(), here=()):
+    if isinstance(value, Members):
+        return any(has_substance(v, excepted, here + (n,)) for n, v in value if here + (n,) not in excepted)
+    if isinstance(value, list):
+        places = [(here + (str(i),), v) for i, v in enumerate(value)]
+        return any(has_substance(v, excepted, place) for place, v in places if place not in excepted)
+    if isinstance(value, (bool, Number)):
+        return True
+    return value is not None and value.strip(SPACE) != ""
+
+
+def timestamp(text, unit):
+    found = re.fullmatch(
+        r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))",
+        text,
+    )
+    if not found:
+        raise Bad("normaliser_failed")
+    year, month, day, hour, minute, second = (int(x) for x in found.groups()[:6])
+    fraction, sign, off_hour, off_minute = found.groups()[6:]
+    if off_hour and (int(off_hour) > 23 or int(off_minute) > 59):
+        raise Bad("normaliser_failed")
+    # datetime has no year 0; the calendar repeats every 400 years, which are 146097 days.
+    try:
+        then = datetime(year + 400 if year == 0 else year, month, day, hour, minute, second, tzinfo=timezone.utc)
+    except ValueError:
+        raise Bad("normaliser_failed") from None
+    span = then - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    seconds = span.days * 86400 + span.seconds - (146097 * 86400 if year == 0 else 0)
+    if off_hour:
+        offset = int(off_hour) * 3600 + int(off_minute) * 60
+        seconds -= offset if sign == "+" else -offset
+    if unit == "days":
+        return f"{seconds // 86400}d".encode()
+    places, suffix = {"seconds": (0, "s"), "millis": (3, "ms"), "micros": (6, "us"), "nanos": (9, "ns")}[unit]
+    digits = ((fraction or "") + "0" * 9)[:places]
+    return f"{seconds * 10**places + int(digits or '0')}{suffix}".encode()
+
+
+def field(value, normalisers, excepted=()):
+    if value is MISSING:
+        raise Bad("missing_field")
+    if value is None:
+        raise Bad("null_field")
+    if not isinstance(value, str) or isinstance(value, Number):
+        if any(n != "decimal" or not isinstance(value, Number) for n in normalisers):
+            raise Bad("normaliser_failed")
+        encoded = encode(value, excepted)
+        if not has_substance(value, excepted):
+            raise Bad("blank")
+        return encoded
+    for n in normalisers:
+        if n == "trim":
+            value = value.strip(SPACE)
+        elif n == "lowercase":
+            value = value.lower()
+        elif n == "nfc":
+            value = unicodedata.normalize("NFC", value)
+    if not value.strip(SPACE):
+        raise Bad("blank")
+    last = normalisers[-1] if normalisers else ""
+    if last == "decimal":
+        if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", value):
+            raise Bad("normaliser_failed")
+        try:
+            return tagged(b"n", number(value))
+        except OverflowError:
+            raise Bad("normaliser_failed") from None
+    if last.startswith("timestamp-"):
+        return tagged(b"t", timestamp(value, last.removeprefix("timestamp-")))
+    return tagged(b"s", value.encode())
+
+
+# --- specifications -----------------------------------------------------------------------------
+
+NORMALISERS = ["trim", "lowercase", "nfc", "decimal"] + [
+    f"timestamp-{unit}" for unit in ("days", "seconds", "millis", "micros", "nanos")
+]
+
+
+def read_field(spec):
+    if isinstance(spec, str):
+        return parse_path(spec), []
+    if not set(spec) <= {"path", "as"}:
+        raise Refused(spec)
+    names = spec.get("as", [])
+    names = [names] if isinstance(names, str) else names
+    for i, name in enumerate(names):
+        final = any(n == "decimal" or n.startswith("timestamp") for n in names[:i])
+        if name not in NORMALISERS or name in names[:i] or final:
+            raise Refused(spec)
+    return parse_path(spec["path"]), names
+
+
+def read_paths(texts):
+    paths = [parse_path(text) for text in texts]
+    if len(set(paths)) < len(paths) or len(paths) > 256:
+        raise Refused(texts)
+    return paths
+
+
+def read_name(name):
+    if not name.strip(SPACE) or len(name.encode()) > 1024:
+        raise Refused(name)
+    return name
+
+
+def read_spec(spec):
+    if isinstance(spec, str):
+        if spec not in ("payload", "message_key", "message_id", "message-key", "message-id"):
+            raise Refused(spec)
+        spec = {spec.replace("-", "_"): {}}
+    sources = {"json", "payload", "header", "message_key", "message_id"} & set(spec)
+    if len(sources) != 1 or not set(spec) <= sources | {"tenant", "max_payload_bytes"}:
+        raise Refused(spec)
+    source = sources.pop()
+    limit = spec.get("max_payload_bytes", DEFAULT_LIMIT)
+    if not 1 <= limit <= 1 << 30:
+        raise Refused(spec)
+    tenant = spec.get("tenant")
+    if tenant and "header" in tenant:
+        tenant = ("header", read_name(tenant["header"]))
+    elif tenant:
+        tenant = ("json", read_field(tenant["json"]))
+    what = spec[source]
+    if source == "json":
+        what = sorted((read_field(f) for f in what), key=lambda f: spell(f[0]).encode())
+        paths = [path for path, _ in what] + ([tenant[1][0]] if tenant and tenant[0] == "json" else [])
+        if not what or len(set(paths)) < len(paths):
+            raise Refused(spec)
+    elif source == "payload":
+        what = set(read_paths(what.get("except", [])))
+    elif source == "header":
+        what = read_name(what)
+    return source, what, tenant, limit
+
+
+# --- keys and fingerprints ----------------------------------------------------------------------
+
+
+def blob(data, limit):
+    if len(data) > limit:
+        raise Bad("too_large")
+    if not data.strip(ASCII_SPACE):
+        raise Bad("blank")
+    return tagged(b"x", data)
+
+
+def header(name, message, limit):
+    values = [value for known, value in message["headers"] if known == name]
+    if len(values) != 1:
+        raise Bad("repeated_header" if values else "missing_header")
+    return blob(values[0], limit)
+
+
+def key(spec, scope, route, message):
+    source, what, tenant, limit = read_spec(spec)
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", scope):
+        raise Refused(scope)
+    if len(route.encode()) > 1024:
+        raise Bad("too_large")
+    out = b"\x01K" + lp(scope.encode()) + lp(route.encode())
+    document = None
+    if source in ("json", "payload") or (tenant and tenant[0] == "json"):
+        if message["payload"] is None:
+            raise Bad("no_payload")
+        document = read_json(message["payload"], limit)
+    if tenant is None:
+        out += b"\0"
+    elif tenant[0] == "header":
+        out += b"\1" + header(tenant[1], message, limit)
+    else:
+        path, normalisers = tenant[1]
+        out += b"\1" + field(find(document, path), normalisers)
+    if source == "json":
+        out += b"j" + struct.pack(">I", len(what))
+        for path, normalisers in what:
+            out += lp(spell(path).encode()) + field(find(document, path), normalisers)
+    elif source == "payload":
+        out += b"p" + field(document, [], what)
+    elif source == "header":
+        out += b"h" + lp(what.encode()) + header(what, message, limit)
+    else:
+        data = message[source]
+        if data is None:
+            raise Bad("missing_" + source)
+        out += (b"k" if source == "message_key" else b"i") + blob(data, limit)
+    digest = blake3.blake3(out, derive_key_context=KEY_CONTEXT).digest()[:16]
+    return out, scope + ":" + base64url(digest)
+
+
+def base64url(data):
+    import base64
+
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def fingerprint(spec, key_spec, message):
+    source, what, tenant, limit = read_spec(key_spec)
+    raw = spec == "raw"
+    left_out = set() if raw or spec == "payload" else set(read_paths(spec["except"]))
+    if not raw:
+        left_out |= {path for path, _ in what} if source == "json" else set()
+        left_out |= {tenant[1][0]} if tenant and tenant[0] == "json" else set()
+    name = b"\x01" + (b"r" if raw else b"p") + struct.pack(">I", len(left_out))
+    name += b"".join(lp(path) for path in sorted(spell(path).encode() for path in left_out))
+    first = blake3.blake3(name, derive_key_context=SPECIFICATION_CONTEXT).digest()[0] % 255 + 1
+    payload = message["payload"]
+    if payload is None:
+        out = b"\x01F0"
+    elif len(payload) > limit:
+        raise Bad("too_large")
+    elif raw:
+        out = b"\x01Fr" + tagged(b"x", payload)
+    else:
+        out = b"\x01Fp" + encode(read_json(payload, limit), left_out)
+    return out, bytes([first]) + blake3.blake3(out, derive_key_context=FINGERPRINT_CONTEXT).digest()[:6]
+
+
+# --- vectors ------------------------------------------------------------------------------------
+
+
+def read_message(m):
+    payload = None
+    if "payload_repeat" in m:
+        payload = "".join(piece * times for piece, times in m["payload_repeat"]).encode()
+    elif "payload_hex" in m:
+        payload = bytes.fromhex(m["payload_hex"])
+    elif "payload" in m:
+        payload = m["payload"].encode()
+    return {
+        "payload": payload,
+        "headers": [(name, bytes.fromhex(value)) for name, value in m.get("headers_hex", [])],
+        "message_key": bytes.fromhex(m["message_key_hex"]) if "message_key_hex" in m else None,
+        "message_id": m["message_id"].encode() if "message_id" in m else None,
+    }
+
+
+def answer(vector):
+    message = read_message(vector["message"])
+    try:
+        if "fingerprint" in vector:
+            canonical, result = fingerprint(vector["fingerprint"], vector["key"], message)
+            expected = {"fingerprint_hex": result.hex()}
+        else:
+            canonical, result = key(vector["key"], vector["scope"], vector["route"], message)
+            expected = {"store_key": result}
+    except Refused:
+        return {"specification_refused": True}
+    except Bad as bad:
+        return {"error": bad.args[0]}
+    if len(canonical) <= 1024:
+        expected["canonical_hex"] = canonical.hex()
+    return expected
+
+
+def main():
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("keys.json")
+    vectors = json.loads(path.read_text(encoding="utf-8"))["vectors"]
+    wrong = 0
+    for vector in vectors:
+        given = answer(vector)
+        if given != vector["expected"]:
+            wrong += 1
+            print(f"{vector['name']}:\n  here      {given}\n  published {vector['expected']}")
+    print(f"{len(vectors) - wrong} of {len(vectors)} vectors hold")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

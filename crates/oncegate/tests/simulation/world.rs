@@ -1,0 +1,369 @@
+//! One run: messages, workers that come and go, a store that fails, and the judgement at the end.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fastrand::Rng;
+use oncegate::consumer::FloodLimit;
+use oncegate::core::key::Scope;
+use oncegate::core::record::{Record, State};
+use oncegate::core::store::Store;
+use oncegate::core::testing::{FaultStore, Faults};
+use oncegate::dead_letters::{DeadLetter, DeadLetters};
+use oncegate::{
+    Backoff, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore, Message, Ordering,
+    Origin,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::broker::{Broker, Judge};
+
+const LEASE: Duration = Duration::from_secs(1);
+const MAX_RUN: Duration = Duration::from_secs(10);
+const MAX_ATTEMPTS: u32 = 12;
+/// After the faults have stopped, everything must be finished within this time.
+const QUIET_WITHIN: Duration = Duration::from_secs(3 * 3600);
+
+/// How the handler treats a key.
+#[derive(Clone, Copy, Debug)]
+enum Behaviour {
+    Quick,
+    Slow { ms: u64 },
+    FailsAtFirst { times: u32 },
+    FailsAlways,
+    GivesUp,
+    PanicsAtFirst,
+    /// Does not look at its cancellation.
+    Stubborn { ms: u64 },
+    /// Never returns at its first attempt.
+    Hangs,
+}
+
+fn behaviour(rng: &mut Rng) -> Behaviour {
+    match rng.u32(..20) {
+        0..8 => Behaviour::Quick,
+        8..11 => Behaviour::Slow { ms: rng.u64(1..400) },
+        11 => Behaviour::Slow { ms: rng.u64(1_000..5_000) },
+        12..14 => Behaviour::FailsAtFirst { times: rng.u32(1..4) },
+        14 => Behaviour::FailsAlways,
+        15 => Behaviour::GivesUp,
+        16 => Behaviour::PanicsAtFirst,
+        17 => Behaviour::Stubborn { ms: rng.u64(500..3_000) },
+        18 => Behaviour::Hangs,
+        _ => Behaviour::Quick,
+    }
+}
+
+/// What happened, from witnesses that are not oncegate's own code.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    effects: Mutex<BTreeMap<u64, u32>>,
+    results: Mutex<BTreeMap<u64, Vec<String>>>,
+    letters: Mutex<BTreeMap<String, String>>,
+}
+
+struct Pay {
+    behaviours: Arc<Vec<Behaviour>>,
+    ledger: Arc<Ledger>,
+}
+
+#[derive(serde::Deserialize)]
+struct Payment {
+    id: u64,
+}
+
+impl Pay {
+    fn charge(&self, id: u64) -> String {
+        let mut effects = self.ledger.effects.lock().unwrap();
+        let charges = effects.entry(id).or_default();
+        *charges += 1;
+        format!("charge {charges} of {id}")
+    }
+}
+
+impl Handler for Pay {
+    type Output = String;
+
+    async fn handle(&self, message: Message) -> Result<String, Failure> {
+        let id = message.json::<Payment>()?.id;
+        let behaviour = self.behaviours[usize::try_from(id).unwrap()];
+        match behaviour {
+            Behaviour::Quick => {}
+            Behaviour::Slow { ms } => {
+                tokio::select! {
+                    () = sleep(Duration::from_millis(ms)) => {}
+                    () = message.cancelled() => return Err("cancelled".into()),
+                }
+            }
+            Behaviour::FailsAtFirst { times } if message.attempt() <= times => return Err("not yet".into()),
+            Behaviour::FailsAlways => return Err("never".into()),
+            Behaviour::GivesUp => return Err(Failure::permanent("hopeless")),
+            Behaviour::PanicsAtFirst if message.attempt() == 1 => panic!("simulated"),
+            Behaviour::Hangs if message.attempt() == 1 => std::future::pending().await,
+            Behaviour::Stubborn { ms } => {
+                let result = self.charge(id);
+                sleep(Duration::from_millis(ms)).await;
+                return Ok(result);
+            }
+            Behaviour::FailsAtFirst { .. } | Behaviour::PanicsAtFirst | Behaviour::Hangs => {}
+        }
+        Ok(self.charge(id))
+    }
+
+    async fn duplicate(&self, message: Message, result: String) -> Result<(), Failure> {
+        let id = message.json::<Payment>()?.id;
+        self.ledger.results.lock().unwrap().entry(id).or_default().push(result);
+        Ok(())
+    }
+}
+
+/// Dead letters in memory, which fail now and then.
+#[derive(Debug)]
+struct Letters {
+    ledger: Arc<Ledger>,
+    rng: Mutex<Rng>,
+}
+
+#[async_trait]
+impl DeadLetters for Letters {
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        if self.rng.lock().unwrap().u32(..8) == 0 {
+            return Err("the dead letters are down".into());
+        }
+        let origin = letter.message.origin().to_string();
+        self.ledger.letters.lock().unwrap().insert(origin, letter.cause.as_str().to_owned());
+        Ok(())
+    }
+}
+
+/// What a run has shown.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub counts: BTreeMap<(&'static str, &'static str), u64>,
+    pub faults: BTreeMap<&'static str, u64>,
+    /// What happened, in an order that only the seed decides.
+    pub trace: String,
+}
+
+/// One simulated run.
+pub struct World {
+    rng: Rng,
+    seed: u64,
+    broker: Arc<Broker>,
+    memory: Arc<MemoryStore>,
+    store: Arc<FaultStore<Arc<MemoryStore>>>,
+    ledger: Arc<Ledger>,
+    behaviours: Arc<Vec<Behaviour>>,
+    counters: Arc<Counters>,
+    workers: Vec<Worker>,
+    store_losses: u32,
+    crashes: u64,
+    started: u64,
+}
+
+struct Worker {
+    member: usize,
+    stop: Option<oneshot::Sender<()>>,
+    running: JoinHandle<Result<(), ConsumerError>>,
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let keys = rng.u64(1..14);
+        let behaviours: Vec<Behaviour> = (0..keys).map(|_| behaviour(&mut rng)).collect();
+        let payload = |n: usize, rng: &mut Rng| match rng.u32(..25) {
+            0 => "{not json".to_owned(),
+            1 => r#"{"id":null}"#.to_owned(),
+            _ => format!(r#"{{"n":{n},"id":{}}}"#, rng.u64(..keys)),
+        };
+        let messages = rng.usize(1..40);
+        let payloads: Vec<String> = (0..messages).map(|n| payload(n, &mut rng)).collect();
+        let memory = Arc::new(MemoryStore::new());
+        let faults = if rng.u32(..5) == 0 { Faults::none() } else { Faults::some(&mut rng) };
+        let store = Arc::new(FaultStore::new(Arc::clone(&memory), faults, rng.u64(..)));
+        Self {
+            seed,
+            broker: Broker::new(payloads),
+            memory,
+            store,
+            ledger: Arc::default(),
+            behaviours: Arc::new(behaviours),
+            counters: Arc::default(),
+            workers: Vec::new(),
+            store_losses: 0,
+            crashes: 0,
+            started: 0,
+            rng,
+        }
+    }
+
+    /// An ack is just when the key's record is COMPLETED, or the message is with the dead letters.
+    fn judge(&self) -> Judge {
+        let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
+        let broker = Arc::clone(&self.broker);
+        let key = key().compile(&Scope::new("sim").unwrap()).unwrap();
+        Arc::new(move |n| {
+            let message = Message::new("payments", Origin::Other("".into()), Some(broker.payload(n).into()));
+            let store_key = key.derive("payments", &message).ok();
+            let finished = |record: &Record| {
+                matches!(record.state, State::Completed { .. } | State::Failed { handed_over: true, .. })
+            };
+            let records = memory.records();
+            let completed = records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
+            let buried = ledger.letters.lock().unwrap().contains_key(&n.to_string());
+            assert!(completed || buried, "seed {seed}: message {n} was acknowledged without COMPLETED or a dead letter");
+        })
+    }
+
+    fn start_worker(&mut self) {
+        let member = self.broker.join(self.judge());
+        self.started += 1;
+        let gate = Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
+        let handler = Pay { behaviours: Arc::clone(&self.behaviours), ledger: Arc::clone(&self.ledger) };
+        let letters = Letters { ledger: Arc::clone(&self.ledger), rng: Mutex::new(self.rng.fork()) };
+        let ordering = [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
+        let consumer = Consumer::new(member.clone(), gate.simulated(self.rng.u64(..)), handler)
+            .concurrency(self.rng.u32(1..8))
+            .ordering(ordering)
+            .max_attempts(MAX_ATTEMPTS)
+            .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(5)))
+            .in_flight(self.rng.usize(1..50), 1 << 20)
+            .flood_limit(FloodLimit { in_a_row: 1_000, share: 1.1 })
+            .stop_deadline(Duration::from_secs(3))
+            .dead_letters(letters)
+            .observer(Arc::clone(&self.counters) as _);
+        let (stop, stopped) = oneshot::channel();
+        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+        self.workers.push(Worker { member: member.id, stop: Some(stop), running });
+    }
+
+    /// Runs under faults for a while, then without, until everything is finished; then replays everything.
+    pub async fn run(mut self) -> Report {
+        let began = Instant::now();
+        for _ in 0..self.rng.usize(1..4) {
+            self.start_worker();
+        }
+        for _ in 0..self.rng.usize(..12) {
+            sleep(Duration::from_millis(self.rng.u64(1..2_500))).await;
+            self.upset().await;
+        }
+        self.store.stop_faults();
+        self.finish().await;
+        let before = self.ledger.effects.lock().unwrap().clone();
+        let dead = self.ledger.letters.lock().unwrap().len();
+        if self.store_losses == 0 {
+            self.broker.rewind();
+            self.finish().await;
+            assert_eq!(before, *self.ledger.effects.lock().unwrap(), "seed {}: a replay had effects", self.seed);
+            assert!(self.ledger.letters.lock().unwrap().len() == dead, "seed {}: a replay buried more", self.seed);
+        }
+        self.stop_all().await;
+        self.judge_effects();
+        let trace = format!("{:?} {:?} {:?}", began.elapsed(), self.ledger, self.counters.snapshot());
+        let mut faults = self.store.injected();
+        faults.insert("crash", self.crashes);
+        faults.insert("store_loss", self.store_losses.into());
+        Report { counts: self.counters.snapshot(), faults, trace }
+    }
+
+    /// Something happens to the workers or the store.
+    async fn upset(&mut self) {
+        match self.rng.u32(..10) {
+            0..4 => self.crash(),
+            4..6 => self.start_worker(),
+            6 => self.stop_one().await,
+            7 => self.store.outage(Duration::from_millis(self.rng.u64(10..6_000))),
+            8 if self.rng.u32(..4) == 0 => {
+                self.memory.lose_everything();
+                self.store_losses += 1;
+            }
+            _ => {}
+        }
+        if self.workers.is_empty() {
+            self.start_worker();
+        }
+    }
+
+    /// The process is gone from one instruction to the next.
+    fn crash(&mut self) {
+        if self.workers.is_empty() {
+            return;
+        }
+        let worker = self.workers.swap_remove(self.rng.usize(..self.workers.len()));
+        worker.running.abort();
+        self.broker.leave(worker.member);
+        self.crashes += 1;
+    }
+
+    async fn stop_one(&mut self) {
+        if let Some(worker) = self.workers.pop() {
+            self.stop(worker).await;
+        }
+    }
+
+    async fn stop(&self, mut worker: Worker) {
+        _ = worker.stop.take().map(|stop| stop.send(()));
+        let deadline = Duration::from_secs(60);
+        let stopped = timeout(deadline, worker.running).await;
+        let stopped = stopped.unwrap_or_else(|_| panic!("seed {}: a worker does not stop", self.seed));
+        if let Err(error) = stopped.expect("a worker does not panic") {
+            panic!("seed {}: a worker failed: {error}", self.seed);
+        }
+        self.broker.leave(worker.member);
+    }
+
+    async fn stop_all(&mut self) {
+        while let Some(worker) = self.workers.pop() {
+            self.stop(worker).await;
+        }
+    }
+
+    /// Liveness: without faults everything is finished after a while.
+    async fn finish(&mut self) {
+        if self.workers.is_empty() {
+            self.start_worker();
+        }
+        let give_up_at = Instant::now() + QUIET_WITHIN;
+        while !self.broker.unacked().is_empty() {
+            assert!(
+                Instant::now() < give_up_at,
+                "seed {}: messages {:?} are not finished; records: {:?}",
+                self.seed,
+                self.broker.unacked(),
+                self.memory.records()
+            );
+            for worker in &self.workers {
+                assert!(!worker.running.is_finished(), "seed {}: a worker ended by itself", self.seed);
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Every key has an effect or all of its messages are dead letters; more than one effect is explained.
+    fn judge_effects(&self) {
+        let effects = self.ledger.effects.lock().unwrap();
+        let letters = self.ledger.letters.lock().unwrap();
+        let explained = self.counters.total("extra_runs");
+        let extra: u64 = effects.values().map(|count| u64::from(count - 1)).sum();
+        if self.store_losses == 0 {
+            assert!(extra <= explained, "seed {}: {extra} extra effects, {explained} explained", self.seed);
+        }
+        for (n, payload) in self.broker.payloads().into_iter().enumerate() {
+            let effect = serde_json::from_str::<Payment>(&payload).is_ok_and(|payment| effects.contains_key(&payment.id));
+            assert!(effect || letters.contains_key(&n.to_string()), "seed {}: message {n} is lost", self.seed);
+        }
+        for (id, results) in &*self.ledger.results.lock().unwrap() {
+            let same = results.windows(2).all(|pair| pair[0] == pair[1]);
+            assert!(same || self.store_losses > 0, "seed {}: duplicates of {id} got {results:?}", self.seed);
+        }
+    }
+}
+
+fn key() -> Key {
+    Key::json(["id"])
+}
