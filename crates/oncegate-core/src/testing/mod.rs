@@ -6,16 +6,18 @@
 pub mod conformance;
 pub mod fault;
 
-use crate::key::{Fingerprint, Scope, StoreKey};
+use crate::key::{Digest, Fingerprint, Scope, StoreKey};
 
 /// A store key for tests; the same for the same name.
 pub fn key(name: &str) -> StoreKey {
-    StoreKey::placeholder(name)
+    let mut digest = [0; 16];
+    blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut digest);
+    StoreKey::new(&scope("tests"), Digest::from_bytes(digest))
 }
 
 /// A fingerprint for tests: the byte that names its specification, and a number for the content.
 pub fn fingerprint(specification: u8, content: u8) -> Fingerprint {
-    Fingerprint([specification, content, content, content, content, content, content])
+    Fingerprint::from_bytes([specification, content, content, content, content, content, content])
 }
 
 /// A scope for tests.
