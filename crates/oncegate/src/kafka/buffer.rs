@@ -158,3 +158,114 @@ impl Buffer {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::kafka::assignment::{Assignments, Partition};
+    use crate::message::Origin;
+
+    struct Feed {
+        assignments: Assignments,
+        next: i64,
+    }
+
+    impl Feed {
+        fn new() -> Self {
+            let assignments = Assignments::default();
+            assignments.assign((0..2).map(partition));
+            Self { assignments, next: 0 }
+        }
+
+        fn push(&mut self, buffer: &Buffer, number: i32, count: usize) {
+            let all = self.assignments.all();
+            let assignment = all.iter().find(|one| one.partition().number == number).expect("ours");
+            let fetch = |_| {
+                self.next += 1;
+                let receipt = assignment.receive(self.next).expect("ours").receipt;
+                let message =
+                    Message::new("t", Origin::Other("t".into()), Some(Bytes::from_static(b"payload")));
+                Fetched { message, bytes: 10, assignment: Arc::clone(assignment), receipt }
+            };
+            buffer.push(&mut (0..count).map(fetch).collect());
+        }
+    }
+
+    fn partition(number: i32) -> Partition {
+        Partition { topic: "t".into(), number }
+    }
+
+    #[tokio::test]
+    async fn batches_come_in_order_and_no_larger_than_asked_for() {
+        let (buffer, mut feed) = (Buffer::new(100, 10_000), Feed::new());
+        feed.push(&buffer, 0, 5);
+        assert_eq!(buffer.take(3).await.expect("open").len(), 3);
+        assert_eq!(buffer.take(3).await.expect("open").len(), 2);
+    }
+
+    #[tokio::test]
+    async fn two_receivers_both_wake_up_for_one_push() {
+        let (buffer, mut feed) = (Buffer::new(100, 10_000), Feed::new());
+        let push = async { feed.push(&buffer, 0, 2) };
+        let (first, second, ()) = tokio::join!(buffer.take(1), buffer.take(1), push);
+        assert_eq!((first.expect("open").len(), second.expect("open").len()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn the_end_wakes_every_receiver_and_the_first_end_counts() {
+        let buffer = Buffer::new(100, 10_000);
+        let end = async {
+            buffer.end(End::Failed("first".to_owned()));
+            buffer.end(End::Closed);
+        };
+        let (first, second, ()) = tokio::join!(buffer.take(1), buffer.take(1), end);
+        assert!(matches!(first, Err(End::Failed(why)) if why == "first"));
+        assert!(matches!(second, Err(End::Failed(_))));
+    }
+
+    #[tokio::test]
+    async fn a_revoke_takes_its_messages_out_and_no_others() {
+        let (buffer, mut feed) = (Buffer::new(8, 10_000), Feed::new());
+        feed.push(&buffer, 0, 5);
+        feed.push(&buffer, 1, 3);
+        assert!(buffer.is_full());
+        feed.assignments.begin_revoke(&[partition(0)]);
+        buffer.purge_revoked();
+        assert!(!buffer.is_full() && buffer.has_ample_room());
+        let left = buffer.take(100).await.expect("open");
+        assert!(left.iter().all(|fetched| fetched.assignment.partition().number == 1));
+        assert_eq!(left.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn full_means_messages_or_bytes_and_room_comes_back_at_half() {
+        for (messages_max, bytes_max) in [(10, 10_000), (1_000, 100)] {
+            let (buffer, mut feed) = (Buffer::new(messages_max, bytes_max), Feed::new());
+            feed.push(&buffer, 0, 10);
+            assert!(buffer.is_full() && !buffer.wait_for_room(Duration::ZERO));
+            buffer.take(4).await.expect("open");
+            assert!(!buffer.has_ample_room());
+            assert!(buffer.wait_for_room(Duration::ZERO), "after the patience, any room will do");
+            buffer.take(1).await.expect("open");
+            assert!(buffer.has_ample_room());
+        }
+    }
+
+    #[test]
+    fn whoever_waits_for_room_is_woken_at_half() {
+        let (buffer, mut feed) = (Buffer::new(10, 10_000), Feed::new());
+        feed.push(&buffer, 0, 10);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| buffer.wait_for_room(Duration::from_secs(60)));
+            while !buffer.queue().awaited {
+                std::thread::yield_now();
+            }
+            assert!(matches!(buffer.try_take(5), Some(Ok(taken)) if taken.len() == 5));
+            assert!(waiting.join().expect("no panic"));
+        });
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+}

@@ -180,3 +180,51 @@ impl Drop for StopOnDrop<'_> {
         self.0.desk.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_asks_for_a_commit_waits_no_longer_than_he_can() {
+        let desk = CommitDesk::default();
+        let outcome = desk.commit_now(Instant::now());
+        assert!(matches!(outcome, CommitOutcome::Failed(_)), "nobody commits here");
+    }
+
+    #[test]
+    fn a_desk_that_stops_sends_everybody_home() {
+        let desk = CommitDesk::default();
+        let far = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| desk.commit_now(far));
+            while desk.orders().asked == 0 {
+                std::thread::yield_now();
+            }
+            desk.stop();
+            assert!(matches!(waiting.join().expect("no panic"), CommitOutcome::Failed(_)));
+        });
+        assert!(matches!(desk.commit_now(far), CommitOutcome::Failed(_)));
+        assert!(desk.next(Duration::from_secs(60)).is_none());
+        assert!(Instant::now() < far);
+    }
+
+    #[test]
+    fn an_order_that_comes_during_a_round_gets_a_round_of_its_own() {
+        let desk = CommitDesk::default();
+        let far = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| desk.commit_now(far));
+            let round = desk.next(Duration::from_secs(60)).expect("an order");
+            let second = scope.spawn(|| desk.commit_now(far));
+            while desk.orders().asked == round {
+                std::thread::yield_now();
+            }
+            desk.finish(round, CommitOutcome::Committed);
+            assert_eq!(first.join().expect("no panic"), CommitOutcome::Committed);
+            let round = desk.next(Duration::from_secs(60)).expect("another order");
+            desk.finish(round, CommitOutcome::NotOurs("moved".to_owned()));
+            assert_eq!(second.join().expect("no panic"), CommitOutcome::NotOurs("moved".to_owned()));
+        });
+    }
+}

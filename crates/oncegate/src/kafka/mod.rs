@@ -20,7 +20,7 @@
 //! | `oncegate-origin-timestamp` | its timestamp there, in milliseconds since 1970 |
 //! | `oncegate-scope` | the scope of the gate that gave it up |
 //! | `oncegate-key` | its idempotency key, if one could be derived |
-//! | `oncegate-cause` | `bad_key`, `permanent`, `attempts_used_up` or `mismatch` |
+//! | `oncegate-cause` | `bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over` |
 //! | `oncegate-reason` | the reason in words, at most 1 KiB |
 //! | `oncegate-attempts` | how many attempts ran |
 //! | `oncegate-failed-at` | when it was given up, in milliseconds since 1970 |

@@ -19,7 +19,7 @@ struct KafkaTicket {
 pub(crate) fn delivery(fetched: Fetched) -> Delivery {
     let Fetched { message, assignment, receipt, .. } = fetched;
     let ticket = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
-    Delivery { message, ticket: Box::new(ticket) }
+    Delivery { message, ticket: Arc::new(ticket) }
 }
 
 impl Ticket for KafkaTicket {
@@ -32,20 +32,19 @@ impl Ticket for KafkaTicket {
         started
     }
 
+    fn ack(&self) {
+        self.assignment.complete(self.receipt);
+    }
+
     fn stop(&self) {
         if self.running.swap(false, Ordering::AcqRel) {
             self.assignment.stop();
         }
     }
-
-    fn ack(self: Box<Self>) {
-        self.assignment.complete(self.receipt);
-    }
 }
 
 impl Drop for KafkaTicket {
-    /// Ends the attempt, if one runs: behind the ack, so that a revoke that waits for it commits the ack too,
-    /// and also when the attempt's task was dropped.
+    /// Ends the attempt of a task that was dropped, so that no revoke waits for it.
     fn drop(&mut self) {
         self.stop();
     }
