@@ -6,6 +6,9 @@ pub mod message;
 pub mod observe;
 pub mod source;
 
+#[cfg(feature = "redis")]
+mod batch;
+
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "redis")]
