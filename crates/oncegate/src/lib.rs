@@ -20,6 +20,9 @@ pub mod message;
 pub mod observe;
 pub mod source;
 
+#[cfg(feature = "redis")]
+mod batch;
+
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "redis")]
