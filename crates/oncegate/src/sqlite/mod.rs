@@ -4,9 +4,8 @@
 //! [`rules::apply`](oncegate_core::rules::apply) itself, and writes what came out, all inside one
 //! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
 //!
-//! - The file: [`file`] (opening, schema, what is refused), [`row`] (a record as readable columns)
-//! - The threads: [`writer`] (group commit, purge), [`reader`] (looks), [`thread`] and [`queue`] between them and the callers
-//! - Time: [`clock`]
+//! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
+//! - `writer`: group commit and purge; `reader`: looks; `thread` and `queue`: between them and the callers
 //!
 //! An operator reads it with any SQLite shell, while it is in use:
 //!
@@ -256,5 +255,6 @@ async fn answered<T>(
     (0..count).map(|_| Err(error.clone())).collect()
 }
 
-#[cfg(all(test, feature = "testing"))]
+#[cfg(feature = "testing")]
+#[cfg(test)]
 mod tests;
