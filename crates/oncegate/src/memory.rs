@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{self, Checkup, Command, Store, StoreError};
+use oncegate_core::store::{self, Checkup, Command, Store, StoreError, Survey};
 use tokio::time::Instant;
 
 /// A store in this process's memory, for tests and for trying things out.
@@ -59,6 +59,10 @@ impl Store for MemoryStore {
         proposed: &str,
     ) -> Result<String, StoreError> {
         self.inner.describe(scope, expected, proposed).await
+    }
+
+    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
+        self.inner.survey(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
