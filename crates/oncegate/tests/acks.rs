@@ -78,7 +78,12 @@ impl Store for Scripted {
         self.inner.look(keys).await
     }
 
-    async fn describe(&self, scope: &Scope, expected: Option<&str>, proposed: &str) -> Result<String, StoreError> {
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
         self.inner.describe(scope, expected, proposed).await
     }
 
@@ -149,13 +154,17 @@ async fn run(trouble: Completions) -> usize {
         counted.fetch_add(1, Relaxed);
         async { Ok(()) }
     };
-    let consumer = Consumer::new(Shared(Arc::clone(&one)), gate, handler).observer(Arc::clone(&counters) as _);
+    let consumer =
+        Consumer::new(Shared(Arc::clone(&one)), gate, handler).observer(Arc::clone(&counters) as _);
     let (stop, mut stopped) = watch::channel(false);
     let shutdown = async move { _ = stopped.wait_for(|stop| *stop).await };
     let running = tokio::spawn(consumer.run_until(shutdown));
 
     let hour = tokio::time::Instant::now() + Duration::from_secs(3600);
-    tokio::time::timeout_at(hour, tried.wait_for(|tried| *tried >= 5)).await.expect("completions are repeated").unwrap();
+    tokio::time::timeout_at(hour, tried.wait_for(|tried| *tried >= 5))
+        .await
+        .expect("completions are repeated")
+        .unwrap();
     assert_eq!(one.acks.load(Relaxed), 0, "{trouble:?}: acknowledged without a completion that is known");
 
     *store.completions.lock().unwrap() = Completions::Work;

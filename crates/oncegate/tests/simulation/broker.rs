@@ -104,7 +104,9 @@ impl State {
 
     fn take(&mut self, member: usize, most: usize) -> Vec<usize> {
         let mine = |n: &usize| {
-            self.owner.get(n) == Some(&member) && !self.acked.contains(n) && !self.given.contains(&(member, *n))
+            self.owner.get(n) == Some(&member)
+                && !self.acked.contains(n)
+                && !self.given.contains(&(member, *n))
         };
         let taken: Vec<usize> = (0..self.payloads.len()).filter(mine).take(most).collect();
         self.given.extend(taken.iter().map(|n| (member, *n)));

@@ -13,7 +13,8 @@ use world::{Report, World};
 const DEFAULT_SEEDS: u64 = 2_000;
 
 fn run(seed: u64) -> Report {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async { World::new(seed).run().await })
 }
 
@@ -39,7 +40,8 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
     let half = seeds / 2;
     let runs = |from: u64, to: u64| std::thread::spawn(move || (from..to).map(run).collect::<Vec<Report>>());
     let halves = [runs(first, first + half), runs(first + half, first + seeds)];
-    let reports: Vec<Report> = halves.into_iter().flat_map(|half| half.join().expect("the seed is printed above")).collect();
+    let reports: Vec<Report> =
+        halves.into_iter().flat_map(|half| half.join().expect("the seed is printed above")).collect();
 
     let (mut counts, mut faults) = (BTreeMap::new(), BTreeMap::new());
     for report in &reports {
@@ -48,7 +50,10 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
     }
     println!("reached: {counts:#?}\nfaults: {faults:#?}");
     for reached in REACHED {
-        assert!(counts.get(reached).is_some_and(|count| *count > 0), "no run reached {reached:?}: they prove nothing");
+        assert!(
+            counts.get(reached).is_some_and(|count| *count > 0),
+            "no run reached {reached:?}: they prove nothing"
+        );
     }
     assert!(faults.values().all(|count| *count > 0), "no run met one of the faults: {faults:?}");
 }

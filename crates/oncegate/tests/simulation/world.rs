@@ -13,8 +13,8 @@ use oncegate::core::store::Store;
 use oncegate::core::testing::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
-    Backoff, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore, Message, Ordering,
-    Origin,
+    Backoff, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore, Message,
+    Ordering, Origin,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -32,13 +32,19 @@ const QUIET_WITHIN: Duration = Duration::from_secs(3 * 3600);
 #[derive(Clone, Copy, Debug)]
 enum Behaviour {
     Quick,
-    Slow { ms: u64 },
-    FailsAtFirst { times: u32 },
+    Slow {
+        ms: u64,
+    },
+    FailsAtFirst {
+        times: u32,
+    },
     FailsAlways,
     GivesUp,
     PanicsAtFirst,
     /// Does not look at its cancellation.
-    Stubborn { ms: u64 },
+    Stubborn {
+        ms: u64,
+    },
     /// Never returns at its first attempt.
     Hangs,
 }
@@ -214,16 +220,21 @@ impl World {
                 matches!(record.state, State::Completed { .. } | State::Failed { handed_over: true, .. })
             };
             let records = memory.records();
-            let completed = records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
+            let completed =
+                records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
             let buried = ledger.letters.lock().unwrap().contains_key(&n.to_string());
-            assert!(completed || buried, "seed {seed}: message {n} was acknowledged without COMPLETED or a dead letter");
+            assert!(
+                completed || buried,
+                "seed {seed}: message {n} was acknowledged without COMPLETED or a dead letter"
+            );
         })
     }
 
     fn start_worker(&mut self) {
         let member = self.broker.join(self.judge());
         self.started += 1;
-        let gate = Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
+        let gate =
+            Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
         let handler = Pay { behaviours: Arc::clone(&self.behaviours), ledger: Arc::clone(&self.ledger) };
         let letters = Letters { ledger: Arc::clone(&self.ledger), rng: Mutex::new(self.rng.fork()) };
         let ordering = [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
@@ -259,8 +270,17 @@ impl World {
         if self.store_losses == 0 {
             self.broker.rewind();
             self.finish().await;
-            assert_eq!(before, *self.ledger.effects.lock().unwrap(), "seed {}: a replay had effects", self.seed);
-            assert!(self.ledger.letters.lock().unwrap().len() == dead, "seed {}: a replay buried more", self.seed);
+            assert_eq!(
+                before,
+                *self.ledger.effects.lock().unwrap(),
+                "seed {}: a replay had effects",
+                self.seed
+            );
+            assert!(
+                self.ledger.letters.lock().unwrap().len() == dead,
+                "seed {}: a replay buried more",
+                self.seed
+            );
         }
         self.stop_all().await;
         self.judge_effects();
@@ -354,8 +374,13 @@ impl World {
             assert!(extra <= explained, "seed {}: {extra} extra effects, {explained} explained", self.seed);
         }
         for (n, payload) in self.broker.payloads().into_iter().enumerate() {
-            let effect = serde_json::from_str::<Payment>(&payload).is_ok_and(|payment| effects.contains_key(&payment.id));
-            assert!(effect || letters.contains_key(&n.to_string()), "seed {}: message {n} is lost", self.seed);
+            let effect = serde_json::from_str::<Payment>(&payload)
+                .is_ok_and(|payment| effects.contains_key(&payment.id));
+            assert!(
+                effect || letters.contains_key(&n.to_string()),
+                "seed {}: message {n} is lost",
+                self.seed
+            );
         }
         for (id, results) in &*self.ledger.results.lock().unwrap() {
             let same = results.windows(2).all(|pair| pair[0] == pair[1]);
