@@ -1,1 +1,51 @@
-//! To come.
+//! Kafka: a source, dead letters, and a reader for whole topics.
+//!
+//! | what | where |
+//! |---|---|
+//! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
+//! | what happens when partitions come and go | `member` |
+//! | back-pressure, errors of the client | `poll`, `buffer` |
+//! | which client settings are chosen and refused | `settings` |
+//!
+//! # Headers
+//!
+//! A dead letter has the payload, key and headers of its message, and these headers in UTF-8 beside them.
+//! The same names on the message itself, from an earlier round, are replaced.
+//!
+//! | header | value |
+//! |---|---|
+//! | `oncegate-route` | the route; a source that reads this header keeps it as the message's route |
+//! | `oncegate-origin-topic`, `-partition`, `-offset` | where the message was consumed, if from Kafka |
+//! | `oncegate-origin` | the same in words, if not from Kafka |
+//! | `oncegate-origin-timestamp` | its timestamp there, in milliseconds since 1970 |
+//! | `oncegate-scope` | the scope of the gate that gave it up |
+//! | `oncegate-key` | its idempotency key, if one could be derived |
+//! | `oncegate-cause` | `bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over` |
+//! | `oncegate-reason` | the reason in words, at most 1 KiB |
+//! | `oncegate-attempts` | how many attempts ran |
+//! | `oncegate-failed-at` | when it was given up, in milliseconds since 1970 |
+//!
+//! A header whose name is not UTF-8 is delivered without its value, under the name U+FFFD: the client library
+//! gives no access to it. (It panics; the panic is caught, so a program built with `panic = "abort"` ends.)
+
+mod source;
+
+mod assignment;
+mod buffer;
+mod commit;
+mod convert;
+mod dead_letters;
+mod member;
+mod poll;
+mod reader;
+mod settings;
+mod ticket;
+mod topics;
+mod watermark;
+
+pub use dead_letters::KafkaDeadLetters;
+pub use reader::TopicReader;
+pub use source::KafkaSource;
+
+/// Names the route of a message that was retried or redriven.
+pub(crate) const ROUTE_HEADER: &str = "oncegate-route";

@@ -1,0 +1,303 @@
+//! The watermark and the epochs against a model that is too simple to be wrong.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::*;
+
+fn partition(number: i32) -> Partition {
+    Partition { topic: "orders".into(), number }
+}
+
+fn assigned(number: i32) -> (Assignments, Arc<Assignment>) {
+    let assignments = Assignments::default();
+    assignments.assign([partition(number)]);
+    let [assignment] = assignments.all().try_into().expect("one");
+    (assignments, assignment)
+}
+
+fn positions(assignments: &Assignments) -> BTreeMap<i32, i64> {
+    assignments.due().iter().map(|due| (due.partition().number, due.position)).collect()
+}
+
+fn commit(assignments: &Assignments) -> BTreeMap<i32, i64> {
+    let due = assignments.due();
+    let positions = due.iter().map(|due| (due.partition().number, due.position)).collect();
+    assignments.committed(&due);
+    positions
+}
+
+#[test]
+fn every_order_of_completions_commits_the_first_incomplete_one() {
+    const OFFSETS: [i64; 6] = [0, 1, 5, 6, 1_000_000_000_000, 1_000_000_000_001];
+    for order in permutations(OFFSETS.len()) {
+        let (assignments, assignment) = assigned(0);
+        let receipts = OFFSETS.map(|offset| assignment.receive(offset).expect("ours").receipt);
+        let mut done = [false; OFFSETS.len()];
+        for index in &order {
+            assert!(assignment.complete(receipts[*index]));
+            done[*index] = true;
+            let first = done.iter().position(|done| !done);
+            let expected = match first {
+                Some(0) => None,
+                Some(first) => Some(OFFSETS[first]),
+                None => Some(OFFSETS[OFFSETS.len() - 1] + 1),
+            };
+            assert_eq!(positions(&assignments).get(&0).copied(), expected, "{order:?} at {index}");
+            assert_eq!(assignment.span(), first.map_or(0, |first| OFFSETS.len() - first));
+        }
+    }
+}
+
+fn permutations(length: usize) -> Vec<Vec<usize>> {
+    if length == 0 {
+        return vec![Vec::new()];
+    }
+    let insert = |shorter: Vec<usize>| {
+        (0..length).map(move |at| {
+            let mut longer = shorter.clone();
+            longer.insert(at, length - 1);
+            longer
+        })
+    };
+    permutations(length - 1).into_iter().flat_map(insert).collect()
+}
+
+/// What one partition has seen in one epoch, as plain as can be.
+#[derive(Debug, Default)]
+struct Epoch {
+    received: BTreeMap<i64, bool>,
+    committed: Option<i64>,
+}
+
+impl Epoch {
+    fn due(&self) -> Option<i64> {
+        let first = *self.received.first_key_value()?.0;
+        let incomplete = self.received.iter().find(|(_, done)| !**done).map(|(offset, _)| *offset);
+        let position = incomplete.or(self.received.last_key_value().map(|(last, _)| last + 1))?;
+        (position > first && self.committed.is_none_or(|committed| position > committed)).then_some(position)
+    }
+}
+
+/// A ticket of the run: the real one, and where the model has it.
+struct Given {
+    assignment: Arc<Assignment>,
+    receipt: Receipt,
+    partition: i32,
+    epoch: usize,
+    offset: i64,
+}
+
+#[derive(Default)]
+struct Run {
+    assignments: Assignments,
+    /// By number in the order of their beginning.
+    epochs: Vec<Epoch>,
+    current: BTreeMap<i32, usize>,
+    given: Vec<Given>,
+    /// Decided and not yet answered, as the commit thread has it.
+    in_flight: Option<(Vec<Due>, BTreeMap<i32, usize>)>,
+}
+
+const PARTITIONS: std::ops::Range<i32> = 0..3;
+
+impl Run {
+    fn step(&mut self, random: &mut fastrand::Rng) {
+        let number = random.i32(PARTITIONS);
+        match random.u8(..100) {
+            0..4 => self.assign(number),
+            4..7 => self.revoke(number),
+            7..50 => self.receive(number, random),
+            50..85 => self.complete(random),
+            85..93 => self.decide(),
+            _ => self.answer(random.bool()),
+        }
+        self.check();
+    }
+
+    fn assign(&mut self, number: i32) {
+        self.assignments.assign([partition(number)]);
+        self.epochs.push(Epoch::default());
+        self.current.insert(number, self.epochs.len() - 1);
+    }
+
+    fn revoke(&mut self, number: i32) {
+        let revoked = self.assignments.begin_revoke(&[partition(number)]);
+        assert_eq!(revoked.len(), usize::from(self.current.contains_key(&number)));
+        assert!(revoked.iter().all(|assignment| !assignment.start() && assignment.is_revoked()));
+        // A revoke that drains still commits; check() looks at it here.
+        self.check();
+        self.assignments.end(&revoked);
+        self.current.remove(&number);
+    }
+
+    fn receive(&mut self, number: i32, random: &mut fastrand::Rng) {
+        let all = self.assignments.all();
+        let Some(assignment) = all.iter().find(|one| one.partition.number == number) else {
+            assert!(!self.current.contains_key(&number));
+            return;
+        };
+        let mut epoch = self.current[&number];
+        let last = self.epochs[epoch].received.last_key_value().map(|(last, _)| *last);
+        let rewinds = last.is_some() && random.u8(..40) == 0;
+        let offset = match last {
+            Some(last) if rewinds => random.i64(0..=last),
+            Some(last) => last + if random.bool() { 1 } else { random.i64(1..50) },
+            None => random.i64(0..100),
+        };
+        if rewinds {
+            self.epochs.push(Epoch::default());
+            epoch = self.epochs.len() - 1;
+            self.current.insert(number, epoch);
+        }
+        let received = assignment.receive(offset).expect("ours");
+        assert_eq!(received.rewound, rewinds);
+        self.epochs[epoch].received.insert(offset, false);
+        let incomplete = self.epochs[epoch].received.iter().find(|(_, done)| !**done).expect("this one");
+        assert_eq!(received.span, self.epochs[epoch].received.range(incomplete.0..).count());
+        let receipt = received.receipt;
+        self.given.push(Given {
+            assignment: Arc::clone(assignment),
+            receipt,
+            partition: number,
+            epoch,
+            offset,
+        });
+    }
+
+    /// Any message ever received, of whatever epoch, also a second time.
+    fn complete(&mut self, random: &mut fastrand::Rng) {
+        if self.given.is_empty() {
+            return;
+        }
+        let recent = self.given.len().saturating_sub(12);
+        let index = if random.u8(..10) == 0 {
+            random.usize(..self.given.len())
+        } else {
+            random.usize(recent..self.given.len())
+        };
+        let given = &self.given[index];
+        let ours = self.current.get(&given.partition) == Some(&given.epoch);
+        let done = self.epochs[given.epoch].received.get_mut(&given.offset).expect("it was received");
+        let news = ours && !*done;
+        assert_eq!(given.assignment.complete(given.receipt), news);
+        if ours {
+            *done = true;
+        }
+    }
+
+    fn decide(&mut self) {
+        if self.in_flight.is_none() {
+            self.in_flight = Some((self.assignments.due(), self.current.clone()));
+        }
+    }
+
+    /// The broker answers a commit, maybe long after other things have happened.
+    fn answer(&mut self, well: bool) {
+        let Some((due, epochs)) = self.in_flight.take() else {
+            return;
+        };
+        if !well {
+            return;
+        }
+        self.assignments.committed(&due);
+        for due in due {
+            let epoch = &mut self.epochs[epochs[&due.partition().number]];
+            assert!(epoch.committed < Some(due.position), "a commit went back");
+            epoch.committed = Some(due.position);
+        }
+    }
+
+    fn check(&self) {
+        let due = |(number, epoch): (&i32, &usize)| Some((*number, self.epochs[*epoch].due()?));
+        let expected: BTreeMap<_, _> = self.current.iter().filter_map(due).collect();
+        assert_eq!(positions(&self.assignments), expected);
+    }
+}
+
+#[test]
+fn random_runs_commit_what_the_model_commits() {
+    const RUNS: u64 = 3_000;
+    const STEPS: usize = 200;
+    let base = fastrand::u64(..);
+    let mut committed = 0;
+    for seed in (0..RUNS).map(|run| base.wrapping_add(run)) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let run = std::panic::AssertUnwindSafe(|| {
+            let mut run = Run::default();
+            (0..STEPS).for_each(|_| run.step(&mut random));
+            run.epochs.iter().filter(|epoch| epoch.committed.is_some()).count()
+        });
+        match std::panic::catch_unwind(run) {
+            Ok(count) => committed += count,
+            Err(panic) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    assert!(committed > 1_000, "the runs hardly commit anything: {committed}");
+}
+
+#[test]
+fn nothing_of_a_revoked_partition_is_committed() {
+    let (assignments, assignment) = assigned(7);
+    let [first, second] = [10, 11].map(|offset| assignment.receive(offset).expect("ours").receipt);
+    assert!(assignment.complete(first));
+    let late = assignments.due();
+
+    let revoked = assignments.begin_revoke(&[partition(7)]);
+    assert_eq!(commit(&assignments), BTreeMap::from([(7, 11)]), "the revoke itself may commit");
+    assignments.end(&revoked);
+
+    assert!(!assignment.complete(second), "its epoch is over");
+    assert!(assignment.receive(12).is_none(), "what comes late was not asked for");
+    assert!(positions(&assignments).is_empty());
+
+    assignments.assign([partition(7)]);
+    assignments.committed(&late);
+    let again = assignments.all().remove(0);
+    let receipt = again.receive(10).expect("ours").receipt;
+    assert!(!assignment.complete(first) && again.complete(receipt));
+    assert_eq!(commit(&assignments), BTreeMap::from([(7, 11)]), "the old epoch's commit does not count");
+    assert!(commit(&assignments).is_empty(), "what has not moved is not committed again");
+}
+
+#[test]
+fn a_revoke_waits_for_what_has_started_and_for_nothing_else() {
+    let (assignments, assignment) = assigned(0);
+    assert!(assignment.start() && assignment.start());
+    let revoked = assignments.begin_revoke(&[partition(0)]);
+    assert!(!assignment.start(), "nothing starts any more");
+    assert_eq!(assignments.wait_drained(&revoked, Instant::now()), 2, "the deadline holds");
+
+    let far = Instant::now() + Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| assignments.wait_drained(&revoked, far));
+        assignment.stop();
+        assignment.stop();
+        assert_eq!(waiting.join().expect("no panic"), 0);
+    });
+    assert!(Instant::now() < far, "it was woken");
+}
+
+#[test]
+fn a_start_and_a_revoke_at_once_never_miss_each_other() {
+    for _ in 0..2_000 {
+        let (assignments, assignment) = assigned(0);
+        let running = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while assignment.start() {
+                    running.store(1, Ordering::SeqCst);
+                    running.store(0, Ordering::SeqCst);
+                    assignment.stop();
+                }
+            });
+            let revoked = assignments.begin_revoke(&[partition(0)]);
+            let far = Instant::now() + Duration::from_secs(60);
+            assert_eq!(assignments.wait_drained(&revoked, far), 0);
+            assert_eq!(running.load(Ordering::SeqCst), 0, "an attempt runs behind the drain");
+        });
+    }
+}

@@ -1,0 +1,230 @@
+//! Commits, on a thread of their own.
+//!
+//! A synchronous commit is the only one whose failure is seen, and it has no bound: 6 s in a rebalance, 31 s
+//! with the broker down. So it runs beside the poll thread, at most one at a time; whoever needs one now
+//! (a revoke) asks here and waits for as long as it can afford. One at a time also means that no earlier
+//! commit is still on its way when a later one has been answered.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::topic_partition_list::Offset;
+
+use super::assignment::Due;
+use super::member::{Context, Member};
+use crate::observe::Event;
+
+/// Where commits are asked for.
+#[derive(Debug, Default)]
+pub(crate) struct CommitDesk {
+    orders: Mutex<Orders>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    /// Rounds asked for, and rounds done; the same when there is nothing to do.
+    asked: u64,
+    done: u64,
+    outcome: CommitOutcome,
+    stopped: bool,
+}
+
+/// How a round of commits went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CommitOutcome {
+    /// The broker has every position.
+    #[default]
+    Committed,
+    /// The group has moved on without us: the partitions are another member's, or will be.
+    NotOurs(String),
+    /// The broker may have none of it.
+    Failed(String),
+}
+
+impl CommitDesk {
+    /// Asks for a commit of everything that is due, and waits for its end, but not beyond `deadline`.
+    pub(crate) fn commit_now(&self, deadline: Instant) -> CommitOutcome {
+        let mut orders = self.orders();
+        if orders.stopped {
+            return CommitOutcome::Failed("the commit thread has ended".to_owned());
+        }
+        orders.asked += 1;
+        let round = orders.asked;
+        self.changed.notify_all();
+        while orders.done < round {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || orders.stopped {
+                return CommitOutcome::Failed("the broker has not answered a commit in time".to_owned());
+            }
+            orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        orders.outcome.clone()
+    }
+
+    /// No more commits; the thread ends when the one that runs is over.
+    pub(crate) fn stop(&self) {
+        self.orders().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for an order, or for the interval to pass. The number of the newest order; `None` to end.
+    fn next(&self, interval: Duration) -> Option<u64> {
+        let deadline = Instant::now() + interval;
+        let mut orders = self.orders();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if orders.stopped {
+                return None;
+            }
+            if orders.asked > orders.done || left.is_zero() {
+                return Some(orders.asked);
+            }
+            orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn finish(&self, round: u64, outcome: CommitOutcome) {
+        let mut orders = self.orders();
+        orders.done = round;
+        orders.outcome = outcome;
+        self.changed.notify_all();
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The commit thread: commits what is due, by time and by order, until the desk stops.
+pub(crate) fn run(consumer: &BaseConsumer<Context>, member: &Member, interval: Duration) {
+    while let Some(round) = member.desk.next(interval) {
+        let outcome = commit_due(consumer, member);
+        member.report_acked();
+        member.desk.finish(round, outcome);
+    }
+    member.report_acked();
+}
+
+fn commit_due(consumer: &BaseConsumer<Context>, member: &Member) -> CommitOutcome {
+    let due = member.assignments.due();
+    if due.is_empty() {
+        return CommitOutcome::Committed;
+    }
+    let committed = list(&due).and_then(|list| consumer.commit(&list, CommitMode::Sync));
+    let Err(error) = committed else {
+        member.assignments.committed(&due);
+        member.observer.observe(Event::Committed { partitions: due.len() });
+        return CommitOutcome::Committed;
+    };
+    if group_moved_on(&error) {
+        tracing::debug!(%error, "a commit came too late for its group generation; dropped");
+        return CommitOutcome::NotOurs(error.to_string());
+    }
+    tracing::warn!(%error, partitions = due.len(), "offsets could not be committed; trying again");
+    member.observer.observe(Event::SourceError { operation: "commit" });
+    CommitOutcome::Failed(error.to_string())
+}
+
+fn list(due: &[Due]) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(due.len());
+    for due in due {
+        let partition = due.partition();
+        list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(due.position))?;
+    }
+    Ok(list)
+}
+
+/// Whether the coordinator refuses because the member or its generation is no longer the group's. Every
+/// healthy group gives these around a rebalance. The positions stay, and the next round tries again with
+/// whatever is still ours.
+fn group_moved_on(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode::{
+        FencedInstanceId, FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch,
+        UnknownMemberId,
+    };
+    matches!(
+        error,
+        KafkaError::ConsumerCommit(
+            FencedInstanceId
+                | FencedMemberEpoch
+                | IllegalGeneration
+                | RebalanceInProgress
+                | StaleMemberEpoch
+                | UnknownMemberId
+        )
+    )
+}
+
+/// The thread's handle on what it shares with the poll thread.
+pub(crate) fn spawn(
+    consumer: Arc<BaseConsumer<Context>>,
+    member: Arc<Member>,
+    interval: Duration,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let body = move || {
+        // Whoever waits for a commit must not wait for a thread that has panicked.
+        let _stop = StopOnDrop(&member);
+        run(&consumer, &member, interval);
+    };
+    std::thread::Builder::new().name("oncegate-commit".to_owned()).spawn(body)
+}
+
+struct StopOnDrop<'a>(&'a Member);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.desk.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_asks_for_a_commit_waits_no_longer_than_he_can() {
+        let desk = CommitDesk::default();
+        let outcome = desk.commit_now(Instant::now());
+        assert!(matches!(outcome, CommitOutcome::Failed(_)), "nobody commits here");
+    }
+
+    #[test]
+    fn a_desk_that_stops_sends_everybody_home() {
+        let desk = CommitDesk::default();
+        let far = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| desk.commit_now(far));
+            while desk.orders().asked == 0 {
+                std::thread::yield_now();
+            }
+            desk.stop();
+            assert!(matches!(waiting.join().expect("no panic"), CommitOutcome::Failed(_)));
+        });
+        assert!(matches!(desk.commit_now(far), CommitOutcome::Failed(_)));
+        assert!(desk.next(Duration::from_secs(60)).is_none());
+        assert!(Instant::now() < far);
+    }
+
+    #[test]
+    fn an_order_that_comes_during_a_round_gets_a_round_of_its_own() {
+        let desk = CommitDesk::default();
+        let far = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| desk.commit_now(far));
+            let round = desk.next(Duration::from_secs(60)).expect("an order");
+            let second = scope.spawn(|| desk.commit_now(far));
+            while desk.orders().asked == round {
+                std::thread::yield_now();
+            }
+            desk.finish(round, CommitOutcome::Committed);
+            assert_eq!(first.join().expect("no panic"), CommitOutcome::Committed);
+            let round = desk.next(Duration::from_secs(60)).expect("another order");
+            desk.finish(round, CommitOutcome::NotOurs("moved".to_owned()));
+            assert_eq!(second.join().expect("no panic"), CommitOutcome::NotOurs("moved".to_owned()));
+        });
+    }
+}

@@ -1,0 +1,238 @@
+//! Dead letters to a Kafka topic.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::BaseConsumer;
+use rdkafka::error::KafkaError;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+
+use super::settings::{self, Property};
+use super::{ROUTE_HEADER, member, topics};
+use crate::dead_letters::{DeadLetter, DeadLetters};
+use crate::failure::BoxError;
+use crate::message::{Message, Origin};
+
+/// Every header of ours begins so.
+const PREFIX: &str = "oncegate-";
+
+/// The longest `oncegate-reason`, in bytes.
+const REASON_MAX_BYTES: usize = 1024;
+
+/// How long opening waits for the brokers.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A topic that keeps the messages that were given up: their payload, key and headers untouched, and
+/// headers that say where they came from and why they are here (see [`kafka`](super)).
+///
+/// A letter counts as sent when all in-sync replicas have it.
+pub struct KafkaDeadLetters {
+    brokers: String,
+    topic: String,
+    properties: Vec<Property>,
+    /// Topics that a source consumes, none of which may be ours.
+    consumed: Vec<String>,
+    producer: Mutex<Option<FutureProducer<Context>>>,
+}
+
+/// What only oncegate may decide about a producer.
+const REFUSED: &[(&str, &str)] = &[
+    ("bootstrap.servers", "the brokers are the first argument"),
+    ("metadata.broker.list", "the brokers are the first argument"),
+    ("acks", "a letter must reach all in-sync replicas"),
+    ("request.required.acks", "a letter must reach all in-sync replicas"),
+    ("enable.idempotence", "a retry inside the client must not write a letter twice"),
+    ("transactional.id", "letters are not written in transactions"),
+];
+
+/// Properties of a source's connection that a producer beside it needs as well.
+const CONNECTION: &[&str] = &["security.", "sasl.", "ssl.", "socket.", "broker.address.", "client.", "debug"];
+
+impl KafkaDeadLetters {
+    /// Dead letters to `topic` in the cluster at `brokers` (`"host:port,host:port"`).
+    ///
+    /// [`KafkaSource::dead_letters`](super::KafkaSource::dead_letters) takes both the brokers and the
+    /// connection properties from a source.
+    pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
+        Self {
+            brokers: brokers.into(),
+            topic: topic.into(),
+            properties: Vec::new(),
+            consumed: Vec::new(),
+            producer: Mutex::default(),
+        }
+    }
+
+    /// Sets a property of the librdkafka producer, such as `compression.type`. What would lose letters is
+    /// refused by name when it opens.
+    #[must_use]
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.properties.push((name.into(), value.into()));
+        self
+    }
+
+    pub(crate) fn beside(mut self, consumed: Vec<String>, properties: &[Property]) -> Self {
+        self.consumed = consumed;
+        self.properties.extend(properties.iter().filter(|property| is_connection(property)).cloned());
+        self
+    }
+
+    fn config(&self) -> Result<ClientConfig, BoxError> {
+        settings::refuse(&self.properties, REFUSED)?;
+        let mut config = ClientConfig::new();
+        config
+            .set("client.id", "oncegate")
+            // The consumer tries again by itself; five minutes, the client's default, would stop it in silence.
+            .set("delivery.timeout.ms", "30000")
+            // The broker's limit decides, and not a second one here.
+            .set("message.max.bytes", "100000000")
+            // Equal keys meet in the same partition as with other clients.
+            .set("partitioner", "murmur2_random");
+        for (name, value) in &self.properties {
+            config.set(name, value);
+        }
+        config.set("bootstrap.servers", &self.brokers).set("acks", "all").set("enable.idempotence", "true");
+        Ok(config)
+    }
+
+    fn refuse_loop(&self, consumed: &str) -> Result<(), BoxError> {
+        if consumed == self.topic {
+            return Err(format!(
+                "the dead letters' topic {consumed} is consumed by the same consumer: every letter would \
+                 come back as a message"
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    fn producer(&self) -> Result<FutureProducer<Context>, BoxError> {
+        let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        producer.clone().ok_or_else(|| "the dead letters have not been opened".into())
+    }
+}
+
+#[async_trait]
+impl DeadLetters for KafkaDeadLetters {
+    /// Checks that the topic exists, and that no source consumes it.
+    async fn open(&self) -> Result<(), BoxError> {
+        settings::check_topic(&self.topic)?;
+        self.consumed.iter().try_for_each(|consumed| self.refuse_loop(consumed))?;
+        let config = self.config()?;
+        let producer = config.create_with_context(Context).map_err(settings::unusable)?;
+        // A producer that asks about a topic makes it, where brokers allow that; a consumer does not.
+        let mut config = ClientConfig::new();
+        config.extend(self.properties.iter().filter(|property| is_connection(property)).cloned());
+        config.set("bootstrap.servers", &self.brokers);
+        let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
+        let asking = tokio::task::spawn_blocking(move || {
+            let client: BaseConsumer = config.create().map_err(settings::unusable)?;
+            topics::check(&client, &brokers, &[topic], OPEN_TIMEOUT)
+        });
+        asking.await??;
+        *self.producer.lock().unwrap_or_else(PoisonError::into_inner) = Some(producer);
+        Ok(())
+    }
+
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        let message = &letter.message;
+        if let Origin::Kafka { topic, .. } = message.origin() {
+            self.refuse_loop(topic)?;
+        }
+        let producer = self.producer()?;
+        let mut record = FutureRecord::<[u8], [u8]>::to(&self.topic).headers(headers(letter));
+        if !message.is_tombstone() {
+            record = record.payload(message.payload());
+        }
+        if let Some(key) = message.key() {
+            record = record.key(key);
+        }
+        let undelivered = |error: KafkaError| format!("dead letter to {}: {error}", self.topic);
+        let report = producer.send_result(record).map_err(|(error, _)| undelivered(error))?;
+        let delivered = report.await.map_err(|_| undelivered(KafkaError::Canceled))?;
+        delivered.map_err(|(error, _)| undelivered(error))?;
+        Ok(())
+    }
+}
+
+fn is_connection((name, _): &Property) -> bool {
+    CONNECTION.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The message's own headers, and ours.
+fn headers(letter: &DeadLetter) -> OwnedHeaders {
+    let message = &letter.message;
+    let mut headers = OwnedHeaders::new_with_capacity(message.headers().len() + 12);
+    for header in message.headers().iter().filter(|header| !header.name.starts_with(PREFIX)) {
+        headers = headers.insert(Header { key: &header.name, value: header.value.as_deref() });
+    }
+    for (name, value) in provenance(letter) {
+        headers = headers.insert(Header { key: name, value: Some(value.as_bytes()) });
+    }
+    headers
+}
+
+fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
+    let message: &Message = &letter.message;
+    let mut ours = vec![(ROUTE_HEADER, message.route().to_owned())];
+    match message.origin() {
+        Origin::Kafka { topic, partition, offset } => ours.extend([
+            ("oncegate-origin-topic", topic.to_string()),
+            ("oncegate-origin-partition", partition.to_string()),
+            ("oncegate-origin-offset", offset.to_string()),
+        ]),
+        other => ours.push(("oncegate-origin", other.to_string())),
+    }
+    if let Some(timestamp_ms) = message.timestamp_ms() {
+        ours.push(("oncegate-origin-timestamp", timestamp_ms.to_string()));
+    }
+    ours.push(("oncegate-scope", letter.scope.clone()));
+    if let Some(key) = &letter.key {
+        ours.push(("oncegate-key", key.clone()));
+    }
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    ours.extend([
+        ("oncegate-cause", letter.cause.as_str().to_owned()),
+        ("oncegate-reason", truncated(&letter.reason).to_owned()),
+        ("oncegate-attempts", letter.attempts.to_string()),
+        ("oncegate-failed-at", since_1970.as_millis().to_string()),
+    ]);
+    ours
+}
+
+/// The beginning of the reason, cut between characters.
+fn truncated(reason: &str) -> &str {
+    let cut = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+    cut.and_then(|end| reason.get(..end)).unwrap_or_default()
+}
+
+/// The producer's callbacks.
+#[derive(Debug)]
+struct Context;
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        member::log(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::warn!(%error, reason, "the dead letters' Kafka client reports trouble");
+    }
+
+    fn stats_raw(&self, _statistics: &[u8]) {}
+}
+
+impl fmt::Debug for KafkaDeadLetters {
+    /// Shows no property values: they hold passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaDeadLetters")
+            .field("brokers", &self.brokers)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,222 @@
+//! A member of the consumer group: what its threads share, and what it does when partitions come and go.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::TopicPartitionList;
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError, KafkaResult};
+
+use super::assignment::{Assignment, Assignments, Partition};
+use super::buffer::Buffer;
+use super::commit::{CommitDesk, CommitOutcome};
+use crate::observe::{Event, Observer};
+
+/// What the poll thread, the commit thread and the source share.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) assignments: Assignments,
+    pub(crate) buffer: Buffer,
+    pub(crate) desk: CommitDesk,
+    pub(crate) observer: Arc<dyn Observer>,
+    /// How long a revoke waits for what has started.
+    pub(crate) drain_timeout: Duration,
+    /// How long a revoke waits for its commit.
+    pub(crate) commit_patience: Duration,
+    /// Set once: from then on we leave, and are gone by this instant.
+    leave_by: OnceLock<Instant>,
+    /// Why we left without the last commit, for `close` to tell.
+    uncommitted: Mutex<Option<String>>,
+}
+
+impl Member {
+    pub(crate) fn new(
+        observer: Arc<dyn Observer>,
+        buffer: Buffer,
+        drain_timeout: Duration,
+        commit_patience: Duration,
+    ) -> Self {
+        Self {
+            assignments: Assignments::default(),
+            buffer,
+            desk: CommitDesk::default(),
+            observer,
+            drain_timeout,
+            commit_patience,
+            leave_by: OnceLock::new(),
+            uncommitted: Mutex::default(),
+        }
+    }
+
+    /// Asks the poll thread to leave the group. The first deadline counts.
+    pub(crate) fn leave(&self, by: Instant) {
+        let _ = self.leave_by.set(by);
+    }
+
+    /// The instant by which we should have left, once we are leaving.
+    pub(crate) fn leaving(&self) -> Option<Instant> {
+        self.leave_by.get().copied()
+    }
+
+    pub(crate) fn report_acked(&self) {
+        match self.assignments.take_acked() {
+            0 => {}
+            count => self.observer.observe(Event::Acked { count }),
+        }
+    }
+
+    /// Why we left without the last commit, if we did.
+    pub(crate) fn take_uncommitted(&self) -> Option<String> {
+        self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn assigned(&self, partitions: Vec<Partition>) {
+        if partitions.is_empty() {
+            return;
+        }
+        let assigned = partitions.len();
+        tracing::info!(partitions = %Names(&partitions), "partitions assigned");
+        self.assignments.assign(partitions);
+        self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
+    }
+
+    /// Gives partitions away: nothing of them starts any more, what has started may end, its positions are
+    /// committed, and then they are no longer ours.
+    ///
+    /// Runs inside `poll`, so it may not wait for anything that needs the poll thread: it waits for handlers
+    /// and for the commit thread, and for neither without a bound.
+    fn revoked(&self, partitions: &[Partition], lost: bool) {
+        if partitions.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        let revoked = self.assignments.begin_revoke(partitions);
+        self.buffer.purge_revoked();
+        if lost {
+            // Others have them already; waiting and committing would only do harm.
+            self.assignments.end(&revoked);
+            tracing::warn!(partitions = %Names(partitions), "partitions lost");
+        } else {
+            self.drain_and_commit(&revoked, begun);
+            self.assignments.end(&revoked);
+            let took_ms = begun.elapsed().as_millis();
+            tracing::info!(partitions = %Names(partitions), took_ms, "partitions revoked");
+        }
+        self.observer.observe(Event::Rebalanced { assigned: 0, revoked: partitions.len() });
+    }
+
+    fn drain_and_commit(&self, revoked: &[Arc<Assignment>], begun: Instant) {
+        let (mut drain_by, mut commit_by) = (begun + self.drain_timeout, None);
+        if let Some(leave_by) = self.leaving() {
+            // Whoever closes has a deadline of his own, and the commit needs a part of it.
+            let left = leave_by.saturating_duration_since(begun);
+            drain_by = drain_by.min(begun + left / 2);
+            commit_by = Some(leave_by);
+        }
+        let running = self.assignments.wait_drained(revoked, drain_by);
+        if running > 0 {
+            tracing::warn!(
+                running,
+                "handlers still run on partitions that are given away; their messages will be delivered again"
+            );
+        }
+        let patience = Instant::now() + self.commit_patience;
+        let commit_by = commit_by.map_or(patience, |by| by.min(patience));
+        match self.desk.commit_now(commit_by) {
+            CommitOutcome::Committed => {}
+            CommitOutcome::NotOurs(error) | CommitOutcome::Failed(error) => {
+                tracing::warn!(error, "partitions were given away without their last commit");
+                if self.leaving().is_some() {
+                    *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        }
+    }
+}
+
+/// librdkafka's callbacks. They run on the poll thread, inside `poll`.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) member: Arc<Member>,
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log(level, facility, line);
+    }
+
+    fn error(&self, _error: KafkaError, reason: &str) {
+        // The same error comes back from `poll`, where it is judged; only its text is lost there.
+        tracing::debug!(reason, "Kafka client error");
+    }
+
+    fn stats_raw(&self, _statistics: &[u8]) {}
+}
+
+impl ConsumerContext for Context {
+    fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        match rebalance {
+            Rebalance::Revoke(list) => self.member.revoked(&partitions(list), consumer.assignment_lost()),
+            Rebalance::Assign(list) => self.member.assigned(partitions(list)),
+            Rebalance::Error(error) => tracing::warn!(%error, "rebalance failed"),
+        }
+    }
+
+    fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        // A pause survives revocation and re-assignment: what comes back paused would stall in silence.
+        if let Rebalance::Assign(list) = rebalance {
+            let assigned = partitions(list);
+            if let Err(error) = consumer.resume(&list_of(assigned.iter())) {
+                tracing::warn!(%error, "assigned partitions could not be resumed");
+            }
+        }
+    }
+
+    fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
+}
+
+/// Hands librdkafka's own log lines to `tracing`.
+pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
+    match level {
+        RDKafkaLogLevel::Emerg
+        | RDKafkaLogLevel::Alert
+        | RDKafkaLogLevel::Critical
+        | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, "{line}"),
+        RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+            tracing::info!(target: "librdkafka", facility, "{line}");
+        }
+        RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
+    }
+}
+
+fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
+    let partition = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| Partition {
+        topic: element.topic().into(),
+        number: element.partition(),
+    };
+    list.elements().iter().map(partition).collect()
+}
+
+/// A list for a single call. None may outlive it: a consumer whose lists are alive cannot be dropped.
+pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for partition in partitions {
+        list.add_partition(&partition.topic, partition.number);
+    }
+    list
+}
+
+/// Partitions in a log line.
+struct Names<'a>(&'a [Partition]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, partition) in self.0.iter().enumerate() {
+            write!(f, "{}{partition}", if index == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,335 @@
+//! `KafkaSource`: topics of a Kafka cluster as a source.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use tokio::sync::oneshot;
+
+use super::buffer::{Buffer, End};
+use super::dead_letters::KafkaDeadLetters;
+use super::member::{Context, Member};
+use super::poll::Poller;
+use super::settings::{self, Property, Start};
+use super::{commit, ticket, topics};
+use crate::observe::Observer;
+use crate::source::{Delivery, Source, SourceError};
+
+/// Topics of a Kafka cluster, consumed as a member of a group.
+///
+/// Offsets are committed only behind messages that were acknowledged, whatever order they finish in: a
+/// commit stands at the first unfinished message. When a partition is taken away, nothing of it starts any
+/// more, what has started gets time to end, and its position is committed before it is let go.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use oncegate::kafka::KafkaSource;
+///
+/// let source = KafkaSource::new("localhost:9092", "billing", ["orders"])
+///     .commit_interval(Duration::from_millis(500))
+///     .property("client.rack", "eu-1a");
+/// ```
+pub struct KafkaSource {
+    settings: Settings,
+    open: Mutex<Option<Open>>,
+    member: Mutex<Option<Arc<Member>>>,
+}
+
+#[derive(Clone)]
+struct Settings {
+    brokers: String,
+    group: String,
+    topics: Vec<String>,
+    properties: Vec<Property>,
+    start: Start,
+    commit_interval: Duration,
+    drain_timeout: Duration,
+    open_timeout: Duration,
+    buffered_messages: usize,
+    buffered_bytes: usize,
+    unfinished_messages: usize,
+}
+
+/// What `close` waits for.
+struct Open {
+    left: oneshot::Receiver<Result<(), String>>,
+    gone: oneshot::Receiver<()>,
+}
+
+/// A commit inside a revoke may take this long, and never more than a quarter of `max.poll.interval.ms`.
+const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
+
+impl KafkaSource {
+    /// A member of `group` that consumes `topics` from the cluster at `brokers` (`"host:port,host:port"`).
+    ///
+    /// Nothing is connected or checked before [`open`](Source::open).
+    pub fn new(
+        brokers: impl Into<String>,
+        group: impl Into<String>,
+        topics: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        let settings = Settings {
+            brokers: brokers.into(),
+            group: group.into(),
+            topics: topics.into_iter().map(Into::into).collect(),
+            properties: Vec::new(),
+            start: Start::Beginning,
+            commit_interval: Duration::from_secs(1),
+            drain_timeout: Duration::from_secs(10),
+            open_timeout: Duration::from_secs(10),
+            buffered_messages: 10_000,
+            buffered_bytes: 32 << 20,
+            unfinished_messages: 100_000,
+        };
+        Self { settings, open: Mutex::default(), member: Mutex::default() }
+    }
+
+    /// How often finished offsets are committed; default 1 s. A crash delivers again what was finished since.
+    #[must_use]
+    pub fn commit_interval(mut self, interval: Duration) -> Self {
+        self.settings.commit_interval = interval;
+        self
+    }
+
+    /// How long a revoke waits for messages whose handlers have started; default 10 s, at most half of
+    /// `max.poll.interval.ms`. The group waits meanwhile; a handler that takes longer goes on, and its
+    /// message is delivered again to the partition's next owner.
+    #[must_use]
+    pub fn drain_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.drain_timeout = timeout;
+        self
+    }
+
+    /// How long opening waits for the brokers; default 10 s.
+    #[must_use]
+    pub fn open_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.open_timeout = timeout;
+        self
+    }
+
+    /// How many messages may wait to be received, beside librdkafka's own queue; default 10,000.
+    #[must_use]
+    pub fn buffered_messages(mut self, messages: usize) -> Self {
+        self.settings.buffered_messages = messages;
+        self
+    }
+
+    /// How many bytes of messages may wait to be received; default 32 MiB. It may be exceeded by one batch of
+    /// 256 messages. librdkafka's own queue has its limit in `queued.max.messages.kbytes`, 16 MiB here.
+    #[must_use]
+    pub fn buffered_bytes(mut self, bytes: usize) -> Self {
+        self.settings.buffered_bytes = bytes;
+        self
+    }
+
+    /// How many messages of a partition may have been received beyond the first unfinished one, itself
+    /// included; default 100,000. It bounds what a crash delivers again. A partition over it is paused until
+    /// half of it is left.
+    #[must_use]
+    pub fn unfinished_messages(mut self, messages: usize) -> Self {
+        self.settings.unfinished_messages = messages;
+        self
+    }
+
+    /// A group that has committed nothing begins with the oldest message. The default.
+    #[must_use]
+    pub fn from_beginning(mut self) -> Self {
+        self.settings.start = Start::Beginning;
+        self
+    }
+
+    /// A group that has committed nothing begins with messages that come from now on. It skips what is there
+    /// already, also when its committed offsets have expired.
+    #[must_use]
+    pub fn from_end(mut self) -> Self {
+        self.settings.start = Start::End;
+        self
+    }
+
+    /// Sets a property of librdkafka, such as `security.protocol`. What would break the promise is refused by
+    /// name when the source opens. Values appear in no log and no error.
+    #[must_use]
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.properties.push((name.into(), value.into()));
+        self
+    }
+
+    /// Dead letters to `topic` in the same cluster, with the same connection properties.
+    pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
+        KafkaDeadLetters::new(self.settings.brokers.clone(), topic)
+            .beside(self.settings.topics.clone(), &self.settings.properties)
+    }
+
+    /// The topics that it consumes.
+    pub fn topics(&self) -> impl Iterator<Item = &str> {
+        self.settings.topics.iter().map(String::as_str)
+    }
+
+    fn member(&self) -> Result<Arc<Member>, SourceError> {
+        let member = self.member.lock().unwrap_or_else(PoisonError::into_inner);
+        member.clone().ok_or_else(|| SourceError::new("the Kafka source has not been opened"))
+    }
+}
+
+impl Settings {
+    /// Every check that needs no broker.
+    fn check(&self) -> Result<ClientConfig, SourceError> {
+        if self.topics.is_empty() {
+            return Err(SourceError::new("no topics are named"));
+        }
+        for topic in &self.topics {
+            settings::check_topic(topic)?;
+        }
+        let max_poll_interval = settings::max_poll_interval(&self.properties);
+        if self.drain_timeout > max_poll_interval / 2 {
+            return Err(SourceError::new(format!(
+                "drain_timeout is {:?}, more than half of max.poll.interval.ms ({max_poll_interval:?}): \
+                 a slow handler would cost the membership",
+                self.drain_timeout
+            )));
+        }
+        settings::consumer(&self.brokers, &self.group, self.start, &self.properties)
+    }
+
+    fn member(&self, observer: Arc<dyn Observer>) -> Member {
+        let patience = (settings::max_poll_interval(&self.properties) / 4).min(COMMIT_PATIENCE_MAX);
+        let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes);
+        Member::new(observer, buffer, self.drain_timeout, patience)
+    }
+}
+
+#[async_trait]
+impl Source for KafkaSource {
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        let config = self.settings.check()?;
+        if self.member().is_ok() {
+            return Err(SourceError::new(
+                "the Kafka source is open already; a second one is a second member",
+            ));
+        }
+        let member = Arc::new(self.settings.member(observer));
+        let (opened, opening) = oneshot::channel();
+        let (left, leaving) = oneshot::channel();
+        let (gone, going) = oneshot::channel();
+        let (settings, shared) = (self.settings.clone(), Arc::clone(&member));
+        let body = move || {
+            // Whoever receives must not wait for a thread that has panicked.
+            let _end = EndOnDrop(Arc::clone(&shared));
+            if let Some((mut poller, commits)) = consume(&settings, &config, &shared, opened) {
+                let _ = left.send(poller.leave());
+                poller.dismantle(commits);
+            }
+            let _ = gone.send(());
+        };
+        let thread = std::thread::Builder::new().name("oncegate-poll".to_owned());
+        thread.spawn(body).map_err(|error| SourceError::caused("no thread for the Kafka consumer", error))?;
+        let opening = opening.await;
+        opening.unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
+        *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Open { left: leaving, gone: going });
+        Ok(())
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        match self.member()?.buffer.take(most).await {
+            Ok(fetched) => Ok(Some(fetched.into_iter().map(ticket::delivery).collect())),
+            Err(End::Closed) => Ok(None),
+            Err(End::Failed(why)) => Err(SourceError::new(why)),
+        }
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
+        let Some(open) = self.open.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Ok(());
+        };
+        let member = self.member()?;
+        let by = Instant::now() + deadline;
+        member.buffer.end(End::Closed);
+        member.leave(by);
+        let left = tokio::time::timeout_at(by.into(), open.left).await;
+        let left = left.unwrap_or_else(|_| Ok(Err("the group did not let us go in time".to_owned())));
+        let left = left.unwrap_or_else(|_| Err("the poll thread has ended".to_owned()));
+        // Dropping a consumer may hang for ever inside the client; everything that matters is done by then.
+        if left.is_ok() && tokio::time::timeout_at(by.into(), open.gone).await.is_err() {
+            tracing::warn!("the Kafka client still closes its connections; leaving it to that");
+        }
+        left.map_err(|why| {
+            SourceError::new(format!(
+                "the last offsets may not be committed, their messages will be delivered again: {why}"
+            ))
+        })
+    }
+}
+
+impl Drop for KafkaSource {
+    fn drop(&mut self) {
+        if let Some(member) = self.member.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            member.leave(Instant::now());
+        }
+    }
+}
+
+/// Ends the buffer of a poll thread that is no more.
+struct EndOnDrop(Arc<Member>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.buffer.end(End::Failed("the Kafka poll thread has ended".to_owned()));
+    }
+}
+
+/// The life of the poll thread up to its leave. `None` when it could not open, or nobody waited for it.
+fn consume(
+    settings: &Settings,
+    config: &ClientConfig,
+    member: &Arc<Member>,
+    opened: oneshot::Sender<Result<(), SourceError>>,
+) -> Option<(Poller, std::thread::JoinHandle<()>)> {
+    let (consumer, commits) = match connect(settings, config, member) {
+        Ok(connected) => connected,
+        Err(error) => {
+            let _ = opened.send(Err(error));
+            return None;
+        }
+    };
+    if opened.send(Ok(())).is_err() {
+        member.leave(Instant::now());
+    }
+    let mut poller = Poller::new(consumer, Arc::clone(member), settings.unfinished_messages);
+    poller.run();
+    Some((poller, commits))
+}
+
+type Connected = (Arc<BaseConsumer<Context>>, std::thread::JoinHandle<()>);
+
+fn connect(
+    settings: &Settings,
+    config: &ClientConfig,
+    member: &Arc<Member>,
+) -> Result<Connected, SourceError> {
+    let context = Context { member: Arc::clone(member) };
+    let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::unusable)?;
+    topics::check(&consumer, &settings.brokers, &settings.topics, settings.open_timeout)?;
+    let names: Vec<_> = settings.topics.iter().map(String::as_str).collect();
+    consumer
+        .subscribe(&names)
+        .map_err(|error| SourceError::caused("cannot subscribe to the topics", error))?;
+    let consumer = Arc::new(consumer);
+    let commits = commit::spawn(Arc::clone(&consumer), Arc::clone(member), settings.commit_interval)
+        .map_err(|error| SourceError::caused("no thread for Kafka commits", error))?;
+    Ok((consumer, commits))
+}
+
+impl fmt::Debug for KafkaSource {
+    /// Shows no property values: they hold passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSource")
+            .field("brokers", &self.settings.brokers)
+            .field("group", &self.settings.group)
+            .field("topics", &self.settings.topics)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,51 @@
+//! What a message's owner holds of its partition.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::assignment::{Assignment, Receipt};
+use super::buffer::Fetched;
+use crate::source::{Delivery, Ticket};
+
+/// The right to finish one message. Dropped without an ack, it leaves the offset unfinished for as long as
+/// the partition is ours, and the next owner gets the message again.
+#[derive(Debug)]
+struct KafkaTicket {
+    assignment: Arc<Assignment>,
+    receipt: Receipt,
+    running: AtomicBool,
+}
+
+pub(crate) fn delivery(fetched: Fetched) -> Delivery {
+    let Fetched { message, assignment, receipt, .. } = fetched;
+    let ticket = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
+    Delivery { message, ticket: Arc::new(ticket) }
+}
+
+impl Ticket for KafkaTicket {
+    fn start(&self) -> bool {
+        let started = self.assignment.start();
+        if started && self.running.swap(true, Ordering::AcqRel) {
+            // One attempt at a time is counted; a second start without a stop is the same attempt.
+            self.assignment.stop();
+        }
+        started
+    }
+
+    fn ack(&self) {
+        self.assignment.complete(self.receipt);
+    }
+
+    fn stop(&self) {
+        if self.running.swap(false, Ordering::AcqRel) {
+            self.assignment.stop();
+        }
+    }
+}
+
+impl Drop for KafkaTicket {
+    /// Ends the attempt of a task that was dropped, so that no revoke waits for it.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether brokers answer and topics exist.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::types::RDKafkaRespErr;
+
+use crate::source::SourceError;
+
+/// A topic that was made a moment ago is not known to every broker yet; so long it may be missing.
+const NEW_TOPIC_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Between two looks for such a topic.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Checks that every topic exists, and says which ones do not. Blocks for `timeout` at the most.
+pub(crate) fn check<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    brokers: &str,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<(), SourceError> {
+    let begun = Instant::now();
+    let patience = NEW_TOPIC_PATIENCE.min(timeout);
+    loop {
+        let mut missing = Vec::new();
+        for topic in topics {
+            let left = timeout.saturating_sub(begun.elapsed()).max(LOOK_AGAIN);
+            if partitions(client, brokers, topic, left)?.is_empty() {
+                missing.push(topic.as_str());
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if begun.elapsed() >= patience {
+            let missing = missing.join(", ");
+            return Err(SourceError::new(format!("Kafka at {brokers} has no topic {missing}")));
+        }
+        drop(client.poll(LOOK_AGAIN));
+    }
+}
+
+/// The numbers of the topic's partitions; none when there is no such topic.
+pub(crate) fn partitions<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    brokers: &str,
+    topic: &str,
+    timeout: Duration,
+) -> Result<Vec<i32>, SourceError> {
+    let metadata =
+        client.fetch_metadata(Some(topic), timeout).map_err(|error| unreachable(brokers, timeout, error))?;
+    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
+        return Ok(Vec::new());
+    };
+    match found.error() {
+        None | Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE) => {}
+        Some(
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART
+            | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
+        ) => return Ok(Vec::new()),
+        Some(code) => {
+            let error = KafkaError::MetadataFetch(RDKafkaErrorCode::from(code));
+            return Err(SourceError::caused(format!("Kafka at {brokers} refuses topic {topic}"), error));
+        }
+    }
+    Ok(found.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
+}
+
+fn unreachable(brokers: &str, timeout: Duration, error: KafkaError) -> SourceError {
+    SourceError::caused(
+        format!(
+            "no Kafka broker answers at {brokers} within {timeout:.1?}: \
+             is the address right, and do security.protocol and the credentials fit?"
+        ),
+        error,
+    )
+}

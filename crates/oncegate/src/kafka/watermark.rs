@@ -1,0 +1,84 @@
+//! Which offset of a partition may be committed.
+
+use std::collections::VecDeque;
+
+/// The received offsets of one partition in one epoch, in their order, and which of them are finished.
+///
+/// Only received offsets count. A topic has gaps (compaction, transaction markers, aborted messages), so
+/// "the next offset" may never come, and whoever waits for it waits for ever.
+///
+/// Every step is O(1), amortised: a slot is pushed once and popped once.
+#[derive(Debug, Default)]
+pub(crate) struct Watermark {
+    /// From the first incomplete one on. Its front is never complete.
+    outstanding: VecDeque<Slot>,
+    /// How many slots have left the front, which is also the number of the slot now at the front.
+    finished: u64,
+    last_received: Option<i64>,
+    committed: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    offset: i64,
+    complete: bool,
+}
+
+impl Watermark {
+    /// Takes note of a received offset and returns its number for [`complete`](Self::complete).
+    ///
+    /// `None` when it is not beyond everything received before: the log went back, and this epoch is over.
+    pub(crate) fn receive(&mut self, offset: i64) -> Option<u64> {
+        if self.last_received.is_some_and(|last| offset <= last) {
+            return None;
+        }
+        self.last_received = Some(offset);
+        self.outstanding.push_back(Slot { offset, complete: false });
+        Some(self.finished + self.outstanding.len() as u64 - 1)
+    }
+
+    /// Takes note that the message of this number is finished for good. `false` when it was already.
+    pub(crate) fn complete(&mut self, number: u64) -> bool {
+        let index = number.checked_sub(self.finished).and_then(|index| usize::try_from(index).ok());
+        let Some(slot) = index.and_then(|index| self.outstanding.get_mut(index)) else {
+            return false;
+        };
+        if slot.complete {
+            return false;
+        }
+        slot.complete = true;
+        while self.outstanding.front().is_some_and(|front| front.complete) {
+            self.outstanding.pop_front();
+            self.finished += 1;
+        }
+        true
+    }
+
+    /// The offset from which a successor has to read: the first incomplete one, else the one after the last.
+    ///
+    /// `None` while nothing has been finished from the front. It only grows.
+    pub(crate) fn position(&self) -> Option<i64> {
+        if self.finished == 0 {
+            return None;
+        }
+        match self.outstanding.front() {
+            Some(first_incomplete) => Some(first_incomplete.offset),
+            None => self.last_received.map(|last| last + 1),
+        }
+    }
+
+    /// The position, when the broker does not have it yet.
+    pub(crate) fn due(&self) -> Option<i64> {
+        self.position().filter(|position| self.committed.is_none_or(|committed| committed < *position))
+    }
+
+    /// Takes note that the broker has this position.
+    pub(crate) fn committed(&mut self, position: i64) {
+        self.committed = self.committed.max(Some(position));
+    }
+
+    /// How many messages a successor would get again after a crash now: those from the first incomplete one on.
+    pub(crate) fn span(&self) -> usize {
+        self.outstanding.len()
+    }
+}
