@@ -11,3 +11,5 @@ pub mod key;
 pub mod record;
 pub mod rules;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;

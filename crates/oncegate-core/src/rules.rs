@@ -376,5 +376,10 @@ fn ended_by(record: &Record, token: Token) -> bool {
 
 /// The reason as a record keeps it: at most [`MAX_REASON_BYTES`], whole characters.
 pub fn cut_reason(reason: &str) -> String {
-    reason.get(..reason.floor_char_boundary(MAX_REASON_BYTES)).unwrap_or_default().to_owned()
+    // `str::floor_char_boundary` needs a newer compiler than we ask for.
+    let mut end = reason.len().min(MAX_REASON_BYTES);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.get(..end).unwrap_or_default().to_owned()
 }

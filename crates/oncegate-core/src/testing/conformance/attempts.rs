@@ -1,0 +1,93 @@
+//! How attempts are counted, and how a crash is remembered.
+
+use super::{HELD, LEASE, STEP, Subject};
+use crate::record::{MAX_ATTEMPTS_COUNTED, Recovery, State, TAIL};
+
+pub(super) async fn recovery_is_flagged_and_stays(subject: &Subject<'_>) {
+    let key = subject.key("a");
+    subject.granted(&key, subject.token()).await;
+    subject.pass(&key, 2 * STEP).await;
+
+    let second = subject.token();
+    assert_eq!(subject.granted(&key, second).await.recovery, Recovery::Takeover);
+    for counted in [false, true, false] {
+        let mut owner = second;
+        if subject.release(&key, owner, LEASE, counted).await != HELD {
+            owner = subject.token();
+            assert_eq!(subject.granted(&key, owner).await.recovery, Recovery::Earlier);
+            assert_eq!(subject.release(&key, owner, LEASE, counted).await, HELD);
+        }
+        let record = subject.look(&key).await.expect("a released key has a record");
+        assert!(matches!(record.state, State::Released { recovered: true, .. }), "{:?}", record.state);
+        subject.pass(&key, 2 * STEP).await;
+    }
+    assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Earlier);
+    subject.pass(&key, 2 * STEP).await;
+    assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Takeover);
+}
+
+pub(super) async fn attempts_count_failures_and_crashes(subject: &Subject<'_>) {
+    let key = subject.key("a");
+    for attempt in 1..=6 {
+        let token = subject.token();
+        assert_eq!(subject.granted(&key, token).await.attempt, attempt);
+        if attempt % 2 == 0 {
+            assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+        }
+        subject.pass(&key, 2 * STEP).await;
+    }
+}
+
+pub(super) async fn an_uncounted_release_counts_nothing(subject: &Subject<'_>) {
+    let key = subject.key("a");
+    for _ in 0..3 {
+        let token = subject.token();
+        let grant = subject.granted(&key, token).await;
+        assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
+        assert_eq!(subject.release(&key, token, LEASE, false).await, HELD);
+        let record = subject.look(&key).await.expect("a released key has a record");
+        assert!(matches!(record.state, State::Released { attempt: 0, .. }), "{:?}", record.state);
+        subject.pass(&key, 2 * STEP).await;
+    }
+}
+
+pub(super) async fn attempts_stay_at_the_limit(subject: &Subject<'_>) {
+    let key = subject.key("a");
+    for _ in 0..MAX_ATTEMPTS_COUNTED {
+        subject.granted(&key, subject.token()).await;
+        subject.pass(&key, 2 * STEP).await;
+    }
+    let token = subject.token();
+    assert_eq!(subject.granted(&key, token).await.attempt, MAX_ATTEMPTS_COUNTED);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+    subject.pass(&key, 2 * STEP).await;
+    assert_eq!(subject.granted(&key, subject.token()).await.attempt, MAX_ATTEMPTS_COUNTED);
+}
+
+pub(super) async fn a_crash_is_remembered_for_days(subject: &Subject<'_>) {
+    let (remembered, forgotten) = (subject.key("remembered"), subject.key("forgotten"));
+    for key in [&remembered, &forgotten] {
+        subject.granted(key, subject.token()).await;
+    }
+    subject.pass(&remembered, TAIL + STEP).await;
+    assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);
+
+    subject.pass(&forgotten, TAIL + 2 * STEP).await;
+    let grant = subject.granted(&forgotten, subject.token()).await;
+    assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
+}
+
+pub(super) async fn a_release_is_remembered_for_days(subject: &Subject<'_>) {
+    let (remembered, forgotten) = (subject.key("remembered"), subject.key("forgotten"));
+    for key in [&remembered, &forgotten] {
+        let token = subject.token();
+        subject.granted(key, token).await;
+        assert_eq!(subject.release(key, token, LEASE, true).await, HELD);
+    }
+    subject.pass(&remembered, TAIL + STEP).await;
+    assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);
+
+    subject.pass(&forgotten, TAIL + 2 * STEP).await;
+    assert_eq!(subject.look(&forgotten).await, None);
+    assert_eq!(subject.granted(&forgotten, subject.token()).await.attempt, 1);
+}

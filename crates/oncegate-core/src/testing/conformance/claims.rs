@@ -1,0 +1,154 @@
+//! Claims, leases and fences.
+
+use super::{HELD, LEASE, SLACK, STEP, Subject};
+use crate::record::{Recovery, State};
+use crate::rules::{Grant, Reply, Verdict};
+
+pub(super) async fn an_absent_key_is_granted(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    let grant = subject.granted(&key, token).await;
+    assert_eq!(grant, Grant { attempt: 1, recovery: Recovery::None, fence: None });
+    let record = subject.look(&key).await.expect("a claimed key has a record");
+    assert_eq!(record.fingerprint, None);
+    assert_eq!(record.state, State::Pending { token, attempt: 1, recovery: Recovery::None, fence: None });
+}
+
+pub(super) async fn a_live_claim_is_busy(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    let before = subject.content(&key).await;
+    let retry_in = subject.busy(&key).await;
+    assert!(retry_in > LEASE - SLACK, "{retry_in:?} is too soon");
+    assert!(retry_in.as_millis() <= LEASE.as_millis() + 1, "{retry_in:?} is too late");
+    subject.pass(&key, STEP).await;
+    let retry_in = subject.busy(&key).await;
+    assert!(!retry_in.is_zero(), "asking again at once is a spin");
+    assert!(retry_in.as_millis() <= (LEASE - STEP).as_millis() + 1, "{retry_in:?} is too late");
+    assert_eq!(subject.content(&key).await, before, "a busy answer changes nothing");
+    assert_eq!(subject.complete(&key, token, "done").await, HELD);
+}
+
+pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &Subject<'_>) {
+    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    subject.granted(&key, first).await;
+    subject.pass(&key, 2 * STEP).await;
+    let grant = subject.granted(&key, second).await;
+    assert_eq!(grant, Grant { attempt: 2, recovery: Recovery::Takeover, fence: None });
+    assert!(matches!(subject.claim(&key, first).await, Verdict::Busy { .. }), "the first owner waits");
+    assert_eq!(subject.extend(&key, first, LEASE).await, Reply::Lost);
+    assert_eq!(subject.extend(&key, second, LEASE).await, HELD);
+}
+
+pub(super) async fn the_same_token_gets_the_same_grant_again(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    let first = subject.granted_fenced(&key, token).await;
+    assert_eq!(subject.granted_fenced(&key, token).await, first);
+    subject.pass(&key, 2 * STEP).await;
+    assert_eq!(subject.granted_fenced(&key, token).await, first, "nobody took over in the meantime");
+
+    let next = subject.token();
+    let takeover = subject.granted_fenced(&key, next).await;
+    assert_eq!(takeover.recovery, Recovery::Takeover);
+    assert_eq!(subject.granted_fenced(&key, next).await, takeover);
+}
+
+pub(super) async fn an_extend_keeps_a_claim_alive(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    for _ in 0..5 {
+        subject.pass(&key, STEP).await;
+        assert_eq!(subject.extend(&key, token, LEASE).await, HELD);
+    }
+    subject.pass(&key, STEP).await;
+    subject.busy(&key).await;
+    subject.pass(&key, STEP).await;
+    assert_eq!(subject.granted(&key, subject.token()).await.attempt, 2);
+}
+
+pub(super) async fn an_extend_never_moves_a_lease_back(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.extend(&key, token, LEASE - STEP).await, HELD);
+    subject.pass(&key, STEP).await;
+    subject.busy(&key).await;
+}
+
+pub(super) async fn an_extend_revives_a_lease_that_nobody_took(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    subject.pass(&key, 3 * STEP).await;
+    assert_eq!(subject.extend(&key, token, LEASE).await, HELD);
+    subject.busy(&key).await;
+}
+
+pub(super) async fn an_extend_by_a_stranger_is_lost(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(None).await {
+        let before = subject.look(&key).await;
+        assert_eq!(subject.extend(&key, subject.token(), 9 * LEASE).await, Reply::Lost, "{state}");
+        assert_eq!(subject.look(&key).await, before, "{state}");
+    }
+}
+
+pub(super) async fn an_extend_recreates_nothing(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost);
+    assert_eq!(subject.look(&key).await, None);
+    subject.granted(&key, token).await;
+    subject.pass(&key, LEASE + crate::record::TAIL + STEP).await;
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost, "the record had expired");
+    assert_eq!(subject.look(&key).await, None);
+}
+
+pub(super) async fn an_extend_after_the_own_end_is_held(subject: &Subject<'_>) {
+    for end in ["complete", "release", "fail"] {
+        let (key, token) = (subject.key(end), subject.token());
+        subject.granted(&key, token).await;
+        let reply = match end {
+            "complete" => subject.complete(&key, token, "done").await,
+            "release" => subject.release(&key, token, LEASE, true).await,
+            _ => subject.fail(&key, token, "broken").await,
+        };
+        assert_eq!(reply, HELD, "{end}");
+        let before = subject.look(&key).await;
+        assert_eq!(
+            subject.extend(&key, token, 9 * LEASE).await,
+            HELD,
+            "a late heartbeat lost nothing: {end}"
+        );
+        assert_eq!(subject.look(&key).await, before, "{end}");
+    }
+}
+
+pub(super) async fn a_fence_only_grows(subject: &Subject<'_>) {
+    let key = subject.key("a");
+    let mut last = None;
+    for round in 0..6 {
+        let token = subject.token();
+        let fence = subject.granted_fenced(&key, token).await.fence;
+        assert!(fence.is_some(), "a fenced claim gets a fence");
+        assert!(fence > last, "{fence:?} after {last:?}");
+        last = fence;
+        match round % 3 {
+            0 => assert_eq!(subject.release(&key, token, LEASE, true).await, HELD),
+            1 => assert_eq!(subject.release(&key, token, LEASE, false).await, HELD),
+            _ => {}
+        }
+        subject.pass(&key, 2 * STEP).await;
+    }
+}
+
+pub(super) async fn a_fence_grows_over_a_lost_record(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    let first = subject.granted_fenced(&key, token).await.fence;
+    assert_eq!(subject.complete(&key, token, "done").await, HELD);
+    subject.pass(&key, super::RETENTION + STEP).await;
+    let second = subject.granted_fenced(&key, subject.token()).await.fence;
+    assert!(second > first, "{second:?} after {first:?}");
+}
+
+pub(super) async fn a_claim_without_a_fence_gets_none(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted_fenced(&key, token).await;
+    subject.pass(&key, 2 * STEP).await;
+    assert_eq!(subject.granted(&key, subject.token()).await.fence, None);
+}

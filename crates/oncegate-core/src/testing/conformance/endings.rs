@@ -1,0 +1,238 @@
+//! Complete, release and fail.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{HELD, LEASE, RETENTION, SLACK, STEP, Subject, completion, done};
+use crate::record::{MAX_REASON_BYTES, Recovery, State};
+use crate::rules::{Operation, Reply, Verdict};
+
+pub(super) async fn a_completed_key_answers_with_its_result(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.complete(&key, token, "first").await, HELD);
+    let result = Bytes::from_static(b"first");
+    let record = subject.look(&key).await.expect("a completed key has a record");
+    assert_eq!(record.state, State::Completed { by: token.tag(), result });
+    for _ in 0..2 {
+        assert_eq!(subject.claim(&key, subject.token()).await, done("first"));
+        assert_eq!(subject.claim(&key, token).await, done("first"), "its own token is no exception");
+    }
+}
+
+pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    subject.pass(&key, 2 * STEP).await;
+    assert_eq!(subject.complete(&key, token, "late").await, HELD);
+    assert_eq!(subject.claim(&key, subject.token()).await, done("late"));
+}
+
+pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &Subject<'_>) {
+    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    subject.granted(&key, first).await;
+    subject.pass(&key, 2 * STEP).await;
+    subject.granted(&key, second).await;
+    let before = subject.look(&key).await;
+    assert_eq!(subject.complete(&key, first, "stale").await, Reply::Lost);
+    assert_eq!(subject.look(&key).await, before, "a lost complete changes nothing");
+    assert_eq!(subject.complete(&key, second, "fresh").await, HELD);
+    assert_eq!(subject.complete(&key, first, "stale").await, Reply::Lost);
+    assert_eq!(subject.claim(&key, subject.token()).await, done("fresh"));
+}
+
+pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.complete(&key, token, "first").await, HELD);
+    assert_eq!(subject.complete(&key, token, "second").await, HELD);
+    assert_eq!(subject.claim(&key, subject.token()).await, done("first"));
+}
+
+pub(super) async fn a_complete_by_a_stranger_is_lost(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(None).await {
+        let before = subject.look(&key).await;
+        assert_eq!(subject.complete(&key, subject.token(), "stolen").await, Reply::Lost, "{state}");
+        assert_eq!(subject.look(&key).await, before, "{state}");
+    }
+}
+
+pub(super) async fn a_complete_after_another_end_is_lost(subject: &Subject<'_>) {
+    let (released, failed) = (subject.key("released"), subject.key("failed"));
+    let (first, second) = (subject.token(), subject.token());
+    subject.granted(&released, first).await;
+    assert_eq!(subject.release(&released, first, LEASE, true).await, HELD);
+    assert_eq!(subject.complete(&released, first, "late").await, Reply::Lost);
+    subject.granted(&failed, second).await;
+    assert_eq!(subject.fail(&failed, second, "broken").await, HELD);
+    assert_eq!(subject.complete(&failed, second, "late").await, Reply::Lost);
+}
+
+pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    let print = super::super::fingerprint(1, 7);
+    let complete = Operation::Complete {
+        token,
+        fingerprint: Some(print),
+        result: Bytes::from_static(b"kept"),
+        retention: LEASE,
+    };
+    assert_eq!(subject.apply(&key, complete.clone()).await, Reply::Held { recreated: true });
+    assert_eq!(subject.apply(&key, complete).await, HELD, "a repeat finds the record");
+    let record = subject.look(&key).await.expect("the effect is on record");
+    assert_eq!(record.fingerprint, Some(print));
+    assert_eq!(record.state, State::Completed { by: token.tag(), result: Bytes::from_static(b"kept") });
+    subject.pass(&key, 2 * STEP).await;
+    assert_eq!(subject.look(&key).await, None, "what is recreated expires too");
+}
+
+pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    let result = Bytes::from_static(b"done");
+    let complete = Operation::Complete { token, fingerprint: None, result, retention: LEASE };
+    assert_eq!(subject.apply(&key, complete).await, HELD);
+    subject.pass(&key, STEP).await;
+    assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
+    subject.pass(&key, STEP).await;
+    assert_eq!(subject.look(&key).await, None);
+    let grant = subject.granted(&key, subject.token()).await;
+    assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
+}
+
+pub(super) async fn a_very_long_retention_is_kept(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    let retention = Duration::from_secs(100 * 366 * 86_400);
+    subject.granted(&key, token).await;
+    let result = Bytes::from_static(b"done");
+    let complete = Operation::Complete { token, fingerprint: None, result, retention };
+    assert_eq!(subject.apply(&key, complete).await, HELD);
+    subject.pass(&key, retention - LEASE).await;
+    assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
+}
+
+pub(super) async fn a_released_key_waits_for_its_delay(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+    let record = subject.look(&key).await.expect("a released key has a record");
+    let reason = "later".to_owned();
+    let state = State::Released { by: token.tag(), attempt: 1, recovered: false, fence: None, reason };
+    assert_eq!(record.state, state);
+
+    let retry_in = subject.busy(&key).await;
+    assert!(retry_in > LEASE - SLACK, "{retry_in:?} is too soon");
+    assert!(retry_in.as_millis() <= LEASE.as_millis() + 1, "{retry_in:?} is too late");
+    subject.pass(&key, STEP).await;
+    assert!(!subject.busy(&key).await.is_zero());
+    subject.pass(&key, STEP).await;
+    assert_eq!(subject.granted(&key, subject.token()).await.attempt, 2);
+}
+
+pub(super) async fn a_repeated_release_changes_nothing(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+    let before = subject.look(&key).await;
+    assert_eq!(subject.release(&key, token, 9 * LEASE, false).await, HELD);
+    assert_eq!(subject.look(&key).await, before);
+}
+
+pub(super) async fn a_release_by_a_stranger_is_lost(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(None).await {
+        let before = subject.look(&key).await;
+        assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::Lost, "{state}");
+        assert_eq!(subject.look(&key).await, before, "{state}");
+    }
+    let absent = subject.key("absent");
+    assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::Lost);
+    assert_eq!(subject.look(&absent).await, None);
+}
+
+pub(super) async fn a_failed_key_says_why(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.fail(&key, token, "no such account").await, HELD);
+    let failed = Verdict::Failed { reason: "no such account".to_owned(), handed_over: false };
+    assert_eq!(subject.claim(&key, subject.token()).await, failed);
+    assert_eq!(subject.claim(&key, token).await, failed);
+    let record = subject.look(&key).await.expect("a failed key has a record");
+    let reason = "no such account".to_owned();
+    assert_eq!(record.state, State::Failed { by: token.tag(), attempt: 1, handed_over: false, reason });
+}
+
+pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    let fail = Operation::Fail { token, reason: String::new(), retention: LEASE };
+    assert_eq!(subject.apply(&key, fail).await, HELD);
+    subject.pass(&key, STEP).await;
+    assert!(matches!(subject.claim(&key, subject.token()).await, Verdict::Failed { .. }));
+    subject.pass(&key, STEP).await;
+    assert_eq!(subject.granted(&key, subject.token()).await.attempt, 1);
+}
+
+pub(super) async fn a_repeated_fail_changes_nothing(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.fail(&key, token, "first").await, HELD);
+    assert_eq!(subject.apply(&key, Operation::HandOver).await, HELD);
+    let before = subject.look(&key).await;
+    assert_eq!(subject.fail(&key, token, "second").await, HELD);
+    assert_eq!(subject.look(&key).await, before, "the hand-over mark stays");
+}
+
+pub(super) async fn a_fail_by_a_stranger_is_lost(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(None).await {
+        let before = subject.look(&key).await;
+        assert_eq!(subject.fail(&key, subject.token(), "broken").await, Reply::Lost, "{state}");
+        assert_eq!(subject.look(&key).await, before, "{state}");
+    }
+    let absent = subject.key("absent");
+    assert_eq!(subject.fail(&absent, subject.token(), "broken").await, Reply::Lost);
+    assert_eq!(subject.look(&absent).await, None);
+}
+
+pub(super) async fn reasons_are_cut_at_whole_characters(subject: &Subject<'_>) {
+    let whole = "x".repeat(MAX_REASON_BYTES);
+    let cases = [
+        (String::new(), String::new()),
+        (whole.clone(), whole.clone()),
+        (format!("{whole}x"), whole),
+        ("ä".repeat(MAX_REASON_BYTES), "ä".repeat(MAX_REASON_BYTES / 2)),
+        (format!("{}𝄞", "y".repeat(MAX_REASON_BYTES - 1)), "y".repeat(MAX_REASON_BYTES - 1)),
+    ];
+    for (index, (given, kept)) in cases.into_iter().enumerate() {
+        let (key, token) = (subject.key(&format!("release-{index}")), subject.token());
+        subject.granted(&key, token).await;
+        let release = Operation::Release { token, delay: LEASE, counted: true, reason: given.clone() };
+        assert_eq!(subject.apply(&key, release).await, HELD);
+        let state = subject.look(&key).await.map(|record| record.state);
+        assert!(matches!(&state, Some(State::Released { reason, .. }) if *reason == kept), "{state:?}");
+
+        let (key, token) = (subject.key(&format!("fail-{index}")), subject.token());
+        subject.granted(&key, token).await;
+        assert_eq!(subject.fail(&key, token, &given).await, HELD);
+        let failed = Verdict::Failed { reason: kept, handed_over: false };
+        assert_eq!(subject.claim(&key, subject.token()).await, failed);
+    }
+}
+
+pub(super) async fn large_and_binary_results_come_back(subject: &Subject<'_>) {
+    let all_bytes: Vec<u8> = (0..=u8::MAX).collect();
+    let large: Vec<u8> = all_bytes.iter().copied().cycle().take(64 * 1024).collect();
+    for (name, result) in [("empty", Vec::new()), ("all-bytes", all_bytes), ("large", large)] {
+        let (key, token) = (subject.key(name), subject.token());
+        let result = Bytes::from(result);
+        subject.granted(&key, token).await;
+        let complete =
+            Operation::Complete { token, fingerprint: None, result: result.clone(), retention: RETENTION };
+        assert_eq!(subject.apply(&key, complete).await, HELD);
+        let verdict = subject.claim(&key, subject.token()).await;
+        assert!(verdict == Verdict::Completed { result }, "the result came back changed: {name}");
+    }
+    let (key, token) = (subject.key("after"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.apply(&key, completion(token, "done")).await, HELD);
+}

@@ -1,0 +1,89 @@
+//! The same key with other content.
+
+use super::super::fingerprint;
+use super::{HELD, STEP, Subject};
+use crate::rules::{Reply, Verdict};
+
+pub(super) async fn another_fingerprint_is_a_mismatch_in_every_state(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(Some(fingerprint(1, 1))).await {
+        let before = subject.look(&key).await;
+        let reply = subject.claim_as(&key, subject.token(), Some(fingerprint(1, 2))).await;
+        assert_eq!(reply, Reply::Verdict { verdict: Verdict::Mismatch, uncompared: false }, "{state}");
+        assert_eq!(subject.look(&key).await, before, "a mismatch changes nothing: {state}");
+    }
+}
+
+pub(super) async fn the_same_fingerprint_is_no_mismatch(subject: &Subject<'_>) {
+    let print = Some(fingerprint(1, 1));
+    for (key, state) in subject.in_every_state(print).await {
+        let reply = subject.claim_as(&key, subject.token(), print).await;
+        let Reply::Verdict { verdict, uncompared: false } = reply else {
+            panic!("{state}: {reply:?}");
+        };
+        assert_eq!(Answer::of(&verdict), Answer::expected(state), "{state}");
+    }
+}
+
+pub(super) async fn another_specification_is_not_compared(subject: &Subject<'_>) {
+    let pairs = [
+        (Some(fingerprint(1, 1)), Some(fingerprint(2, 2))),
+        (Some(fingerprint(1, 1)), None),
+        (None, Some(fingerprint(2, 2))),
+    ];
+    for (theirs, ours) in pairs {
+        for (key, state) in subject.in_every_state(theirs).await {
+            let reply = subject.claim_as(&key, subject.token(), ours).await;
+            let Reply::Verdict { verdict, uncompared: true } = reply else {
+                panic!("{state}: {reply:?}");
+            };
+            assert_eq!(Answer::of(&verdict), Answer::expected(state), "{state}");
+        }
+    }
+}
+
+pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &Subject<'_>) {
+    let (first, second) = (fingerprint(1, 1), fingerprint(2, 2));
+    for (key, state) in subject.in_every_state(Some(first)).await {
+        let record = subject.look(&key).await.expect("every state has a record");
+        assert_eq!(record.fingerprint, Some(first), "{state}");
+    }
+    let key = subject.key("taken-over");
+    subject.claim_as(&key, subject.token(), Some(first)).await;
+    subject.pass(&key, 2 * STEP).await;
+    let token = subject.token();
+    subject.claim_as(&key, token, Some(second)).await;
+    assert_eq!(subject.complete(&key, token, "done").await, HELD);
+    let record = subject.look(&key).await.expect("a completed key has a record");
+    assert_eq!(record.fingerprint, Some(second), "the content that ran is the content on record");
+}
+
+/// A verdict without its details.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Granted,
+    Busy,
+    Completed,
+    Failed,
+    Mismatch,
+}
+
+impl Answer {
+    fn of(verdict: &Verdict) -> Self {
+        match verdict {
+            Verdict::Granted(_) => Self::Granted,
+            Verdict::Busy { .. } => Self::Busy,
+            Verdict::Completed { .. } => Self::Completed,
+            Verdict::Failed { .. } => Self::Failed,
+            Verdict::Mismatch => Self::Mismatch,
+        }
+    }
+
+    fn expected(state: &str) -> Self {
+        match state {
+            "pending" | "released" => Self::Busy,
+            "over" | "due" => Self::Granted,
+            "completed" => Self::Completed,
+            _ => Self::Failed,
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! One suite that every store passes, whatever it is made of.
+//!
+//! It drives a store through its public port alone and knows nothing of its clock: what a store must
+//! offer besides is a way to let time pass for a key, see [`Bench`]. All leases and delays stand half a
+//! step beside the time that passes, so that the real time a slow server takes never decides.
+
+mod attempts;
+mod batches;
+mod claims;
+mod endings;
+mod fingerprints;
+mod operators;
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::key::{Fingerprint, Scope, StoreKey};
+use crate::record::{Record, Token};
+use crate::rules::{Grant, Operation, Reply, Verdict};
+use crate::store::{Command, Store, StoreError};
+
+/// A store on the bench, and the hooks that the suite needs besides the store's own port.
+#[async_trait]
+pub trait Bench: Send + Sync {
+    /// The store. Asked once for every case.
+    fn store(&self) -> Arc<dyn Store>;
+
+    /// Lets `time` pass for `key`, and perhaps for other keys too. Nobody waits: the record's expiry
+    /// moves towards now, or the store's clock goes on.
+    async fn pass(&self, key: &StoreKey, time: Duration);
+
+    /// Puts something under `key` that is no record of a known format. Returns `false` if the store
+    /// cannot hold such a thing; then the case about it proves nothing for this store.
+    async fn spoil(&self, key: &StoreKey) -> bool;
+
+    /// The key of this name. A bench on a server that others use too makes its keys unlike theirs.
+    fn key(&self, name: &str) -> StoreKey {
+        super::key(name)
+    }
+
+    /// The scope of this name, likewise.
+    fn scope(&self, name: &str) -> Scope {
+        super::scope(name)
+    }
+}
+
+/// One thing that every store must do.
+pub struct Case {
+    /// Its name, as a failure shows it.
+    pub name: &'static str,
+    run: for<'a> fn(&'a Subject<'a>) -> Running<'a>,
+}
+
+type Running<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+macro_rules! cases {
+    ($($module:ident :: $case:ident,)*) => {
+        &[$(Case { name: stringify!($case), run: |subject| Box::pin($module::$case(subject)) },)*]
+    };
+}
+
+/// Every case, in the order in which they run.
+pub const CASES: &[Case] = cases![
+    claims::an_absent_key_is_granted,
+    claims::a_live_claim_is_busy,
+    claims::a_claim_whose_lease_is_over_is_taken_over,
+    claims::the_same_token_gets_the_same_grant_again,
+    claims::an_extend_keeps_a_claim_alive,
+    claims::an_extend_never_moves_a_lease_back,
+    claims::an_extend_revives_a_lease_that_nobody_took,
+    claims::an_extend_by_a_stranger_is_lost,
+    claims::an_extend_recreates_nothing,
+    claims::an_extend_after_the_own_end_is_held,
+    claims::a_fence_only_grows,
+    claims::a_fence_grows_over_a_lost_record,
+    claims::a_claim_without_a_fence_gets_none,
+    attempts::recovery_is_flagged_and_stays,
+    attempts::attempts_count_failures_and_crashes,
+    attempts::an_uncounted_release_counts_nothing,
+    attempts::attempts_stay_at_the_limit,
+    attempts::a_crash_is_remembered_for_days,
+    attempts::a_release_is_remembered_for_days,
+    endings::a_completed_key_answers_with_its_result,
+    endings::a_late_complete_is_held_while_nobody_took_over,
+    endings::a_complete_after_a_takeover_is_lost,
+    endings::a_repeated_complete_keeps_the_first_result,
+    endings::a_complete_by_a_stranger_is_lost,
+    endings::a_complete_after_another_end_is_lost,
+    endings::a_complete_of_a_lost_claim_recreates_the_record,
+    endings::a_completed_record_lasts_for_its_retention,
+    endings::a_very_long_retention_is_kept,
+    endings::a_released_key_waits_for_its_delay,
+    endings::a_repeated_release_changes_nothing,
+    endings::a_release_by_a_stranger_is_lost,
+    endings::a_failed_key_says_why,
+    endings::a_failed_record_lasts_for_its_retention,
+    endings::a_repeated_fail_changes_nothing,
+    endings::a_fail_by_a_stranger_is_lost,
+    endings::reasons_are_cut_at_whole_characters,
+    endings::large_and_binary_results_come_back,
+    fingerprints::another_fingerprint_is_a_mismatch_in_every_state,
+    fingerprints::the_same_fingerprint_is_no_mismatch,
+    fingerprints::another_specification_is_not_compared,
+    fingerprints::the_record_keeps_the_fingerprint_of_the_claim,
+    operators::a_hand_over_marks_a_failed_record,
+    operators::a_hand_over_of_anything_else_is_lost,
+    operators::a_reopened_key_starts_again_from_every_state,
+    operators::a_reopen_compares_the_record,
+    operators::a_reopen_ignores_the_time_that_is_left,
+    operators::a_reopen_takes_the_claim_away,
+    operators::a_fence_grows_over_a_reopen,
+    operators::a_look_shows_the_record_and_changes_nothing,
+    operators::descriptors_are_compared_and_set,
+    operators::a_spoilt_record_is_never_an_answer,
+    operators::the_check_names_the_store,
+    batches::answers_stand_in_the_order_of_the_commands,
+    batches::empty_batches_are_answered,
+    batches::many_keys_are_looked_up_at_once,
+    batches::one_of_many_claimants_is_granted,
+    batches::one_of_many_takes_over,
+    batches::concurrent_repeats_of_a_complete_are_held,
+    batches::batches_that_cross_each_other_all_end,
+];
+
+/// Runs every case on `bench`.
+///
+/// # Panics
+/// When the store breaks a rule; the name of the case stands on standard error.
+pub async fn conformance(bench: &dyn Bench) {
+    for case in CASES {
+        check_case(bench, case).await;
+    }
+}
+
+/// Runs one case on `bench`.
+///
+/// # Panics
+/// When the store breaks the rule; the name of the case stands on standard error.
+pub async fn check_case(bench: &dyn Bench, case: &Case) {
+    let _named = Named(case.name);
+    let subject = Subject { bench, store: bench.store(), case: case.name, tokens: AtomicU64::new(1) };
+    (case.run)(&subject).await;
+}
+
+/// Names the case when it panics.
+struct Named(&'static str);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the store does not conform: {}", self.0);
+        }
+    }
+}
+
+/// What the cases count time in.
+const STEP: Duration = Duration::from_secs(10);
+
+/// One step and a half: alive after one step, over after two.
+const LEASE: Duration = Duration::from_secs(15);
+
+/// Longer than any case takes.
+const RETENTION: Duration = Duration::from_secs(86_400);
+
+/// The most real time that may pass unnoticed: half a step.
+const SLACK: Duration = Duration::from_secs(5);
+
+const HELD: Reply = Reply::Held { recreated: false };
+
+/// The store under test, and short words for what the cases do with it.
+struct Subject<'a> {
+    bench: &'a dyn Bench,
+    store: Arc<dyn Store>,
+    case: &'static str,
+    tokens: AtomicU64,
+}
+
+impl Subject<'_> {
+    /// A key of this case.
+    fn key(&self, name: &str) -> StoreKey {
+        self.bench.key(&format!("{}-{name}", self.case))
+    }
+
+    /// A token that no other call of this case got. Its tag is unlike the others' too.
+    fn token(&self) -> Token {
+        let count = u128::from(self.tokens.fetch_add(1, Ordering::Relaxed));
+        Token::from_bits((count << 96) | count)
+    }
+
+    /// Lets time pass for a key.
+    async fn pass(&self, key: &StoreKey, time: Duration) {
+        self.bench.pass(key, time).await;
+    }
+
+    async fn try_apply(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
+        let mut answers = self.store.execute(vec![Command { key: key.clone(), operation }]).await;
+        assert_eq!(answers.len(), 1, "one command, one answer");
+        answers.pop().expect("one answer")
+    }
+
+    async fn apply(&self, key: &StoreKey, operation: Operation) -> Reply {
+        self.try_apply(key, operation).await.expect("the store answers")
+    }
+
+    async fn claim_as(&self, key: &StoreKey, token: Token, fingerprint: Option<Fingerprint>) -> Reply {
+        self.apply(key, Operation::Claim { token, lease: LEASE, fingerprint, fenced: false }).await
+    }
+
+    async fn claim(&self, key: &StoreKey, token: Token) -> Verdict {
+        match self.claim_as(key, token, None).await {
+            Reply::Verdict { verdict, uncompared: false } => verdict,
+            other => panic!("a claim was answered with {other:?}"),
+        }
+    }
+
+    /// A claim that must be granted.
+    async fn granted(&self, key: &StoreKey, token: Token) -> Grant {
+        match self.claim(key, token).await {
+            Verdict::Granted(grant) => grant,
+            other => panic!("expected a grant, got {other:?}"),
+        }
+    }
+
+    /// A fenced claim that must be granted.
+    async fn granted_fenced(&self, key: &StoreKey, token: Token) -> Grant {
+        let claim = Operation::Claim { token, lease: LEASE, fingerprint: None, fenced: true };
+        match self.apply(key, claim).await {
+            Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant,
+            other => panic!("expected a grant, got {other:?}"),
+        }
+    }
+
+    /// A claim that must be told to wait, and for how long.
+    async fn busy(&self, key: &StoreKey) -> Duration {
+        match self.claim(key, self.token()).await {
+            Verdict::Busy { retry_in } => retry_in,
+            other => panic!("expected busy, got {other:?}"),
+        }
+    }
+
+    async fn extend(&self, key: &StoreKey, token: Token, lease: Duration) -> Reply {
+        self.apply(key, Operation::Extend { token, lease }).await
+    }
+
+    async fn complete(&self, key: &StoreKey, token: Token, result: &'static str) -> Reply {
+        self.apply(key, completion(token, result)).await
+    }
+
+    async fn release(&self, key: &StoreKey, token: Token, delay: Duration, counted: bool) -> Reply {
+        self.apply(key, Operation::Release { token, delay, counted, reason: "later".to_owned() }).await
+    }
+
+    async fn fail(&self, key: &StoreKey, token: Token, reason: &str) -> Reply {
+        self.apply(key, Operation::Fail { token, reason: reason.to_owned(), retention: RETENTION }).await
+    }
+
+    async fn look(&self, key: &StoreKey) -> Option<Record> {
+        let mut answers = self.store.look(vec![key.clone()]).await;
+        assert_eq!(answers.len(), 1, "one key, one answer");
+        answers.pop().expect("one answer").expect("the store answers")
+    }
+
+    /// The record's fingerprint and state: what is left of its time depends on the store's clock.
+    async fn content(&self, key: &StoreKey) -> Option<(Option<Fingerprint>, crate::record::State)> {
+        self.look(key).await.map(|record| (record.fingerprint, record.state))
+    }
+
+    /// Brings a fresh key into each state, for rules that hold in all of them.
+    ///
+    /// The states that time brings about come first: on some benches it passes for all keys.
+    async fn in_every_state(&self, fingerprint: Option<Fingerprint>) -> Vec<(StoreKey, &'static str)> {
+        let names = ["over", "due", "pending", "released", "completed", "failed"];
+        let mut keys = Vec::new();
+        for name in names {
+            let token = self.token();
+            let key = self.key(&format!("{name}-{}", self.tokens.load(Ordering::Relaxed)));
+            self.claim_as(&key, token, fingerprint).await;
+            match name {
+                "over" => self.pass(&key, 2 * STEP).await,
+                "released" => assert_eq!(self.release(&key, token, LEASE, true).await, HELD),
+                "due" => {
+                    assert_eq!(self.release(&key, token, LEASE, true).await, HELD);
+                    self.pass(&key, 2 * STEP).await;
+                }
+                "completed" => assert_eq!(self.complete(&key, token, "done").await, HELD),
+                "failed" => assert_eq!(self.fail(&key, token, "broken").await, HELD),
+                _ => {}
+            }
+            keys.push((key, name));
+        }
+        keys
+    }
+}
+
+/// A completion with the usual retention.
+fn completion(token: Token, result: &'static str) -> Operation {
+    let result = Bytes::from_static(result.as_bytes());
+    Operation::Complete { token, fingerprint: None, result, retention: RETENTION }
+}
+
+/// The answer to a claim of a completed key.
+fn done(result: &'static str) -> Verdict {
+    Verdict::Completed { result: Bytes::from_static(result.as_bytes()) }
+}
+
+/// Drives all futures at once and returns what they return, in their order.
+///
+/// A suite that every runtime can run spawns nothing.
+async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T> + Send>) -> Vec<T> {
+    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|context| {
+        let mut pending = false;
+        for (future, output) in &mut running {
+            if output.is_none() {
+                match future.as_mut().poll(context) {
+                    Poll::Ready(ready) => *output = Some(ready),
+                    Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, output)| output).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::StoreTime;
+    use crate::store::MemoryStore;
+
+    /// A memory store whose clock goes on when the suite says so.
+    struct MemoryBench {
+        store: Arc<MemoryStore>,
+        now_ms: Arc<AtomicU64>,
+    }
+
+    impl MemoryBench {
+        fn new() -> Self {
+            let now_ms = Arc::new(AtomicU64::new(1_000));
+            let clock = Arc::clone(&now_ms);
+            let store = MemoryStore::with_clock(move || StoreTime::from_millis(clock.load(Ordering::SeqCst)));
+            Self { store: Arc::new(store), now_ms }
+        }
+    }
+
+    #[async_trait]
+    impl Bench for MemoryBench {
+        fn store(&self) -> Arc<dyn Store> {
+            Arc::clone(&self.store) as Arc<dyn Store>
+        }
+
+        async fn pass(&self, _: &StoreKey, time: Duration) {
+            self.now_ms.fetch_add(crate::record::whole_millis(time), Ordering::SeqCst);
+        }
+
+        async fn spoil(&self, _: &StoreKey) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn the_memory_store_conforms() {
+        conformance(&MemoryBench::new()).await;
+    }
+
+    #[test]
+    fn every_case_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = CASES.iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), CASES.len());
+    }
+}

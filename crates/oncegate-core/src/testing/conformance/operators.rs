@@ -1,0 +1,166 @@
+//! Hand over, reopen, look, the descriptor and the check.
+
+use bytes::Bytes;
+
+use super::{HELD, LEASE, RETENTION, STEP, Subject, completion};
+use crate::record::{Recovery, State};
+use crate::rules::{Operation, REOPENED, Reply, Verdict};
+use crate::store::StoreError;
+
+pub(super) async fn a_hand_over_marks_a_failed_record(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    assert_eq!(subject.fail(&key, token, "broken").await, HELD);
+    for _ in 0..2 {
+        assert_eq!(subject.apply(&key, Operation::HandOver).await, HELD);
+        let failed = Verdict::Failed { reason: "broken".to_owned(), handed_over: true };
+        assert_eq!(subject.claim(&key, subject.token()).await, failed);
+    }
+    subject.pass(&key, RETENTION + STEP).await;
+    assert_eq!(subject.look(&key).await, None, "the mark prolongs nothing");
+}
+
+pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(None).await {
+        if state != "failed" {
+            let before = subject.look(&key).await;
+            assert_eq!(subject.apply(&key, Operation::HandOver).await, Reply::Lost, "{state}");
+            assert_eq!(subject.look(&key).await, before, "{state}");
+        }
+    }
+    let absent = subject.key("absent");
+    assert_eq!(subject.apply(&absent, Operation::HandOver).await, Reply::Lost);
+    assert_eq!(subject.look(&absent).await, None);
+}
+
+pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Subject<'_>) {
+    for (key, state) in subject.in_every_state(None).await {
+        let expected = subject.look(&key).await.expect("every state has a record");
+        assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD, "{state}");
+        let record = subject.look(&key).await.expect("a reopened key has a record");
+        let State::Released { attempt: 0, recovered: false, reason, .. } = &record.state else {
+            panic!("{state}: {:?}", record.state);
+        };
+        assert_eq!(reason, REOPENED);
+        let grant = subject.granted(&key, subject.token()).await;
+        assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None), "due at once: {state}");
+    }
+}
+
+pub(super) async fn a_reopen_compares_the_record(subject: &Subject<'_>) {
+    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    subject.granted(&key, first).await;
+    let seen = subject.look(&key).await.expect("a claimed key has a record");
+    assert_eq!(subject.fail(&key, first, "broken").await, HELD);
+    let before = subject.look(&key).await;
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::Lost);
+    assert_eq!(subject.look(&key).await, before);
+
+    let mut altered = before.clone().expect("a failed key has a record");
+    altered.fingerprint = Some(super::super::fingerprint(1, 1));
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered }).await, Reply::Lost);
+    let mut altered = before.clone().expect("a failed key has a record");
+    altered.state = State::Completed { by: first.tag(), result: Bytes::new() };
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::Lost);
+    assert_eq!(subject.look(&key).await, before);
+
+    let absent = subject.key("absent");
+    assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::Lost);
+    assert_eq!(subject.look(&absent).await, None);
+
+    let expected = before.expect("a failed key has a record");
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: expected.clone() }).await, HELD);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, Reply::Lost, "it is open already");
+    subject.granted(&key, second).await;
+}
+
+pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    let expected = subject.look(&key).await.expect("a claimed key has a record");
+    subject.pass(&key, STEP).await;
+    assert_eq!(subject.extend(&key, token, 3 * LEASE).await, HELD);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
+}
+
+pub(super) async fn a_reopen_takes_the_claim_away(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    subject.granted(&key, token).await;
+    let expected = subject.look(&key).await.expect("a claimed key has a record");
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
+    let before = subject.look(&key).await;
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost);
+    assert_eq!(subject.complete(&key, token, "stale").await, Reply::Lost);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::Lost);
+    assert_eq!(subject.fail(&key, token, "stale").await, Reply::Lost);
+    assert_eq!(subject.look(&key).await, before);
+}
+
+pub(super) async fn a_fence_grows_over_a_reopen(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    let first = subject.granted_fenced(&key, token).await.fence;
+    let expected = subject.look(&key).await.expect("a claimed key has a record");
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
+    let second = subject.granted_fenced(&key, subject.token()).await.fence;
+    assert!(second > first, "{second:?} after {first:?}");
+}
+
+pub(super) async fn a_look_shows_the_record_and_changes_nothing(subject: &Subject<'_>) {
+    assert_eq!(subject.look(&subject.key("absent")).await, None);
+    for (key, state) in subject.in_every_state(Some(super::super::fingerprint(3, 9))).await {
+        let first = subject.look(&key).await.expect("every state has a record");
+        assert_eq!(subject.look(&key).await, Some(first), "{state}");
+    }
+}
+
+pub(super) async fn descriptors_are_compared_and_set(subject: &Subject<'_>) {
+    let (ours, theirs) = (subject.bench.scope("descriptors-ours"), subject.bench.scope("descriptors-theirs"));
+    let store = &subject.store;
+    let one = store.describe(&ours, None, "one").await.expect("the store answers");
+    assert_eq!(one, "one", "nothing was there");
+    let kept = store.describe(&ours, None, "two").await.expect("the store answers");
+    assert_eq!(kept, "one", "something was there");
+    let kept = store.describe(&ours, Some("other"), "two").await.expect("the store answers");
+    assert_eq!(kept, "one", "something else was there");
+    let two = store.describe(&ours, Some("one"), "two").await.expect("the store answers");
+    assert_eq!(two, "two", "what was expected was there");
+    let theirs = store.describe(&theirs, None, "{\"ä\":[1]}").await.expect("the store answers");
+    assert_eq!(theirs, "{\"ä\":[1]}", "another scope has its own");
+    let ours = store.describe(&ours, None, "three").await.expect("the store answers");
+    assert_eq!(ours, "two");
+}
+
+pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
+    let (key, token) = (subject.key("a"), subject.token());
+    if !subject.bench.spoil(&key).await {
+        return;
+    }
+    let unreadable = |answer: Result<(), StoreError>, what: &str| match answer {
+        Err(StoreError::Unreadable { key: named, .. }) => assert_eq!(named, key, "{what}"),
+        other => panic!("{what}: {other:?}"),
+    };
+    let lease = LEASE;
+    let operations = [
+        Operation::Claim { token, lease, fingerprint: None, fenced: false },
+        Operation::Claim { token, lease, fingerprint: None, fenced: true },
+        Operation::Extend { token, lease },
+        completion(token, "done"),
+        Operation::Release { token, delay: lease, counted: true, reason: String::new() },
+        Operation::Fail { token, reason: String::new(), retention: RETENTION },
+        Operation::HandOver,
+    ];
+    for operation in operations {
+        let what = format!("{operation:?}");
+        unreadable(subject.try_apply(&key, operation).await.map(|_| ()), &what);
+    }
+    let mut looked = subject.store.look(vec![key.clone()]).await;
+    unreadable(looked.pop().expect("one answer").map(|_| ()), "look");
+    // Nothing of the above has overwritten it, and other keys are none the worse.
+    unreadable(subject.try_apply(&key, Operation::HandOver).await.map(|_| ()), "afterwards");
+    subject.granted(&subject.key("b"), subject.token()).await;
+}
+
+pub(super) async fn the_check_names_the_store(subject: &Subject<'_>) {
+    let checkup = subject.store.check().await.expect("a store that can be tested can be used");
+    assert!(!checkup.store.is_empty());
+}
