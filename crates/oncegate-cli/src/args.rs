@@ -58,7 +58,9 @@ fn read(path: Option<PathBuf>) -> Result<Option<Vec<u8>>, Problem> {
     };
     match read {
         Ok(_) => Ok(Some(payload)),
-        Err(error) => Err(Problem::new(Exit::BadData, format!("cannot read the payload from {name}: {error}"))),
+        Err(error) => {
+            Err(Problem::new(Exit::BadData, format!("cannot read the payload from {name}: {error}")))
+        }
     }
 }
 

@@ -115,7 +115,9 @@ async fn look(args: &Args) -> Result<(StoreKey, Option<Found>), Problem> {
             let scope = args.scope.as_ref().ok_or_else(missing)?;
             derive(args, spec, scope, Arc::clone(&store)).await?
         }
-        (None, None, None) => return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing")),
+        (None, None, None) => {
+            return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
+        }
     };
     let survey = store.survey(&Scope::new(key.scope())?).await?;
     let mut records = store.look(vec![key.clone()]).await;
@@ -154,7 +156,8 @@ fn words(key: &StoreKey, found: Option<&Found>) -> String {
                     format!("a delivery would wait, for at most {}", span(left)),
                 ),
                 None => {
-                    let next = format!("a delivery would run the handler, as attempt {}", attempt.saturating_add(1));
+                    let next =
+                        format!("a delivery would run the handler, as attempt {}", attempt.saturating_add(1));
                     ("over: its owner has ended without a word, or lost the store".to_owned(), next)
                 }
             };
@@ -190,7 +193,10 @@ fn words(key: &StoreKey, found: Option<&Found>) -> String {
         }
     };
     table.text("next", next);
-    table.text("content", if record.fingerprint.is_some() { "compared by a fingerprint" } else { "not compared" });
+    table.text(
+        "content",
+        if record.fingerprint.is_some() { "compared by a fingerprint" } else { "not compared" },
+    );
     table.text("forgotten", format!("in {}", span(left(record, *now))));
     table.render()
 }
@@ -291,9 +297,15 @@ mod tests {
     #[test]
     fn a_running_attempt() {
         let (text, json) = shown(TAIL + Duration::from_secs(26), pending(Recovery::Takeover));
-        check(&text, &["attempt    2; the one before", "26.0 s left", "fence      77", "ffffffff…", "would wait"]);
+        check(
+            &text,
+            &["attempt    2; the one before", "26.0 s left", "fence      77", "ffffffff…", "would wait"],
+        );
         assert!(!text.contains("ffffffffff"), "the token is the owner's alone");
-        assert_eq!((json.state, json.protected_for_ms, json.recovered), ("pending", Some(26_001), Some(true)));
+        assert_eq!(
+            (json.state, json.protected_for_ms, json.recovered),
+            ("pending", Some(26_001), Some(true))
+        );
     }
 
     #[test]
@@ -330,7 +342,10 @@ mod tests {
             handed_over,
             reason: "no such account".to_owned(),
         };
-        check(&shown(TAIL, failed(true)).0, &["dead letter  written", "no second dead letter", "no such account"]);
+        check(
+            &shown(TAIL, failed(true)).0,
+            &["dead letter  written", "no second dead letter", "no such account"],
+        );
         check(&shown(TAIL, failed(false)).0, &["not known to be written", "and write the dead letter"]);
     }
 

@@ -123,7 +123,9 @@ fn check_vectors(json: bool) -> Result<Exit, Problem> {
     let passed = wrong.is_empty();
     match count {
         _ if json => output::answer_json(&VectorsDocument { schema: SCHEMA, passed, vectors: count, wrong })?,
-        Some(count) => output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?,
+        Some(count) => {
+            output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?
+        }
         None => output::answer(&wrong.join("\n"))?,
     }
     Ok(if passed { Exit::Yes } else { Exit::No })

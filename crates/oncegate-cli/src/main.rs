@@ -77,8 +77,10 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
 }
 
 fn start_logging() {
-    let filter = EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(tracing::Level::WARN.into());
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    let filter =
+        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(tracing::Level::WARN.into());
+    let colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter.from_env_lossy())
         .with_writer(std::io::stderr)

@@ -126,8 +126,16 @@ mod tests {
     #[test]
     fn spans_have_two_units() {
         let spans = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 604_799].map(Duration::from_secs).map(span);
-        let expected =
-            ["0.0 s", "59.0 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "23 h 59 min", "1 d 0 h", "6 d 23 h"];
+        let expected = [
+            "0.0 s",
+            "59.0 s",
+            "1 min 0 s",
+            "59 min 59 s",
+            "1 h 0 min",
+            "23 h 59 min",
+            "1 d 0 h",
+            "6 d 23 h",
+        ];
         assert_eq!(spans, expected);
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use oncegate::core::key::Scope;
 use oncegate::kafka::TopicReader;
-use oncegate::proof::{Example, Examination, Known, Proof, Report};
+use oncegate::proof::{Examination, Example, Known, Proof, Report};
 use oncegate::{FingerprintSpec, Key};
 use serde::Serialize;
 use tracing::warn;
@@ -108,7 +108,12 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     } else {
         output::answer(&args.text(&report))?;
         let rate = report.messages as f64 / took.as_secs_f64();
-        eprintln!("{} in {}, {} messages/s", grouped(report.messages), output::span(took), grouped(rate as u64));
+        eprintln!(
+            "{} in {}, {} messages/s",
+            grouped(report.messages),
+            output::span(took),
+            grouped(rate as u64)
+        );
     }
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
@@ -153,7 +158,8 @@ async fn read(
 
 /// On standard error; hidden unless that is a terminal.
 fn progress(total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
+    let style =
+        ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(total).with_style(style)
 }
@@ -240,7 +246,11 @@ fn counts(table: &mut Table, report: &Report) {
     table.number("would run again", report.would_run_again);
     if report.would_run_again > 0 {
         table.noted("  keys", report.would_run_again_keys, counted(report.would_run_again_keys_exact));
-        table.noted("  without a record", report.without_record, "never run, or forgotten after the retention");
+        table.noted(
+            "  without a record",
+            report.without_record,
+            "never run, or forgotten after the retention",
+        );
         table.noted("  abandoned", report.abandoned, "ended without a word, and the lease is over");
         table.noted("  retry is due", report.retry_due, "failed or interrupted");
     }

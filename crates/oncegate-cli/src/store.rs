@@ -57,7 +57,11 @@ fn address(url: &str) -> Result<Address, Problem> {
         Some(("rediss", _)) => refuse("this build has no TLS for Redis (rediss)".to_owned()),
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
-            if path.is_empty() { refuse("sqlite: names no file".to_owned()) } else { Ok(Address::Sqlite(path.into())) }
+            if path.is_empty() {
+                refuse("sqlite: names no file".to_owned())
+            } else {
+                Ok(Address::Sqlite(path.into()))
+            }
         }
         Some((scheme, _)) => refuse(format!("`{scheme}` is not a kind of store that this build knows")),
         None if url.is_empty() => refuse("it is empty".to_owned()),

@@ -13,7 +13,7 @@ use fastrand::Rng;
 use crate::key::{Scope, StoreKey};
 use crate::record::Record;
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Store, StoreError};
+use crate::store::{Checkup, Command, Store, StoreError, Survey};
 
 /// The most commands that wait to be executed late; further ones are lost for good.
 const MAX_STRAYS: usize = 64;
@@ -350,6 +350,13 @@ impl Store for FaultStore {
             return Err(outage());
         }
         self.inner.describe(scope, expected, proposed).await
+    }
+
+    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
+        if self.plan(0).down {
+            return Err(outage());
+        }
+        self.inner.survey(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
