@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::key::{Scope, StoreKey};
-use crate::record::{Record, StoreTime};
+use crate::record::Record;
 use crate::rules::{Operation, Reply};
 
 mod memory;
@@ -52,11 +52,11 @@ pub trait Store: Send + Sync + fmt::Debug {
         proposed: &str,
     ) -> Result<String, StoreError>;
 
-    /// What the store knows of a scope as a whole. It changes nothing, and needs no right to.
+    /// The scope's descriptor, without changing anything; `None` when no gate has ever opened the scope here.
     ///
     /// # Errors
     /// When the store cannot tell; see [`StoreError`].
-    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError>;
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError>;
 
     /// Looks at what would break the promise, before the first message is taken.
     ///
@@ -86,25 +86,13 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).describe(scope, expected, proposed).await
     }
 
-    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
-        (**self).survey(scope).await
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        (**self).descriptor(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         (**self).check().await
     }
-}
-
-/// What a store knows of a scope as a whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Survey {
-    /// The store's clock, by which the records that [`Store::look`] returns expire.
-    ///
-    /// For people and reports alone: between this reading and another call time has passed, and whether a
-    /// lease is over is decided inside the store.
-    pub now: StoreTime,
-    /// The scope's descriptor; `None` when no gate has ever opened it here.
-    pub descriptor: Option<String>,
 }
 
 /// What a store says of itself at start-up.

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{self, Checkup, Command, Store, StoreError, Survey};
+use oncegate_core::store::{self, Checkup, Command, Store, StoreError};
 use tokio::time::Instant;
 
 /// A store in this process's memory, for tests and for trying things out.
@@ -61,8 +61,8 @@ impl Store for MemoryStore {
         self.inner.describe(scope, expected, proposed).await
     }
 
-    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
-        self.inner.survey(scope).await
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
-use super::{Checkup, Command, Store, StoreError, Survey};
+use super::{Checkup, Command, Store, StoreError};
 use crate::key::{Scope, StoreKey};
 use crate::record::{Record, StoreTime};
 use crate::rules::{Reply, apply};
@@ -89,8 +89,8 @@ impl Store for MemoryStore {
         Ok(held.descriptors.get(scope).cloned().unwrap_or_else(|| expected.unwrap_or_default().to_owned()))
     }
 
-    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
-        Ok(Survey { now: (self.clock)(), descriptor: self.held().descriptors.get(scope).cloned() })
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        Ok(self.held().descriptors.get(scope).cloned())
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

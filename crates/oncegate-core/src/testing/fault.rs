@@ -13,7 +13,7 @@ use fastrand::Rng;
 use crate::key::{Scope, StoreKey};
 use crate::record::Record;
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Store, StoreError, Survey};
+use crate::store::{Checkup, Command, Store, StoreError};
 
 /// The most commands that wait to be executed late; further ones are lost for good.
 const MAX_STRAYS: usize = 64;
@@ -352,11 +352,11 @@ impl Store for FaultStore {
         self.inner.describe(scope, expected, proposed).await
     }
 
-    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         if self.plan(0).down {
             return Err(outage());
         }
-        self.inner.survey(scope).await
+        self.inner.descriptor(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -1,7 +1,5 @@
 //! Hand over, reopen, look, the descriptor and the check.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 
 use super::{HELD, LEASE, RETENTION, STEP, Subject, completion};
@@ -132,29 +130,14 @@ pub(super) async fn descriptors_are_compared_and_set(subject: &Subject<'_>) {
     assert_eq!(ours, "two");
 }
 
-pub(super) async fn a_survey_tells_the_descriptor_and_changes_nothing(subject: &Subject<'_>) {
-    let (scope, store) = (subject.bench.scope("surveyed"), &subject.store);
+pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &Subject<'_>) {
+    let (scope, store) = (subject.bench.scope("asked-for"), &subject.store);
     for _ in 0..2 {
-        let survey = store.survey(&scope).await.expect("the store answers");
-        assert_eq!(survey.descriptor, None);
+        assert_eq!(store.descriptor(&scope).await.expect("the store answers"), None);
     }
     store.describe(&scope, None, "one").await.expect("the store answers");
-    let survey = store.survey(&scope).await.expect("the store answers");
-    assert_eq!(survey.descriptor.as_deref(), Some("one"), "a survey leaves the scope to the first gate");
-}
-
-pub(super) async fn a_survey_tells_the_time_that_leases_end_by(subject: &Subject<'_>) {
-    let (scope, key) = (subject.bench.scope("surveyed"), subject.key("a"));
-    subject.granted(&key, subject.token()).await;
-    let left = async || {
-        let record = subject.look(&key).await.expect("a claimed key has a record");
-        let survey = subject.store.survey(&scope).await.expect("the store answers");
-        record.protected_for(survey.now)
-    };
-    let before = left().await.expect("the lease has just begun");
-    assert!(before > LEASE / 2 && before <= LEASE + Duration::from_millis(1), "{before:?} of {LEASE:?}");
-    subject.pass(&key, LEASE * 3 / 2).await;
-    assert_eq!(left().await, None, "the lease is over");
+    let held = store.descriptor(&scope).await.expect("the store answers");
+    assert_eq!(held.as_deref(), Some("one"), "asking leaves the scope to the first gate");
 }
 
 pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
