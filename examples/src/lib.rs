@@ -1,1 +1,1 @@
-
+//! Programs to start from: see `payments/`.

@@ -158,9 +158,13 @@ impl Engine {
         if waiting && open { Arc::clone(&self.shared.permits).try_acquire_owned().ok() } else { None }
     }
 
+    /// When the loop must look again although nothing else happens.
+    ///
+    /// A probe that is due already waits for a permit, and the end of a task wakes the loop.
     fn next_wake(&self) -> Option<Instant> {
         let parked = self.parked.peek().map(|Reverse((at, _))| *at);
-        let probe = self.outage.as_ref().filter(|outage| outage.probing.is_none() && !self.ready.is_empty());
+        let now = Instant::now();
+        let probe = self.outage.as_ref().filter(|outage| outage.probing.is_none() && outage.probe_at > now);
         parked.into_iter().chain(probe.map(|outage| outage.probe_at)).min()
     }
 

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 /// What was produced, what was acknowledged, and who reads it now.
 #[derive(Debug, Default)]
-pub struct Broker {
+pub(crate) struct Broker {
     state: Mutex<State>,
     moved: Notify,
 }
@@ -27,20 +27,19 @@ struct State {
     given: BTreeSet<(usize, usize)>,
     members: BTreeSet<usize>,
     next_member: usize,
-    closed_cleanly: usize,
 }
 
 /// Asked at each ack: may this message be acknowledged? It panics with the reason when it may not.
-pub type Judge = Arc<dyn Fn(usize) + Send + Sync>;
+pub(crate) type Judge = Arc<dyn Fn(usize) + Send + Sync>;
 
 impl Broker {
-    pub fn new(payloads: Vec<String>) -> Arc<Self> {
+    pub(crate) fn new(payloads: Vec<String>) -> Arc<Self> {
         let state = State { payloads, ..State::default() };
         Arc::new(Self { state: Mutex::new(state), moved: Notify::new() })
     }
 
     /// A new member of the group; the messages are dealt out anew.
-    pub fn join(self: &Arc<Self>, judge: Judge) -> Member {
+    pub(crate) fn join(self: &Arc<Self>, judge: Judge) -> Member {
         let mut state = self.state.lock().unwrap();
         let id = state.next_member;
         state.next_member += 1;
@@ -51,36 +50,32 @@ impl Broker {
     }
 
     /// A member is gone; the others get its messages.
-    pub fn leave(&self, member: usize) {
+    pub(crate) fn leave(&self, member: usize) {
         let mut state = self.state.lock().unwrap();
         state.members.remove(&member);
         state.deal();
         self.moved.notify_waiters();
     }
 
-    pub fn unacked(&self) -> Vec<usize> {
+    pub(crate) fn unacked(&self) -> Vec<usize> {
         let state = self.state.lock().unwrap();
         (0..state.payloads.len()).filter(|n| !state.acked.contains(n)).collect()
     }
 
     /// Everything is delivered again: what replaying a topic from its start is.
-    pub fn rewind(&self) {
+    pub(crate) fn rewind(&self) {
         let mut state = self.state.lock().unwrap();
         state.acked.clear();
         state.given.clear();
         self.moved.notify_waiters();
     }
 
-    pub fn payload(&self, n: usize) -> String {
+    pub(crate) fn payload(&self, n: usize) -> String {
         self.state.lock().unwrap().payloads[n].clone()
     }
 
-    pub fn payloads(&self) -> Vec<String> {
+    pub(crate) fn payloads(&self) -> Vec<String> {
         self.state.lock().unwrap().payloads.clone()
-    }
-
-    pub fn closed_cleanly(&self) -> usize {
-        self.state.lock().unwrap().closed_cleanly
     }
 }
 
@@ -116,8 +111,8 @@ impl State {
 
 /// One consumer's connection to the broker.
 #[derive(Clone)]
-pub struct Member {
-    pub id: usize,
+pub(crate) struct Member {
+    pub(crate) id: usize,
     broker: Arc<Broker>,
     judge: Judge,
 }
@@ -146,7 +141,6 @@ impl Source for Member {
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
-        self.broker.state.lock().unwrap().closed_cleanly += 1;
         Ok(())
     }
 }

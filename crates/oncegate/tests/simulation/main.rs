@@ -49,7 +49,7 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
         report.faults.iter().for_each(|(name, count)| *faults.entry(*name).or_insert(0) += count);
     }
     println!("reached: {counts:#?}\nfaults: {faults:#?}");
-    for reached in REACHED {
+    for reached in &REACHED {
         assert!(
             counts.get(reached).is_some_and(|count| *count > 0),
             "no run reached {reached:?}: they prove nothing"

@@ -1,6 +1,7 @@
 //! One run: messages, workers that come and go, a store that fails, and the judgement at the end.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,11 +11,11 @@ use oncegate::consumer::FloodLimit;
 use oncegate::core::key::Scope;
 use oncegate::core::record::{Record, State};
 use oncegate::core::store::Store;
-use oncegate::core::testing::{FaultStore, Faults};
+use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
-    Backoff, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore, Message,
-    Ordering, Origin,
+    Backoff, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, GateError, Handler, Key,
+    MemoryStore, Message, Ordering, Origin,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -66,7 +67,7 @@ fn behaviour(rng: &mut Rng) -> Behaviour {
 
 /// What happened, from witnesses that are not oncegate's own code.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     effects: Mutex<BTreeMap<u64, u32>>,
     results: Mutex<BTreeMap<u64, Vec<String>>>,
     letters: Mutex<BTreeMap<String, String>>,
@@ -148,25 +149,25 @@ impl DeadLetters for Letters {
 
 /// What a run has shown.
 #[derive(Debug, Default)]
-pub struct Report {
-    pub counts: BTreeMap<(&'static str, &'static str), u64>,
-    pub faults: BTreeMap<&'static str, u64>,
+pub(crate) struct Report {
+    pub(crate) counts: BTreeMap<(&'static str, &'static str), u64>,
+    pub(crate) faults: BTreeMap<&'static str, u64>,
     /// What happened, in an order that only the seed decides.
-    pub trace: String,
+    pub(crate) trace: String,
 }
 
 /// One simulated run.
-pub struct World {
+pub(crate) struct World {
     rng: Rng,
     seed: u64,
     broker: Arc<Broker>,
     memory: Arc<MemoryStore>,
-    store: Arc<FaultStore<Arc<MemoryStore>>>,
+    store: Arc<FaultStore>,
     ledger: Arc<Ledger>,
     behaviours: Arc<Vec<Behaviour>>,
     counters: Arc<Counters>,
     workers: Vec<Worker>,
-    store_losses: u32,
+    store_losses: Arc<AtomicU32>,
     crashes: u64,
     started: u64,
 }
@@ -178,7 +179,7 @@ struct Worker {
 }
 
 impl World {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let keys = rng.u64(1..14);
         let behaviours: Vec<Behaviour> = (0..keys).map(|_| behaviour(&mut rng)).collect();
@@ -190,18 +191,19 @@ impl World {
         let messages = rng.usize(1..40);
         let payloads: Vec<String> = (0..messages).map(|n| payload(n, &mut rng)).collect();
         let memory = Arc::new(MemoryStore::new());
-        let faults = if rng.u32(..5) == 0 { Faults::none() } else { Faults::some(&mut rng) };
-        let store = Arc::new(FaultStore::new(Arc::clone(&memory), faults, rng.u64(..)));
+        let faults = if rng.u32(..5) == 0 { Faults::default() } else { faults(&mut rng) };
+        let store =
+            FaultStore::new(Arc::clone(&memory) as Arc<dyn Store>, faults, rng.u64(..)).sleep_with(sleep);
         Self {
             seed,
             broker: Broker::new(payloads),
             memory,
-            store,
+            store: Arc::new(store),
             ledger: Arc::default(),
             behaviours: Arc::new(behaviours),
             counters: Arc::default(),
             workers: Vec::new(),
-            store_losses: 0,
+            store_losses: Arc::default(),
             crashes: 0,
             started: 0,
             rng,
@@ -211,7 +213,7 @@ impl World {
     /// An ack is just when the key's record is COMPLETED, or the message is with the dead letters.
     fn judge(&self) -> Judge {
         let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
-        let broker = Arc::clone(&self.broker);
+        let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
         let key = key().compile(&Scope::new("sim").unwrap()).unwrap();
         Arc::new(move |n| {
             let message = Message::new("payments", Origin::Other("".into()), Some(broker.payload(n).into()));
@@ -223,8 +225,10 @@ impl World {
             let completed =
                 records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
             let buried = ledger.letters.lock().unwrap().contains_key(&n.to_string());
+            // A store that lost its data may have lost this record between its completion and the ack.
+            let lost = losses.load(Relaxed) > 0;
             assert!(
-                completed || buried,
+                completed || buried || lost,
                 "seed {seed}: message {n} was acknowledged without COMPLETED or a dead letter"
             );
         })
@@ -254,7 +258,7 @@ impl World {
     }
 
     /// Runs under faults for a while, then without, until everything is finished; then replays everything.
-    pub async fn run(mut self) -> Report {
+    pub(crate) async fn run(mut self) -> Report {
         let began = Instant::now();
         for _ in 0..self.rng.usize(1..4) {
             self.start_worker();
@@ -267,7 +271,7 @@ impl World {
         self.finish().await;
         let before = self.ledger.effects.lock().unwrap().clone();
         let dead = self.ledger.letters.lock().unwrap().len();
-        if self.store_losses == 0 {
+        if self.losses() == 0 {
             self.broker.rewind();
             self.finish().await;
             assert_eq!(
@@ -285,9 +289,17 @@ impl World {
         self.stop_all().await;
         self.judge_effects();
         let trace = format!("{:?} {:?} {:?}", began.elapsed(), self.ledger, self.counters.snapshot());
-        let mut faults = self.store.injected();
-        faults.insert("crash", self.crashes);
-        faults.insert("store_loss", self.store_losses.into());
+        let injected = self.store.injected();
+        let faults = BTreeMap::from([
+            ("unavailable", injected.unavailable),
+            ("reply_lost", injected.reply_lost),
+            ("request_lost", injected.request_lost),
+            ("stray", injected.strays),
+            ("slow", injected.slow),
+            ("outage", injected.outage),
+            ("crash", self.crashes),
+            ("store_loss", self.losses().into()),
+        ]);
         Report { counts: self.counters.snapshot(), faults, trace }
     }
 
@@ -297,10 +309,14 @@ impl World {
             0..4 => self.crash(),
             4..6 => self.start_worker(),
             6 => self.stop_one().await,
-            7 => self.store.outage(Duration::from_millis(self.rng.u64(10..6_000))),
+            7 => {
+                self.store.begin_outage();
+                sleep(Duration::from_millis(self.rng.u64(10..6_000))).await;
+                self.store.end_outage();
+            }
             8 if self.rng.u32(..4) == 0 => {
                 self.memory.lose_everything();
-                self.store_losses += 1;
+                self.store_losses.fetch_add(1, Relaxed);
             }
             _ => {}
         }
@@ -331,8 +347,9 @@ impl World {
         let deadline = Duration::from_secs(60);
         let stopped = timeout(deadline, worker.running).await;
         let stopped = stopped.unwrap_or_else(|_| panic!("seed {}: a worker does not stop", self.seed));
-        if let Err(error) = stopped.expect("a worker does not panic") {
-            panic!("seed {}: a worker failed: {error}", self.seed);
+        match stopped.expect("a worker does not panic") {
+            Ok(()) | Err(ConsumerError::Gate(GateError::Store(_))) => {}
+            Err(error) => panic!("seed {}: a worker failed: {error}", self.seed),
         }
         self.broker.leave(worker.member);
     }
@@ -357,11 +374,29 @@ impl World {
                 self.broker.unacked(),
                 self.memory.records()
             );
-            for worker in &self.workers {
-                assert!(!worker.running.is_finished(), "seed {}: a worker ended by itself", self.seed);
-            }
+            self.start_again_who_could_not_start().await;
             sleep(Duration::from_millis(500)).await;
         }
+    }
+
+    /// What a supervisor does: a worker that met a store it could not open is started again.
+    async fn start_again_who_could_not_start(&mut self) {
+        let (ended, running) =
+            self.workers.drain(..).partition(|worker: &Worker| worker.running.is_finished());
+        self.workers = running;
+        let ended: Vec<Worker> = ended;
+        for worker in ended {
+            match worker.running.await.expect("a worker does not panic") {
+                Err(ConsumerError::Gate(GateError::Store(_))) => {}
+                other => panic!("seed {}: a worker ended by itself: {other:?}", self.seed),
+            }
+            self.broker.leave(worker.member);
+            self.start_worker();
+        }
+    }
+
+    fn losses(&self) -> u32 {
+        self.store_losses.load(Relaxed)
     }
 
     /// Every key has an effect or all of its messages are dead letters; more than one effect is explained.
@@ -370,22 +405,41 @@ impl World {
         let letters = self.ledger.letters.lock().unwrap();
         let explained = self.counters.total("extra_runs");
         let extra: u64 = effects.values().map(|count| u64::from(count - 1)).sum();
-        if self.store_losses == 0 {
+        if self.losses() == 0 {
             assert!(extra <= explained, "seed {}: {extra} extra effects, {explained} explained", self.seed);
         }
-        for (n, payload) in self.broker.payloads().into_iter().enumerate() {
-            let effect = serde_json::from_str::<Payment>(&payload)
-                .is_ok_and(|payment| effects.contains_key(&payment.id));
-            assert!(
-                effect || letters.contains_key(&n.to_string()),
-                "seed {}: message {n} is lost",
-                self.seed
-            );
+        // One letter speaks for a key: later messages of a key that was given up get no letter of their own.
+        let payloads = self.broker.payloads();
+        let id = |n: usize| serde_json::from_str::<Payment>(&payloads[n]).ok().map(|payment| payment.id);
+        let buried: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
+        for n in 0..payloads.len() {
+            let settled = match id(n) {
+                Some(id) => effects.contains_key(&id) || buried.contains(&Some(id)),
+                None => letters.contains_key(&n.to_string()),
+            };
+            assert!(settled, "seed {}: message {n} is lost", self.seed);
         }
         for (id, results) in &*self.ledger.results.lock().unwrap() {
             let same = results.windows(2).all(|pair| pair[0] == pair[1]);
-            assert!(same || self.store_losses > 0, "seed {}: duplicates of {id} got {results:?}", self.seed);
+            assert!(same || self.losses() > 0, "seed {}: duplicates of {id} got {results:?}", self.seed);
         }
+    }
+}
+
+/// Some of the faults that a store can have, each more or less likely.
+fn faults(rng: &mut Rng) -> Faults {
+    let mut some = |most: f64| if rng.bool() { rng.f64() * most } else { 0.0 };
+    Faults {
+        unavailable: some(0.1),
+        reply_lost: some(0.2),
+        request_lost: some(0.1),
+        stray: some(0.5),
+        slow_request: some(0.2),
+        slow_reply: some(0.2),
+        max_delay: Duration::from_millis(1_500),
+        outage: some(0.02),
+        outage_max_calls: 30,
+        forget: 0.0,
     }
 }
 

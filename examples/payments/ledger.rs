@@ -1,0 +1,94 @@
+//! The witness: an append-only file that knows nothing of oncegate. A line is a charge or an answer.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use oncegate::BoxError;
+use serde::{Deserialize, Serialize};
+
+/// One line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// The order.
+    pub order: String,
+    /// The charge that was made, or that a duplicate got back.
+    pub charge: String,
+    /// Whether money moved; otherwise a duplicate was answered.
+    pub charged: bool,
+    /// Whether an earlier attempt had ended without a word.
+    pub recovered: bool,
+    /// The process that wrote the line.
+    pub pid: u32,
+}
+
+impl Entry {
+    pub fn charge(order: String, charge: &str, recovered: bool) -> Self {
+        Self { order, charge: charge.to_owned(), charged: true, recovered, pid: std::process::id() }
+    }
+
+    pub fn answer(order: String, charge: &str) -> Self {
+        Self { order, charge: charge.to_owned(), charged: false, recovered: false, pid: std::process::id() }
+    }
+}
+
+/// How far the workers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    pub charges: u64,
+    pub answers: u64,
+    /// The process that charged last.
+    pub last_pid: u32,
+}
+
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+    file: Mutex<File>,
+    seen: Mutex<(u64, Progress)>,
+}
+
+impl Ledger {
+    pub fn open(path: &Path) -> Result<Self, BoxError> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        Ok(Self { path: path.to_owned(), file: Mutex::new(file), seen: Mutex::default() })
+    }
+
+    /// A line in one write: the system appends it whole, whoever else writes, and keeps it when this process is
+    /// killed right after.
+    pub fn append(&self, entry: &Entry) -> Result<(), BoxError> {
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        self.file.lock().map_err(|_| "the ledger is broken")?.write_all(&line)?;
+        Ok(())
+    }
+
+    /// Every line so far.
+    pub fn read(&self) -> Result<Vec<Entry>, BoxError> {
+        let lines = BufReader::new(File::open(&self.path)?).lines();
+        lines.map(|line| Ok(serde_json::from_str(&line?)?)).collect()
+    }
+
+    /// Counts what came since the last call.
+    pub fn progress(&self) -> Result<Progress, BoxError> {
+        let mut seen = self.seen.lock().map_err(|_| "the ledger is broken")?;
+        let (position, progress) = &mut *seen;
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(*position))?;
+        let mut fresh = String::new();
+        file.read_to_string(&mut fresh)?;
+        let whole = fresh.rfind('\n').map_or(0, |end| end + 1);
+        for line in fresh.get(..whole).unwrap_or_default().lines() {
+            let entry: Entry = serde_json::from_str(line)?;
+            if entry.charged {
+                progress.charges += 1;
+                progress.last_pid = entry.pid;
+            } else {
+                progress.answers += 1;
+            }
+        }
+        *position += whole as u64;
+        Ok(*progress)
+    }
+}
