@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use crate::key::{Scope, StoreKey};
-use crate::record::Record;
+use crate::record::{Record, State, StoreTime};
 use crate::rules::{Operation, Reply};
 
 mod memory;
@@ -38,7 +39,16 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>>;
 
     /// Reads records without changing anything; the answers stand in the order of the keys.
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>>;
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>>;
+
+    /// Which of the keys are completed, with their results: the look-ahead of a replay, in bulk.
+    ///
+    /// The same as [`look`](Self::look) for whoever wants nothing else. A store overrides it where it can
+    /// leave out what only the other states need.
+    async fn completed(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Bytes>, StoreError>> {
+        let looked = self.look(keys).await;
+        looked.into_iter().map(|looked| Ok(looked?.and_then(Looked::into_result))).collect()
+    }
 
     /// Keeps `proposed` as the scope's descriptor if what the store holds for it equals `expected`
     /// (`None`: nothing yet), and returns the descriptor that the store holds afterwards.
@@ -73,7 +83,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).execute(commands).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         (**self).look(keys).await
     }
 
@@ -92,6 +102,26 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         (**self).check().await
+    }
+}
+
+/// A record as a store showed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// The store's time at the look, on the clock of the record's expiry: what
+    /// [`Record::protected_for`] wants to know. Two looks need not share an origin.
+    pub now: StoreTime,
+    /// What the store holds.
+    pub record: Record,
+}
+
+impl Looked {
+    /// The result, when the record is completed.
+    pub fn into_result(self) -> Option<Bytes> {
+        match self.record.state {
+            State::Completed { result, .. } => Some(result),
+            _ => None,
+        }
     }
 }
 

@@ -21,6 +21,9 @@ pub mod observe;
 pub mod proof;
 pub mod source;
 
+#[cfg(feature = "redis")]
+mod batch;
+
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "redis")]

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{self, Checkup, Command, Store, StoreError};
+use oncegate_core::store::{self, Checkup, Command, Looked, Store, StoreError};
 use tokio::time::Instant;
 
 /// A store in this process's memory, for tests and for trying things out.
@@ -48,7 +48,7 @@ impl Store for MemoryStore {
         self.inner.execute(commands).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         self.inner.look(keys).await
     }
 

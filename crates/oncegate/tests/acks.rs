@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::key::{Scope, StoreKey};
-use oncegate::core::record::Record;
 use oncegate::core::rules::{Operation, Reply};
-use oncegate::core::store::{Checkup, Command, Store, StoreError};
+use oncegate::core::store::{Checkup, Command, Looked, Store, StoreError};
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, Source, SourceError, Ticket};
 use oncegate::{Consumer, Counters, Gate, Key, MemoryStore, Message, Origin};
@@ -74,7 +73,7 @@ impl Store for Scripted {
         replies
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         self.inner.look(keys).await
     }
 

@@ -11,9 +11,8 @@ use async_trait::async_trait;
 use fastrand::Rng;
 
 use crate::key::{Scope, StoreKey};
-use crate::record::Record;
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Store, StoreError};
+use crate::store::{Checkup, Command, Looked, Store, StoreError};
 
 /// The most commands that wait to be executed late; further ones are lost for good.
 const MAX_STRAYS: usize = 64;
@@ -320,7 +319,7 @@ impl Store for FaultStore {
         answers
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         let plan = self.plan(keys.len());
         self.wait(plan.before).await;
         self.forget_if(plan.forget);

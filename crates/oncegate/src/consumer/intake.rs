@@ -136,8 +136,8 @@ async fn look_ahead(
         }
         let records = route.gate.look(identities.iter().map(|identity| identity.key.clone()).collect()).await;
         for ((place, identity), record) in places.into_iter().zip(identities).zip(records) {
-            if let Ok(Some(record)) = record
-                && let Some(stored) = answers(&record, &identity)
+            if let Ok(Some(looked)) = record
+                && let Some(stored) = answers(&looked.record, &identity)
                 && let Some(item) = items.get_mut(place)
             {
                 route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });

@@ -9,9 +9,9 @@ use oncegate_core::key::{
     CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError,
     Scope, StoreKey,
 };
-use oncegate_core::record::{Record, Token};
+use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
-use oncegate_core::store::{Checkup, Command, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
 use tokio::sync::OnceCell;
 
 use crate::codec::Codec;
@@ -322,7 +322,7 @@ impl OpenGate {
     }
 
     /// Reads records without claiming anything.
-    pub(crate) async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    pub(crate) async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         self.store.look(keys).await
     }
 

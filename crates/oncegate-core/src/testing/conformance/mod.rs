@@ -271,7 +271,7 @@ impl Subject<'_> {
     async fn look(&self, key: &StoreKey) -> Option<Record> {
         let mut answers = self.store.look(vec![key.clone()]).await;
         assert_eq!(answers.len(), 1, "one key, one answer");
-        answers.pop().expect("one answer").expect("the store answers")
+        answers.pop().expect("one answer").expect("the store answers").map(|looked| looked.record)
     }
 
     /// The record's fingerprint and state: what is left of its time depends on the store's clock.

@@ -1,0 +1,205 @@
+//! Joins concurrent calls into batches: whatever waits when the carrier is ready travels together.
+//!
+//! The batch is a store's throughput. Callers hand in items and wait; the one [`Carrier`] takes all that
+//! has gathered, carries it, and hands each caller its answers with a single wake-up. Nothing here waits for
+//! a batch to fill: under light load a batch is one call, under heavy load it grows by itself.
+
+use tokio::sync::{mpsc, oneshot};
+
+/// The most items that travel together, give or take the call that crosses the line.
+pub(crate) const MAX_BATCH_ITEMS: usize = 256;
+
+/// The most bytes that travel together, give or take the call that crosses the line.
+pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
+
+/// The most calls that wait for a carrier. Further callers wait for room.
+pub(crate) const MAX_WAITING_CALLS: usize = 4_096;
+
+/// Something that can travel in a batch.
+pub(crate) trait Item {
+    /// About how many bytes it will be on the wire.
+    fn bytes(&self) -> usize;
+}
+
+/// The carrier is gone: nothing says whether the items were carried.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct CarrierGone {
+    /// Whether the items surely never reached it.
+    pub(crate) unsent: bool,
+}
+
+/// The callers' end.
+#[derive(Debug)]
+pub(crate) struct Joiner<T, A> {
+    calls: mpsc::Sender<Call<T, A>>,
+}
+
+/// The carrier's end.
+#[derive(Debug)]
+pub(crate) struct Carrier<T, A> {
+    calls: mpsc::Receiver<Call<T, A>>,
+}
+
+#[derive(Debug)]
+struct Call<T, A> {
+    items: Vec<T>,
+    caller: oneshot::Sender<Vec<A>>,
+}
+
+/// What travels together, and who waits for it.
+#[derive(Debug)]
+pub(crate) struct Batch<T, A> {
+    items: Vec<T>,
+    callers: Vec<(usize, oneshot::Sender<Vec<A>>)>,
+}
+
+/// A pair of ends.
+pub(crate) fn channel<T: Item, A>() -> (Joiner<T, A>, Carrier<T, A>) {
+    let (sender, receiver) = mpsc::channel(MAX_WAITING_CALLS);
+    (Joiner { calls: sender }, Carrier { calls: receiver })
+}
+
+impl<T: Item, A> Joiner<T, A> {
+    /// Hands in `items` and waits for their answers, which stand in the order of the items.
+    ///
+    /// More than a batch's worth is split. A caller that stops waiting changes nothing for the others: its
+    /// items may still be carried.
+    ///
+    /// # Errors
+    /// When the carrier is gone before it has answered them all.
+    pub(crate) async fn submit(&self, items: Vec<T>) -> Result<Vec<A>, CarrierGone> {
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        if items.len() <= MAX_BATCH_ITEMS {
+            let answer = self.hand_in(items).await?;
+            return answer.await.map_err(|_| CarrierGone { unsent: false });
+        }
+        let mut waiting = Vec::with_capacity(items.len() / MAX_BATCH_ITEMS + 1);
+        let mut answers = Vec::with_capacity(items.len());
+        let mut items = items.into_iter();
+        loop {
+            let chunk: Vec<T> = items.by_ref().take(MAX_BATCH_ITEMS).collect();
+            if chunk.is_empty() {
+                break;
+            }
+            // Some chunks may have been carried already, so nobody can say that none was.
+            waiting.push(self.hand_in(chunk).await.map_err(|_| CarrierGone { unsent: false })?);
+        }
+        for answer in waiting {
+            answers.append(&mut answer.await.map_err(|_| CarrierGone { unsent: false })?);
+        }
+        Ok(answers)
+    }
+
+    async fn hand_in(&self, items: Vec<T>) -> Result<oneshot::Receiver<Vec<A>>, CarrierGone> {
+        let (caller, answer) = oneshot::channel();
+        let sent = self.calls.send(Call { items, caller }).await;
+        sent.map(|()| answer).map_err(|_| CarrierGone { unsent: true })
+    }
+}
+
+impl<T: Item, A> Carrier<T, A> {
+    /// Waits for a call and takes all that has gathered with it, up to a batch's limits.
+    ///
+    /// `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Option<Batch<T, A>> {
+        let first = self.calls.recv().await?;
+        let mut bytes: usize = first.items.iter().map(Item::bytes).sum();
+        let mut batch = Batch { callers: vec![(first.items.len(), first.caller)], items: first.items };
+        while batch.items.len() < MAX_BATCH_ITEMS && bytes < MAX_BATCH_BYTES {
+            let Ok(mut call) = self.calls.try_recv() else {
+                break;
+            };
+            bytes += call.items.iter().map(Item::bytes).sum::<usize>();
+            batch.callers.push((call.items.len(), call.caller));
+            batch.items.append(&mut call.items);
+        }
+        Some(batch)
+    }
+}
+
+impl<T, A> Batch<T, A> {
+    /// Takes the items out, in the order in which the answers must stand.
+    pub(crate) fn take_items(&mut self) -> Vec<T> {
+        std::mem::take(&mut self.items)
+    }
+
+    /// Hands each caller its answers. A caller that went away is passed over.
+    pub(crate) fn answer(self, answers: impl IntoIterator<Item = A>) {
+        let mut answers = answers.into_iter();
+        for (count, caller) in self.callers {
+            let own: Vec<A> = answers.by_ref().take(count).collect();
+            debug_assert_eq!(own.len(), count, "a batch has one answer for each item");
+            // The caller may have stopped waiting; then nobody misses the answer.
+            let _ = caller.send(own);
+        }
+    }
+
+    /// Gives every item the same answer.
+    pub(crate) fn answer_all(self, answer: &A)
+    where
+        A: Clone,
+    {
+        self.answer(std::iter::repeat_with(|| answer.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Item for u32 {
+        fn bytes(&self) -> usize {
+            4
+        }
+    }
+
+    fn double(items: Vec<u32>) -> Vec<u32> {
+        items.into_iter().map(|item| item * 2).collect()
+    }
+
+    #[tokio::test]
+    async fn concurrent_calls_travel_together() {
+        let (joiner, mut carrier) = channel::<u32, u32>();
+        let calls = async { tokio::join!(joiner.submit(vec![1, 2]), joiner.submit(vec![3])) };
+        let carry = async {
+            let mut batch = carrier.next().await.unwrap();
+            let items = batch.take_items();
+            assert_eq!(items, [1, 2, 3]);
+            batch.answer(double(items));
+        };
+        let ((one, other), ()) = tokio::join!(calls, carry);
+        assert_eq!(one, Ok(vec![2, 4]));
+        assert_eq!(other, Ok(vec![6]));
+    }
+
+    #[tokio::test]
+    async fn a_large_call_is_split_and_put_together_again() {
+        let (joiner, mut carrier) = channel::<u32, u32>();
+        let all: Vec<u32> = (0..1_000).collect();
+        let submit = joiner.submit(all.clone());
+        let carry = async {
+            let mut carried = 0;
+            while carried < 1_000 {
+                let mut batch = carrier.next().await.unwrap();
+                let items = batch.take_items();
+                assert!(items.len() <= MAX_BATCH_ITEMS);
+                carried += items.len();
+                batch.answer(double(items));
+            }
+        };
+        let (answers, ()) = tokio::join!(submit, carry);
+        assert_eq!(answers, Ok(double(all)));
+    }
+
+    #[tokio::test]
+    async fn a_batch_dropped_unanswered_is_not_an_answer() {
+        let (joiner, mut carrier) = channel::<u32, u32>();
+        let drop_it = async { drop(carrier.next().await) };
+        let (answer, ()) = tokio::join!(joiner.submit(vec![1]), drop_it);
+        assert_eq!(answer, Err(CarrierGone { unsent: false }));
+        drop(carrier);
+        assert_eq!(joiner.submit(vec![1]).await, Err(CarrierGone { unsent: true }));
+    }
+}

@@ -1,0 +1,235 @@
+//! The packed record: what a key holds, byte by byte.
+//!
+//! ```text
+//! PENDING    P | Q | R   token[16]  fingerprint[7]  attempt[1]  fence[16 digits, or nothing]
+//! RELEASED   S | T       tag[4]     fingerprint[7]  attempt[1]  fence[16 digits]  reason
+//! COMPLETED  C           tag[4]     fingerprint[7]  result
+//! FAILED     F | G       tag[4]     fingerprint[7]  attempt[1]  reason
+//! ```
+//! The first byte tells the state and the format: `P` follows no recovery, `Q` an earlier one, `R` is a
+//! takeover; `T` was recovered; `G` is handed over. Another format will use other letters. A fingerprint of
+//! zeros is none, and so is a released fence of zeros. Every age hangs on the key's expiry.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::Fingerprint;
+use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, TokenTag, whole_millis};
+
+/// The longest duration that is sent: some 300 years, well within the integers that Lua keeps exact.
+const LONGEST_MILLIS: u64 = 10_000_000_000_000;
+
+/// The first fence that cannot be kept: it would have 17 digits, or Lua would round its successor.
+const FENCE_LIMIT: u64 = 1 << 53;
+
+const NO_FENCE: &[u8; 16] = b"0000000000000000";
+
+/// A duration as Redis takes it: whole milliseconds, and never zero, which it refuses.
+pub(super) fn millis(duration: Duration) -> u64 {
+    whole_millis(duration).clamp(1, LONGEST_MILLIS)
+}
+
+/// A fingerprint's bytes; zeros for none.
+pub(super) fn fingerprint_bytes(fingerprint: Option<Fingerprint>) -> [u8; 7] {
+    fingerprint.map_or([0; 7], |fingerprint| *fingerprint.as_bytes())
+}
+
+fn fingerprint(bytes: [u8; 7]) -> Option<Fingerprint> {
+    (bytes != [0; 7]).then_some(Fingerprint::from_bytes(bytes))
+}
+
+/// The bytes under which a record is kept. Its expiry is not among them: that is the key's.
+pub(super) fn encode(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(64);
+    let fingerprint = fingerprint_bytes(record.fingerprint);
+    match &record.state {
+        State::Pending { token, attempt, recovery, fence } => {
+            bytes.push(pending_byte(*recovery));
+            bytes.extend_from_slice(token.as_bytes());
+            bytes.extend_from_slice(&fingerprint);
+            bytes.push(*attempt);
+            if let Some(Fence(fence)) = fence {
+                bytes.extend_from_slice(format!("{fence:016}").as_bytes());
+            }
+        }
+        State::Released { by, attempt, recovered, fence, reason } => {
+            bytes.push(if *recovered { b'T' } else { b'S' });
+            bytes.extend_from_slice(&by.0);
+            bytes.extend_from_slice(&fingerprint);
+            bytes.push(*attempt);
+            bytes.extend_from_slice(format!("{:016}", fence.map_or(0, |Fence(fence)| fence)).as_bytes());
+            bytes.extend_from_slice(reason.as_bytes());
+        }
+        State::Completed { by, result } => {
+            bytes.push(b'C');
+            bytes.extend_from_slice(&by.0);
+            bytes.extend_from_slice(&fingerprint);
+            bytes.extend_from_slice(result);
+        }
+        State::Failed { by, attempt, handed_over, reason } => {
+            bytes.push(if *handed_over { b'G' } else { b'F' });
+            bytes.extend_from_slice(&by.0);
+            bytes.extend_from_slice(&fingerprint);
+            bytes.push(*attempt);
+            bytes.extend_from_slice(reason.as_bytes());
+        }
+    }
+    bytes
+}
+
+fn pending_byte(recovery: Recovery) -> u8 {
+    match recovery {
+        Recovery::None => b'P',
+        Recovery::Earlier => b'Q',
+        Recovery::Takeover => b'R',
+    }
+}
+
+/// Which recovery a PENDING record's first byte tells; `None` when it is the byte of another state.
+pub(super) fn recovery(state: u8) -> Option<Recovery> {
+    match state {
+        b'P' => Some(Recovery::None),
+        b'Q' => Some(Recovery::Earlier),
+        b'R' => Some(Recovery::Takeover),
+        _ => None,
+    }
+}
+
+/// Why bytes are no record.
+pub(super) type Garbage = &'static str;
+
+/// The record that `bytes` say, with the expiry that its key has.
+pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garbage> {
+    let (state, rest) = bytes.split_first().ok_or("it is empty")?;
+    if let Some(recovery) = recovery(*state) {
+        let (token, rest) = take::<16>(rest)?;
+        let (fingerprint_bytes, rest) = take::<7>(rest)?;
+        let ([attempt], fence_digits) = take::<1>(rest)?;
+        let fence = if fence_digits.is_empty() { None } else { Some(fence(fence_digits)?) };
+        let state = State::Pending { token: token.into(), attempt, recovery, fence };
+        return Ok(Record { expires_at, fingerprint: fingerprint(fingerprint_bytes), state });
+    }
+    let (tag, rest) = take::<4>(rest)?;
+    let by = TokenTag(tag);
+    let (fingerprint_bytes, rest) = take::<7>(rest)?;
+    let state = match state {
+        b'C' => State::Completed { by, result: bytes.slice_ref(rest) },
+        b'S' | b'T' => {
+            let ([attempt], rest) = take::<1>(rest)?;
+            let (fence_digits, reason) = take::<16>(rest)?;
+            let fence = if &fence_digits == NO_FENCE { None } else { Some(fence(&fence_digits)?) };
+            State::Released { by, attempt, recovered: *state == b'T', fence, reason: text(reason) }
+        }
+        b'F' | b'G' => {
+            let ([attempt], reason) = take::<1>(rest)?;
+            State::Failed { by, attempt, handed_over: *state == b'G', reason: text(reason) }
+        }
+        _ => return Err("it begins with no state of format 1"),
+    };
+    Ok(Record { expires_at, fingerprint: fingerprint(fingerprint_bytes), state })
+}
+
+fn take<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), Garbage> {
+    bytes.split_first_chunk().map(|(chunk, rest)| (*chunk, rest)).ok_or("it is too short")
+}
+
+/// A fence of exactly 16 digits.
+pub(super) fn fence(digits: &[u8]) -> Result<Fence, Garbage> {
+    let all_digits = digits.len() == NO_FENCE.len() && digits.iter().all(u8::is_ascii_digit);
+    let number = std::str::from_utf8(digits).ok().filter(|_| all_digits).and_then(|text| text.parse().ok());
+    number.filter(|number| *number < FENCE_LIMIT).map(Fence).ok_or("its fence is no number of 16 digits")
+}
+
+/// A reason is for people: a broken character in it must not make the record unreadable.
+pub(super) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oncegate_core::record::Token;
+
+    fn check(state: State, fingerprint: Option<Fingerprint>, bytes: &[u8]) {
+        let record = Record { expires_at: StoreTime::from_millis(7), fingerprint, state };
+        assert_eq!(encode(&record), bytes);
+        assert_eq!(decode(Bytes::copy_from_slice(bytes), record.expires_at), Ok(record));
+    }
+
+    fn token() -> Token {
+        Token::from(*b"0123456789abcdef")
+    }
+
+    #[test]
+    fn records_are_packed_as_documented() {
+        let print = Some(Fingerprint::from_bytes([1, 2, 3, 4, 5, 6, 7]));
+        let by = token().tag();
+        let fence = Some(Fence(1_700_000_000_000_000));
+        check(
+            State::Pending { token: token(), attempt: 1, recovery: Recovery::None, fence: None },
+            None,
+            b"P0123456789abcdef\0\0\0\0\0\0\0\x01",
+        );
+        check(
+            State::Pending { token: token(), attempt: 255, recovery: Recovery::Earlier, fence },
+            print,
+            b"Q0123456789abcdef\x01\x02\x03\x04\x05\x06\x07\xff1700000000000000",
+        );
+        check(
+            State::Pending { token: token(), attempt: 2, recovery: Recovery::Takeover, fence: None },
+            None,
+            b"R0123456789abcdef\0\0\0\0\0\0\0\x02",
+        );
+        check(
+            State::Released { by, attempt: 3, recovered: false, fence: None, reason: "1234".to_owned() },
+            None,
+            b"S0123\0\0\0\0\0\0\0\x0300000000000000001234",
+        );
+        check(
+            State::Released { by, attempt: 3, recovered: true, fence, reason: String::new() },
+            None,
+            b"T0123\0\0\0\0\0\0\0\x031700000000000000",
+        );
+        check(
+            State::Completed { by, result: Bytes::from_static(b"\0\xff") },
+            print,
+            b"C0123\x01\x02\x03\x04\x05\x06\x07\0\xff",
+        );
+        check(
+            State::Failed { by, attempt: 5, handed_over: false, reason: "no".to_owned() },
+            None,
+            b"F0123\0\0\0\0\0\0\0\x05no",
+        );
+        check(
+            State::Failed { by, attempt: 5, handed_over: true, reason: "no".to_owned() },
+            None,
+            b"G0123\0\0\0\0\0\0\0\x05no",
+        );
+    }
+
+    #[test]
+    fn garbage_is_no_record() {
+        for bytes in [
+            b"".as_slice(),
+            b"x",
+            b"C",
+            b"C0123\0\0\0\0\0\0",
+            b"p0123456789abcdef\0\0\0\0\0\0\0\x01",
+            b"P0123456789abcdef\0\0\0\0\0\0\0",
+            b"P0123456789abcdef\0\0\0\0\0\0\0\x01123",
+            b"P0123456789abcdef\0\0\0\0\0\0\0\x0117000000000000x0",
+            b"P0123456789abcdef\0\0\0\0\0\0\0\x019999999999999999",
+            b"S0123\0\0\0\0\0\0\0\x03000",
+            b"F0123\0\0\0\0\0\0\0",
+        ] {
+            assert!(decode(Bytes::copy_from_slice(bytes), StoreTime::default()).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn durations_are_sent_within_the_limits_of_redis_and_lua() {
+        assert_eq!(millis(Duration::ZERO), 1);
+        assert_eq!(millis(Duration::from_micros(1_999)), 1);
+        assert_eq!(millis(Duration::MAX), LONGEST_MILLIS);
+    }
+}

@@ -1,0 +1,294 @@
+//! The Lua scripts, and the requests and replies that go with them.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use oncegate_core::record::{Record, Recovery, State, StoreTime, TAIL, TokenTag};
+use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
+use oncegate_core::store::Command;
+use redis::Cmd;
+
+use super::layout::{self, Garbage};
+use crate::batch::Item;
+
+/// About what a request costs on the wire besides its key and its payload.
+const OVERHEAD_BYTES: usize = 160;
+
+/// One script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Claim,
+    Extend,
+    Complete,
+    Release,
+    Fail,
+    HandOver,
+    Reopen,
+    Look,
+    Describe,
+}
+
+const VERBS: usize = 9;
+
+/// The scripts as they are sent.
+#[derive(Clone, Debug)]
+pub(super) struct Scripts {
+    sources: [Source; VERBS],
+}
+
+#[derive(Clone, Debug)]
+struct Source {
+    /// The file's name without its ending.
+    name: &'static str,
+    text: Cow<'static, str>,
+    sha: Box<str>,
+}
+
+impl Source {
+    fn new(name: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+        let text = text.into();
+        let sha = redis::Script::new(&text).get_hash().into();
+        Self { name, text, sha }
+    }
+}
+
+impl Default for Scripts {
+    fn default() -> Self {
+        // The order is that of `Verb`.
+        let sources = [
+            Source::new("claim", include_str!("../../lua/claim.lua")),
+            Source::new("extend", include_str!("../../lua/extend.lua")),
+            Source::new("complete", include_str!("../../lua/complete.lua")),
+            Source::new("release", include_str!("../../lua/release.lua")),
+            Source::new("fail", include_str!("../../lua/fail.lua")),
+            Source::new("hand_over", include_str!("../../lua/hand_over.lua")),
+            Source::new("reopen", include_str!("../../lua/reopen.lua")),
+            Source::new("look", include_str!("../../lua/look.lua")),
+            Source::new("describe", include_str!("../../lua/describe.lua")),
+        ];
+        Self { sources }
+    }
+}
+
+impl Scripts {
+    /// Replaces the one place where `from` stands in a script, to prove that a test notices.
+    ///
+    /// # Errors
+    /// When there is no such script, or the text does not stand in it exactly once.
+    #[cfg(feature = "testing")]
+    pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
+        let source = self.sources.iter_mut().find(|source| source.name == name);
+        let source = source.ok_or_else(|| format!("there is no {name}.lua"))?;
+        let found = source.text.matches(from).count();
+        if found != 1 {
+            return Err(format!("{name}.lua has `{from}` {found} times"));
+        }
+        *source = Source::new(source.name, source.text.replace(from, to));
+        Ok(())
+    }
+
+    /// The requests that load every script.
+    pub(super) fn load(&self) -> impl ExactSizeIterator<Item = Cmd> + '_ {
+        self.sources.iter().map(|source| {
+            let mut cmd = Cmd::with_capacity(3, source.text.len() + 16);
+            cmd.arg("SCRIPT").arg("LOAD").arg(source.text.as_bytes());
+            cmd
+        })
+    }
+
+    fn call(&self, verb: Verb, key: &str, payload_bytes: usize) -> Cmd {
+        let source = self.sources.get(verb as usize).expect("there is a source for each verb");
+        let mut cmd = Cmd::with_capacity(8, OVERHEAD_BYTES + key.len() + payload_bytes);
+        cmd.arg("EVALSHA").arg(&*source.sha).arg("1").arg(key);
+        cmd
+    }
+
+    /// What asks the server for `command`.
+    pub(super) fn request(&self, command: &Command) -> Request {
+        let key = command.key.as_str();
+        let mut payload_bytes = 0;
+        let cmd = match &command.operation {
+            Operation::Claim { token, lease, fingerprint, fenced } => {
+                let record = first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
+                let mut cmd = self.call(Verb::Claim, key, 0);
+                cmd.arg(&record).arg(layout::millis(*lease + TAIL));
+                if *fenced {
+                    cmd.arg("1");
+                }
+                cmd
+            }
+            Operation::Extend { token, lease } => {
+                let mut cmd = self.call(Verb::Extend, key, 0);
+                cmd.arg(token.as_bytes()).arg(layout::millis(*lease + TAIL));
+                cmd
+            }
+            Operation::Complete { token, fingerprint, result, retention } => {
+                payload_bytes = result.len();
+                let fingerprint = layout::fingerprint_bytes(*fingerprint);
+                let completed = completed(token.tag(), fingerprint, result);
+                let mut cmd = self.call(Verb::Complete, key, payload_bytes);
+                cmd.arg(&first_attempt(token.as_bytes(), fingerprint)).arg(&completed);
+                cmd.arg(layout::millis(*retention));
+                cmd
+            }
+            Operation::Release { token, delay, counted, reason } => {
+                let reason = cut_reason(reason);
+                payload_bytes = reason.len();
+                let mut cmd = self.call(Verb::Release, key, payload_bytes);
+                cmd.arg(token.as_bytes()).arg(layout::millis(*delay + TAIL));
+                cmd.arg(if *counted { "1" } else { "0" }).arg(reason);
+                cmd
+            }
+            Operation::Fail { token, reason, retention } => {
+                let reason = cut_reason(reason);
+                payload_bytes = reason.len();
+                let mut cmd = self.call(Verb::Fail, key, payload_bytes);
+                cmd.arg(token.as_bytes()).arg(layout::millis(*retention)).arg(reason);
+                cmd
+            }
+            Operation::HandOver => self.call(Verb::HandOver, key, 0),
+            Operation::Reopen { expected } => {
+                let expected_bytes = layout::encode(expected);
+                payload_bytes = expected_bytes.len();
+                let mut cmd = self.call(Verb::Reopen, key, payload_bytes);
+                cmd.arg(expected_bytes).arg(layout::encode(&reopened(expected)));
+                cmd.arg(layout::millis(TAIL) - 1);
+                cmd
+            }
+        };
+        Request { cmd, bytes: OVERHEAD_BYTES + key.len() + payload_bytes }
+    }
+
+    /// What asks for a record and the time it has left.
+    pub(super) fn look(&self, key: &str) -> Request {
+        Request { cmd: self.call(Verb::Look, key, 0), bytes: OVERHEAD_BYTES + key.len() }
+    }
+
+    /// What compares and sets a descriptor.
+    pub(super) fn describe(&self, key: &str, expected: Option<&str>, proposed: &str) -> Request {
+        let bytes = proposed.len() + expected.map_or(0, str::len);
+        let mut cmd = self.call(Verb::Describe, key, bytes);
+        cmd.arg(proposed);
+        if let Some(expected) = expected {
+            cmd.arg(expected);
+        }
+        Request { cmd, bytes: OVERHEAD_BYTES + key.len() + bytes }
+    }
+}
+
+/// One command on its way to the server.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) cmd: Cmd,
+    bytes: usize,
+}
+
+impl Request {
+    /// A bare read of a record.
+    pub(super) fn get(key: &str) -> Self {
+        let mut cmd = Cmd::with_capacity(2, key.len() + 4);
+        cmd.arg("GET").arg(key);
+        Self { cmd, bytes: key.len() + 24 }
+    }
+
+    /// What the server says of itself.
+    pub(super) fn info() -> Self {
+        Self { cmd: redis::cmd("INFO"), bytes: 16 }
+    }
+}
+
+impl Item for Request {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// The bytes of an unfenced first attempt, put together on the stack: this is the path of every message.
+fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] {
+    let mut record = [b'P'; 25];
+    let (_, rest) = record.split_at_mut(1);
+    let (token_place, rest) = rest.split_at_mut(16);
+    let (fingerprint_place, attempt_place) = rest.split_at_mut(7);
+    token_place.copy_from_slice(token);
+    fingerprint_place.copy_from_slice(&fingerprint);
+    attempt_place.fill(1);
+    record
+}
+
+fn completed(TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) -> Vec<u8> {
+    let mut record = Vec::with_capacity(12 + result.len());
+    record.push(b'C');
+    record.extend_from_slice(&tag);
+    record.extend_from_slice(&fingerprint);
+    record.extend_from_slice(result);
+    record
+}
+
+/// What a reopened record becomes, as in [`oncegate_core::rules`].
+fn reopened(expected: &Record) -> Record {
+    let fence = match expected.state {
+        State::Pending { fence, .. } | State::Released { fence, .. } => fence,
+        State::Completed { .. } | State::Failed { .. } => None,
+    };
+    let reason = REOPENED.to_owned();
+    let state = State::Released { by: TokenTag::NONE, attempt: 0, recovered: false, fence, reason };
+    Record { expires_at: StoreTime::default(), fingerprint: None, state }
+}
+
+/// What a script said about `operation`.
+pub(super) fn reply(operation: &Operation, said: Vec<u8>) -> Result<Reply, Garbage> {
+    if matches!(operation, Operation::Claim { .. }) {
+        return verdict(Bytes::from(said));
+    }
+    match said.as_slice() {
+        b"H" => Ok(Reply::Held { recreated: false }),
+        b"R" => Ok(Reply::Held { recreated: true }),
+        b"L" => Ok(Reply::Lost),
+        _ => Err("the script said something unheard of"),
+    }
+}
+
+fn verdict(said: Bytes) -> Result<Reply, Garbage> {
+    // A first attempt: the fence, or nothing.
+    if said.first().is_none_or(u8::is_ascii_digit) {
+        let grant = Grant { attempt: 1, recovery: Recovery::None, fence: optional_fence(&said)? };
+        return Ok(Reply::Verdict { verdict: Verdict::Granted(grant), uncompared: false });
+    }
+    let first = said.first().copied().unwrap_or_default();
+    let rest = said.slice(1..);
+    let verdict = match first.to_ascii_uppercase() {
+        b'G' => Verdict::Granted(grant(&rest)?),
+        b'C' => Verdict::Completed { result: rest },
+        b'B' => Verdict::Busy { retry_in: std::time::Duration::from_millis(number(&rest)?) },
+        b'F' => {
+            let (state, reason) = rest.split_first().ok_or("a failure without its state")?;
+            Verdict::Failed { reason: layout::text(reason), handed_over: *state == b'G' }
+        }
+        b'M' => Verdict::Mismatch,
+        _ => return Err("claim.lua said something unheard of"),
+    };
+    Ok(Reply::Verdict { verdict, uncompared: first.is_ascii_lowercase() })
+}
+
+fn grant(said: &[u8]) -> Result<Grant, Garbage> {
+    let ([state, attempt], fence_digits) = said.split_first_chunk().ok_or("a grant without its attempt")?;
+    let recovery = layout::recovery(*state).ok_or("a grant of an unknown state")?;
+    Ok(Grant { attempt: *attempt, recovery, fence: optional_fence(fence_digits)? })
+}
+
+fn optional_fence(digits: &[u8]) -> Result<Option<oncegate_core::record::Fence>, Garbage> {
+    if digits.is_empty() { Ok(None) } else { layout::fence(digits).map(Some) }
+}
+
+/// The record that look.lua showed, on a clock that starts at the look; `None` when it never expires.
+pub(super) fn shown(said: Vec<u8>) -> Result<Record, Garbage> {
+    let said = Bytes::from(said);
+    let blank = said.iter().position(|byte| *byte == b' ').ok_or("look.lua said something unheard of")?;
+    let left = number(&said.slice(..blank)).map_err(|_| "it has no expiry")?;
+    layout::decode(said.slice(blank + 1..), StoreTime::from_millis(left))
+}
+
+fn number(digits: &[u8]) -> Result<u64, Garbage> {
+    let text = std::str::from_utf8(digits).map_err(|_| "a number that is none")?;
+    text.parse().map_err(|_| "a number that is none")
+}

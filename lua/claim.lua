@@ -1,0 +1,99 @@
+-- Claims a key: asks for the right to run its handler once.
+--
+-- KEYS[1]  the record
+-- ARGV[1]  the record of a first attempt: "P", token (16 bytes), fingerprint (7), attempt 1 (1 byte)
+-- ARGV[2]  lease + 30 days, in milliseconds
+-- ARGV[3]  present when a fence is wanted
+-- Reply    fence                     granted, a first attempt; empty without a fence
+--          "G" state attempt fence   granted; the state byte tells the recovery, the fence may be missing
+--          "C" result                completed
+--          "B" milliseconds          busy; ask again then
+--          "F" state reason          failed; the state byte tells whether it was handed over
+--          "M"                       another fingerprint
+--          A lower-case first letter: the fingerprints were of different specifications and not compared.
+--          -UNREADABLE               the key holds no record of this format; nothing was written
+--
+-- There is no shebang line, so at maxmemory this script still runs: it answers what is settled and
+-- refuses new work.
+
+local claim = ARGV[1]
+if #claim ~= 25 then
+  return redis.error_reply('UNREADABLE a claim is 25 bytes')
+end
+
+local fence = ''
+if ARGV[3] then
+  local time = redis.call('TIME')
+  -- Padding costs as much as the rest, and nine times in ten there is nothing to pad.
+  local micros = time[2]
+  fence = time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))
+end
+
+-- Most keys are new: the write settles them, and only the others cost a look.
+local old = redis.pcall('SET', KEYS[1], claim .. fence, 'NX', 'GET', 'PX', ARGV[2])
+if not old then
+  return fence
+end
+if type(old) == 'table' then
+  local refusal = old
+  if string.sub(refusal.err, 1, 3) ~= 'OOM' then
+    return refusal
+  end
+  old = redis.call('GET', KEYS[1])
+  if not old then
+    return refusal
+  end
+end
+
+local state = string.sub(old, 1, 1)
+local pending = state == 'P' or state == 'Q' or state == 'R'
+local released = state == 'S' or state == 'T'
+local failed = state == 'F' or state == 'G'
+if not ((pending and (#old == 25 or #old == 41)) or (released and #old >= 29)
+    or (state == 'C' and #old >= 12) or (failed and #old >= 13)) then
+  return redis.error_reply('UNREADABLE no record of format 1')
+end
+
+local theirs = pending and string.sub(old, 18, 24) or string.sub(old, 6, 12)
+local ours = string.sub(claim, 18, 24)
+local compared = theirs == ours
+if not compared and string.byte(ours) ~= 0 and string.byte(ours) == string.byte(theirs) then
+  return 'M'
+end
+
+if state == 'C' then
+  return (compared and 'C' or 'c') .. string.sub(old, 13)
+end
+if failed then
+  return (compared and 'F' or 'f') .. state .. string.sub(old, 14)
+end
+
+-- The first reply was lost, or the outage outlasted the lease and nobody took over.
+if pending and string.sub(old, 2, 17) == string.sub(claim, 2, 17) then
+  return (compared and 'G' or 'g') .. state .. string.sub(old, 25)
+end
+
+-- The last 30 days of a record's life come after its lease, or after its retry is due.
+local left = redis.call('PTTL', KEYS[1]) - 2592000000
+if left >= 0 then
+  return (compared and 'B' or 'b') .. string.format('%d', left + 1)
+end
+if left == -2592000001 then
+  return redis.error_reply('UNREADABLE a record without expiry')
+end
+
+local attempt = math.min(string.byte(old, pending and 25 or 13) + 1, 255)
+local next_state = (pending and 'R') or (state == 'T' and 'Q') or 'P'
+if ARGV[3] then
+  local last = pending and string.sub(old, 26) or string.sub(old, 14, 29)
+  if string.find(last, '%D') then
+    return redis.error_reply('UNREADABLE a fence that is no number')
+  end
+  -- A clock that went back must not hand out a smaller fence.
+  if last >= fence then
+    fence = string.format('%016.0f', tonumber(last) + 1)
+  end
+end
+redis.call('SET', KEYS[1], next_state .. string.sub(claim, 2, 24) .. string.char(attempt) .. fence,
+  'PX', ARGV[2])
+return (compared and 'G' or 'g') .. next_state .. string.char(attempt) .. fence

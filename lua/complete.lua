@@ -1,0 +1,46 @@
+#!lua flags=allow-oom
+-- Completes a key: its handler has succeeded.
+--
+-- KEYS[1]  the record
+-- ARGV[1]  the record of the caller's first attempt: "P", token (16 bytes), fingerprint (7), attempt 1
+-- ARGV[2]  the completed record: "C", the token's tag (4 bytes), fingerprint (7), result
+-- ARGV[3]  retention in milliseconds
+-- Reply    "H" held, "R" held and recreated: the store had lost the claim, "L" lost
+--          -UNREADABLE: the key holds no record of this format; nothing was written
+
+local old = redis.call('GET', KEYS[1])
+
+-- Nearly always it is a first attempt, and all its bytes but the fence are known.
+if old == ARGV[1] or (old and #old == 41 and string.sub(old, 1, 25) == ARGV[1]) then
+  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  return 'H'
+end
+if #ARGV[1] ~= 25 or #ARGV[2] < 12 then
+  return redis.error_reply('UNREADABLE a completion is at least 12 bytes')
+end
+-- The effect has happened: losing that too would run it again.
+if not old then
+  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  return 'R'
+end
+
+local state = string.sub(old, 1, 1)
+if state == 'P' or state == 'Q' or state == 'R' then
+  if #old ~= 25 and #old ~= 41 then
+    return redis.error_reply('UNREADABLE no record of format 1')
+  end
+  if string.sub(old, 2, 17) ~= string.sub(ARGV[1], 2, 17) then
+    return 'L'
+  end
+  -- The record keeps the fingerprint it was claimed with.
+  local new = string.sub(ARGV[2], 1, 5) .. string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)
+  redis.call('SET', KEYS[1], new, 'PX', ARGV[3])
+  return 'H'
+end
+if state == 'C' and #old >= 12 then
+  return string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5) and 'H' or 'L'
+end
+if ((state == 'S' or state == 'T') and #old >= 29) or ((state == 'F' or state == 'G') and #old >= 13) then
+  return 'L'
+end
+return redis.error_reply('UNREADABLE no record of format 1')

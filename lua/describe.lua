@@ -1,0 +1,14 @@
+#!lua flags=allow-oom
+-- Compares a scope's descriptor with what the caller expects, and sets it when they are equal.
+--
+-- KEYS[1]  the descriptor; it never expires
+-- ARGV[1]  the proposed descriptor
+-- ARGV[2]  the expected one; absent when the caller expects none
+-- Reply    the descriptor that is kept afterwards; nil when there still is none
+
+local old = redis.call('GET', KEYS[1])
+if (old or nil) == ARGV[2] then
+  redis.call('SET', KEYS[1], ARGV[1])
+  return ARGV[1]
+end
+return old

@@ -1,0 +1,32 @@
+#!lua flags=allow-oom
+-- Extends a lease. It never moves an end back.
+--
+-- KEYS[1]  the record
+-- ARGV[1]  the owner's token (16 bytes)
+-- ARGV[2]  lease + 30 days, in milliseconds
+-- Reply    "H" held, "L" lost
+--          -UNREADABLE: the key holds no record of this format; nothing was written
+
+if #ARGV[1] ~= 16 then
+  return redis.error_reply('UNREADABLE a token is 16 bytes')
+end
+
+local old = redis.call('GET', KEYS[1])
+if not old then
+  return 'L'
+end
+
+local state = string.sub(old, 1, 1)
+if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41) then
+  if string.sub(old, 2, 17) ~= ARGV[1] then
+    return 'L'
+  end
+  redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
+  return 'H'
+end
+if (state == 'C' and #old >= 12) or ((state == 'F' or state == 'G') and #old >= 13)
+    or ((state == 'S' or state == 'T') and #old >= 29) then
+  -- A heartbeat that crossed the end of its own attempt has lost nothing.
+  return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
+end
+return redis.error_reply('UNREADABLE no record of format 1')

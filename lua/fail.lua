@@ -1,0 +1,35 @@
+#!lua flags=allow-oom
+-- Gives a key up.
+--
+-- KEYS[1]  the record
+-- ARGV[1]  the owner's token (16 bytes)
+-- ARGV[2]  retention in milliseconds
+-- ARGV[3]  the reason, in words
+-- Reply    "H" held, "L" lost
+--          -UNREADABLE: the key holds no record of this format; nothing was written
+
+if #ARGV[1] ~= 16 then
+  return redis.error_reply('UNREADABLE a token is 16 bytes')
+end
+
+local old = redis.call('GET', KEYS[1])
+if not old then
+  return 'L'
+end
+
+local state = string.sub(old, 1, 1)
+if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41) then
+  if string.sub(old, 2, 17) ~= ARGV[1] then
+    return 'L'
+  end
+  local new = 'F' .. string.sub(old, 2, 5) .. string.sub(old, 18, 25) .. ARGV[3]
+  redis.call('SET', KEYS[1], new, 'PX', ARGV[2])
+  return 'H'
+end
+if (state == 'F' or state == 'G') and #old >= 13 then
+  return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
+end
+if (state == 'C' and #old >= 12) or ((state == 'S' or state == 'T') and #old >= 29) then
+  return 'L'
+end
+return redis.error_reply('UNREADABLE no record of format 1')

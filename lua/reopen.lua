@@ -1,0 +1,30 @@
+#!lua flags=allow-oom
+-- Opens a key again, provided its record still is what an operator saw.
+--
+-- KEYS[1]  the record
+-- ARGV[1]  the record that he saw
+-- ARGV[2]  the released record that replaces it
+-- ARGV[3]  30 days less one millisecond: due at once
+-- Reply    "H" held, "L" lost: the record is another one
+--          -UNREADABLE: the key holds no record of this format; nothing was written
+
+if string.sub(ARGV[2], 1, 1) ~= 'S' or #ARGV[2] < 29 then
+  return redis.error_reply('UNREADABLE a released record is at least 29 bytes')
+end
+
+local old = redis.call('GET', KEYS[1])
+if not old then
+  return 'L'
+end
+if old == ARGV[1] then
+  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  return 'H'
+end
+
+local state = string.sub(old, 1, 1)
+if (state == 'C' and #old >= 12) or ((state == 'F' or state == 'G') and #old >= 13)
+    or ((state == 'S' or state == 'T') and #old >= 29)
+    or ((state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)) then
+  return 'L'
+end
+return redis.error_reply('UNREADABLE no record of format 1')
