@@ -6,8 +6,8 @@ use std::time::Duration;
 use oncegate::Key;
 use oncegate::codec::describe_stored;
 use oncegate::core::key::{Digest, Scope, StoreKey};
-use oncegate::core::record::{Fence, Record, Recovery, State, StoreTime};
-use oncegate::core::store::Store;
+use oncegate::core::record::{Fence, Recovery, State};
+use oncegate::core::store::{Looked, Store};
 use oncegate::proof::{Known, Proof};
 use serde::Serialize;
 use tracing::warn;
@@ -102,10 +102,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
 
-/// A record and the store's time.
-type Found = (Record, StoreTime);
-
-async fn look(args: &Args) -> Result<(StoreKey, Option<Found>), Problem> {
+async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>), Problem> {
     let missing = || Problem::new(Exit::Usage, "--scope is missing");
     let store = args.store.open().await?;
     let key = match (&args.store_key, &args.digest, &args.key) {
@@ -119,10 +116,9 @@ async fn look(args: &Args) -> Result<(StoreKey, Option<Found>), Problem> {
             return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
         }
     };
-    let survey = store.survey(&Scope::new(key.scope())?).await?;
-    let mut records = store.look(vec![key.clone()]).await;
-    let record = records.pop().ok_or_else(|| Problem::new(Exit::Bug, "the store gave no answer"))??;
-    Ok((key, record.map(|record| (record, survey.now))))
+    let mut answers = store.look(vec![key.clone()]).await;
+    let found = answers.pop().ok_or_else(|| Problem::new(Exit::Bug, "the store gave no answer"))??;
+    Ok((key, found))
 }
 
 async fn derive(args: &Args, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -> Result<StoreKey, Problem> {
@@ -135,10 +131,10 @@ async fn derive(args: &Args, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -
     Ok(explain(spec, scope, route, &args.message).await?.store_key().clone())
 }
 
-fn words(key: &StoreKey, found: Option<&Found>) -> String {
+fn words(key: &StoreKey, found: Option<&Looked>) -> String {
     let mut table = Table::default();
     table.text("key", key.to_string());
-    let Some((record, now)) = found else {
+    let Some(found @ Looked { now, record }) = found else {
         table.text("state", "absent");
         table.text("next", "a delivery would run the handler, as attempt 1");
         return table.render();
@@ -197,7 +193,7 @@ fn words(key: &StoreKey, found: Option<&Found>) -> String {
         "content",
         if record.fingerprint.is_some() { "compared by a fingerprint" } else { "not compared" },
     );
-    table.text("forgotten", format!("in {}", span(left(record, *now))));
+    table.text("forgotten", format!("in {}", span(left(found))));
     table.render()
 }
 
@@ -215,22 +211,23 @@ fn fence_words(table: &mut Table, fence: Option<Fence>) {
     }
 }
 
-fn left(record: &Record, now: StoreTime) -> Duration {
-    Duration::from_millis(record.expires_at.millis().saturating_sub(now.millis()))
+/// How long the store keeps the record.
+fn left(found: &Looked) -> Duration {
+    Duration::from_millis(found.record.expires_at.millis().saturating_sub(found.now.millis()))
 }
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn document(key: &StoreKey, found: Option<&Found>) -> Document {
+fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
     let base = Document { schema: SCHEMA, key: key.to_string(), state: "absent", ..Document::default() };
-    let Some((record, now)) = found else {
+    let Some(found @ Looked { now, record }) = found else {
         return base;
     };
     let base = Document {
         fingerprinted: record.fingerprint.is_some(),
-        expires_in_ms: Some(millis(left(record, *now))),
+        expires_in_ms: Some(millis(left(found))),
         ..base
     };
     let protected_for_ms = Some(record.protected_for(*now).map_or(0, millis));
@@ -271,7 +268,7 @@ fn document(key: &StoreKey, found: Option<&Found>) -> Document {
 
 #[cfg(test)]
 mod tests {
-    use oncegate::core::record::{TAIL, Token, TokenTag};
+    use oncegate::core::record::{Record, StoreTime, TAIL, Token, TokenTag};
 
     use super::*;
 
@@ -279,7 +276,8 @@ mod tests {
 
     fn shown(expires_in: Duration, state: State) -> (String, Document) {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
-        let found = (Record { expires_at: NOW + expires_in, fingerprint: None, state }, NOW);
+        let record = Record { expires_at: NOW + expires_in, fingerprint: None, state };
+        let found = Looked { now: NOW, record };
         (words(&key, Some(&found)), document(&key, Some(&found)))
     }
 

@@ -37,7 +37,8 @@ impl StoreArgs {
                     let text = format!("there is no SQLite file {}", path.display());
                     return Err(Problem::new(Exit::Unreachable, text));
                 }
-                Ok(Arc::new(SqliteStore::open(&path)?))
+                let store = SqliteStore::builder(path).must_exist().without_purge();
+                Ok(Arc::new(store.open().await?))
             }
         }
     }

@@ -39,7 +39,7 @@ async fn each_state_is_told_in_words() {
     let by_payload = ["--key", "order_id", "--route", "orders"];
     let inspect = async |id: u32, more: &[&str]| {
         let fixed = ["inspect", "--store", redis.url(), "--scope", &scope];
-        oncegate(&[&fixed, &by_payload, more].concat(), payload(id).as_bytes()).await
+        oncegate(&[&fixed[..], &by_payload, more].concat(), payload(id).as_bytes()).await
     };
     let completed = inspect(1, &[]).await;
     assert_eq!(completed.ended(0).line("state"), "state completed");
@@ -75,7 +75,7 @@ async fn each_state_is_told_in_words() {
 async fn another_key_than_the_scopes_is_refused_and_an_unknown_scope_stays_unknown() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("once.db");
-    let store = SqliteStore::open(&file).expect("opens");
+    let store = SqliteStore::open(&file).await.expect("opens");
     let gate = Gate::new("billing", Key::json(["order_id"]), store);
     granted(&gate, 1).await.complete(&()).await.expect("encodes");
     let url = format!("sqlite:{}", file.display());

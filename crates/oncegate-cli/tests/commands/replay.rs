@@ -158,7 +158,7 @@ async fn the_same_in_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("once.db");
     let url = file.to_str().unwrap().to_owned();
-    let done = Done::with(SqliteStore::open(&file).expect("opens"), url).await;
+    let done = Done::with(SqliteStore::open(&file).await.expect("opens"), url).await;
     assert_eq!(done.replay(&[]).await.ended(0).line("completed"), "completed 1,000");
     done.produce([order(KEYS)]).await;
     assert_eq!(done.replay(&[]).await.ended(1).line("would run again"), "would run again 1");

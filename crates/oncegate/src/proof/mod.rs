@@ -14,11 +14,10 @@ use oncegate_core::key::{
     CompiledFingerprint, CompiledKey, Descriptor, Digest, Fingerprint, FingerprintSpec, Key, KeyError,
     KeySpecError, Scope, StoreKey,
 };
-use oncegate_core::record::{Record, State, StoreTime, Token};
+use oncegate_core::record::{State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
-use oncegate_core::store::{Store, StoreError};
+use oncegate_core::store::{Looked, Store, StoreError};
 use serde::Deserialize;
-use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::backoff::Backoff;
@@ -119,14 +118,12 @@ impl Proof {
         let key = self.key.compile(&scope)?;
         let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
         let ours = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
-        let surveyed = Instant::now();
-        let survey = self.store.survey(&scope).await?;
-        let known = match survey.descriptor {
+        let known = match self.store.descriptor(&scope).await? {
             None => Known::Nothing,
             Some(held) => compare(&held, &ours, self.fingerprint.is_some())
                 .ok_or_else(|| ProofError::OtherKey { scope: self.scope, held, ours: ours.to_string() })?,
         };
-        let judge = Judge { key, fingerprint, store: self.store, now: survey.now, surveyed };
+        let judge = Judge { key, fingerprint, store: self.store };
         Ok(Examination {
             judge: Arc::new(judge),
             known,
@@ -271,10 +268,6 @@ struct Judge {
     key: CompiledKey,
     fingerprint: Option<CompiledFingerprint>,
     store: Arc<dyn Store>,
-    /// The store's clock …
-    now: StoreTime,
-    /// … at this instant of ours.
-    surveyed: Instant,
 }
 
 /// What identifies a message.
@@ -288,11 +281,10 @@ impl Judge {
         drop(messages);
         let keys = identified.iter().filter_map(|(_, identity)| Some(identity.as_ref().ok()?.0.clone()));
         let mut records = self.look(keys.collect()).await?.into_iter();
-        let now = self.now + self.surveyed.elapsed();
         let find = |(origin, identity)| match identity {
             Ok((key, fingerprint)) => {
                 let record = records.next().expect("there is one answer for each key");
-                let (standing, uncompared) = judge(now, record, fingerprint);
+                let (standing, uncompared) = judge(record, fingerprint);
                 Finding { origin, digest: Some(StoreKey::digest(&key)), standing, uncompared }
             }
             Err(error) => {
@@ -354,21 +346,24 @@ impl Judge {
 }
 
 /// A record, or why it cannot be read.
-type Seen = Result<Option<Record>, Arc<str>>;
+type Seen = Result<Option<Looked>, Arc<str>>;
 
-/// Asks the rules themselves what a claim would be answered at `now`, and throws away what it would change.
+/// Asks the rules themselves what a claim would be answered, and throws away what it would change.
 ///
 /// Also says whether the contents could not be compared although a fingerprint was asked for.
-fn judge(now: StoreTime, seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
-    let record = match seen {
-        Ok(record) => record,
+fn judge(seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
+    let looked = match seen {
+        Ok(looked) => looked,
         Err(reason) => return (Standing::Unreadable(reason.as_ref().to_owned()), false),
     };
-    let before = record.as_ref().map(|record| match record.state {
-        State::Pending { .. } => (Standing::Abandoned, Standing::InProgress),
-        _ => (Standing::RetryDue, Standing::Waiting),
-    });
-    let (granted, busy) = before.unwrap_or((Standing::WithoutRecord, Standing::Waiting));
+    // Without a record, no lease is compared with the time.
+    let now = looked.as_ref().map_or(StoreTime::default(), |looked| looked.now);
+    let record = looked.map(|looked| looked.record);
+    let (granted, busy) = match record.as_ref().map(|record| &record.state) {
+        None => (Standing::WithoutRecord, Standing::Waiting),
+        Some(State::Pending { .. }) => (Standing::Abandoned, Standing::InProgress),
+        Some(_) => (Standing::RetryDue, Standing::Waiting),
+    };
     // No owner has this token: they are random.
     let stranger = Token::from_bits(0);
     let claim = Operation::Claim { token: stranger, lease: Duration::ZERO, fingerprint, fenced: false };

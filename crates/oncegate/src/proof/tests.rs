@@ -1,8 +1,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
-use oncegate_core::record::TAIL;
-use oncegate_core::store::{self, Checkup, Command, Survey};
+use oncegate_core::record::{Record, TAIL};
+use oncegate_core::store::{self, Checkup, Command};
 
 use super::*;
 use crate::{Completion, Entry, Gate, MemoryStore};
@@ -93,7 +93,7 @@ async fn a_lease_that_ends_while_we_read_is_over() {
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;
     let mut examination = Proof::new("billing", key(), store).open().await.unwrap();
-    // The claim of 1 s is over by now; the clock of the survey would still call it alive.
+    // The claim of 1 s is over by now.
     tokio::time::advance(Duration::from_secs(2)).await;
     examination.add(vec![order(2)]).await.unwrap();
     assert_eq!(examination.finish().await.unwrap().abandoned, 1);
@@ -185,7 +185,7 @@ async fn another_key_than_the_stores_is_refused_and_nothing_is_written() {
     let scope = Scope::new("billing").unwrap();
     let stranger = Proof::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
     assert_eq!(stranger.known(), Known::Nothing);
-    assert_eq!(store.survey(&scope).await.unwrap().descriptor, None);
+    assert_eq!(store.descriptor(&scope).await.unwrap(), None);
 
     Gate::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
     let same = Proof::new("billing", Key::json(["id"]), Arc::clone(&store)).open().await.unwrap();
@@ -217,7 +217,7 @@ impl Store for Moody {
         panic!("a proof changes nothing");
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         let left = self.outages.load(Ordering::Relaxed);
         if left > 0 {
             self.outages.store(left - 1, Ordering::Relaxed);
@@ -239,8 +239,8 @@ impl Store for Moody {
         panic!("a proof changes nothing");
     }
 
-    async fn survey(&self, scope: &Scope) -> Result<Survey, StoreError> {
-        self.inner.survey(scope).await
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
@@ -282,7 +282,10 @@ async fn what_is_no_record_is_neither_new_nor_completed() {
 fn a_claim_is_judged_by_the_owners_lease() {
     let state = State::Pending { token: token(), attempt: 1, recovery: Default::default(), fence: None };
     let record = Record { expires_at: StoreTime::from_millis(50) + TAIL, fingerprint: None, state };
-    let standing = |now| judge(StoreTime::from_millis(now), Ok(Some(record.clone())), None).0;
+    let standing = |now| {
+        let looked = Looked { now: StoreTime::from_millis(now), record: record.clone() };
+        judge(Ok(Some(looked)), None).0
+    };
     assert!(matches!(standing(50), Standing::InProgress));
     assert!(matches!(standing(51), Standing::Abandoned));
 }
