@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing::debug;
 use tracing_subscriber::EnvFilter;
 
 mod args;
@@ -60,6 +61,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
     let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
     let answer = runtime.block_on(async {
         let command = async {
+            debug!("started");
             match command {
                 Command::Replay(args) => replay::run(args).await,
                 Command::Key(args) => key::run(args).await,
@@ -67,8 +69,10 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             }
         };
         tokio::select! {
-            answer = command => answer,
+            // First, so that there is no moment in which an interrupt ends us without a word.
+            biased;
             _ = tokio::signal::ctrl_c() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            answer = command => answer,
         }
     });
     // A thread that waits for a broker or for standard input must not hold up the exit.

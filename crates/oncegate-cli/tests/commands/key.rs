@@ -33,7 +33,7 @@ async fn a_payload_may_come_from_a_file_and_the_key_from_elsewhere() {
     std::fs::write(&path, ORDER).unwrap();
     let arguments = ["key", "--key", "amount:decimal", path.to_str().unwrap()];
     let answer = oncegate(&arguments, b"").await;
-    assert_eq!(answer.ended(0).line("field"), "field amount = 10");
+    assert_eq!(answer.ended(0).line("field"), "field amount = 1e1");
     answer.says("without --scope").says("without --route");
 
     let header = oncegate(&["key", "--key", "header:x-id", "--header", "x-id=7=8"], b"").await;

@@ -4,9 +4,11 @@ mod inspect;
 mod key;
 mod replay;
 
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 
+use oncegate_tests::{Process, process};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
@@ -71,4 +73,32 @@ async fn oncegate(arguments: &[&str], input: &[u8]) -> Answer {
     let output = output.unwrap_or_else(|_| panic!("{arguments:?} takes too long")).expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
     Answer { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[tokio::test]
+async fn an_interrupt_ends_a_command_that_waits() {
+    // It waits for a payload that never comes.
+    let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+    command.args(["key", "--key", "id"]).env("ONCEGATE_LOG", "debug");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut process = Process::spawn("oncegate key", command);
+    let err = process.child().stderr.take().expect("standard error is a pipe");
+    let mut lines = BufReader::new(err).lines();
+    assert!(lines.any(|line| line.expect("text").contains("started")), "it never started");
+    process.signal("INT");
+    assert_eq!(process.end_within(LIMIT).await.code(), Some(130));
+    assert!(lines.any(|line| line.expect("text").contains("interrupted")), "it does not say why it ended");
+}
+
+#[tokio::test]
+async fn a_reader_that_has_gone_away_is_no_error() {
+    let mut command = command(&["key", "--key", "id"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("the command starts");
+    drop(child.stdout.take());
+    let mut stdin = child.stdin.take().expect("standard input is a pipe");
+    stdin.write_all(br#"{"id":1}"#).await.expect("it reads");
+    drop(stdin);
+    let ended = tokio::time::timeout(LIMIT, child.wait()).await.expect("it ends in time");
+    assert_eq!(ended.expect("it ends").code(), Some(0));
 }
