@@ -18,6 +18,7 @@ pub mod handler;
 mod memory;
 pub mod message;
 pub mod observe;
+pub mod proof;
 pub mod source;
 
 #[cfg(feature = "redis")]

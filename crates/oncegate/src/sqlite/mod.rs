@@ -22,9 +22,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
-use oncegate_core::record::Record;
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{Checkup, Command, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
 use tokio::sync::oneshot;
 
 use self::file::Settings;
@@ -200,7 +199,7 @@ impl Store for SqliteStore {
         answers
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Record>, StoreError>> {
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         let mut answers = Vec::with_capacity(keys.len());
         for piece in pieces(keys, MAX_LOOK_KEYS) {
             let count = piece.len();
@@ -221,6 +220,11 @@ impl Store for SqliteStore {
             row::describe(connection, &scope, expected.as_deref(), &proposed)
         };
         self.inner.writer.ask(describe).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        let scope = scope.clone();
+        self.inner.writer.ask(move |connection| row::descriptor(connection, &scope)).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

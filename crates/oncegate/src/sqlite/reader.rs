@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::Record;
-use oncegate_core::store::StoreError;
+use oncegate_core::store::{Looked, StoreError};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -20,7 +19,7 @@ const MAX_TRANSACTION_KEYS: usize = 1_024;
 /// How long the thread sleeps when nothing comes; any time would do.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-type Answers = Vec<Result<Option<Record>, StoreError>>;
+type Answers = Vec<Result<Option<Looked>, StoreError>>;
 
 /// Keys that somebody wants to see.
 struct Look {
@@ -98,7 +97,10 @@ impl Thread {
             let transaction = self.connection.unchecked_transaction()?;
             let now = row::now(&transaction, false)?;
             let look = |key: &StoreKey| match row::read(&transaction, key) {
-                Ok(record) => Ok(Ok(record.filter(|record| record.kept(now)))),
+                Ok(record) => {
+                    let kept = record.filter(|record| record.kept(now));
+                    Ok(Ok(kept.map(|record| Looked { now, record })))
+                }
                 Err(Trouble::Sqlite(error)) => Err(error),
                 Err(unreadable) => Ok(Err(StoreError::from(unreadable))),
             };

@@ -193,9 +193,7 @@ pub(super) fn describe(
     expected: Option<&str>,
     proposed: &str,
 ) -> rusqlite::Result<String> {
-    let held: Option<String> = connection
-        .query_row("SELECT descriptor FROM descriptors WHERE scope = ?1", [scope.as_str()], |row| row.get(0))
-        .optional()?;
+    let held = descriptor(connection, scope)?;
     if held.as_deref() != expected {
         return Ok(held.unwrap_or_else(|| expected.unwrap_or_default().to_owned()));
     }
@@ -205,6 +203,13 @@ pub(super) fn describe(
         [scope.as_str(), proposed],
     )?;
     Ok(proposed.to_owned())
+}
+
+/// A scope's descriptor.
+pub(super) fn descriptor(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<String>> {
+    connection
+        .query_row("SELECT descriptor FROM descriptors WHERE scope = ?1", [scope.as_str()], |row| row.get(0))
+        .optional()
 }
 
 /// Lets time pass for a key.
