@@ -65,7 +65,13 @@ impl oncegate::Observer for Acks {
 }
 
 /// Consumes `messages` messages of the topic as a new group, and returns what was counted.
-async fn consume(kafka: &Kafka, topic: &str, store: Arc<dyn Store>, scope: &str, bank: &Arc<Bank>) -> Arc<Acks> {
+async fn consume(
+    kafka: &Kafka,
+    topic: &str,
+    store: Arc<dyn Store>,
+    scope: &str,
+    bank: &Arc<Bank>,
+) -> Arc<Acks> {
     let (acked, mut acks) = watch::channel(0);
     let observer = Arc::new(Acks { counters: Counters::default(), acked });
     let group = unique("replay");
@@ -75,7 +81,10 @@ async fn consume(kafka: &Kafka, topic: &str, store: Arc<dyn Store>, scope: &str,
     let consumer = Consumer::new(source, gate, handler).concurrency(64).observer(Arc::clone(&observer) as _);
     let all = async move { _ = acks.wait_for(|acked| *acked >= MESSAGES).await };
     let limit = Duration::from_secs(60);
-    tokio::time::timeout(limit, consumer.run_until(all)).await.expect("it ends in time").expect("it ends well");
+    tokio::time::timeout(limit, consumer.run_until(all))
+        .await
+        .expect("it ends in time")
+        .expect("it ends well");
     let committed: i64 = kafka.committed_offsets(&group, topic).await.values().sum();
     assert_eq!(committed, i64::try_from(MESSAGES).unwrap(), "everything is committed at the end");
     observer

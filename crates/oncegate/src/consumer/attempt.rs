@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use oncegate_core::store::StoreError;
+use oncegate_core::store::{Completed, StoreError};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
@@ -217,11 +217,7 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
 
 const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Whether a record found ahead of the claim answers this message.
-pub(super) fn answers(found: &oncegate_core::record::Record, identity: &Identity) -> Option<Bytes> {
-    use oncegate_core::record::State;
-    match &found.state {
-        State::Completed { result, .. } if found.fingerprint == identity.fingerprint => Some(result.clone()),
-        _ => None,
-    }
+/// What a record found ahead of the claim answers to this message, if it is about the same content.
+pub(super) fn answers(found: Completed, identity: &Identity) -> Option<Bytes> {
+    (found.fingerprint == identity.fingerprint).then_some(found.result)
 }

@@ -134,10 +134,11 @@ async fn look_ahead(
         if places.is_empty() {
             continue;
         }
-        let records = route.gate.look(identities.iter().map(|identity| identity.key.clone()).collect()).await;
-        for ((place, identity), record) in places.into_iter().zip(identities).zip(records) {
-            if let Ok(Some(looked)) = record
-                && let Some(stored) = answers(&looked.record, &identity)
+        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
+        let found = route.gate.look_ahead(keys).await;
+        for ((place, identity), completed) in places.into_iter().zip(identities).zip(found) {
+            if let Ok(Some(completed)) = completed
+                && let Some(stored) = answers(completed, &identity)
                 && let Some(item) = items.get_mut(place)
             {
                 route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });

@@ -11,7 +11,7 @@ use oncegate_core::key::{
 };
 use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Store, StoreError};
 use tokio::sync::OnceCell;
 
 use crate::codec::Codec;
@@ -321,9 +321,9 @@ impl OpenGate {
         self.entropy.fraction()
     }
 
-    /// Reads records without claiming anything.
-    pub(crate) async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.store.look(keys).await
+    /// Reads what is completed, without claiming anything.
+    pub(crate) async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        self.store.look_ahead(keys).await
     }
 
     /// Marks a failed record as handed over to the dead letters.
