@@ -1,0 +1,5 @@
+//! The Redis store on real servers.
+
+mod conformance;
+mod equivalence;
+mod hand;
