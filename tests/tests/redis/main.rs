@@ -2,4 +2,7 @@
 
 mod conformance;
 mod equivalence;
+mod faults;
 mod hand;
+mod proxy;
+mod server;
