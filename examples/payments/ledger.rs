@@ -58,7 +58,9 @@ impl Ledger {
     /// A line in one write: the system appends it whole, whoever else writes, and keeps it when this process is
     /// killed right after.
     pub fn append(&self, entry: &Entry) -> Result<(), BoxError> {
-        let mut line = serde_json::to_vec(entry)?;
+        // The line ends what a killed process may have left half written before it.
+        let mut line = vec![b'\n'];
+        serde_json::to_writer(&mut line, entry)?;
         line.push(b'\n');
         self.file.lock().map_err(|_| "the ledger is broken")?.write_all(&line)?;
         Ok(())
@@ -66,8 +68,8 @@ impl Ledger {
 
     /// Every line so far.
     pub fn read(&self) -> Result<Vec<Entry>, BoxError> {
-        let lines = BufReader::new(File::open(&self.path)?).lines();
-        lines.map(|line| Ok(serde_json::from_str(&line?)?)).collect()
+        let lines = BufReader::new(File::open(&self.path)?).lines().collect::<Result<Vec<String>, _>>()?;
+        lines.iter().filter(|line| is_whole(line)).map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
     /// Counts what came since the last call.
@@ -79,7 +81,7 @@ impl Ledger {
         let mut fresh = String::new();
         file.read_to_string(&mut fresh)?;
         let whole = fresh.rfind('\n').map_or(0, |end| end + 1);
-        for line in fresh.get(..whole).unwrap_or_default().lines() {
+        for line in fresh.get(..whole).unwrap_or_default().lines().filter(|line| is_whole(line)) {
             let entry: Entry = serde_json::from_str(line)?;
             if entry.charged {
                 progress.charges += 1;
@@ -91,4 +93,9 @@ impl Ledger {
         *position += whole as u64;
         Ok(*progress)
     }
+}
+
+/// Not one that a killed process has left half written.
+fn is_whole(line: &str) -> bool {
+    line.ends_with('}')
 }

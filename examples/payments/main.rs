@@ -98,12 +98,12 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let charged =
         first.wait_for(&bar, |progress| progress.charges as f64 >= produced.payments as f64 * KILL_AT)?;
     let killed = first.kill_one(charged)?;
-    first.wait_for(&bar, |_| broker.is_consumed(&first.group))?;
+    first.wait_until_consumed(&broker, &bar)?;
     first.stop()?;
 
     stage("replaying the whole topic", produced.messages);
     let mut second = crew.start("replay")?;
-    second.wait_for(&bar, |_| broker.is_consumed(&second.group))?;
+    second.wait_until_consumed(&broker, &bar)?;
     second.stop()?;
     bar.finish_and_clear();
 
@@ -180,6 +180,12 @@ impl Pass {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Waits until every message of the topic is acknowledged.
+    fn wait_until_consumed(&mut self, broker: &Broker, bar: &ProgressBar) -> Result<(), BoxError> {
+        let group = self.group.clone();
+        self.wait_for(bar, |_| broker.is_consumed(&group)).map(drop)
     }
 
     /// SIGKILL for the worker that charged last: it is in the middle of its handlers.

@@ -1,6 +1,7 @@
 //! A worker process: what you would write yourself.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -76,9 +77,9 @@ impl Worker {
     #[tokio::main]
     pub async fn run(self) -> Result<(), BoxError> {
         tracing_subscriber::fmt().with_max_level(level()).with_writer(std::io::stderr).init();
-        let store: Box<dyn Store> = match self.store.starts_with("redis://") {
-            true => Box::new(RedisStore::connect(&self.store).await?),
-            false => Box::new(SqliteStore::open(&self.store).await?),
+        let store: Arc<dyn Store> = match self.store.starts_with("redis://") {
+            true => Arc::new(RedisStore::connect(&self.store).await?),
+            false => Arc::new(SqliteStore::open(&self.store).await?),
         };
         let gate = Gate::new(self.scope, key(), store).lease(LEASE);
         let source =

@@ -32,7 +32,7 @@ pub(super) enum Ending {
     /// FAILED is in the store, and nobody has put the message with the dead letters.
     NotHandedOver { reason: String },
     /// The handler failed; another attempt may follow.
-    Retry { lease: Lease, delay: Duration, reason: String },
+    Retry { lease: Lease, delay: Duration, counted: bool, reason: String },
     /// Somebody else has it, or had it and may come back, or it is not due.
     NotNow { ask_again_in: Duration },
     /// The store did not answer about the claim.
@@ -189,11 +189,13 @@ fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
         Advice::Retry { after } => after,
     };
     let attempt = lease.attempt();
-    if attempt >= shared.settings.max_attempts {
+    // A run that was cut short by an outage or a stop must not use up an attempt.
+    let counted = !lease.was_cut_short();
+    if counted && attempt >= shared.settings.max_attempts {
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
     let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(attempt, shared.random()));
-    Ending::Retry { lease, delay, reason }
+    Ending::Retry { lease, delay, counted, reason }
 }
 
 /// Hands the first result to the handler. Whatever the handler makes of it, the work is done.

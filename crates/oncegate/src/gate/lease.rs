@@ -120,6 +120,7 @@ pub struct Lease {
     grant: Grant,
     message: Message,
     kept: Kept,
+    granted_at: Instant,
 }
 
 impl Lease {
@@ -134,7 +135,15 @@ impl Lease {
         let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
         let run = Run { key: identity.key.clone(), grant, cancelled: kept.cancelled().clone() };
         let message = message.in_run(Arc::new(run));
-        Self { gate: Arc::clone(gate), identity: identity.clone(), token, grant, message, kept }
+        Self {
+            gate: Arc::clone(gate),
+            identity: identity.clone(),
+            token,
+            grant,
+            message,
+            kept,
+            granted_at: sent_at,
+        }
     }
 
     /// The message, which now knows its attempt, its fence and its downstream keys.
@@ -150,6 +159,11 @@ impl Lease {
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
+    }
+
+    /// Whether the run was told to stop for a reason that is not its own: an outage of the store, or a stop.
+    pub(crate) fn was_cut_short(&self) -> bool {
+        self.kept.cancelled().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
     }
 
     /// Fires when the run should stop.
