@@ -1,5 +1,7 @@
 //! Handlers that misbehave, each in its own way, on a real broker and a real store.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
