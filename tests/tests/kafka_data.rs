@@ -1,5 +1,7 @@
 //! What Kafka can hold, as the source, the dead letters and the reader see it.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
