@@ -1,0 +1,181 @@
+//! What each error of the server means to a caller. None of them is ever an answer about a key.
+//!
+//! They are told apart by SQLSTATE, never by their text, which is translated and may quote data.
+
+use std::error::Error as _;
+
+use deadpool_postgres::PoolError;
+use oncegate_core::store::StoreError;
+use tokio_postgres::Error;
+
+use super::schema::REMEDY;
+
+/// The most characters of the server's own words that an error repeats.
+const MAX_DETAIL_CHARS: usize = 160;
+
+/// What to tell the caller, and whether it is worth trying again before telling him.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    pub(super) error: StoreError,
+    /// Nothing was executed, and the cause is likely over by the next try.
+    pub(super) passing: bool,
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self { error, passing: false }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    /// Not executed, and likely to work at once on the next try.
+    Passing,
+    /// Not executed: try again later.
+    Unavailable,
+    /// Not executed: somebody must change something first.
+    Refused,
+}
+
+use Class::{Passing, Refused, Unavailable};
+
+/// What a SQLSTATE means, by its beginning; the first line that fits counts.
+#[rustfmt::skip]
+const MEANINGS: &[(&str, Class, &str)] = &[
+    ("40001", Passing, "the transaction crossed another one"),
+    ("40P01", Passing, "the transaction was chosen to end a deadlock"),
+    ("57P01", Passing, "the server ended the session"),
+    ("57P02", Passing, "another session of the server crashed"),
+    ("57P05", Passing, "the server ended an idle session"),
+    ("25P03", Passing, "the server ended a session that was idle in its transaction"),
+    ("57P03", Unavailable, "the server is starting or stopping"),
+    ("57014", Unavailable, "the statement was cancelled or took too long (statement_timeout)"),
+    ("55P03", Unavailable, "a lock was not to be had in time (lock_timeout): somebody holds the row"),
+    ("53300", Unavailable, "the server has too many connections (max_connections)"),
+    ("53100", Unavailable, "the server's disk is full"),
+    ("53200", Unavailable, "the server is out of memory"),
+    ("53", Unavailable, "the server is short of something"),
+    ("58", Unavailable, "the server's system failed"),
+    ("25006", Unavailable, "the server takes no writes: it is a standby, or read-only"),
+    ("08", Unavailable, "the connection to the server failed"),
+    ("28", Refused, "the server refuses the user or the password"),
+    ("3D000", Refused, "the database does not exist"),
+    ("42501", Refused, "the role lacks rights"),
+    ("42P01", Refused, "the tables are missing"),
+    ("3F000", Refused, "the schema is missing"),
+    ("42703", Refused, "the tables are of another format"),
+    ("XX001", Refused, "the server found damaged data"),
+    ("XX002", Refused, "the server found a damaged index"),
+];
+
+/// What an error means while nothing has been committed, or could have been.
+pub(super) fn not_executed(error: &Error) -> Trouble {
+    let Some(answered) = error.as_db_error() else {
+        return without_an_answer(error);
+    };
+    let state = answered.code().code();
+    let (class, text) = meaning(state);
+    let error = match class {
+        Passing | Unavailable => StoreError::unavailable(format!("{text} (SQLSTATE {state})")),
+        Refused if matches!(state, "42P01" | "3F000" | "42703") => {
+            StoreError::refused(format!("{text} (SQLSTATE {state}): {REMEDY}"))
+        }
+        // These name a table or a role, and quote no data.
+        Refused if state == "42501" || state.starts_with("28") => {
+            let words: String = answered.message().chars().take(MAX_DETAIL_CHARS).collect();
+            StoreError::refused(format!("{text} (SQLSTATE {state}): {words}"))
+        }
+        Refused => StoreError::refused(format!("{text} (SQLSTATE {state})")),
+    };
+    Trouble { error, passing: class == Passing }
+}
+
+/// What an error means once a commit was on its way: an answer of the server settles it, silence does not.
+pub(super) fn in_doubt(error: &Error) -> Trouble {
+    match error.as_db_error() {
+        // A session that is ended while it commits may have committed.
+        Some(answered) if !is_about_the_session(answered.code().code()) => not_executed(error),
+        _ => StoreError::unknown("the connection was lost while the transaction was being committed").into(),
+    }
+}
+
+/// Why the pool has no connection to give.
+pub(super) fn no_connection(error: &PoolError) -> StoreError {
+    match error {
+        PoolError::Backend(error) => not_executed(error).error,
+        PoolError::Timeout(_) => StoreError::unavailable("no connection was to be had in time"),
+        _ => StoreError::unavailable("the pool gives no connection"),
+    }
+}
+
+fn meaning(state: &str) -> (Class, &'static str) {
+    let found = MEANINGS.iter().find(|(begins, ..)| state.starts_with(begins));
+    found.map_or((Refused, "the server answered an error"), |&(_, class, text)| (class, text))
+}
+
+fn is_about_the_session(state: &str) -> bool {
+    ["57P", "08", "25P03", "58", "XX"].iter().any(|begins| state.starts_with(begins))
+}
+
+fn without_an_answer(error: &Error) -> Trouble {
+    if error.is_closed() {
+        return Trouble { error: StoreError::unavailable("the connection was lost"), passing: true };
+    }
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        if let Some(io) = source.downcast_ref::<std::io::Error>() {
+            // Connecting and reading fail by the system's own words, which hold an address at most.
+            return StoreError::unavailable(format!("the connection failed: {}", io.kind())).into();
+        }
+        cause = source.source();
+    }
+    let text = error.to_string();
+    if text.starts_with("error connecting") || text.starts_with("timeout") {
+        return StoreError::unavailable("the server cannot be reached").into();
+    }
+    if text.starts_with("invalid configuration") || text.starts_with("error performing TLS") {
+        return StoreError::refused(
+            "the connection's settings do not fit the server: a password is missing, or TLS is asked for. For \
+             TLS bring a pool: PostgresStore::from_pool()",
+        )
+        .into();
+    }
+    StoreError::unavailable("the conversation with the server broke").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sqlstate_has_its_class() {
+        for (state, class) in [
+            ("40001", Passing),
+            ("40P01", Passing),
+            ("57P01", Passing),
+            ("57P03", Unavailable),
+            ("57014", Unavailable),
+            ("53300", Unavailable),
+            ("53100", Unavailable),
+            ("53400", Unavailable),
+            ("25006", Unavailable),
+            ("55P03", Unavailable),
+            ("08006", Unavailable),
+            ("42501", Refused),
+            ("42P01", Refused),
+            ("28P01", Refused),
+            ("28000", Refused),
+            ("3D000", Refused),
+            ("22021", Refused),
+        ] {
+            assert_eq!(meaning(state).0, class, "{state}");
+        }
+    }
+
+    #[test]
+    fn only_an_answer_about_the_statement_settles_a_commit() {
+        for (state, doubtful) in [("57P01", true), ("08006", true), ("40001", false), ("53100", false)] {
+            assert_eq!(is_about_the_session(state), doubtful, "{state}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The connections: a thread of their own, and a queue each for bulk, heartbeats and looks.
+//!
+//! deadpool-postgres makes and holds the connections, and replaces those that broke. One is checked out for
+//! a batch, never for a call.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use deadpool_postgres::{Object, Pool};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use oncegate_core::key::StoreKey;
+use oncegate_core::store::{Command, StoreError};
+use tokio::runtime::{Handle, Runtime};
+use tokio_util::sync::CancellationToken;
+
+use super::errors::{self, Trouble};
+use super::transaction::{self, Answer, LookAnswer};
+use crate::batch::{self, Batch, Carrier, Item, Joiner};
+
+/// How many connections carry bulk. While one waits for the disk, the next batch gathers and travels.
+const BULK_FLIGHTS: usize = 3;
+
+/// How many connections a store uses at most: bulk, heartbeats, looks, and one for what is not about a key.
+pub(super) const CONNECTIONS: usize = BULK_FLIGHTS + 3;
+
+/// What a command weighs besides its text, in bytes.
+const COMMAND_BYTES: usize = 100;
+
+/// What every task on the thread shares.
+pub(super) struct Shared {
+    pub(super) pool: Pool,
+    /// How long the server may take for one round trip.
+    pub(super) response_timeout: Duration,
+    /// Begins a transaction under our limits.
+    pub(super) begin: String,
+}
+
+impl Shared {
+    pub(super) fn new(pool: Pool, response_timeout: Duration) -> Self {
+        let limit_ms = response_timeout.as_millis().max(2);
+        // For this transaction alone: so they hold on any connection, also behind a pooler.
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {}; \
+             SET LOCAL statement_timeout = {limit_ms}; SET LOCAL idle_in_transaction_session_timeout = {limit_ms}",
+            limit_ms / 2
+        );
+        Self { pool, response_timeout, begin }
+    }
+
+    /// A connection to work with.
+    pub(super) async fn client(&self) -> Result<Object, StoreError> {
+        let got = tokio::time::timeout(self.response_timeout, self.pool.get()).await;
+        let got = got.map_err(|_| StoreError::unavailable("no connection was to be had in time"))?;
+        got.map_err(|error| errors::no_connection(&error))
+    }
+
+    /// Gives the connection back, or closes it when anything went wrong: that ends its transaction.
+    pub(super) fn settle<T>(&self, client: Object, outcome: Result<T, Trouble>) -> Result<T, Trouble> {
+        if outcome.is_err() {
+            drop(Object::take(client));
+        }
+        outcome
+    }
+}
+
+/// The callers' end. Dropping it stops the thread and waits for it.
+pub(super) struct Link {
+    /// For everything about keys but heartbeats and looks.
+    pub(super) bulk: Joiner<Command, Answer>,
+    /// For heartbeats, which must not queue behind bulk.
+    pub(super) heartbeats: Joiner<Command, Answer>,
+    /// For looks.
+    pub(super) looks: Joiner<StoreKey, LookAnswer>,
+    shared: Arc<Shared>,
+    handle: Handle,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Starts the thread. It connects when there is something to send.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start(shared: Shared) -> Result<Self, StoreError> {
+        let shared = Arc::new(shared);
+        let (bulk, bulk_carrier) = batch::channel();
+        let (heartbeats, heartbeat_carrier) = batch::channel();
+        let (looks, look_carrier) = batch::channel();
+        let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime: Runtime = runtime.map_err(no_thread)?;
+        let (handle, stop) = (runtime.handle().clone(), CancellationToken::new());
+        let (stopped, driven) = (stop.clone(), Arc::clone(&shared));
+        let drive = move || {
+            let lanes = async {
+                tokio::join!(
+                    carry(bulk_carrier, BULK_FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(heartbeat_carrier, 1, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(look_carrier, 1, |batch| look(Arc::clone(&driven), batch)),
+                )
+            };
+            runtime.block_on(async {
+                tokio::select! {
+                    () = stopped.cancelled() => {}
+                    _ = lanes => {}
+                }
+            });
+        };
+        let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
+        let thread = Some(thread.map_err(no_thread)?);
+        Ok(Self { bulk, heartbeats, looks, shared, handle, stop, thread })
+    }
+
+    /// Runs something on the thread, with a connection of its own, and gives it `limit` for that.
+    pub(super) async fn run<T, F, Work>(&self, work: Work) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = (Object, Result<T, Trouble>)> + Send,
+        Work: FnOnce(Object) -> F + Send + 'static,
+    {
+        let shared = Arc::clone(&self.shared);
+        let task = self.handle.spawn(async move {
+            let client = shared.client().await?;
+            // Not settled means dropped in the middle of something: then nobody knows what was executed.
+            let worked = tokio::time::timeout(shared.response_timeout, work(client)).await;
+            let (client, outcome) =
+                worked.map_err(|_| StoreError::unknown("the server did not answer in time"))?;
+            shared.settle(client, outcome).map_err(|trouble| trouble.error)
+        });
+        task.await.unwrap_or_else(|_| Err(StoreError::unknown("the store's thread ended")))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            // Nobody is left who waits for an answer, so the thread ends at its next wake-up. Whether it
+            // had panicked does not matter any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Item for Command {
+    fn bytes(&self) -> usize {
+        use oncegate_core::rules::Operation;
+        COMMAND_BYTES
+            + match &self.operation {
+                Operation::Complete { result, .. } => result.len(),
+                Operation::Release { reason, .. } | Operation::Fail { reason, .. } => reason.len(),
+                _ => 0,
+            }
+    }
+}
+
+impl Item for StoreKey {
+    fn bytes(&self) -> usize {
+        self.as_str().len()
+    }
+}
+
+/// Carries batch after batch, at most `flights` at once, until every caller is gone.
+async fn carry<T: Item, A, F>(mut carrier: Carrier<T, A>, flights: usize, fly: impl Fn(Batch<T, A>) -> F)
+where
+    F: Future<Output = ()>,
+{
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+            batch = carrier.next(), if under_way.len() < flights => match batch {
+                Some(batch) => under_way.push(fly(batch)),
+                None => break,
+            },
+        }
+    }
+    while under_way.next().await.is_some() {}
+}
+
+async fn execute(shared: Arc<Shared>, mut batch: Batch<Command, Answer>) {
+    let commands = batch.take_items();
+    match transaction::execute(&shared, &commands).await {
+        Ok(answers) => batch.answer(answers),
+        Err(error) => batch.answer_all(&Err(error)),
+    }
+}
+
+async fn look(shared: Arc<Shared>, mut batch: Batch<StoreKey, LookAnswer>) {
+    let keys = batch.take_items();
+    match transaction::look(&shared, &keys).await {
+        Ok(answers) => batch.answer(answers),
+        Err(error) => batch.answer_all(&Err(error)),
+    }
+}

@@ -1,0 +1,232 @@
+//! Records in PostgreSQL: one row each, in a table that people can read.
+//!
+//! Concurrent calls travel together: a batch is one short transaction of two round trips. It locks its rows
+//! in the order of their keys, runs [`rules::apply`](oncegate_core::rules::apply) on what they hold, writes
+//! what came out, and commits. Time is the server's clock. See [`PostgresStore`].
+//!
+//! - `schema`: the tables; `row`: a record as columns, and the three statements
+//! - `transaction`: a batch; `link`: the thread, the connections and the queues
+//! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
+//!
+//! An operator reads it while it is in use:
+//!
+//! ```sql
+//! SELECT key, state, attempt, reason, to_timestamp(expires_at_ms / 1000) FROM oncegate_records;
+//! ```
+//!
+//! An expired record counts as absent; [`PostgresStore::purge`] removes what is left of them.
+
+mod builder;
+mod checkup;
+mod errors;
+mod link;
+mod purge;
+mod row;
+mod schema;
+#[cfg(feature = "testing")]
+mod testing;
+mod transaction;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use deadpool_postgres::{Object, Pool};
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
+
+use self::builder::Origin;
+use self::errors::Trouble;
+use self::link::Link;
+use crate::batch::{CarrierGone, Item, Joiner};
+
+pub use self::builder::PostgresBuilder;
+
+/// Records in one PostgreSQL database, version 14 or later.
+///
+/// A clone is another handle on the same connections. When the server goes away, calls fail with
+/// [`StoreError::Unavailable`] and succeed again once it is back; a connection that breaks while a
+/// transaction is being committed means [`StoreError::Unknown`]. What was answered survives a crash of the
+/// server, and a failover as far as `synchronous_commit` and the standbys say.
+///
+/// The tables are made once, by [`create_schema`](Self::create_schema); to run, a role needs `SELECT`,
+/// `INSERT`, `UPDATE` and `DELETE` on them and no more.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), oncegate_core::store::StoreError> {
+/// use oncegate::postgres::PostgresStore;
+///
+/// let store = PostgresStore::connect("postgres://localhost/billing").await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    link: Link,
+    /// `host:port/database`, or empty when a pool was brought.
+    address: String,
+    asynchronous_commit_allowed: bool,
+}
+
+impl PostgresStore {
+    /// Connects to `postgres://[user[:password]@]host[:port]/database` with the default options.
+    ///
+    /// # Errors
+    /// When the URL is invalid, the server cannot be reached, or it refuses the user.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        Self::builder(url).connect().await
+    }
+
+    /// Options for a store at `url`.
+    pub fn builder(url: &str) -> PostgresBuilder {
+        PostgresBuilder::new(Origin::Url(url.to_owned()))
+    }
+
+    /// Options for a store over a pool of the caller's, with TLS for example. It needs room for six
+    /// connections, and should be the store's own: the store's thread drives what it opens.
+    pub fn from_pool(pool: Pool) -> PostgresBuilder {
+        PostgresBuilder::new(Origin::Pool(pool))
+    }
+
+    /// The statements that make the tables, for those who make them by other means. They can be repeated.
+    pub fn schema_sql() -> &'static str {
+        schema::SCHEMA
+    }
+
+    /// Makes the tables, unless they are there. It needs a role that may create tables.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of another release.
+    pub async fn create_schema(&self) -> Result<(), StoreError> {
+        let create = |client: Object| async {
+            let created = schema::create(&client).await;
+            (client, created)
+        };
+        self.inner.link.run(create).await
+    }
+
+    /// Removes the rows of expired records, a thousand rows at a time, and returns how many.
+    ///
+    /// Expired records count as absent anyway: this frees space. Rows that somebody works on are passed over
+    /// and nothing waits for it, so call it whenever it suits, once a day for example, on any process. If
+    /// it is dropped or fails half-way, what it has removed stays removed.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn purge(&self) -> Result<u64, StoreError> {
+        purge::all(&self.inner.link).await
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("address", &self.inner.address).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let link = &self.inner.link;
+        let heartbeat: Vec<bool> = commands.iter().map(is_heartbeat).collect();
+        let (heartbeats, bulk) = commands.into_iter().partition(is_heartbeat);
+        let asked =
+            futures_util::future::join(ask(&link.bulk, bulk), ask(&link.heartbeats, heartbeats)).await;
+        let (mut bulk, mut heartbeats) = (asked.0.into_iter(), asked.1.into_iter());
+        let answer = |is_heartbeat| {
+            let lane = if is_heartbeat { &mut heartbeats } else { &mut bulk };
+            lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+        };
+        heartbeat.into_iter().map(answer).collect()
+    }
+
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+        ask(&self.inner.link.looks, keys).await
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        let (scope, proposed) = (scope.as_str().to_owned(), proposed.to_owned());
+        let expected = expected.map(str::to_owned);
+        let describe = move |client: Object| async move {
+            let described = keep_descriptor(&client, &scope, expected.as_deref(), &proposed).await;
+            (client, described)
+        };
+        self.inner.link.run(describe).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        let scope = scope.as_str().to_owned();
+        let read = move |client: Object| async move {
+            let held = held_descriptor(&client, &scope).await;
+            (client, held)
+        };
+        self.inner.link.run(read).await
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        let Inner { link, address, asynchronous_commit_allowed } = &*self.inner;
+        let (address, allowed) = (address.clone(), *asynchronous_commit_allowed);
+        let check = move |client: Object| async move {
+            let checkup = checkup::ask(&client, &address, allowed).await;
+            (client, checkup)
+        };
+        link.run(check).await
+    }
+}
+
+/// Heartbeats have a connection of their own.
+fn is_heartbeat(command: &Command) -> bool {
+    matches!(command.operation, Operation::Extend { .. })
+}
+
+/// Sends items; there is one answer for each.
+async fn ask<T: Item, A>(
+    joiner: &Joiner<T, Result<A, StoreError>>,
+    items: Vec<T>,
+) -> Vec<Result<A, StoreError>> {
+    let count = items.len();
+    joiner.submit(items).await.unwrap_or_else(|CarrierGone { unsent }| {
+        let ended = "the store's thread ended";
+        let error = if unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) };
+        (0..count).map(|_| Err(error.clone())).collect()
+    })
+}
+
+async fn keep_descriptor(
+    client: &Object,
+    scope: &str,
+    expected: Option<&str>,
+    proposed: &str,
+) -> Result<String, Trouble> {
+    let kept = match expected {
+        None => {
+            let insert = "INSERT INTO oncegate_descriptors (scope, descriptor) VALUES ($1, $2) \
+                          ON CONFLICT (scope) DO NOTHING";
+            client.execute(insert, &[&scope, &proposed]).await
+        }
+        Some(expected) => {
+            let update = "UPDATE oncegate_descriptors SET descriptor = $3 \
+                          WHERE scope = $1 AND descriptor = $2";
+            client.execute(update, &[&scope, &expected, &proposed]).await
+        }
+    };
+    kept.map_err(|error| errors::in_doubt(&error))?;
+    let held = held_descriptor(client, scope).await?;
+    Ok(held.unwrap_or_else(|| expected.unwrap_or_default().to_owned()))
+}
+
+async fn held_descriptor(client: &Object, scope: &str) -> Result<Option<String>, Trouble> {
+    let select = "SELECT descriptor FROM oncegate_descriptors WHERE scope = $1";
+    let row = client.query_opt(select, &[&scope]).await.map_err(|error| errors::not_executed(&error))?;
+    Ok(row.map(|row| row.get(0)))
+}

@@ -1,0 +1,189 @@
+//! A record as a row that people can read, and rows as the columns of one statement.
+
+use bytes::Bytes;
+use oncegate_core::key::{Fingerprint, StoreKey};
+use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, TokenTag};
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, ToSql};
+
+/// Locks the rows of the keys in the order of the keys, and inserts those that are missing; returns the
+/// inserted ones, which hold nothing yet.
+///
+/// `WHERE false` keeps an existing row as it is, but locks it: PostgreSQL locks a row before it looks at
+/// the condition. One pass in one order is why crossing batches do not deadlock.
+pub(super) const LOCK: &str = "\
+INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason) \
+SELECT k, 'pending', 0, ''::bytea, 0, 'none', false, '' FROM unnest($1::text[]) AS k ORDER BY k COLLATE \"C\" \
+ON CONFLICT (key) DO UPDATE SET state = r.state WHERE false RETURNING key";
+
+/// Reads rows and the server's clock. There is always a row; without a key it brings the clock alone.
+///
+/// A standby says so: what it holds may be old.
+pub(super) const READ: &str = "\
+SELECT c.now_us, pg_is_in_recovery() AS standby, r.* \
+FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) AS c \
+LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, \
+result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
+
+/// Puts records into rows that are there, and removes others.
+pub(super) const WRITE: &str = "\
+WITH gone AS (DELETE FROM oncegate_records WHERE key = ANY($12::text[])) \
+UPDATE oncegate_records AS r SET state = n.state, expires_at_ms = n.expires_at_ms, owner = n.owner, \
+attempt = n.attempt, recovery = n.recovery, fence = n.fence, fingerprint = n.fingerprint, \
+handed_over = n.handed_over, reason = n.reason, result = n.result \
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $5::smallint[], $6::text[], $7::bigint[], \
+$8::bytea[], $9::boolean[], $10::text[], $11::bytea[]) \
+AS n(key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result) \
+WHERE r.key = n.key";
+
+/// What [`WRITE`] is given: one array for each column.
+#[derive(Default)]
+pub(super) struct Columns {
+    keys: Vec<String>,
+    states: Vec<&'static str>,
+    expiries_ms: Vec<i64>,
+    owners: Vec<Vec<u8>>,
+    attempts: Vec<i16>,
+    recoveries: Vec<&'static str>,
+    fences: Vec<Option<i64>>,
+    fingerprints: Vec<Option<Vec<u8>>>,
+    handed_over: Vec<bool>,
+    reasons: Vec<String>,
+    results: Vec<Option<Vec<u8>>>,
+    gone: Vec<String>,
+}
+
+impl Columns {
+    /// Whether there is nothing to write.
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.gone.is_empty()
+    }
+
+    /// How many rows [`WRITE`] must update.
+    pub(super) fn updates(&self) -> u64 {
+        self.keys.len() as u64
+    }
+
+    /// The key's row goes.
+    pub(super) fn remove(&mut self, key: &StoreKey) {
+        self.gone.push(key.as_str().to_owned());
+    }
+
+    /// The key's row will hold this.
+    pub(super) fn put(&mut self, key: &StoreKey, record: &Record) {
+        let (mut attempt, mut recovery, mut fence) = (0, Recovery::None, None);
+        let (mut handed_over, mut reason, mut result) = (false, "", None);
+        let (state, owner) = match &record.state {
+            State::Pending { token, attempt: number, recovery: kind, fence: last } => {
+                (attempt, recovery, fence) = (*number, *kind, *last);
+                ("pending", token.as_bytes().as_slice())
+            }
+            State::Released { by, attempt: number, recovered, fence: last, reason: why } => {
+                (attempt, fence, reason) = (*number, *last, why);
+                recovery = if *recovered { Recovery::Earlier } else { Recovery::None };
+                ("released", by.0.as_slice())
+            }
+            State::Completed { by, result: bytes } => {
+                result = Some(bytes.to_vec());
+                ("completed", by.0.as_slice())
+            }
+            State::Failed { by, attempt: number, handed_over: marked, reason: why } => {
+                (attempt, handed_over, reason) = (*number, *marked, why);
+                ("failed", by.0.as_slice())
+            }
+        };
+        self.keys.push(key.as_str().to_owned());
+        self.states.push(state);
+        self.expiries_ms.push(i64::try_from(record.expires_at.millis()).unwrap_or(i64::MAX));
+        self.owners.push(owner.to_vec());
+        self.attempts.push(i16::from(attempt));
+        self.recoveries.push(match recovery {
+            Recovery::None => "none",
+            Recovery::Earlier => "earlier",
+            Recovery::Takeover => "takeover",
+        });
+        self.fences.push(fence.map(|Fence(fence)| i64::try_from(fence).unwrap_or(i64::MAX)));
+        self.fingerprints.push(record.fingerprint.map(|fingerprint| fingerprint.as_bytes().to_vec()));
+        self.handed_over.push(handed_over);
+        // The one character that PostgreSQL's text cannot hold.
+        self.reasons.push(reason.replace('\0', "\u{fffd}"));
+        self.results.push(result);
+    }
+
+    /// The parameters of [`WRITE`].
+    pub(super) fn parameters(&self) -> [&(dyn ToSql + Sync); 12] {
+        [
+            &self.keys,
+            &self.states,
+            &self.expiries_ms,
+            &self.owners,
+            &self.attempts,
+            &self.recoveries,
+            &self.fences,
+            &self.fingerprints,
+            &self.handed_over,
+            &self.reasons,
+            &self.results,
+            &self.gone,
+        ]
+    }
+}
+
+/// The server's clock, as [`READ`] tells it.
+pub(super) fn now(row: &Row) -> Result<StoreTime, String> {
+    let now_us: i64 = column(row, "now_us")?;
+    Ok(StoreTime::from_micros(u64::try_from(now_us).unwrap_or_default()))
+}
+
+/// The key of a row of [`READ`]; `None` in the row that brings the clock alone.
+pub(super) fn key(row: &Row) -> Result<Option<&str>, String> {
+    row.try_get("key").map_err(|_| "column key holds something else".to_owned())
+}
+
+/// Reads a row that may hold anything: nothing is guessed, and what is wrong is said without the data.
+pub(super) fn decode(row: &Row) -> Result<Record, String> {
+    let expires_at_ms: i64 = column(row, "expires_at_ms")?;
+    let fingerprint: Option<&[u8]> = column(row, "fingerprint")?;
+    let fingerprint = fingerprint.map(<[u8; Fingerprint::BYTES]>::try_from).transpose();
+    let fingerprint = fingerprint.map_err(|_| "fingerprint has another length")?;
+    let fence: Option<i64> = column(row, "fence")?;
+    let fence = fence.map(|fence| u64::try_from(fence).map(Fence)).transpose();
+    let fence = fence.map_err(|_| "fence is negative")?;
+    let attempt: i16 = column(row, "attempt")?;
+    let attempt = u8::try_from(attempt).map_err(|_| "attempt is out of range")?;
+    let recovery = match column(row, "recovery")? {
+        "none" => Recovery::None,
+        "earlier" => Recovery::Earlier,
+        "takeover" => Recovery::Takeover,
+        _ => return Err("recovery is of no known kind".to_owned()),
+    };
+    let owner: &[u8] = column(row, "owner")?;
+    let by = || <[u8; 4]>::try_from(owner).map(TokenTag).map_err(|_| "owner is no tag");
+    let reason: &str = column(row, "reason")?;
+    let state = match column(row, "state")? {
+        "pending" => {
+            let token = <[u8; 16]>::try_from(owner).map_err(|_| "owner is no token")?;
+            State::Pending { token: Token::from(token), attempt, recovery, fence }
+        }
+        "released" => {
+            let recovered = recovery.recovered();
+            State::Released { by: by()?, attempt, recovered, fence, reason: reason.to_owned() }
+        }
+        "completed" => {
+            let result: &[u8] = column(row, "result")?;
+            State::Completed { by: by()?, result: Bytes::copy_from_slice(result) }
+        }
+        "failed" => {
+            let handed_over = column(row, "handed_over")?;
+            State::Failed { by: by()?, attempt, handed_over, reason: reason.to_owned() }
+        }
+        _ => return Err("state is of no known kind".to_owned()),
+    };
+    // A record that expired before 1970 has expired, as one of 1970 has.
+    let expires_at = StoreTime::from_millis(u64::try_from(expires_at_ms).unwrap_or_default());
+    Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
+}
+
+fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, String> {
+    row.try_get(name).map_err(|_| format!("column {name} holds something else"))
+}

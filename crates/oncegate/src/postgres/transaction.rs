@@ -1,0 +1,216 @@
+//! One batch, one transaction: lock the rows, run the rules, write what came out, commit.
+//!
+//! Two round trips: the first begins, locks and reads; the second writes and commits. The rules run here,
+//! between the two, so they cannot differ from the other stores'.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use deadpool_postgres::Object;
+use futures_util::future::{join, join3, try_join3};
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::{Record, StoreTime};
+use oncegate_core::rules::{Reply, apply};
+use oncegate_core::store::{Command, Looked, StoreError};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::errors::{self, Trouble};
+use super::link::Shared;
+use super::row::{self, Columns};
+
+/// How often a batch is tried before its callers hear of trouble that should have passed.
+const MAX_TRIES: usize = 3;
+
+/// The answer to one command.
+pub(super) type Answer = Result<Reply, StoreError>;
+
+/// The answer to one look.
+pub(super) type LookAnswer = Result<Option<Looked>, StoreError>;
+
+/// Applies the commands; there is one answer for each.
+pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
+    persist(async || {
+        let client = shared.client().await?;
+        let outcome = try_execute(&client, shared, commands).await;
+        shared.settle(client, outcome)
+    })
+    .await
+}
+
+/// Reads records; there is one answer for each key.
+pub(super) async fn look(shared: &Shared, keys: &[StoreKey]) -> Result<Vec<LookAnswer>, StoreError> {
+    persist(async || {
+        let client = shared.client().await?;
+        let outcome = try_look(&client, shared, keys).await;
+        shared.settle(client, outcome)
+    })
+    .await
+}
+
+/// Tries again what surely was not executed.
+async fn persist<T>(mut attempt: impl AsyncFnMut() -> Result<T, Trouble>) -> Result<T, StoreError> {
+    let mut tries = 1;
+    loop {
+        match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(trouble) if trouble.passing && tries < MAX_TRIES => tries += 1,
+            Err(trouble) => return Err(trouble.error),
+        }
+    }
+}
+
+async fn try_execute(client: &Object, shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, Trouble> {
+    let keys: BTreeSet<&str> = commands.iter().map(|command| command.key.as_str()).collect();
+    let keys: Vec<&str> = keys.into_iter().collect();
+    let (inserted, rows) = within(shared.response_timeout, begin(client, shared, &keys)).await?;
+    let mut held = Held::new(&rows, &inserted)?;
+    let answers = commands.iter().map(|command| held.apply(command)).collect();
+    let columns = held.changes(commands);
+    if columns.is_empty() {
+        // Nothing to keep, and the rows that only stood in for missing ones go with the transaction. What
+        // another transaction has committed is durable before anybody can see it.
+        let rollback = client.batch_execute("ROLLBACK");
+        within(shared.response_timeout, async { rollback.await.map_err(|e| errors::not_executed(&e)) })
+            .await?;
+        return Ok(answers);
+    }
+    let silence = StoreError::unknown("the server did not confirm the commit in time");
+    let committed = tokio::time::timeout(shared.response_timeout, commit(client, &columns)).await;
+    committed.unwrap_or_else(|_| Err(silence.into()))?;
+    Ok(answers)
+}
+
+/// Begins, locks and reads, in one round trip; returns which keys had no row, and the rows.
+async fn begin(client: &Object, shared: &Shared, keys: &[&str]) -> Result<(Vec<Row>, Vec<Row>), Trouble> {
+    let prepared = try_join3(
+        client.prepare_cached(row::LOCK),
+        client.prepare_cached(row::READ),
+        client.prepare_cached(row::WRITE),
+    );
+    let (lock, read, _) = prepared.await.map_err(|error| errors::not_executed(&error))?;
+    let parameters: [&(dyn ToSql + Sync); 1] = [&keys];
+    // In this order on the wire, so that the read sees what the locks have waited for.
+    let sent = join3(
+        client.batch_execute(&shared.begin),
+        client.query(&lock, &parameters),
+        client.query(&read, &parameters),
+    );
+    let (begun, inserted, rows) = sent.await;
+    let begun = begun.and(inserted).and_then(|inserted| Ok((inserted, rows?)));
+    begun.map_err(|error| errors::not_executed(&error))
+}
+
+/// Writes and commits, in one round trip.
+async fn commit(client: &Object, columns: &Columns) -> Result<(), Trouble> {
+    let write = client.prepare_cached(row::WRITE).await.map_err(|error| errors::not_executed(&error))?;
+    let parameters = columns.parameters();
+    let (written, committed) =
+        join(client.execute(&write, &parameters), client.batch_execute("COMMIT")).await;
+    // After a failed write the server turns the commit into a rollback.
+    let written = written.map_err(|error| errors::in_doubt(&error))?;
+    committed.map_err(|error| errors::in_doubt(&error))?;
+    if written != columns.updates() {
+        return Err(StoreError::unknown(
+            "oncegate_records did not take every row: a trigger, rule or policy on it interferes; remove it",
+        )
+        .into());
+    }
+    Ok(())
+}
+
+/// What the locked rows hold, before and after.
+struct Held {
+    now: StoreTime,
+    before: BTreeMap<String, Result<Option<Record>, String>>,
+    after: BTreeMap<String, Option<Record>>,
+    inserted: BTreeSet<String>,
+}
+
+impl Held {
+    fn new(rows: &[Row], inserted: &[Row]) -> Result<Self, Trouble> {
+        let inserted = inserted.iter().map(|row| row.get::<_, String>(0)).collect::<BTreeSet<_>>();
+        let (now, before) = read(rows, &inserted)?;
+        Ok(Self { now, before, after: BTreeMap::new(), inserted })
+    }
+
+    fn apply(&mut self, command: &Command) -> Answer {
+        let key = command.key.as_str();
+        let record = match (self.after.get(key), self.before.get(key)) {
+            (Some(changed), _) => changed.clone(),
+            (None, Some(Ok(record))) => record.clone(),
+            (None, Some(Err(reason))) => return Err(StoreError::unreadable(command.key.clone(), reason)),
+            (None, None) => return Err(StoreError::unavailable("a row was locked, but not shown")),
+        };
+        let (record, reply) = apply(self.now, record, &command.operation);
+        self.after.insert(key.to_owned(), record);
+        Ok(reply)
+    }
+
+    fn changes(&self, commands: &[Command]) -> Columns {
+        let mut columns = Columns::default();
+        let mut stand_ins = Vec::new();
+        let keys: BTreeMap<&str, &StoreKey> =
+            commands.iter().map(|command| (command.key.as_str(), &command.key)).collect();
+        for (text, key) in keys {
+            let Some(after) = self.after.get(text) else { continue };
+            let changed = !matches!(self.before.get(text), Some(Ok(before)) if before == after);
+            match after {
+                Some(record) if changed => columns.put(key, record),
+                None if self.inserted.contains(text) => stand_ins.push(key),
+                None if changed => columns.remove(key),
+                _ => {}
+            }
+        }
+        // They need no statement of their own when the transaction is rolled back anyway.
+        if !columns.is_empty() {
+            stand_ins.into_iter().for_each(|key| columns.remove(key));
+        }
+        columns
+    }
+}
+
+async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result<Vec<LookAnswer>, Trouble> {
+    let texts: Vec<&str> = keys.iter().map(StoreKey::as_str).collect();
+    let query = async {
+        let statement = client.prepare_cached(row::READ).await?;
+        client.query(&statement, &[&texts]).await
+    };
+    let query = async { query.await.map_err(|error| errors::not_executed(&error)) };
+    let rows = within(shared.response_timeout, query).await?;
+    let (now, records) = read(&rows, &BTreeSet::new())?;
+    let answer = |key: &StoreKey| match records.get(key.as_str()) {
+        None | Some(Ok(None)) => Ok(None),
+        Some(Ok(Some(record))) if !record.kept(now) => Ok(None),
+        Some(Ok(Some(record))) => Ok(Some(Looked { now, record: record.clone() })),
+        Some(Err(reason)) => Err(StoreError::unreadable(key.clone(), reason)),
+    };
+    Ok(keys.iter().map(answer).collect())
+}
+
+type Records = BTreeMap<String, Result<Option<Record>, String>>;
+
+/// What [`row::READ`] has brought; the rows of the `inserted` keys hold nothing.
+fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records), Trouble> {
+    let first = rows.first().ok_or_else(|| StoreError::unavailable("the server told no time"))?;
+    if first.try_get("standby").unwrap_or(true) {
+        return Err(StoreError::unavailable("the server is a standby: name its primary in the URL").into());
+    }
+    let now = row::now(first).map_err(StoreError::unavailable)?;
+    let mut records = Records::new();
+    for row in rows {
+        let Some(key) = row::key(row).map_err(StoreError::unavailable)? else { continue };
+        let record = if inserted.contains(key) { Ok(None) } else { row::decode(row).map(Some) };
+        records.insert(key.to_owned(), record);
+    }
+    Ok((now, records))
+}
+
+/// Gives up after `limit`; whatever was begun then ends with its connection.
+pub(super) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
+    let silence = StoreError::unavailable("the server did not answer in time");
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(silence.into()))
+}
