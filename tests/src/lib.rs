@@ -5,11 +5,12 @@
 //!
 //! Two ways to a server:
 //!
-//! - [`Redis::shared`] and [`Kafka::shared`] give the one server of the whole run. `scripts/test`
-//!   starts it and names it in [`REDIS_VARIABLE`] and [`KAFKA_VARIABLE`]; without the variable, the
-//!   test process starts its own on first use. Tests keep apart by [`unique`] scopes, topics and groups.
-//! - [`RedisServer::start`] and [`KafkaBroker::start`] give a server of one's own, for the tests that
-//!   stop it, kill it or change its settings.
+//! - [`Redis::shared`], [`Postgres::shared`] and [`Kafka::shared`] give the one server of the whole run.
+//!   `scripts/test` starts it and names it in [`REDIS_VARIABLE`], [`POSTGRES_VARIABLE`] and
+//!   [`KAFKA_VARIABLE`]; without the variable, the test process starts its own on first use. Tests keep
+//!   apart by [`unique`] scopes, topics and groups.
+//! - [`RedisServer::start`], [`PostgresServer::start`] and [`KafkaBroker::start`] give a server of one's
+//!   own, for the tests that stop it, kill it or change its settings.
 
 pub mod process;
 
@@ -17,12 +18,14 @@ mod broker;
 mod kafka;
 mod ledger;
 mod place;
+mod postgres;
 mod redis;
 mod watched;
 
 pub use broker::KafkaBroker;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
+pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use watched::Watched;

@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 
 use tempfile::TempDir;
 
@@ -59,13 +58,16 @@ pub(crate) fn test_servers() -> PathBuf {
 /// A process that is killed deletes nothing, and neither does a server in a `static`; so the folders
 /// carry the id of their process, and those of dead processes are deleted here.
 pub(crate) fn server_dir(name: &str) -> TempDir {
-    static SWEEP: Once = Once::new();
-    let root = test_servers().join("run");
-    fs::create_dir_all(&root).unwrap_or_else(|error| panic!("cannot create {}: {error}", root.display()));
-    SWEEP.call_once(|| sweep(&root));
+    server_dir_in(&test_servers().join("run"), name)
+}
+
+/// Like [`server_dir`], in another place.
+pub(crate) fn server_dir_in(root: &Path, name: &str) -> TempDir {
+    fs::create_dir_all(root).unwrap_or_else(|error| panic!("cannot create {}: {error}", root.display()));
+    sweep(root);
     tempfile::Builder::new()
         .prefix(&format!("{}-{name}-", std::process::id()))
-        .tempdir_in(&root)
+        .tempdir_in(root)
         .unwrap_or_else(|error| panic!("cannot create a folder in {}: {error}", root.display()))
 }
 

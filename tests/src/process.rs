@@ -31,9 +31,75 @@ pub struct Process {
 /// the program's. A `pre_exec` of our own would need `unsafe`.
 #[must_use]
 pub fn bound_to_parent(program: impl AsRef<OsStr>, signal: &str) -> Command {
+    bound_to_parent_as(None, program, signal)
+}
+
+/// Like [`bound_to_parent`], as another account, which only root can do.
+pub(crate) fn bound_to_parent_as(
+    account: Option<&Account>,
+    program: impl AsRef<OsStr>,
+    signal: &str,
+) -> Command {
     let mut command = Command::new("setpriv");
+    if let Some(Account { user, group }) = account {
+        command.args([format!("--reuid={user}"), format!("--regid={group}"), "--clear-groups".to_owned()]);
+    }
     command.args(["--pdeathsig", signal, "--"]).arg(program.as_ref());
     command
+}
+
+/// An account of the machine, by its numbers.
+#[derive(Debug)]
+pub(crate) struct Account {
+    user: u32,
+    group: u32,
+}
+
+impl Account {
+    /// The account of this name, if there is one.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let accounts = fs::read_to_string("/etc/passwd").ok()?;
+        let line = accounts.lines().find_map(|line| line.strip_prefix(&format!("{name}:")))?;
+        let mut fields = line.split(':').skip(1);
+        Some(Self { user: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
+    }
+
+    /// Gives it a folder.
+    pub(crate) fn own(&self, folder: &Path) {
+        let given = std::os::unix::fs::chown(folder, Some(self.user), Some(self.group));
+        given.unwrap_or_else(|error| panic!("cannot give {} away: {error}", folder.display()));
+    }
+}
+
+/// Whether the tests run as root.
+pub(crate) fn runs_as_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// The ids of a process's children.
+pub(crate) fn children(id: u32) -> Vec<u32> {
+    let path = format!("/proc/{id}/task/{id}/children");
+    let listed = fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+    listed.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+/// Kills processes that are not ours to wait for, and waits until they are gone.
+pub(crate) fn kill_and_wait(ids: &[u32], limit: Duration) {
+    for id in ids {
+        // It may have ended by itself when its parent did.
+        drop(Command::new("sh").args(["-c", r#"kill -s KILL "$1""#, "kill", &id.to_string()]).output());
+    }
+    // One that nobody has waited for is still listed, as a zombie.
+    let runs = |id: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    };
+    let deadline = Instant::now() + limit;
+    while ids.iter().any(runs) {
+        assert!(Instant::now() < deadline, "processes {ids:?} were killed, and still run after {limit:?}");
+        std::thread::sleep(PROBE_INTERVAL);
+    }
 }
 
 impl Process {

@@ -1,0 +1,260 @@
+//! PostgreSQL: the shared server, and servers of one's own.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+use tokio_postgres::{Client, NoTls};
+
+use crate::place::{self, Port};
+use crate::process::{self, Account, Process};
+
+/// Names the PostgreSQL server of the run, as a URL of a role that may make tables and roles:
+/// `postgres://postgres@127.0.0.1:5432/postgres`.
+pub const VARIABLE: &str = "ONCEGATE_TEST_POSTGRES";
+
+/// How long a server may take until it answers; recovery after a crash takes place in this time too.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long one question of the readiness probe may take.
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long the processes of a killed server may take to be gone.
+const GONE_LIMIT: Duration = Duration::from_secs(20);
+
+const HINT: &str = "`scripts/fetch-servers` installs postgresql";
+
+/// Where Debian keeps the programs of each version, which are not in the path.
+const DEBIAN: &str = "/usr/lib/postgresql";
+
+/// Who may run the server when the tests run as root, which it refuses to run as.
+const ACCOUNTS: [&str; 2] = ["postgres", "nobody"];
+
+/// A PostgreSQL that answers, as its clients see it.
+#[derive(Clone, Debug)]
+pub struct Postgres {
+    url: String,
+}
+
+impl Postgres {
+    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process starts on
+    /// first use. Other tests use it at the same time: keep to a [`unique`](crate::unique) scope, and
+    /// never stop or reconfigure it.
+    ///
+    /// # Panics
+    /// When it cannot be reached or started.
+    pub async fn shared() -> Self {
+        static NAMED: OnceCell<Postgres> = OnceCell::const_new();
+        static OWN: OnceCell<PostgresServer> = OnceCell::const_new();
+        match std::env::var(VARIABLE) {
+            Ok(url) => NAMED.get_or_init(|| Self::reached(url)).await.clone(),
+            Err(_) => (**OWN.get_or_init(PostgresServer::start).await).clone(),
+        }
+    }
+
+    async fn reached(url: String) -> Self {
+        let postgres = Self { url };
+        if let Err(error) = postgres.data_directory().await {
+            panic!("{VARIABLE} names a server that does not answer: {error}");
+        }
+        postgres
+    }
+
+    /// The URL for clients: `postgres://user@host:port/database`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The URL for another role.
+    ///
+    /// # Panics
+    /// When the server's own URL names no user.
+    #[must_use]
+    pub fn url_as(&self, role: &str) -> String {
+        let (_, place) = self.url.split_once('@').expect("the URL names a user");
+        format!("postgres://{role}@{place}")
+    }
+
+    /// A new connection, for looking at what oncegate has done. It lives as long as the runtime.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn connection(&self) -> Client {
+        self.connect().await.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
+    }
+
+    async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
+        let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
+        // It ends with its client; how is the client's to say.
+        tokio::spawn(async { drop(connection.await) });
+        Ok(client)
+    }
+
+    async fn data_directory(&self) -> Result<String, String> {
+        let question = async { self.connect().await?.query_one("SHOW data_directory", &[]).await };
+        match tokio::time::timeout(PROBE_LIMIT, question).await {
+            Err(_) => Err(format!("no answer within {PROBE_LIMIT:?}")),
+            Ok(Err(error)) => Err(error.to_string()),
+            Ok(Ok(row)) => Ok(row.get(0)),
+        }
+    }
+}
+
+/// A PostgreSQL server of one's own; it dies with this value.
+///
+/// It syncs its disk, and trusts whoever comes over loopback.
+#[derive(Debug)]
+pub struct PostgresServer {
+    postgres: Postgres,
+    settings: Vec<String>,
+    account: Option<Account>,
+    process: Option<Process>,
+    // After the process: fields are dropped in this order, and the server must not write any more.
+    dir: TempDir,
+    port: Port,
+}
+
+impl PostgresServer {
+    /// Starts a server on a free port and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not start; the text says why and what to install.
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Like [`PostgresServer::start`], with further settings: `["synchronous_commit=off"]`.
+    ///
+    /// # Panics
+    /// As [`PostgresServer::start`].
+    pub async fn start_with(settings: &[&str]) -> Self {
+        let port = Port::reserve();
+        let account = process::runs_as_root().then(|| {
+            let found = ACCOUNTS.into_iter().find_map(Account::named);
+            found.unwrap_or_else(|| panic!("there is none of the accounts {ACCOUNTS:?} to run PostgreSQL as"))
+        });
+        let dir = match &account {
+            None => place::server_dir("postgres"),
+            // A workspace of root's may be closed to others.
+            Some(account) => {
+                let dir =
+                    place::server_dir_in(&std::env::temp_dir().join("oncegate-test-servers"), "postgres");
+                account.own(dir.path());
+                dir
+            }
+        };
+        let url = format!("postgres://postgres@{}/postgres", port.address());
+        let mut server = Self {
+            postgres: Postgres { url },
+            settings: settings.iter().map(ToString::to_string).collect(),
+            account,
+            process: None,
+            dir,
+            port,
+        };
+        server.initialise();
+        server.start_again().await;
+        server
+    }
+
+    fn initialise(&self) {
+        let mut command = self.command("initdb");
+        command
+            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"])
+            .arg("--pgdata")
+            .arg(self.data());
+        let output = command.output().unwrap_or_else(|error| panic!("cannot run initdb: {error}. {HINT}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "initdb failed. {HINT}\n{said}");
+    }
+
+    /// Kills the server with SIGKILL, all its processes, and waits until they are gone. Its data stays.
+    ///
+    /// # Panics
+    /// When one of them does not go.
+    pub fn kill(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        let children = process::children(process.id());
+        drop(process);
+        process::kill_and_wait(&children, GONE_LIMIT);
+    }
+
+    /// Starts the killed server again, on the same port and with its data, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it still runs, or does not start.
+    pub async fn start_again(&mut self) {
+        assert!(self.process.is_none(), "PostgreSQL still runs");
+        let log = self.dir.path().join("server.log");
+        let mut command = self.command("postgres");
+        command
+            .arg("-D")
+            .arg(self.data())
+            .args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="])
+            .args(["-c", "fsync=on", "-c", "max_connections=200", "-c"])
+            .arg(format!("port={}", self.port.number()));
+        for setting in &self.settings {
+            command.args(["-c", setting]);
+        }
+        let mut process = Process::spawn_logged("PostgreSQL", command, &log);
+        let (postgres, own) = (&self.postgres, self.data());
+        let own = &own;
+        process
+            .ready(START_LIMIT, HINT, || async move {
+                match postgres.data_directory().await {
+                    Ok(data) if Path::new(&data) == own => Ok(()),
+                    Ok(data) => Err(format!("the server of {data} answers in its place")),
+                    Err(error) => Err(error),
+                }
+            })
+            .await;
+        self.process = Some(process);
+    }
+
+    /// The running server's process, to stop it by a signal for example.
+    ///
+    /// # Panics
+    /// When it has been killed.
+    pub fn process(&mut self) -> &mut Process {
+        self.process.as_mut().expect("PostgreSQL runs")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = process::bound_to_parent_as(self.account.as_ref(), find(program), "KILL");
+        command.current_dir(self.dir.path());
+        command
+    }
+}
+
+impl Deref for PostgresServer {
+    type Target = Postgres;
+
+    fn deref(&self) -> &Postgres {
+        &self.postgres
+    }
+}
+
+/// Where a program is: in the path, or where Debian keeps its newest version.
+fn find(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file());
+    let versions = fs::read_dir(DEBIAN).into_iter().flatten().flatten().map(|entry| entry.path());
+    let number = |folder: &PathBuf| folder.file_name().and_then(OsStr::to_str)?.parse::<u32>().ok();
+    let newest = || {
+        let found = versions.filter_map(|folder| Some((number(&folder)?, folder.join("bin").join(program))));
+        found.filter(|(_, file)| file.is_file()).max().map(|(_, file)| file)
+    };
+    in_path
+        .or_else(newest)
+        .unwrap_or_else(|| panic!("{program} is neither in the path nor in {DEBIAN}. {HINT}"))
+}

@@ -1,0 +1,131 @@
+//! Sessions that are ended, and a server that is killed.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::Token;
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Store, StoreError};
+use oncegate_tests::PostgresServer;
+use tokio::task::JoinSet;
+
+use crate::hand::{
+    self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
+};
+
+/// How many consumers work at once.
+const CONSUMERS: u128 = 16;
+
+/// Repeats an operation until the store has an answer, as the gate does.
+async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation) -> Reply {
+    let start = Instant::now();
+    loop {
+        match apply(store, key, operation.clone()).await {
+            Ok(reply) => return reply,
+            Err(StoreError::Unavailable { .. } | StoreError::Unknown { .. }) => {
+                assert!(start.elapsed() < PATIENCE, "the store does not come back");
+                tokio::task::yield_now().await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Claims and completes `count` keys, each by a token of its own; returns what each was completed with.
+async fn work(store: &dyn Store, keys: impl Iterator<Item = StoreKey>) -> Vec<(StoreKey, Token)> {
+    let mut done = Vec::new();
+    for key in keys {
+        let owner = token();
+        let reply = until_answered(store, &key, &claim(owner)).await;
+        assert!(granted_as(1, &reply), "{key}: {reply:?}");
+        let reply = until_answered(store, &key, &complete(owner, owner.as_bytes().as_slice())).await;
+        assert_eq!(reply, HELD, "{key}");
+        done.push((key, owner));
+    }
+    done
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_sessions_make_no_wrong_answers() {
+    const KEYS: u128 = 60;
+    let server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let scope = scope();
+    let mut consumers = JoinSet::new();
+    for consumer in 0..CONSUMERS {
+        let (store, scope) = (store.clone(), scope.clone());
+        let keys = (0..KEYS).map(move |number| key(&scope, consumer * KEYS + number));
+        consumers.spawn(async move { work(&*store, keys).await });
+    }
+    let client = server.connection().await;
+    let end =
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'oncegate'";
+    let (mut ended, mut done) = (0_i64, BTreeMap::new());
+    while !consumers.is_empty() {
+        ended += client.query_one(end, &[]).await.unwrap().get::<_, i64>(0);
+        while let Some(finished) = consumers.try_join_next() {
+            done.extend(
+                finished.unwrap().into_iter().map(|(key, owner)| (key.as_str().to_owned(), (key, owner))),
+            );
+        }
+    }
+    assert!(ended > 10, "only {ended} sessions were ended");
+    assert_eq!(done.len(), usize::try_from(CONSUMERS * KEYS).unwrap());
+    for (key, owner) in done.values() {
+        let reply = until_answered(&*store, key, &claim(token())).await;
+        assert!(completed_with(owner.as_bytes(), &reply), "{key}: {reply:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_answered_survives_a_killed_server() {
+    const ROUNDS: u128 = 4;
+    let mut server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let scope = scope();
+    for round in 0..ROUNDS {
+        let (answers, mut answered) = tokio::sync::mpsc::channel(10_000);
+        let mut consumers = JoinSet::new();
+        for consumer in 0..CONSUMERS {
+            let (store, scope, answers) = (store.clone(), scope.clone(), answers.clone());
+            consumers.spawn(async move {
+                for number in 0.. {
+                    let key = key(&scope, (round * CONSUMERS + consumer) << 32 | number);
+                    let owner = token();
+                    let granted = apply(&*store, &key, claim(owner)).await;
+                    if granted.is_err() {
+                        return;
+                    }
+                    answers.send((key.clone(), owner, false)).await.unwrap();
+                    let completed = apply(&*store, &key, complete(owner, owner.as_bytes().as_slice())).await;
+                    if completed.is_err() {
+                        return;
+                    }
+                    answers.send((key, owner, true)).await.unwrap();
+                }
+            });
+        }
+        drop(answers);
+        // In the middle of things: some hundreds are answered, and all consumers are at work.
+        let mut held = BTreeMap::new();
+        for _ in 0..300 {
+            let (key, owner, completed) = answered.recv().await.unwrap();
+            held.insert(key.as_str().to_owned(), (key, owner, completed));
+        }
+        server.kill();
+        while let Some((key, owner, completed)) = answered.recv().await {
+            held.insert(key.as_str().to_owned(), (key, owner, completed));
+        }
+        while let Some(consumer) = consumers.join_next().await {
+            consumer.unwrap();
+        }
+        server.start_again().await;
+        for (key, owner, completed) in held.values() {
+            let reply = until_answered(&*store, key, &claim(*owner)).await;
+            // A complete without an answer may have been executed.
+            let kept = completed_with(owner.as_bytes(), &reply) || (!completed && granted_as(1, &reply));
+            assert!(kept, "{key}, completed: {completed}: {reply:?}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What a server may hold, be set to, or refuse.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use oncegate::postgres::PostgresStore;
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Command, Store, StoreError};
+use oncegate_tests::{Postgres, PostgresServer, unique};
+
+use crate::hand::{self, HELD, apply, claim, complete, completed_with, granted_as, key, scope, token};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_many_is_granted() {
+    let postgres = Postgres::shared().await;
+    // Two stores, as two processes have.
+    let stores = [hand::store(&postgres).await, hand::store(&postgres).await];
+    let scope = scope();
+    for round in 0..20 {
+        let key = key(&scope, round);
+        let claims = (0..40).map(|number| {
+            let (store, key) = (stores[number % 2].clone(), key.clone());
+            tokio::spawn(async move { apply(&*store, &key, claim(token())).await.unwrap() })
+        });
+        let replies = join_all(claims).await;
+        let granted = replies.iter().filter(|reply| granted_as(1, reply.as_ref().unwrap())).count();
+        assert_eq!(granted, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_cross_each_other_do_not_deadlock() {
+    let postgres = Postgres::shared().await;
+    let stores = [hand::store(&postgres).await, hand::store(&postgres).await, hand::store(&postgres).await];
+    let scope = scope();
+    let client = postgres.connection().await;
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    let before: i64 = client.query_one(deadlocks, &[]).await.unwrap().get(0);
+    let batches = (0..60).map(|number| {
+        let (store, scope) = (stores[number % 3].clone(), scope.clone());
+        tokio::spawn(async move {
+            let mut numbers: Vec<u128> = (0..100).collect();
+            fastrand::shuffle(&mut numbers);
+            let owner = token();
+            let claims = numbers.into_iter().map(|number| Command {
+                key: key(&scope, number),
+                operation: if number % 2 == 0 { claim(owner) } else { complete(owner, b"") },
+            });
+            store.execute(claims.collect()).await
+        })
+    });
+    for batch in join_all(batches).await {
+        assert!(batch.unwrap().iter().all(Result::is_ok));
+    }
+    let after: i64 = client.query_one(deadlocks, &[]).await.unwrap().get(0);
+    assert_eq!(after, before);
+}
+
+#[tokio::test]
+async fn the_check_refuses_what_breaks_the_promise() {
+    let server = PostgresServer::start_with(&["synchronous_commit=off", "fsync=off"]).await;
+    let store = PostgresStore::connect(server.url()).await.unwrap();
+    let no_tables = store.check().await.unwrap_err();
+    assert_eq!(no_tables.class(), "refused");
+    assert!(no_tables.to_string().contains("create_schema()"), "{no_tables}");
+    let no_tables = apply(&store, &key(&scope(), 1), claim(token())).await.unwrap_err();
+    assert!(no_tables.to_string().contains("42P01"), "{no_tables}");
+
+    store.create_schema().await.unwrap();
+    store.create_schema().await.unwrap();
+    let asynchronous = store.check().await.unwrap_err();
+    assert!(asynchronous.to_string().contains("synchronous_commit"), "{asynchronous}");
+    let lenient = PostgresStore::builder(server.url()).allow_asynchronous_commit().connect().await.unwrap();
+    let checkup = lenient.check().await.unwrap();
+    assert_eq!(checkup.warnings.len(), 2, "{checkup:?}");
+
+    let client = server.connection().await;
+    client.batch_execute("UPDATE oncegate_schema SET version = 2").await.unwrap();
+    for refused in [lenient.check().await.map(|_| ()), lenient.create_schema().await] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.class(), "refused");
+        assert!(refused.to_string().contains("format 2"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn the_fewest_rights_are_enough() {
+    let postgres = Postgres::shared().await;
+    hand::store(&postgres).await;
+    let role = unique("billing").replace('-', "_");
+    let client = postgres.connection().await;
+    client.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.unwrap();
+    let store = PostgresStore::connect(&postgres.url_as(&role)).await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let own = key(&scope, 1);
+    let refused = apply(&store, &own, claim(owner)).await.unwrap_err();
+    assert_eq!(refused.class(), "refused");
+    assert!(refused.to_string().contains("permission denied"), "{refused}");
+    let tables = "oncegate_schema, oncegate_records, oncegate_descriptors";
+    let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}");
+    client.batch_execute(&grant).await.unwrap();
+
+    store.check().await.unwrap();
+    assert_eq!(store.describe(&scope, None, "descriptor").await.unwrap(), "descriptor");
+    assert!(granted_as(1, &apply(&store, &own, claim(owner)).await.unwrap()));
+    let extend = Operation::Extend { token: owner, lease: Duration::from_secs(900) };
+    assert_eq!(apply(&store, &own, extend).await.unwrap(), HELD);
+    assert_eq!(apply(&store, &own, complete(owner, b"done")).await.unwrap(), HELD);
+    assert!(store.look(vec![own]).await[0].as_ref().unwrap().is_some());
+    store.purge().await.unwrap();
+    assert!(store.create_schema().await.is_err(), "it may not make tables");
+    client.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_purge_removes_what_has_expired_and_passes_over_what_is_locked() {
+    let server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let scope = scope();
+    let keys: Vec<_> = (0..2_500).map(|number| key(&scope, number)).collect();
+    let commands = keys.iter().map(|key| Command { key: key.clone(), operation: complete(token(), b"") });
+    assert!(store.execute(commands.collect()).await.iter().all(Result::is_ok));
+    let expired: Vec<_> = keys[..1_500].iter().map(|key| (key.clone(), Duration::from_secs(7_200))).collect();
+    store.pass(&expired).await.unwrap();
+
+    let mut client = server.connection().await;
+    let transaction = client.transaction().await.unwrap();
+    let lock = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
+    transaction.query_one(lock, &[&keys[7].as_str()]).await.unwrap();
+    assert_eq!(store.purge().await.unwrap(), 1_499);
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.purge().await.unwrap(), 1);
+    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
+    assert_eq!(left, 1_000);
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_question_about_an_absent_key() {
+    let postgres = Postgres::shared().await;
+    let (store, client) = (hand::store(&postgres).await, postgres.connection().await);
+    let (scope, owner) = (scope(), token());
+    let extend = Operation::Extend { token: owner, lease: Duration::from_secs(900) };
+    let absent = Command { key: key(&scope, 1), operation: Operation::HandOver };
+    let other = Command { key: key(&scope, 2), operation: claim(owner) };
+    assert_eq!(store.execute(vec![absent.clone()]).await[0].as_ref().unwrap(), &Reply::Lost);
+    assert_eq!(apply(&*store, &absent.key, extend).await.unwrap(), Reply::Lost);
+    // In one transaction with a change, too.
+    assert_eq!(store.execute(vec![absent.clone(), other]).await[0].as_ref().unwrap(), &Reply::Lost);
+    let rows = "SELECT count(*) FROM oncegate_records WHERE key = $1";
+    let rows: i64 = client.query_one(rows, &[&absent.key.as_str()]).await.unwrap().get(0);
+    assert_eq!(rows, 0);
+}
+
+#[tokio::test]
+async fn what_text_cannot_hold_does_not_fail_its_batch() {
+    let postgres = Postgres::shared().await;
+    let store = hand::store(&postgres).await;
+    let (key, owner) = (key(&scope(), 1), token());
+    assert!(granted_as(1, &apply(&*store, &key, claim(owner)).await.unwrap()));
+    let retention = Duration::from_secs(3_600);
+    let fail = Operation::Fail { token: owner, reason: "nul \0 inside".to_owned(), retention };
+    assert_eq!(apply(&*store, &key, fail).await.unwrap(), HELD);
+    let reply = apply(&*store, &key, claim(token())).await.unwrap();
+    assert!(format!("{reply:?}").contains("nul \u{fffd} inside"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn who_cannot_connect_is_told_why_but_no_secret() {
+    let postgres = Postgres::shared().await;
+    let invalid = PostgresStore::connect("postgres://billing:canary@host:port/x").await.unwrap_err();
+    assert_eq!(invalid.class(), "refused", "{invalid}");
+    let nobody = PostgresStore::connect("postgres://billing:canary@127.0.0.1:1/x").await.unwrap_err();
+    assert_eq!(nobody.class(), "unavailable", "{nobody}");
+    let stranger = PostgresStore::connect(&postgres.url_as("stranger:canary")).await.unwrap_err();
+    assert_eq!(stranger.class(), "refused", "{stranger}");
+    for error in [invalid, nobody, stranger] {
+        assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
+    }
+    let right = PostgresStore::connect(&postgres.url_as("postgres:canary")).await.unwrap();
+    assert!(!format!("{right:?} {:?}", PostgresStore::builder(postgres.url())).contains("canary"));
+}
+
+#[tokio::test]
+async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
+    let postgres = Postgres::shared().await;
+    hand::store(&postgres).await;
+    let limit = Duration::from_millis(400);
+    let store = PostgresStore::builder(postgres.url()).response_timeout(limit).connect().await.unwrap();
+    let (key, owner) = (key(&scope(), 1), token());
+    let patient = hand::store(&postgres).await;
+    assert!(granted_as(1, &apply(&*patient, &key, claim(owner)).await.unwrap()));
+    let mut client = postgres.connection().await;
+    let transaction = client.transaction().await.unwrap();
+    let lock = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
+    transaction.query_one(lock, &[&key.as_str()]).await.unwrap();
+    let held = apply(&store, &key, complete(owner, b"done")).await;
+    assert!(matches!(held, Err(StoreError::Unavailable { .. })), "{held:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(apply(&*patient, &key, complete(owner, b"done")).await.unwrap(), HELD);
+    assert!(completed_with(b"done", &apply(&*patient, &key, claim(token())).await.unwrap()));
+}
