@@ -1,18 +1,21 @@
-//! Sessions that are ended, and a server that is killed.
+//! Connections that are cut, sessions that are ended, and a server that is killed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use oncegate::postgres::PostgresStore;
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::Token;
+use oncegate_core::record::{State, Token};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Store, StoreError};
-use oncegate_tests::PostgresServer;
+use oncegate_tests::{Postgres, PostgresServer};
+use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
 use crate::hand::{
     self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
 };
+use crate::proxy::{Cut, Proxy};
 
 /// How many consumers work at once.
 const CONSUMERS: u128 = 16;
@@ -32,18 +35,51 @@ async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation
     }
 }
 
-/// Claims and completes `count` keys, each by a token of its own; returns what each was completed with.
-async fn work(store: &dyn Store, keys: impl Iterator<Item = StoreKey>) -> Vec<(StoreKey, Token)> {
-    let mut done = Vec::new();
+/// Claims and completes keys, each by a token of its own, and tells what each was completed by.
+async fn work(store: &dyn Store, keys: impl Iterator<Item = StoreKey>, done: Sender<(StoreKey, Token)>) {
     for key in keys {
         let owner = token();
         let reply = until_answered(store, &key, &claim(owner)).await;
         assert!(granted_as(1, &reply), "{key}: {reply:?}");
         let reply = until_answered(store, &key, &complete(owner, owner.as_bytes().as_slice())).await;
         assert_eq!(reply, HELD, "{key}");
-        done.push((key, owner));
+        done.send((key, owner)).await.unwrap();
     }
-    done
+}
+
+#[tokio::test]
+async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
+    let postgres = Postgres::shared().await;
+    let direct = hand::store(&postgres).await;
+    let proxy = Proxy::before(&postgres).await;
+    let store = PostgresStore::builder(proxy.url()).response_timeout(PATIENCE).connect().await.unwrap();
+    let scope = scope();
+    for (number, cut) in (0..40).zip([Cut::Before, Cut::After].into_iter().cycle()) {
+        let (key, owner) = (key(&scope, number), token());
+        for operation in [claim(owner), complete(owner, b"first")] {
+            proxy.cut(cut);
+            let lost = apply(&store, &key, operation.clone()).await;
+            assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{cut:?}: {lost:?}");
+            assert!(proxy.has_cut());
+            // Whoever else asks sees what was committed, and nothing else.
+            let seen = direct.look(vec![key.clone()]).await.remove(0).unwrap();
+            let completes = matches!(operation, Operation::Complete { .. });
+            let state = seen.map(|looked| looked.record.state);
+            match (completes, cut) {
+                (false, Cut::Before) => assert_eq!(state, None),
+                (false, Cut::After) | (true, Cut::Before) => {
+                    assert!(
+                        matches!(state, Some(State::Pending { token, .. }) if token == owner),
+                        "{state:?}"
+                    );
+                }
+                (true, Cut::After) => assert!(matches!(state, Some(State::Completed { .. })), "{state:?}"),
+            }
+            let reply = until_answered(&store, &key, &operation).await;
+            assert!(if completes { reply == HELD } else { granted_as(1, &reply) }, "{cut:?}: {reply:?}");
+        }
+        assert!(completed_with(b"first", &apply(&store, &key, claim(token())).await.unwrap()));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,27 +88,31 @@ async fn ended_sessions_make_no_wrong_answers() {
     let server = PostgresServer::start().await;
     let store = hand::store(&server).await;
     let scope = scope();
+    let (done, mut completed) = tokio::sync::mpsc::channel(1);
     let mut consumers = JoinSet::new();
     for consumer in 0..CONSUMERS {
-        let (store, scope) = (store.clone(), scope.clone());
+        let (store, scope, done) = (store.clone(), scope.clone(), done.clone());
         let keys = (0..KEYS).map(move |number| key(&scope, consumer * KEYS + number));
-        consumers.spawn(async move { work(&*store, keys).await });
+        consumers.spawn(async move { work(&*store, keys, done).await });
     }
+    drop(done);
     let client = server.connection().await;
     let end =
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'oncegate'";
-    let (mut ended, mut done) = (0_i64, BTreeMap::new());
-    while !consumers.is_empty() {
-        ended += client.query_one(end, &[]).await.unwrap().get::<_, i64>(0);
-        while let Some(finished) = consumers.try_join_next() {
-            done.extend(
-                finished.unwrap().into_iter().map(|(key, owner)| (key.as_str().to_owned(), (key, owner))),
-            );
+    let (mut ended, mut owners) = (0_i64, Vec::new());
+    while let Some(owner) = completed.recv().await {
+        owners.push(owner);
+        // Between them the consumers get some way, so that every step of a transaction is hit.
+        if owners.len() % 7 == 0 {
+            ended += client.query_one(end, &[]).await.unwrap().get::<_, i64>(0);
         }
     }
-    assert!(ended > 10, "only {ended} sessions were ended");
-    assert_eq!(done.len(), usize::try_from(CONSUMERS * KEYS).unwrap());
-    for (key, owner) in done.values() {
+    while let Some(consumer) = consumers.join_next().await {
+        consumer.unwrap();
+    }
+    assert!(ended > 100, "only {ended} sessions were ended");
+    assert_eq!(owners.len(), usize::try_from(CONSUMERS * KEYS).unwrap());
+    for (key, owner) in &owners {
         let reply = until_answered(&*store, key, &claim(token())).await;
         assert!(completed_with(owner.as_bytes(), &reply), "{key}: {reply:?}");
     }

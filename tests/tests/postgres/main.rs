@@ -6,4 +6,5 @@ mod conformance;
 mod equivalence;
 mod faults;
 mod hand;
+mod proxy;
 mod server;

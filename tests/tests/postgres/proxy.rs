@@ -1,0 +1,106 @@
+//! A way to the server that cuts a connection around a commit.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use oncegate_tests::Postgres;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// What the server is sent, and answers, for a commit.
+const COMMIT: &[u8] = b"COMMIT\0";
+
+/// Where the next commit's connection is cut, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// The commit does not reach the server.
+    Before,
+    /// The server has committed, and its answer is lost.
+    After,
+}
+
+/// It ends with this value.
+pub(crate) struct Proxy {
+    url: String,
+    next: Arc<Mutex<Option<Cut>>>,
+    _accepting: JoinSet<()>,
+}
+
+impl Proxy {
+    pub(crate) async fn before(postgres: &Postgres) -> Self {
+        let (user, place) = postgres.url().split_once('@').unwrap();
+        let (server, database) = place.split_once('/').unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address: SocketAddr = listener.local_addr().unwrap();
+        let next = Arc::new(Mutex::new(None));
+        let (server, cuts) = (server.to_owned(), Arc::clone(&next));
+        let mut accepting = JoinSet::new();
+        accepting.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let server = TcpStream::connect(&server).await.unwrap();
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                connections.spawn(connect(client, server, Arc::clone(&cuts)));
+            }
+        });
+        Self { url: format!("{user}@{address}/{database}"), next, _accepting: accepting }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Cuts the connection of the next commit.
+    pub(crate) fn cut(&self, cut: Cut) {
+        *self.next.lock().unwrap() = Some(cut);
+    }
+
+    /// Whether the cut was made.
+    pub(crate) fn has_cut(&self) -> bool {
+        self.next.lock().unwrap().is_none()
+    }
+}
+
+/// Returning closes both sides. The server's end of a transaction that was cut off is a rollback.
+async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<Option<Cut>>>) {
+    let (mut asked, mut answered) = (vec![0; 1 << 20], vec![0; 1 << 16]);
+    loop {
+        tokio::select! {
+            read = client.read(&mut asked) => {
+                let Ok(length @ 1..) = read else { return };
+                let asked = &asked[..length];
+                let cut = if contains(asked, COMMIT) { cuts.lock().unwrap().take() } else { None };
+                if cut == Some(Cut::Before) {
+                    return;
+                }
+                server.write_all(asked).await.unwrap();
+                if cut == Some(Cut::After) {
+                    until_committed(&mut server).await;
+                    return;
+                }
+            }
+            read = server.read(&mut answered) => {
+                let Ok(length @ 1..) = read else { return };
+                if client.write_all(&answered[..length]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn until_committed(server: &mut TcpStream) {
+    let (mut said, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    while !contains(&said, COMMIT) {
+        let length = server.read(&mut buffer).await.unwrap();
+        assert!(length > 0, "the server closed the connection instead of committing");
+        said.extend_from_slice(&buffer[..length]);
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
