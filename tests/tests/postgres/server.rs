@@ -28,6 +28,39 @@ async fn one_of_many_is_granted() {
     }
 }
 
+#[tokio::test]
+async fn one_of_two_takes_over_when_both_stand_at_the_same_row() {
+    let server = PostgresServer::start().await;
+    let stores = [hand::store(&server).await, hand::store(&server).await];
+    let scope = scope();
+    let mut client = server.connection().await;
+    let watcher = server.connection().await;
+    for round in 0..10 {
+        let key = key(&scope, round);
+        assert!(granted_as(1, &apply(&*stores[0], &key, claim(token())).await.unwrap()));
+        stores[0].pass(&[(key.clone(), Duration::from_secs(601))]).await.unwrap();
+        // Its lease is over, and the row is locked until both have come to it.
+        let transaction = client.transaction().await.unwrap();
+        let lock = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
+        transaction.query_one(lock, &[&key.as_str()]).await.unwrap();
+        let claims = async {
+            let (one, other) = (claim(token()), claim(token()));
+            tokio::join!(apply(&*stores[0], &key, one), apply(&*stores[1], &key, other))
+        };
+        let release = async {
+            let waiting = "SELECT count(*) FROM pg_stat_activity \
+                           WHERE application_name = 'oncegate' AND wait_event_type = 'Lock'";
+            while watcher.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < 2 {
+                tokio::task::yield_now().await;
+            }
+            transaction.rollback().await.unwrap();
+        };
+        let ((one, other), ()) = tokio::join!(claims, release);
+        let granted = [one.unwrap(), other.unwrap()].iter().filter(|reply| granted_as(2, reply)).count();
+        assert_eq!(granted, 1);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_that_cross_each_other_do_not_deadlock() {
     let postgres = Postgres::shared().await;
