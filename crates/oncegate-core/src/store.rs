@@ -87,6 +87,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).look(keys).await
     }
 
+    async fn completed(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Bytes>, StoreError>> {
+        (**self).completed(keys).await
+    }
+
     async fn describe(
         &self,
         scope: &Scope,

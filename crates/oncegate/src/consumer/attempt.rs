@@ -13,7 +13,7 @@ use tracing::warn;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
-use crate::gate::{Claimed, Completion, Identity, Lease};
+use crate::gate::{Claimed, Completion, Lease};
 use crate::handler::Encoded;
 use crate::message::{CANCELLATION_GRACE, Message};
 use crate::observe::{Event, RunOutcome};
@@ -218,12 +218,3 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
 }
 
 const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
-
-/// Whether a record found ahead of the claim answers this message.
-pub(super) fn answers(found: &oncegate_core::record::Record, identity: &Identity) -> Option<Bytes> {
-    use oncegate_core::record::State;
-    match &found.state {
-        State::Completed { result, .. } if found.fingerprint == identity.fingerprint => Some(result.clone()),
-        _ => None,
-    }
-}

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, mpsc};
 
-use super::attempt::answers;
 use super::{Item, Shared};
 use crate::gate::Identity;
 use crate::observe::Event;
@@ -134,10 +133,9 @@ async fn look_ahead(
         if places.is_empty() {
             continue;
         }
-        let records = route.gate.look(identities.iter().map(|identity| identity.key.clone()).collect()).await;
-        for ((place, identity), record) in places.into_iter().zip(identities).zip(records) {
-            if let Ok(Some(looked)) = record
-                && let Some(stored) = answers(&looked.record, &identity)
+        let completed = route.gate.completed(&identities).await;
+        for (place, stored) in places.into_iter().zip(completed) {
+            if let Some(stored) = stored
                 && let Some(item) = items.get_mut(place)
             {
                 route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });

@@ -177,14 +177,16 @@ impl Lease {
     /// # Errors
     /// When the result is larger than the gate keeps or cannot be encoded. The work is recorded as done by
     /// then, without its result: acknowledge all the same.
-    pub async fn complete<T: Output>(self, result: &T) -> Result<Completion, ResultNotKept> {
-        let codec = self.gate.settings.codec;
-        let limit = self.gate.settings.max_result_bytes;
-        let (stored, trouble) = encode(result, codec, limit);
-        let completion = self.complete_stored(stored).await;
-        match (completion, trouble) {
-            (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
-            (completion, _) => Ok(completion),
+    pub fn complete<T: Output>(
+        self,
+        result: &T,
+    ) -> impl Future<Output = Result<Completion, ResultNotKept>> + Send + use<T> {
+        let (stored, trouble) = encode(result, self.gate.settings.codec, self.gate.settings.max_result_bytes);
+        async move {
+            match (self.complete_stored(stored).await, trouble) {
+                (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
+                (completion, _) => Ok(completion),
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use oncegate_core::key::{
     CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError,
     Scope, StoreKey,
@@ -321,9 +322,25 @@ impl OpenGate {
         self.entropy.fraction()
     }
 
-    /// Reads records without claiming anything.
-    pub(crate) async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.store.look(keys).await
+    /// The stored results of those that are completed with the same fingerprint, without claiming anything.
+    ///
+    /// An error counts as "not completed": whoever is not answered here asks by a claim.
+    pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
+        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
+        if self.fingerprint.is_none() {
+            return self
+                .store
+                .completed(keys)
+                .await
+                .into_iter()
+                .map(|result| result.ok().flatten())
+                .collect();
+        }
+        let looked = self.store.look(keys).await;
+        let same = |(looked, identity): (Result<Option<Looked>, StoreError>, &Identity)| {
+            looked.ok()?.filter(|looked| looked.record.fingerprint == identity.fingerprint)?.into_result()
+        };
+        looked.into_iter().zip(identities).map(same).collect()
     }
 
     /// Marks a failed record as handed over to the dead letters.
