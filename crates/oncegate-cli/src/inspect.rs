@@ -133,7 +133,7 @@ async fn derive(args: &Args, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -
 
 fn words(key: &StoreKey, found: Option<&Looked>) -> String {
     let mut table = Table::default();
-    table.text("key", key.to_string());
+    table.text("key", key);
     let Some(found @ Looked { now, record }) = found else {
         table.text("state", "absent");
         table.text("next", "a delivery would run the handler, as attempt 1");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::key::{Scope, StoreKey};
+use crate::key::{Fingerprint, Scope, StoreKey};
 use crate::record::{Record, State, StoreTime};
 use crate::rules::{Operation, Reply};
 
@@ -41,13 +41,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Reads records without changing anything; the answers stand in the order of the keys.
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>>;
 
-    /// Which of the keys are completed, with their results: the look-ahead of a replay, in bulk.
+    /// Which of the keys are completed: the look-ahead of a replay, in bulk.
     ///
-    /// The same as [`look`](Self::look) for whoever wants nothing else. A store overrides it where it can
-    /// leave out what only the other states need.
-    async fn completed(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Bytes>, StoreError>> {
+    /// It says nothing that [`look`](Self::look) does not say. A store overrides it where it can leave out
+    /// what only the other states need.
+    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
         let looked = self.look(keys).await;
-        looked.into_iter().map(|looked| Ok(looked?.and_then(Looked::into_result))).collect()
+        looked.into_iter().map(|looked| Ok(looked?.and_then(|looked| Completed::of(looked.record)))).collect()
     }
 
     /// Keeps `proposed` as the scope's descriptor if what the store holds for it equals `expected`
@@ -87,8 +87,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).look(keys).await
     }
 
-    async fn completed(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Bytes>, StoreError>> {
-        (**self).completed(keys).await
+    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        (**self).look_ahead(keys).await
     }
 
     async fn describe(
@@ -119,11 +119,20 @@ pub struct Looked {
     pub record: Record,
 }
 
-impl Looked {
-    /// The result, when the record is completed.
-    pub fn into_result(self) -> Option<Bytes> {
-        match self.record.state {
-            State::Completed { result, .. } => Some(result),
+/// What a replay wants to know of a completed record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// Digest of the rest of the payload, when the gate asked for one.
+    pub fingerprint: Option<Fingerprint>,
+    /// The encoded result; duplicates get exactly these bytes.
+    pub result: Bytes,
+}
+
+impl Completed {
+    /// A record's fingerprint and result, when it is completed.
+    pub fn of(record: Record) -> Option<Self> {
+        match record.state {
+            State::Completed { result, .. } => Some(Self { fingerprint: record.fingerprint, result }),
             _ => None,
         }
     }

@@ -1,9 +1,11 @@
 //! What stores, and whatever stands on them, are tested with.
 //!
 //! - [`conformance`]: the one suite that every store passes
+//! - [`equivalence`]: random sequences through a store and through the rules
 //! - [`fault`]: a store that loses replies, goes down and forgets, from a seed
 
 pub mod conformance;
+pub mod equivalence;
 pub mod fault;
 
 use crate::key::{Digest, Fingerprint, Scope, StoreKey};

@@ -12,7 +12,7 @@ use oncegate_core::key::{
 };
 use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Store, StoreError};
 use tokio::sync::OnceCell;
 
 use crate::codec::Codec;
@@ -327,20 +327,11 @@ impl OpenGate {
     /// An error counts as "not completed": whoever is not answered here asks by a claim.
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
         let keys = identities.iter().map(|identity| identity.key.clone()).collect();
-        if self.fingerprint.is_none() {
-            return self
-                .store
-                .completed(keys)
-                .await
-                .into_iter()
-                .map(|result| result.ok().flatten())
-                .collect();
-        }
-        let looked = self.store.look(keys).await;
-        let same = |(looked, identity): (Result<Option<Looked>, StoreError>, &Identity)| {
-            looked.ok()?.filter(|looked| looked.record.fingerprint == identity.fingerprint)?.into_result()
+        let found = self.store.look_ahead(keys).await.into_iter().zip(identities);
+        let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
+            found.ok()?.filter(|found| found.fingerprint == identity.fingerprint).map(|found| found.result)
         };
-        looked.into_iter().zip(identities).map(same).collect()
+        found.map(same).collect()
     }
 
     /// Marks a failed record as handed over to the dead letters.

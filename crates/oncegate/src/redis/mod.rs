@@ -15,13 +15,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use deadpool_redis::Pool;
 use futures_util::future::join;
 use oncegate_core::key::{Scope, StoreKey};
-use oncegate_core::record::StoreTime;
+use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreError};
 use redis::Value;
 
 use self::builder::Origin;
@@ -93,7 +92,7 @@ impl RedisStore {
 /// The bytes under which the store keeps a record, for tests that plant one.
 #[cfg(feature = "testing")]
 #[doc(hidden)]
-pub fn packed(record: &oncegate_core::record::Record) -> Vec<u8> {
+pub fn packed(record: &Record) -> Vec<u8> {
     layout::encode(record)
 }
 
@@ -130,11 +129,11 @@ impl Store for RedisStore {
         keys.iter().zip(answers).map(|(key, answer)| looked(answer, key)).collect()
     }
 
-    /// Bare reads: the expiry, which costs as much as the record, is left out.
+    /// Bare reads: the expiry, which costs more than the record, is left out.
     ///
     /// The first of each batch goes through a script that a demoted primary refuses, and its refusal stands
     /// for the whole batch: what such a server once knew must not be acknowledged.
-    async fn completed(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Bytes>, StoreError>> {
+    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
         let request = |(position, key): (usize, &StoreKey)| match position % MAX_BATCH_ITEMS {
             0 => self.inner.scripts.look(key.as_str()),
             _ => Request::get(key.as_str()),
@@ -143,15 +142,15 @@ impl Store for RedisStore {
         let answers = ask(&self.inner.lanes.bulk, requests).await;
         let mut refusal = None;
         let read = |(position, (key, answer)): (usize, (&StoreKey, Answer))| {
-            if position % MAX_BATCH_ITEMS == 0 {
+            let record = if position % MAX_BATCH_ITEMS == 0 {
                 let first = looked(answer, key);
                 refusal = first.as_ref().err().filter(|error| is_not_about_a_key(error)).cloned();
-                return Ok(first?.and_then(Looked::into_result));
-            }
-            match &refusal {
-                Some(refusal) => Err(refusal.clone()),
-                None => completed(answer, key),
-            }
+                first?.map(|looked| looked.record)
+            } else {
+                refusal.clone().map_or(Ok(()), Err)?;
+                read(answer, key)?
+            };
+            Ok(record.and_then(Completed::of))
         };
         keys.iter().zip(answers).enumerate().map(read).collect()
     }
@@ -224,22 +223,16 @@ fn bulk_string(answer: Answer, key: &StoreKey) -> Result<Option<Vec<u8>>, StoreE
     }
 }
 
+/// What look.lua answered.
 fn looked(answer: Answer, key: &StoreKey) -> Result<Option<Looked>, StoreError> {
-    let Some(said) = bulk_string(answer, key)? else {
-        return Ok(None);
-    };
-    let record = scripts::shown(said).map_err(|why| StoreError::unreadable(key.clone(), why))?;
-    // The script says how long the record has left, so its clock starts at the look.
-    Ok(Some(Looked { now: StoreTime::default(), record }))
+    let record = bulk_string(answer, key)?.map(scripts::shown).transpose();
+    record.map_err(|why| StoreError::unreadable(key.clone(), why))
 }
 
-fn completed(answer: Answer, key: &StoreKey) -> Result<Option<Bytes>, StoreError> {
-    let Some(said) = bulk_string(answer, key)? else {
-        return Ok(None);
-    };
-    let now = StoreTime::default();
-    let record = layout::decode(said.into(), now).map_err(|why| StoreError::unreadable(key.clone(), why))?;
-    Ok(Looked { now, record }.into_result())
+/// What a bare read answered; the record's expiry is not told.
+fn read(answer: Answer, key: &StoreKey) -> Result<Option<Record>, StoreError> {
+    let record = bulk_string(answer, key)?.map(|said| layout::decode(said.into(), StoreTime::default()));
+    record.transpose().map_err(|why| StoreError::unreadable(key.clone(), why))
 }
 
 fn is_not_about_a_key(error: &StoreError) -> bool {

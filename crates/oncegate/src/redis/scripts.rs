@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use oncegate_core::record::{Record, Recovery, State, StoreTime, TAIL, TokenTag};
 use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
-use oncegate_core::store::Command;
+use oncegate_core::store::{Command, Looked};
 use redis::Cmd;
 
 use super::layout::{self, Garbage};
@@ -280,12 +280,18 @@ fn optional_fence(digits: &[u8]) -> Result<Option<oncegate_core::record::Fence>,
     if digits.is_empty() { Ok(None) } else { layout::fence(digits).map(Some) }
 }
 
-/// The record that look.lua showed, on a clock that starts at the look; `None` when it never expires.
-pub(super) fn shown(said: Vec<u8>) -> Result<Record, Garbage> {
+/// The record that look.lua showed.
+pub(super) fn shown(said: Vec<u8>) -> Result<Looked, Garbage> {
     let said = Bytes::from(said);
-    let blank = said.iter().position(|byte| *byte == b' ').ok_or("look.lua said something unheard of")?;
-    let left = number(&said.slice(..blank)).map_err(|_| "it has no expiry")?;
-    layout::decode(said.slice(blank + 1..), StoreTime::from_millis(left))
+    let mut parts = said.splitn(3, |byte| *byte == b' ');
+    let (Some(now), Some(expires_at), Some(record)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err("look.lua said something unheard of");
+    };
+    let now = StoreTime::from_micros(number(now)?);
+    // It says -1 of a key that never expires.
+    let expires_at = number(expires_at).map_err(|_| "it has no expiry")?;
+    let record = layout::decode(said.slice_ref(record), StoreTime::from_millis(expires_at))?;
+    Ok(Looked { now, record })
 }
 
 fn number(digits: &[u8]) -> Result<u64, Garbage> {

@@ -135,3 +135,94 @@ impl<J: Job> Waiting<J> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Numbered {
+        number: usize,
+        size: usize,
+        urgent: bool,
+        alone: bool,
+    }
+
+    impl Job for Numbered {
+        fn urgent(&self) -> bool {
+            self.urgent
+        }
+
+        fn size(&self) -> usize {
+            self.size
+        }
+
+        fn alone(&self) -> bool {
+            self.alone
+        }
+    }
+
+    fn job(number: usize, size: usize) -> Numbered {
+        Numbered { number, size, urgent: false, alone: false }
+    }
+
+    fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
+        match queue.take(10, Duration::ZERO) {
+            Turn::Jobs(jobs) => jobs.iter().map(|job| job.number).collect(),
+            Turn::Idle => Vec::new(),
+            Turn::Closed => vec![usize::MAX],
+        }
+    }
+
+    fn check(jobs: impl IntoIterator<Item = Numbered>, turns: &[&[usize]]) {
+        let queue = Queue::new();
+        for job in jobs {
+            queue.push(job).unwrap();
+        }
+        for turn in turns {
+            assert_eq!(taken(&queue), *turn);
+        }
+        assert!(taken(&queue).is_empty(), "nothing is left");
+    }
+
+    #[test]
+    fn what_fits_is_taken_together() {
+        check([job(1, 4), job(2, 4), job(3, 4), job(4, 1)], &[&[1, 2], &[3, 4]]);
+    }
+
+    #[test]
+    fn what_is_too_large_goes_by_itself() {
+        check([job(1, 40), job(2, 1)], &[&[1], &[2]]);
+    }
+
+    #[test]
+    fn what_is_urgent_overtakes() {
+        let urgent = |number| Numbered { urgent: true, ..job(number, 1) };
+        check([job(1, 4), job(2, 4), urgent(3), job(4, 1), urgent(5)], &[&[3, 5, 1, 2], &[4]]);
+    }
+
+    #[test]
+    fn what_is_alone_shares_no_turn() {
+        let alone = Numbered { alone: true, ..job(2, 1) };
+        check([job(1, 1), alone, job(3, 1)], &[&[1], &[2], &[3]]);
+    }
+
+    #[test]
+    fn too_much_is_refused_until_something_is_taken() {
+        let queue = Queue::new();
+        queue.push(job(1, MAX_WAITING)).unwrap();
+        assert!(matches!(queue.push(job(2, 1)), Err(StoreError::Unavailable { .. })));
+        assert_eq!(taken(&queue), [1]);
+        queue.push(job(3, 1)).unwrap();
+    }
+
+    #[test]
+    fn a_closed_queue_is_worked_off() {
+        let queue = Queue::new();
+        queue.push(job(1, 1)).unwrap();
+        queue.close();
+        assert!(queue.push(job(2, 1)).is_err());
+        assert_eq!(taken(&queue), [1]);
+        assert_eq!(taken(&queue), [usize::MAX]);
+    }
+}

@@ -1,0 +1,393 @@
+//! Random sequences of operations through a store and through [`apply`], compared step by step.
+//!
+//! Every sequence has a key and a model of its own; all sequences take a step together, so that a step is
+//! one batch and ten thousand of them take seconds. After each step the answer and the record are compared.
+//!
+//! Time is moved by hand, in whole steps of an hour, and every lease, delay and retention ends on a half
+//! step: the real time that a run takes never decides. Fences are made of the store's own clock, so their
+//! growth is compared, and their value only where the clock has no say.
+
+mod random;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use self::random::Choices;
+use crate::key::{Digest, Scope, StoreKey};
+use crate::record::{Fence, Record, Recovery, State, StoreTime};
+use crate::rules::{Grant, Operation, Reply, Verdict, apply};
+use crate::store::{Command, Looked, Store};
+
+/// What time passes in.
+pub const STEP: Duration = Duration::from_secs(3_600);
+
+/// The most real time that a run may take without deciding anything.
+const SLACK: Duration = Duration::from_secs(1_200);
+
+/// Fences from here on are planted, far ahead of any clock.
+const PLANTED_FENCES: u64 = 4_000_000_000_000_000;
+
+/// Where the model's clock starts, in milliseconds.
+const MODEL_START_MS: u64 = 1_000_000_000_000;
+
+/// A store under comparison, and the hooks that the sequences need besides its own port.
+#[async_trait]
+pub trait Subject: Send + Sync {
+    /// The store.
+    fn store(&self) -> Arc<dyn Store>;
+
+    /// A scope that nobody else uses.
+    fn scope(&self) -> Scope;
+
+    /// Lets time pass, for each of these keys its own, without waiting: the record's expiry moves towards
+    /// now, and a record whose expiry would not be later than now is gone.
+    async fn pass(&self, waits: &[(StoreKey, Duration)]);
+
+    /// Puts records as they are. Their `expires_at` says how long they have left: it is counted from zero.
+    async fn plant(&self, records: &[(StoreKey, Record)]);
+}
+
+/// How much to compare.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Where the random numbers start.
+    pub seed: u64,
+    /// How many sequences.
+    pub sequences: usize,
+    /// How many operations each has.
+    pub steps: usize,
+}
+
+/// How often each kind of answer was reached; a run that misses one proves little.
+#[derive(Clone, Debug, Default)]
+pub struct Reached(BTreeMap<&'static str, u64>);
+
+/// Every kind of answer that a run should reach.
+const KINDS: &[&str] = &[
+    "granted",
+    "granted after a release",
+    "granted by takeover",
+    "granted with recovery remembered",
+    "granted again to the same token",
+    "granted as attempt 255",
+    "granted a fence of the clock",
+    "granted a fence ahead of the clock",
+    "completed",
+    "busy",
+    "failed",
+    "failed, handed over",
+    "mismatch",
+    "uncompared",
+    "extend held",
+    "extend lost",
+    "complete held",
+    "complete recreated",
+    "complete lost",
+    "release held",
+    "release lost",
+    "fail held",
+    "fail lost",
+    "hand over held",
+    "hand over lost",
+    "reopen held",
+    "reopen lost",
+];
+
+impl Reached {
+    /// What was never reached.
+    pub fn missing(&self) -> Vec<&'static str> {
+        KINDS.iter().copied().filter(|kind| !self.0.contains_key(kind)).collect()
+    }
+
+    fn count(&mut self, kind: &'static str) {
+        *self.0.entry(kind).or_default() += 1;
+    }
+}
+
+/// Runs the plan.
+///
+/// # Errors
+/// The first difference, in words: the seed, what happened on that key, and both answers or records.
+pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, String> {
+    let store = subject.store();
+    let mut reached = Reached::default();
+    let mut sequences = begin(subject, plan).await;
+    for _ in 0..plan.steps {
+        let operations: Vec<Operations> = sequences.iter_mut().map(Sequence::next_operations).collect();
+        let command = |(sequence, operations): (&Sequence, &Operations)| Command {
+            key: sequence.key.clone(),
+            operation: operations.real.clone(),
+        };
+        let replies = store.execute(sequences.iter().zip(&operations).map(command).collect()).await;
+        let looks = store.look(sequences.iter().map(|sequence| sequence.key.clone()).collect()).await;
+        if replies.len() != sequences.len() || looks.len() != sequences.len() {
+            return Err("a batch has another number of answers than of commands".to_owned());
+        }
+        let answers = replies.into_iter().zip(looks);
+        for ((sequence, operations), answer) in sequences.iter_mut().zip(operations).zip(answers) {
+            let compared = match answer {
+                (Ok(reply), Ok(looked)) => sequence.compare(&operations, &reply, looked, &mut reached),
+                failed => Err(format!("the store failed: {failed:?}")),
+            };
+            compared.map_err(|difference| {
+                format!("seed {}, key {}: {difference}{}", plan.seed, sequence.key, sequence.history())
+            })?;
+        }
+        let waits: Vec<_> = sequences.iter_mut().filter_map(Sequence::wait).collect();
+        subject.pass(&waits).await;
+    }
+    Ok(reached)
+}
+
+async fn begin(subject: &dyn Subject, plan: Plan) -> Vec<Sequence> {
+    let scope = subject.scope();
+    let mut seeds = fastrand::Rng::with_seed(plan.seed);
+    let new_sequence = |_| {
+        let key = StoreKey::new(&scope, Digest::from_bytes(seeds.u128(..).to_be_bytes()));
+        Sequence::new(key, Choices::new(seeds.u64(..)))
+    };
+    let mut sequences: Vec<Sequence> = (0..plan.sequences).map(new_sequence).collect();
+    let planted: Vec<_> = sequences.iter_mut().filter_map(Sequence::plant).collect();
+    subject.plant(&planted).await;
+    sequences
+}
+
+/// The same operation for both sides. They differ where the records that an operator saw differ: in the
+/// fences that the clocks made.
+struct Operations {
+    model: Operation,
+    real: Operation,
+}
+
+/// One key: what the model holds, what the store showed last, and how both came about.
+struct Sequence {
+    key: StoreKey,
+    choices: Choices,
+    now: StoreTime,
+    model: Option<Record>,
+    real: Option<Record>,
+    /// Records that both sides have shown, for a reopen to expect.
+    seen: Vec<(Record, Record)>,
+    /// The last fence that the store made of its clock.
+    last_fence: Option<Fence>,
+    past: Vec<String>,
+}
+
+impl Sequence {
+    fn new(key: StoreKey, choices: Choices) -> Self {
+        let now = StoreTime::from_millis(MODEL_START_MS);
+        Self {
+            key,
+            choices,
+            now,
+            model: None,
+            real: None,
+            seen: Vec::new(),
+            last_fence: None,
+            past: Vec::new(),
+        }
+    }
+
+    /// Begins some sequences in the middle of things, with attempts and fences that take long to reach.
+    fn plant(&mut self) -> Option<(StoreKey, Record)> {
+        let planted = self.choices.planted()?;
+        let left = Duration::from_millis(planted.expires_at.millis());
+        self.past.push(format!("planted {planted:?}"));
+        self.model = Some(Record { expires_at: self.now + left, ..planted.clone() });
+        self.real = Some(planted.clone());
+        Some((self.key.clone(), planted))
+    }
+
+    fn next_operations(&mut self) -> Operations {
+        // A model's clock that stood still would make the same fence twice.
+        self.now = self.now + Duration::from_millis(1);
+        let current = self.model.clone().zip(self.real.clone());
+        let expected = self.choices.expected(current, &self.seen);
+        let model = self.choices.operation(self.model.as_ref(), expected.as_ref().map(|(model, _)| model));
+        let real = match (&model, expected) {
+            (Operation::Reopen { .. }, Some((_, expected))) => Operation::Reopen { expected },
+            _ => model.clone(),
+        };
+        self.past.push(format!("{model:?}"));
+        Operations { model, real }
+    }
+
+    fn wait(&mut self) -> Option<(StoreKey, Duration)> {
+        let wait = self.choices.wait();
+        if wait.is_zero() {
+            return None;
+        }
+        self.past.push(format!("{} steps pass", wait.as_secs() / STEP.as_secs()));
+        self.now = self.now + wait;
+        Some((self.key.clone(), wait))
+    }
+
+    fn compare(
+        &mut self,
+        operations: &Operations,
+        real_reply: &Reply,
+        looked: Option<Looked>,
+        reached: &mut Reached,
+    ) -> Result<(), String> {
+        let before = self.model.take();
+        let (model, reply) = apply(self.now, before.clone(), &operations.model);
+        if !same_reply(&reply, real_reply) {
+            return Err(format!("the answer is {real_reply:?}, and should be {reply:?}"));
+        }
+        if !same_record(model.as_ref(), self.now, looked.as_ref()) {
+            return Err(format!("the record is {looked:?}, and should be {model:?} at {:?}", self.now));
+        }
+        self.compare_fences(&reply, real_reply, looked.as_ref())?;
+        for kind in kinds(before.as_ref(), &operations.model, &reply) {
+            reached.count(kind);
+        }
+        let real = looked.map(|looked| looked.record);
+        self.seen.extend(model.clone().zip(real.clone()));
+        (self.model, self.real) = (model, real);
+        Ok(())
+    }
+
+    fn compare_fences(&mut self, model: &Reply, real: &Reply, looked: Option<&Looked>) -> Result<(), String> {
+        let (Some(model), Some(real)) = (granted_fence(model), granted_fence(real)) else {
+            return Ok(());
+        };
+        let now = looked.map_or(0, |looked| looked.now.micros());
+        let as_it_should_be = if model.0 >= PLANTED_FENCES {
+            // The clock has no say: it is the successor of the last one, or the same grant again.
+            real == model
+        } else if pending_fence(self.real.as_ref()) == Some(real) {
+            true
+        } else {
+            let slack = u64::try_from(SLACK.as_micros()).unwrap_or(u64::MAX);
+            let of_the_clock = real.0 <= now && now - real.0 <= slack;
+            of_the_clock && self.last_fence.replace(real).is_none_or(|last| real > last)
+        };
+        if !as_it_should_be {
+            return Err(format!("{real:?} is granted at {now}, and {model:?} by the rules"));
+        }
+        Ok(())
+    }
+
+    fn history(&self) -> String {
+        self.past.iter().fold(String::new(), |text, line| text + "\n  " + line)
+    }
+}
+
+fn granted_fence(reply: &Reply) -> Option<Fence> {
+    match reply {
+        Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant.fence,
+        _ => None,
+    }
+}
+
+fn pending_fence(record: Option<&Record>) -> Option<Fence> {
+    match record?.state {
+        State::Pending { fence, .. } => fence,
+        _ => None,
+    }
+}
+
+/// Whether both say the same, but for the value of fences and for the time that a run takes.
+fn same_reply(model: &Reply, real: &Reply) -> bool {
+    let (
+        Reply::Verdict { verdict: model_verdict, uncompared: model_uncompared },
+        Reply::Verdict { verdict, uncompared },
+    ) = (model, real)
+    else {
+        return model == real;
+    };
+    let same_verdict = match (model_verdict, verdict) {
+        (Verdict::Granted(model), Verdict::Granted(real)) => {
+            let plain = |grant: &Grant| Grant { fence: grant.fence.map(|_| Fence(0)), ..*grant };
+            plain(model) == plain(real)
+        }
+        (Verdict::Busy { retry_in: model }, Verdict::Busy { retry_in: real }) => {
+            real <= model && *model - *real <= SLACK
+        }
+        (model, real) => model == real,
+    };
+    model_uncompared == uncompared && same_verdict
+}
+
+fn same_record(model: Option<&Record>, now: StoreTime, looked: Option<&Looked>) -> bool {
+    let (Some(model), Some(Looked { now: real_now, record: real })) = (model, looked) else {
+        return model.is_none() && looked.is_none();
+    };
+    let left = |record: &Record, now: StoreTime| record.expires_at.millis().saturating_sub(now.millis());
+    // The store has been at work for a while, so it has less left. Two readings of a clock within one
+    // operation may lie a millisecond apart.
+    let (expected, found) = (left(model, now), left(real, *real_now));
+    let slack = u64::try_from(SLACK.as_millis()).unwrap_or(u64::MAX);
+    found <= expected + 1 && expected <= found + slack && plain(model) == plain(real)
+}
+
+/// A record without what the clocks put into it.
+fn plain(record: &Record) -> Record {
+    let mut record = Record { expires_at: StoreTime::default(), ..record.clone() };
+    if let State::Pending { fence: Some(fence), .. } | State::Released { fence: Some(fence), .. } =
+        &mut record.state
+        && fence.0 < PLANTED_FENCES
+    {
+        *fence = Fence(0);
+    }
+    record
+}
+
+/// What a step has shown.
+fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&'static str> {
+    let (held, lost) = match operation {
+        Operation::Claim { .. } => return verdict_kinds(before, reply),
+        Operation::Extend { .. } => ("extend held", "extend lost"),
+        Operation::Complete { .. } => ("complete held", "complete lost"),
+        Operation::Release { .. } => ("release held", "release lost"),
+        Operation::Fail { .. } => ("fail held", "fail lost"),
+        Operation::HandOver => ("hand over held", "hand over lost"),
+        Operation::Reopen { .. } => ("reopen held", "reopen lost"),
+    };
+    vec![match reply {
+        Reply::Held { recreated: true } => "complete recreated",
+        Reply::Held { recreated: false } => held,
+        Reply::Lost | Reply::Verdict { .. } => lost,
+    }]
+}
+
+fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
+    let Reply::Verdict { verdict, uncompared } = reply else {
+        return Vec::new();
+    };
+    let mut kinds = if *uncompared { vec!["uncompared"] } else { Vec::new() };
+    match verdict {
+        Verdict::Granted(Grant { attempt, recovery, fence }) => {
+            kinds.push(match (before.map(|record| &record.state), recovery) {
+                (Some(State::Pending { attempt: earlier, .. }), _)
+                    if earlier == attempt && *attempt < u8::MAX =>
+                {
+                    "granted again to the same token"
+                }
+                (_, Recovery::Takeover) => "granted by takeover",
+                (_, Recovery::Earlier) => "granted with recovery remembered",
+                (Some(State::Released { .. }), Recovery::None) => "granted after a release",
+                (_, Recovery::None) => "granted",
+            });
+            if *attempt == u8::MAX {
+                kinds.push("granted as attempt 255");
+            }
+            match fence {
+                Some(Fence(PLANTED_FENCES..)) => kinds.push("granted a fence ahead of the clock"),
+                Some(_) => kinds.push("granted a fence of the clock"),
+                None => {}
+            }
+        }
+        Verdict::Completed { .. } => kinds.push("completed"),
+        Verdict::Busy { .. } => kinds.push("busy"),
+        Verdict::Failed { handed_over: false, .. } => kinds.push("failed"),
+        Verdict::Failed { handed_over: true, .. } => kinds.push("failed, handed over"),
+        Verdict::Mismatch => kinds.push("mismatch"),
+    }
+    kinds
+}

@@ -1,0 +1,173 @@
+//! The random choices of a sequence: few values, chosen so that they collide.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{PLANTED_FENCES, STEP};
+use crate::key::Fingerprint;
+use crate::record::{Fence, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
+use crate::rules::Operation;
+use crate::testing::fingerprint;
+
+/// A past fence: any clock has gone on since.
+const PAST_FENCE: u64 = 1_600_000_000_000_000;
+
+/// What reasons may say: also what looks like a fence, and what must be cut within a character.
+const REASONS: [&str; 4] = ["", "card declined", "1700000000000000", "später, wenn überhaupt"];
+
+/// What results may be: also nothing, and bytes that are no text.
+const RESULTS: [&[u8]; 4] = [b"", b"{\"charged\":1}", b"\0\xff\r\n", &[b'x'; 300]];
+
+/// A sequence's source of choices.
+pub(super) struct Choices {
+    random: fastrand::Rng,
+    tokens: [Token; 4],
+    fingerprint: Option<Fingerprint>,
+    fenced: bool,
+}
+
+impl Choices {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let token = random.u128(1 << 100..);
+        // The second shares the first one's tag, the third all but its tag.
+        let tokens = [token, token ^ 1, token ^ (1 << 96), random.u128(1 << 100..)].map(Token::from_bits);
+        let fingerprint = any_fingerprint(&mut random);
+        let fenced = random.bool();
+        Self { random, tokens, fingerprint, fenced }
+    }
+
+    /// What the key holds at the start; usually nothing.
+    pub(super) fn planted(&mut self) -> Option<Record> {
+        if self.random.u8(..) < 160 {
+            return None;
+        }
+        let attempt = self.pick([1, 2, 253, 254, 255]);
+        let fence = self.pick([None, Some(Fence(PAST_FENCE)), Some(Fence(PLANTED_FENCES + 41))]);
+        let token = self.pick(self.tokens);
+        let reason = self.reason();
+        let state = match self.random.u8(..5) {
+            0 | 1 => {
+                let recovery = self.pick([Recovery::None, Recovery::Earlier, Recovery::Takeover]);
+                State::Pending { token, attempt, recovery, fence }
+            }
+            2 | 3 => {
+                let (by, recovered) = (self.pick([token.tag(), TokenTag::NONE]), self.random.bool());
+                let attempt = if self.random.bool() { attempt } else { 0 };
+                State::Released { by, attempt, recovered, fence, reason: crate::rules::cut_reason(&reason) }
+            }
+            _ => {
+                let handed_over = self.random.bool();
+                let reason = crate::rules::cut_reason(&reason);
+                State::Failed { by: token.tag(), attempt, handed_over, reason }
+            }
+        };
+        let left = TAIL + self.half_steps();
+        let expires_at = StoreTime::default() + left;
+        Some(Record { expires_at, fingerprint: self.fingerprint, state })
+    }
+
+    /// What an operator saw: usually the record as it is.
+    pub(super) fn expected(
+        &mut self,
+        current: Option<(Record, Record)>,
+        seen: &[(Record, Record)],
+    ) -> Option<(Record, Record)> {
+        if current.is_some() && self.random.u8(..3) > 0 {
+            return current;
+        }
+        self.random.choice(seen).cloned()
+    }
+
+    /// The next operation, usually by whoever owns the record.
+    pub(super) fn operation(&mut self, record: Option<&Record>, expected: Option<&Record>) -> Operation {
+        let token = self.token(record);
+        match self.random.u8(..100) {
+            0..36 => {
+                let fingerprint = self.fingerprint();
+                let fenced = if self.random.u8(..5) > 0 { self.fenced } else { !self.fenced };
+                // Claimants are often strangers.
+                let token = if self.random.bool() { token } else { self.pick(self.tokens) };
+                Operation::Claim { token, lease: self.half_steps(), fingerprint, fenced }
+            }
+            36..48 => Operation::Extend { token, lease: self.half_steps() },
+            48..60 => {
+                let fingerprint = self.fingerprint();
+                let result = Bytes::from_static(self.pick(RESULTS));
+                Operation::Complete { token, fingerprint, result, retention: self.retention() }
+            }
+            60..76 => {
+                let (counted, reason) = (self.random.u8(..3) > 0, self.reason());
+                Operation::Release { token, delay: self.half_steps(), counted, reason }
+            }
+            76..84 => {
+                let reason = self.reason();
+                Operation::Fail { token, reason, retention: self.retention() }
+            }
+            84..91 => Operation::HandOver,
+            _ => match expected {
+                Some(expected) => Operation::Reopen { expected: expected.clone() },
+                None => Operation::HandOver,
+            },
+        }
+    }
+
+    /// How long nothing happens: whole steps, sometimes so many that a claim is forgotten.
+    pub(super) fn wait(&mut self) -> Duration {
+        let tail = u32::try_from(TAIL.as_secs() / STEP.as_secs()).unwrap_or(u32::MAX);
+        match self.random.u8(..100) {
+            0..50 => Duration::ZERO,
+            50..68 => STEP,
+            68..80 => STEP * 2,
+            80..96 => STEP * 4,
+            96 => STEP * (tail - 1),
+            97 => STEP * tail,
+            98 => STEP * (tail + 1),
+            _ => STEP * (tail + 5),
+        }
+    }
+
+    fn token(&mut self, record: Option<&Record>) -> Token {
+        let owner = match record.map(|record| &record.state) {
+            Some(State::Pending { token, .. }) => Some(*token),
+            Some(State::Released { by, .. } | State::Completed { by, .. } | State::Failed { by, .. }) => {
+                self.tokens.iter().find(|token| token.tag() == *by).copied()
+            }
+            None => None,
+        };
+        let stranger = self.pick(self.tokens);
+        if self.random.u8(..3) > 0 { owner.unwrap_or(stranger) } else { stranger }
+    }
+
+    fn fingerprint(&mut self) -> Option<Fingerprint> {
+        if self.random.u8(..4) > 0 { self.fingerprint } else { any_fingerprint(&mut self.random) }
+    }
+
+    fn half_steps(&mut self) -> Duration {
+        STEP / 2 + STEP * self.random.u32(..4)
+    }
+
+    fn retention(&mut self) -> Duration {
+        let many = self.pick([0, 2, 5, 30 * 24, 400 * 24]);
+        STEP / 2 + STEP * many
+    }
+
+    fn reason(&mut self) -> String {
+        let reason = self.pick(REASONS);
+        if self.random.u8(..8) == 0 { reason.repeat(MAX_REASON_BYTES / 16 + 1) } else { reason.to_owned() }
+    }
+
+    fn pick<T: Copy, const N: usize>(&mut self, from: [T; N]) -> T {
+        from.get(self.random.usize(..N)).copied().expect("the index is below the length")
+    }
+}
+
+fn any_fingerprint(random: &mut fastrand::Rng) -> Option<Fingerprint> {
+    match random.u8(..4) {
+        0 => None,
+        1 => Some(fingerprint(1, 1)),
+        2 => Some(fingerprint(1, 2)),
+        _ => Some(fingerprint(2, 1)),
+    }
+}

@@ -1,0 +1,119 @@
+//! What tests do to a server behind the store's back.
+
+use std::time::Duration;
+
+use oncegate::redis::packed;
+use oncegate_core::key::{Digest, Scope, StoreKey};
+use oncegate_core::record::{Record, Token};
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Command, Store, StoreError};
+use oncegate_tests::{Redis, unique};
+use redis::aio::MultiplexedConnection;
+use redis::{FromRedisValue, Pipeline, ToRedisArgs};
+
+/// Moves a key's expiry towards now; a record whose expiry would not be later than now is gone.
+const PASS: &str = "local left = redis.call('PTTL', KEYS[1])
+if left < 0 then return end
+left = left - tonumber(ARGV[1])
+if left > 0 then redis.call('PEXPIRE', KEYS[1], left) else redis.call('DEL', KEYS[1]) end";
+
+/// How many commands travel together.
+const CHUNK: usize = 500;
+
+/// How long a server on a busy machine may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection of the test's own.
+#[derive(Clone)]
+pub(crate) struct Hand {
+    connection: MultiplexedConnection,
+}
+
+impl Hand {
+    pub(crate) async fn on(redis: &Redis) -> Self {
+        let mut connection = redis.connection().await;
+        connection.set_response_timeout(PATIENCE);
+        Self { connection }
+    }
+
+    /// Asks the server something.
+    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &[impl ToRedisArgs + AsRef<str>]) -> T {
+        let mut cmd = redis::Cmd::new();
+        for word in words {
+            cmd.arg(word);
+        }
+        let answer = cmd.query_async(&mut self.connection.clone()).await;
+        answer.unwrap_or_else(|error| panic!("{} failed: {error}", words[0].as_ref()))
+    }
+
+    /// Lets time pass for keys.
+    pub(crate) async fn pass(&self, waits: &[(StoreKey, Duration)]) {
+        for chunk in waits.chunks(CHUNK) {
+            let mut pipeline = Pipeline::new();
+            for (key, wait) in chunk {
+                let millis = u64::try_from(wait.as_millis()).unwrap();
+                pipeline.cmd("EVAL").arg(PASS).arg(1).arg(key.as_str()).arg(millis).ignore();
+            }
+            self.send(&pipeline).await;
+        }
+    }
+
+    /// Puts records as they are; their expiry is counted from now.
+    pub(crate) async fn plant(&self, records: &[(StoreKey, Record)]) {
+        for chunk in records.chunks(CHUNK) {
+            let mut pipeline = Pipeline::new();
+            for (key, record) in chunk {
+                let left = record.expires_at.millis();
+                pipeline.cmd("SET").arg(key.as_str()).arg(packed(record)).arg("PX").arg(left).ignore();
+            }
+            self.send(&pipeline).await;
+        }
+    }
+
+    /// Puts bytes that are no record.
+    pub(crate) async fn spoil(&self, key: &StoreKey, bytes: &[u8]) {
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("SET").arg(key.as_str()).arg(bytes).arg("EX").arg(1_000).ignore();
+        self.send(&pipeline).await;
+    }
+
+    async fn send(&self, pipeline: &Pipeline) {
+        let () = pipeline.query_async(&mut self.connection.clone()).await.expect("the server answers");
+    }
+}
+
+/// A scope of the test's own.
+pub(crate) fn scope() -> Scope {
+    Scope::new(&unique("t")).unwrap()
+}
+
+/// A key of this number.
+pub(crate) fn key(scope: &Scope, number: u128) -> StoreKey {
+    StoreKey::new(scope, Digest::from_bytes(number.to_be_bytes()))
+}
+
+/// A token that no other call got.
+pub(crate) fn token() -> Token {
+    Token::from_bits(fastrand::u128(1..))
+}
+
+/// A lease of half a minute.
+pub(crate) fn claim(token: Token) -> Operation {
+    Operation::Claim { token, lease: Duration::from_secs(30), fingerprint: None, fenced: false }
+}
+
+pub(crate) fn complete(token: Token, result: &'static [u8]) -> Operation {
+    let retention = Duration::from_secs(3_600);
+    Operation::Complete { token, fingerprint: None, result: result.into(), retention }
+}
+
+/// One operation on one key.
+pub(crate) async fn apply(
+    store: &dyn Store,
+    key: &StoreKey,
+    operation: Operation,
+) -> Result<Reply, StoreError> {
+    let mut answers = store.execute(vec![Command { key: key.clone(), operation }]).await;
+    assert_eq!(answers.len(), 1);
+    answers.remove(0)
+}
