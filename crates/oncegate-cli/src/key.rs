@@ -124,7 +124,7 @@ fn check_vectors(json: bool) -> Result<Exit, Problem> {
     match count {
         _ if json => output::answer_json(&VectorsDocument { schema: SCHEMA, passed, vectors: count, wrong })?,
         Some(count) => {
-            output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?
+            output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?;
         }
         None => output::answer(&wrong.join("\n"))?,
     }
