@@ -19,6 +19,7 @@ mod memory;
 pub mod message;
 pub mod observe;
 pub mod proof;
+mod shutdown;
 pub mod source;
 
 #[cfg(feature = "redis")]
@@ -42,3 +43,4 @@ pub use message::{Header, Message, Origin};
 pub use observe::{Counters, Event, Observer};
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
+pub use shutdown::shutdown_signal;
