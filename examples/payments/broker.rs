@@ -121,7 +121,7 @@ fn send(
         match producer.send(BaseRecord::to(topic).payload(payload).key(key)) {
             Ok(()) => return Ok(()),
             Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
-                producer.flush(TIMEOUT)?
+                producer.flush(TIMEOUT)?;
             }
             Err((error, _)) => return Err(error.into()),
         }

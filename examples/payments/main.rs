@@ -193,10 +193,11 @@ impl Pass {
     fn kill_one(&mut self, progress: ledger::Progress) -> Result<u32, BoxError> {
         let busiest =
             self.workers.iter().position(|worker| worker.id() == progress.last_pid).unwrap_or_default();
-        let mut worker = self.workers.swap_remove(busiest);
+        // It stays among the workers until it is dead, so that it is waited for whatever happens.
+        let worker = self.workers.get_mut(busiest).ok_or("no worker is left")?;
         worker.kill()?;
         worker.wait()?;
-        Ok(worker.id())
+        Ok(self.workers.swap_remove(busiest).id())
     }
 
     /// Closing a worker's standard input asks it to stop; it finishes what it has started, commits and leaves.

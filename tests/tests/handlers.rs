@@ -1,5 +1,7 @@
 //! Handlers that misbehave, each in its own way, on a real broker and a real store.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -174,7 +176,10 @@ async fn a_handler_that_takes_longer_than_the_lease_keeps_it() {
     let counted = Arc::clone(&runs);
     let handler = move |_: Message| {
         counted.fetch_add(1, Relaxed);
-        async { Ok(tokio::time::sleep(LEASE * 4).await) }
+        async {
+            tokio::time::sleep(LEASE * 4).await;
+            Ok(())
+        }
     };
     nobody_takes_over(handler, runs).await;
 }
@@ -186,7 +191,10 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
     let handler = move |_: Message| {
         counted.fetch_add(1, Relaxed);
         // The fault itself: a thread of the runtime does nothing else for four leases.
-        async { Ok(std::thread::sleep(LEASE * 4)) }
+        async {
+            std::thread::sleep(LEASE * 4);
+            Ok(())
+        }
     };
     nobody_takes_over(handler, runs).await;
 }

@@ -1,5 +1,7 @@
 //! Workers killed with SIGKILL in the middle of their handlers.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

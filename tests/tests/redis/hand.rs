@@ -37,7 +37,7 @@ impl Hand {
     }
 
     /// Asks the server something.
-    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &[impl ToRedisArgs + AsRef<str>]) -> T {
+    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &[impl ToRedisArgs + AsRef<str> + Sync]) -> T {
         let mut cmd = redis::Cmd::new();
         for word in words {
             cmd.arg(word);
@@ -84,7 +84,7 @@ impl Hand {
 
 /// A scope of the test's own.
 pub(crate) fn scope() -> Scope {
-    Scope::new(&unique("t")).unwrap()
+    Scope::new(unique("t")).unwrap()
 }
 
 /// A key of this number.
