@@ -62,6 +62,7 @@ mod memory;
 pub mod message;
 pub mod observe;
 pub mod proof;
+mod shutdown;
 pub mod source;
 
 #[cfg(feature = "redis")]
@@ -85,6 +86,7 @@ pub use message::{Header, Message, Origin};
 pub use observe::{Counters, Event, Observer};
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
+pub use shutdown::shutdown_signal;
 
 /// The README's programs, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "redis"))]
