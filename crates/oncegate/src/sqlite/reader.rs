@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::errors::{self, Trouble};
 use super::file::{self, Place, Settings};
-use super::queue::{Job, Queue, Turn};
+use super::queue::{Gather, Job, Queue, Turn};
 use super::row;
 use super::thread::Worker;
 
@@ -99,7 +99,7 @@ struct Thread {
 impl Thread {
     fn run(self, queue: &Queue<Question>) {
         loop {
-            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE) {
+            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE, Gather::default()) {
                 Turn::Jobs(questions) => self.work(questions),
                 Turn::Idle => {}
                 Turn::Closed => return,
