@@ -13,6 +13,14 @@ use super::{Identity, Lease, OpenGate};
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 
+/// One claim, however often it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) token: Token,
+    /// A repeat renews nothing: the lease may have begun when the first sending arrived.
+    pub(crate) first_sent_at: Instant,
+}
+
 /// The answer to one claim.
 #[derive(Debug)]
 pub(crate) enum Claimed {
@@ -24,7 +32,7 @@ pub(crate) enum Claimed {
 }
 
 impl OpenGate {
-    /// Asks once. After an error, ask again with the same `token`: the claim may have been granted.
+    /// Asks once. After an error, ask again with the same claim: it may have been granted.
     ///
     /// A future that is dropped before its answer came leaves no lease behind that nobody knows of: the
     /// keeper releases whatever this token was or will be granted.
@@ -32,9 +40,9 @@ impl OpenGate {
         self: &Arc<Self>,
         message: &Message,
         identity: &Identity,
-        token: Token,
+        claim: Claim,
     ) -> Result<Claimed, StoreError> {
-        let sent_at = Instant::now();
+        let Claim { token, first_sent_at } = claim;
         let operation = Operation::Claim {
             token,
             lease: self.settings.lease,
@@ -67,7 +75,10 @@ impl OpenGate {
                 } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });
                 }
-                ("granted", Claimed::Granted(Lease::new(self, message, identity, token, grant, sent_at)))
+                (
+                    "granted",
+                    Claimed::Granted(Lease::new(self, message, identity, token, grant, first_sent_at)),
+                )
             }
             Verdict::Completed { result } => ("completed", Claimed::Completed(result)),
             Verdict::Busy { retry_in } => ("busy", Claimed::Busy(retry_in)),

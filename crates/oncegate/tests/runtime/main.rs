@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use list::{Letters, List, Listed};
 use oncegate::consumer::FloodLimit;
+use oncegate::core::key::Scope;
 use oncegate::core::record::State;
+use oncegate::core::store::Store;
+use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{
     BoxError, Consumer, ConsumerError, Counters, Failure, FingerprintSpec, Gate, Handler, Key, MemoryStore,
     Message, Ordering,
@@ -341,4 +344,91 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
     let consumer = bench.consumer(async |_: Message| Ok(())).concurrency(0);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("`concurrency`"), "{error}");
+}
+
+/// Remembers the downstream keys of both sides.
+struct Keys(Arc<Mutex<Vec<String>>>);
+
+impl Handler for Keys {
+    type Output = ();
+
+    async fn handle(&self, message: Message) -> Result<(), Failure> {
+        self.0.lock().unwrap().push(message.downstream_key("charge"));
+        Ok(())
+    }
+
+    async fn duplicate(&self, message: Message, _: ()) -> Result<(), Failure> {
+        self.0.lock().unwrap().push(message.downstream_key("charge"));
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_knows_the_downstream_keys_of_the_first() {
+    let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1}"#.to_owned())]);
+    let keys = Arc::default();
+    bench.run(bench.consumer(Keys(Arc::clone(&keys))), 2).await.unwrap();
+    let keys = keys.lock().unwrap();
+    assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_was_opened_before_tells_the_consumers_observer() {
+    let bench = Bench::of(numbered(3));
+    let gate = bench.gate("runtime");
+    gate.open().await.unwrap();
+    bench.run(bench.consumer_behind(gate, async |_: Message| Ok(())), 3).await.unwrap();
+    assert_eq!(bench.counters.get("claims", "granted"), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
+    let bad = (0..20).map(|_| ("", "{not json".to_owned()));
+    let bench = Bench::of(numbered(2).into_iter().chain(bad));
+    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
+    let down = Arc::clone(&store);
+    // The first handler sees the store go, while all the others have started.
+    let handler = move |message: Message| {
+        if message.payload() == br#"{"id":0}"# {
+            down.begin_outage();
+        }
+        std::future::ready(Ok(()))
+    };
+    let consumer = bench.consumer_behind(gate, handler).concurrency(32);
+    let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
+    let outage = async move {
+        list.until_acked(20).await;
+        assert_eq!(counters.get("store_paused", "resumed"), 0, "the store has not answered once");
+        store.end_outage();
+        list.until_acked(22).await;
+    };
+    consumer.run_until(outage).await.unwrap();
+    let paused =
+        (bench.counters.get("store_paused", "paused"), bench.counters.get("store_paused", "resumed"));
+    assert_eq!(paused, (1, 1), "one outage");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_handler_begins_on_a_lease_that_is_over() {
+    let bench = Bench::of(numbered(60));
+    let faults = Faults { slow_reply: 0.7, max_delay: LEASE * 3, ..Faults::default() };
+    let store = FaultStore::new(Arc::clone(&bench.store) as _, faults, 3).sleep_with(sleep);
+    let gate = Gate::new("runtime", Key::json(["id"]), store).lease(LEASE).simulated(7);
+    let memory = Arc::clone(&bench.store);
+    let key = Key::json(["id"]).compile(&Scope::new("runtime").unwrap()).unwrap();
+    let handler = move |message: Message| {
+        let store_key = key.derive(message.route(), &message).unwrap();
+        let memory = Arc::clone(&memory);
+        async move {
+            let looked = memory.look(vec![store_key]).await.remove(0).unwrap().expect("a record of its own");
+            assert!(
+                looked.record.protected_for(looked.now).is_some(),
+                "the lease was over when the handler began"
+            );
+            Ok(())
+        }
+    };
+    bench.run(bench.consumer_behind(gate, handler), 60).await.unwrap();
+    assert_eq!(bench.counters.get("handler_runs", "panicked"), 0);
 }
