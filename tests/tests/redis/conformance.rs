@@ -40,7 +40,7 @@ impl Bench for OnRedis {
     }
 
     fn scope(&self, name: &str) -> Scope {
-        Scope::new(&format!("{}-{name}", self.scope.as_str())).unwrap()
+        Scope::new(format!("{}-{name}", self.scope.as_str())).unwrap()
     }
 }
 
