@@ -19,7 +19,7 @@ use rdkafka::{Offset, TopicPartitionList};
 const PARTITIONS: i32 = 6;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-pub struct Broker {
+pub(crate) struct Broker {
     bootstrap: String,
     topic: String,
     reader: BaseConsumer,
@@ -29,14 +29,14 @@ pub struct Broker {
 
 /// What was produced: an expectation that no worker knows.
 #[derive(Debug)]
-pub struct Produced {
-    pub messages: u64,
-    pub payments: u64,
-    pub orders: BTreeSet<String>,
+pub(crate) struct Produced {
+    pub(crate) messages: u64,
+    pub(crate) payments: u64,
+    pub(crate) orders: BTreeSet<String>,
 }
 
 impl Broker {
-    pub fn start(bootstrap: Option<&str>, run: &str) -> Result<Self, BoxError> {
+    pub(crate) fn start(bootstrap: Option<&str>, run: &str) -> Result<Self, BoxError> {
         let topic = format!("{run}-topic");
         let (bootstrap, mock) = match bootstrap {
             Some(bootstrap) => {
@@ -54,17 +54,17 @@ impl Broker {
         Ok(Self { bootstrap, topic, reader, _mock: mock })
     }
 
-    pub fn bootstrap(&self) -> &str {
+    pub(crate) fn bootstrap(&self) -> &str {
         &self.bootstrap
     }
 
-    pub fn topic(&self) -> &str {
+    pub(crate) fn topic(&self) -> &str {
         &self.topic
     }
 
     /// Produces payments, about a third of them again: with another message id and time, another order of the
     /// fields, and `10` spelt `10.0`.
-    pub fn produce(&self, messages: u32, seed: u64, bar: &ProgressBar) -> Result<Produced, BoxError> {
+    pub(crate) fn produce(&self, messages: u32, seed: u64, bar: &ProgressBar) -> Result<Produced, BoxError> {
         let mut rng = Rng::with_seed(seed);
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.bootstrap).set("linger.ms", "5");
@@ -88,15 +88,14 @@ impl Broker {
         Ok(Produced { messages: messages.into(), payments: orders.len() as u64, orders })
     }
 
-    /// Whether the group has acknowledged the whole topic, asked as another client.
-    pub fn is_consumed(&self, group: &str) -> bool {
-        self.try_is_consumed(group).unwrap_or(false)
+    /// A client that can ask what a group has acknowledged, without joining it.
+    pub(crate) fn asker(&self, group: &str) -> Result<BaseConsumer, BoxError> {
+        let mut config = ClientConfig::new();
+        Ok(config.set("bootstrap.servers", &self.bootstrap).set("group.id", group).create()?)
     }
 
-    fn try_is_consumed(&self, group: &str) -> Result<bool, BoxError> {
-        let mut config = ClientConfig::new();
-        let asker: BaseConsumer =
-            config.set("bootstrap.servers", &self.bootstrap).set("group.id", group).create()?;
+    /// Whether the asker's group has acknowledged the whole topic.
+    pub(crate) fn is_consumed(&self, asker: &BaseConsumer) -> Result<bool, BoxError> {
         let mut list = TopicPartitionList::new();
         list.add_partition_range(&self.topic, 0, PARTITIONS - 1);
         let committed = asker.committed_offsets(list, TIMEOUT)?;
@@ -122,7 +121,7 @@ fn send(
         match producer.send(BaseRecord::to(topic).payload(payload).key(key)) {
             Ok(()) => return Ok(()),
             Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
-                producer.flush(TIMEOUT)?
+                producer.flush(TIMEOUT)?;
             }
             Err((error, _)) => return Err(error.into()),
         }

@@ -10,68 +10,70 @@ use serde::{Deserialize, Serialize};
 
 /// One line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// The order.
-    pub order: String,
+    pub(crate) order: String,
     /// The charge that was made, or that a duplicate got back.
-    pub charge: String,
+    pub(crate) charge: String,
     /// Whether money moved; otherwise a duplicate was answered.
-    pub charged: bool,
+    pub(crate) charged: bool,
     /// Whether an earlier attempt had ended without a word.
-    pub recovered: bool,
+    pub(crate) recovered: bool,
     /// The process that wrote the line.
-    pub pid: u32,
+    pub(crate) pid: u32,
 }
 
 impl Entry {
-    pub fn charge(order: String, charge: &str, recovered: bool) -> Self {
+    pub(crate) fn charge(order: String, charge: &str, recovered: bool) -> Self {
         Self { order, charge: charge.to_owned(), charged: true, recovered, pid: std::process::id() }
     }
 
-    pub fn answer(order: String, charge: &str) -> Self {
+    pub(crate) fn answer(order: String, charge: &str) -> Self {
         Self { order, charge: charge.to_owned(), charged: false, recovered: false, pid: std::process::id() }
     }
 }
 
 /// How far the workers are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
-    pub charges: u64,
-    pub answers: u64,
+pub(crate) struct Progress {
+    pub(crate) charges: u64,
+    pub(crate) answers: u64,
     /// The process that charged last.
-    pub last_pid: u32,
+    pub(crate) last_pid: u32,
 }
 
 #[derive(Debug)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     path: PathBuf,
     file: Mutex<File>,
     seen: Mutex<(u64, Progress)>,
 }
 
 impl Ledger {
-    pub fn open(path: &Path) -> Result<Self, BoxError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, BoxError> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), seen: Mutex::default() })
     }
 
     /// A line in one write: the system appends it whole, whoever else writes, and keeps it when this process is
     /// killed right after.
-    pub fn append(&self, entry: &Entry) -> Result<(), BoxError> {
-        let mut line = serde_json::to_vec(entry)?;
+    pub(crate) fn append(&self, entry: &Entry) -> Result<(), BoxError> {
+        // The line ends what a killed process may have left half written before it.
+        let mut line = vec![b'\n'];
+        serde_json::to_writer(&mut line, entry)?;
         line.push(b'\n');
         self.file.lock().map_err(|_| "the ledger is broken")?.write_all(&line)?;
         Ok(())
     }
 
     /// Every line so far.
-    pub fn read(&self) -> Result<Vec<Entry>, BoxError> {
-        let lines = BufReader::new(File::open(&self.path)?).lines();
-        lines.map(|line| Ok(serde_json::from_str(&line?)?)).collect()
+    pub(crate) fn read(&self) -> Result<Vec<Entry>, BoxError> {
+        let lines = BufReader::new(File::open(&self.path)?).lines().collect::<Result<Vec<String>, _>>()?;
+        lines.iter().filter(|line| is_whole(line)).map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
     /// Counts what came since the last call.
-    pub fn progress(&self) -> Result<Progress, BoxError> {
+    pub(crate) fn progress(&self) -> Result<Progress, BoxError> {
         let mut seen = self.seen.lock().map_err(|_| "the ledger is broken")?;
         let (position, progress) = &mut *seen;
         let mut file = File::open(&self.path)?;
@@ -79,7 +81,7 @@ impl Ledger {
         let mut fresh = String::new();
         file.read_to_string(&mut fresh)?;
         let whole = fresh.rfind('\n').map_or(0, |end| end + 1);
-        for line in fresh.get(..whole).unwrap_or_default().lines() {
+        for line in fresh.get(..whole).unwrap_or_default().lines().filter(|line| is_whole(line)) {
             let entry: Entry = serde_json::from_str(line)?;
             if entry.charged {
                 progress.charges += 1;
@@ -91,4 +93,9 @@ impl Ledger {
         *position += whole as u64;
         Ok(*progress)
     }
+}
+
+/// Not one that a killed process has left half written.
+fn is_whole(line: &str) -> bool {
+    line.ends_with('}')
 }

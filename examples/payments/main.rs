@@ -184,18 +184,20 @@ impl Pass {
 
     /// Waits until every message of the topic is acknowledged.
     fn wait_until_consumed(&mut self, broker: &Broker, bar: &ProgressBar) -> Result<(), BoxError> {
-        let group = self.group.clone();
-        self.wait_for(bar, |_| broker.is_consumed(&group)).map(drop)
+        let asker = broker.asker(&self.group)?;
+        // A question that fails is asked again; that nothing moves any more is noticed all the same.
+        self.wait_for(bar, |_| broker.is_consumed(&asker).unwrap_or(false)).map(drop)
     }
 
     /// SIGKILL for the worker that charged last: it is in the middle of its handlers.
     fn kill_one(&mut self, progress: ledger::Progress) -> Result<u32, BoxError> {
         let busiest =
             self.workers.iter().position(|worker| worker.id() == progress.last_pid).unwrap_or_default();
-        let mut worker = self.workers.swap_remove(busiest);
+        // It stays among the workers until it is dead, so that it is waited for whatever happens.
+        let worker = self.workers.get_mut(busiest).ok_or("no worker is left")?;
         worker.kill()?;
         worker.wait()?;
-        Ok(worker.id())
+        Ok(self.workers.swap_remove(busiest).id())
     }
 
     /// Closing a worker's standard input asks it to stop; it finishes what it has started, commits and leaves.

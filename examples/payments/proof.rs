@@ -10,7 +10,7 @@ use crate::ledger::Entry;
 
 /// What happened, in numbers.
 #[derive(Debug, Serialize)]
-pub struct Proof {
+pub(crate) struct Proof {
     schema: &'static str,
     messages: u64,
     distinct_payments: u64,
@@ -27,7 +27,7 @@ pub struct Proof {
 
 impl Proof {
     /// Compares the ledgers of both passes with what was produced.
-    pub fn new(produced: &Produced, killed: u32, first: &[Entry], replay: &[Entry]) -> Self {
+    pub(crate) fn new(produced: &Produced, killed: u32, first: &[Entry], replay: &[Entry]) -> Self {
         let charges: Vec<&Entry> = first.iter().filter(|entry| entry.charged).collect();
         let mut by_order: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
         charges.iter().for_each(|charge| by_order.entry(&charge.order).or_default().push(charge));
@@ -59,7 +59,7 @@ impl Proof {
     }
 
     /// Nothing lost, nothing charged twice without the kill, and nothing charged by the replay.
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.lost == 0
             && self.charged_twice == self.charged_twice_explained_by_the_kill
             && self.wrong_answers == 0

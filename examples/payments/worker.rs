@@ -26,7 +26,7 @@ const BANK_TAKES: Duration = Duration::from_millis(2);
 const LEASE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
-pub struct Worker {
+pub(crate) struct Worker {
     #[arg(long)]
     bootstrap: String,
     #[arg(long)]
@@ -75,7 +75,7 @@ impl Handler for Billing {
 
 impl Worker {
     #[tokio::main]
-    pub async fn run(self) -> Result<(), BoxError> {
+    pub(crate) async fn run(self) -> Result<(), BoxError> {
         tracing_subscriber::fmt().with_max_level(level()).with_writer(std::io::stderr).init();
         let store: Arc<dyn Store> = match self.store.starts_with("redis://") {
             true => Arc::new(RedisStore::connect(&self.store).await?),

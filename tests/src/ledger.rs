@@ -26,7 +26,7 @@ pub struct Effect {
 /// An append-only file of effects, one JSON line each, that several processes can share.
 ///
 /// An effect is on the disk once [`Ledger::append`] returns. A process that is killed in between leaves a
-/// whole line or none.
+/// whole line, none, or a part of one that readers leave out.
 #[derive(Debug)]
 pub struct Ledger {
     file: File,
@@ -64,7 +64,9 @@ impl Ledger {
             pid: std::process::id(),
             at_us: u64::try_from(now.as_micros()).expect("the year is below 586,000"),
         };
-        let mut line = serde_json::to_vec(&entry).expect("an effect is plain data");
+        // The line ends what a killed process may have left half written before it.
+        let mut line = vec![b'\n'];
+        serde_json::to_writer(&mut line, &entry).expect("an effect is plain data");
         line.push(b'\n');
         assert!(line.len() <= LINE_BYTES_MAX, "effect of {} bytes", line.len());
         // `write_all` would hide a short write behind a second one, and other lines could come between.
@@ -75,13 +77,18 @@ impl Ledger {
 
     /// All effects so far, of all processes, in the order in which they were written.
     ///
+    /// A line that is half written is left out: its writer is at it, or was killed, so [`Ledger::append`] has
+    /// not returned.
+    ///
     /// # Panics
     /// When the file cannot be read, or a line is not an effect.
     #[must_use]
     pub fn read(&self) -> Vec<Effect> {
         let text = fs::read_to_string(&self.path)
             .unwrap_or_else(|error| panic!("ledger {}: {error}", self.path.display()));
+        let whole = |line: &&str| !line.is_empty() && line.ends_with('}');
         text.lines()
+            .filter(whole)
             .map(|line| {
                 serde_json::from_str(line).unwrap_or_else(|error| panic!("not an effect: {line:?}: {error}"))
             })

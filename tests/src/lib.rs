@@ -18,12 +18,14 @@ mod kafka;
 mod ledger;
 mod place;
 mod redis;
+mod watched;
 
 pub use broker::KafkaBroker;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
+pub use watched::Watched;
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///

@@ -1,5 +1,7 @@
 //! The main job: a topic with duplicates, consumed through the gate and replayed, on real servers.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -9,6 +11,7 @@ use fastrand::Rng;
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
+use oncegate::sqlite::SqliteStore;
 use oncegate::{Consumer, Counters, Failure, Field, Gate, Handler, Key, Message};
 use oncegate_tests::{Kafka, Record, Redis, unique};
 use tokio::sync::watch;
@@ -133,5 +136,12 @@ async fn replay_has_no_effect(store: Arc<dyn Store>) {
 async fn a_replay_through_redis_has_no_effect() {
     let redis = Redis::shared().await;
     let store = RedisStore::connect(redis.url()).await.expect("Redis is there");
+    replay_has_no_effect(Arc::new(store)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_through_sqlite_has_no_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(folder.path().join("records.sqlite")).await.expect("a new file");
     replay_has_no_effect(Arc::new(store)).await;
 }

@@ -1,1 +1,93 @@
-fn main() {}
+//! The `oncegate` command: would a replay of a topic run anything again, what is a message's key, and what
+//! does the store hold for it?
+//!
+//! The answer goes to standard output, progress and logs to standard error. No command here changes anything:
+//! neither the store nor the topic, nor what a consumer group has committed.
+
+use std::io::IsTerminal;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing::debug;
+use tracing_subscriber::EnvFilter;
+
+mod args;
+mod exit;
+mod inspect;
+mod key;
+mod output;
+mod replay;
+mod store;
+
+use exit::{Exit, Problem};
+
+/// Exit codes: 0 yes, 1 the answer is no, 2 usage, 65 bad input data, 69 store or broker unreachable, 70 a bug,
+/// 75 timed out, 78 configuration, 130 interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "oncegate", version, about = "Looks at what oncegate has done, and changes nothing")]
+#[command(arg_required_else_help = true, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 yes or done, 1 the answer is no, 2 usage, 65 bad input, 69 store or broker unreachable,
+70 a bug, 75 timed out, 78 configuration, 130 interrupted.
+The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Replay(replay::Args),
+    Key(key::Args),
+    Inspect(inspect::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging();
+    let answered = catch_unwind(AssertUnwindSafe(|| answer(&cli.command)));
+    match answered {
+        Ok(Ok(exit)) => exit.into(),
+        Ok(Err(problem)) => problem.report(),
+        // The panic has told about itself already.
+        Err(_) => Exit::Bug.into(),
+    }
+}
+
+fn answer(command: &Command) -> Result<Exit, Problem> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
+    let answer = runtime.block_on(async {
+        let command = async {
+            debug!("started");
+            match command {
+                Command::Replay(args) => replay::run(args).await,
+                Command::Key(args) => key::run(args).await,
+                Command::Inspect(args) => inspect::run(args).await,
+            }
+        };
+        tokio::select! {
+            // First, so that there is no moment in which an interrupt ends us without a word.
+            biased;
+            _ = tokio::signal::ctrl_c() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            answer = command => answer,
+        }
+    });
+    // A thread that waits for a broker or for standard input must not hold up the exit.
+    runtime.shutdown_background();
+    answer
+}
+
+fn start_logging() {
+    let filter =
+        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(tracing::Level::WARN.into());
+    let colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.from_env_lossy())
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .init();
+}

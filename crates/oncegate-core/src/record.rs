@@ -125,7 +125,7 @@ impl fmt::Debug for TokenTag {
 pub struct Fence(pub u64);
 
 /// What a store holds for a key. Its absence is a state too.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
     /// When the store forgets the record.
     pub expires_at: StoreTime,
@@ -136,7 +136,7 @@ pub struct Record {
 }
 
 /// Where a key stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Claimed. The lease ends [`TAIL`] before the record expires.
     Pending {

@@ -62,6 +62,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         proposed: &str,
     ) -> Result<String, StoreError>;
 
+    /// The scope's descriptor, without changing anything; `None` when no gate has ever opened the scope here.
+    ///
+    /// # Errors
+    /// When the store cannot tell; see [`StoreError`].
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError>;
+
     /// Looks at what would break the promise, before the first message is taken.
     ///
     /// # Errors
@@ -92,6 +98,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         proposed: &str,
     ) -> Result<String, StoreError> {
         (**self).describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        (**self).descriptor(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -61,6 +61,10 @@ impl Store for MemoryStore {
         self.inner.describe(scope, expected, proposed).await
     }
 
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         self.inner.check().await
     }

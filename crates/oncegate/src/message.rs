@@ -250,8 +250,9 @@ impl Message {
 
     /// An idempotency key to hand to a downstream system, in the form of a UUID (version 8).
     ///
-    /// It is the same for every attempt and every duplicate of this message, and differs between steps:
-    /// two effects of one message must not share one. Outside a handler it is made from the origin instead.
+    /// It is the same for every attempt, whichever delivery of the message runs, and differs between steps: two
+    /// effects of one message must not share one. Outside `Handler::handle`, and so in `Handler::duplicate`, it
+    /// is made from the origin instead.
     pub fn downstream_key(&self, step: &str) -> String {
         match &self.run {
             Some(run) => downstream_key(run.key.as_str(), step),

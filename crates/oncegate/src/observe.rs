@@ -107,9 +107,9 @@ pub enum Event<'a> {
         /// How many partitions moved.
         partitions: usize,
     },
-    /// The source could not commit or fetch; it tries again by itself.
+    /// The source could not commit or fetch, or a dead letter could not be written; it is tried again.
     SourceError {
-        /// `commit`, `fetch` or `broker`.
+        /// `commit`, `fetch`, `broker` or `dead_letter`.
         operation: &'static str,
     },
 }
@@ -172,14 +172,41 @@ impl ExtraRunCause {
     }
 }
 
-/// Counts events by kind and label. The names are those of the metrics, without their prefix.
+impl Event<'_> {
+    /// The name and label under which the event is counted, and how much it counts. The label is empty where
+    /// the event has no kinds. The one place that names what oncegate counts.
+    pub const fn metric(&self) -> (&'static str, &'static str, u64) {
+        match *self {
+            Self::Claimed { verdict, .. } => ("claims", verdict, 1),
+            Self::HandlerRan { outcome, .. } => ("handler_runs", outcome.as_str(), 1),
+            Self::ExtraRun { cause, .. } => ("extra_runs", cause.as_str(), 1),
+            Self::CompleteLost { .. } => ("complete_lost", "", 1),
+            Self::FingerprintUncompared { .. } => ("fingerprints_uncompared", "", 1),
+            Self::ResultNotKept { .. } => ("results_not_kept", "", 1),
+            Self::DuplicateHookFailed { .. } => ("duplicate_hooks_failed", "", 1),
+            Self::Retried { .. } => ("retries", "", 1),
+            Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),
+            Self::Acked { count } => ("acks", "", count),
+            Self::StoreError { class, .. } => ("store_errors", class, 1),
+            Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
+            Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
+            Self::Quarantined { .. } => ("quarantined", "", 1),
+            Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::Committed { .. } => ("commits", "", 1),
+            Self::SourceError { operation } => ("source_errors", operation, 1),
+        }
+    }
+}
+
+/// What happens for each message: counted without a lock.
+const FREQUENT: [(&str, &str); 4] =
+    [("claims", "granted"), ("claims", "completed"), ("handler_runs", "succeeded"), ("acks", "")];
+
+/// Counts events by [name and label](Event::metric).
 #[derive(Debug, Default)]
 pub struct Counters {
+    frequent: [AtomicU64; FREQUENT.len()],
     counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
-    completed: AtomicU64,
-    granted: AtomicU64,
-    succeeded: AtomicU64,
-    acked: AtomicU64,
 }
 
 impl Counters {
@@ -193,54 +220,25 @@ impl Counters {
         self.snapshot().iter().filter(|((n, _), _)| *n == name).map(|(_, count)| count).sum()
     }
 
-    /// Every count so far, by name and label.
+    /// Every count so far that is not zero, by name and label.
     pub fn snapshot(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for (name, label, count) in [
-            ("claims", "completed", &self.completed),
-            ("claims", "granted", &self.granted),
-            ("handler_runs", "succeeded", &self.succeeded),
-            ("acks", "", &self.acked),
-        ] {
-            match count.load(Relaxed) {
-                0 => {}
-                count => *counts.entry((name, label)).or_default() += count,
-            }
-        }
+        let frequent =
+            FREQUENT.into_iter().zip(&self.frequent).map(|(metric, count)| (metric, count.load(Relaxed)));
+        counts.extend(frequent.filter(|(_, count)| *count > 0));
         counts
-    }
-
-    fn add(&self, name: &'static str, label: &'static str) {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((name, label)).or_default() += 1;
     }
 }
 
 impl Observer for Counters {
     fn observe(&self, event: Event<'_>) {
-        match event {
-            Event::Claimed { verdict: "completed", .. } => _ = self.completed.fetch_add(1, Relaxed),
-            Event::Claimed { verdict: "granted", .. } => _ = self.granted.fetch_add(1, Relaxed),
-            Event::Claimed { verdict, .. } => self.add("claims", verdict),
-            Event::HandlerRan { outcome: RunOutcome::Succeeded, .. } => {
-                _ = self.succeeded.fetch_add(1, Relaxed)
-            }
-            Event::HandlerRan { outcome, .. } => self.add("handler_runs", outcome.as_str()),
-            Event::Acked { count } => _ = self.acked.fetch_add(count, Relaxed),
-            Event::ExtraRun { cause, .. } => self.add("extra_runs", cause.as_str()),
-            Event::DeadLettered { cause, .. } => self.add("dead_letters", cause.as_str()),
-            Event::StoreError { class, .. } => self.add("store_errors", class),
-            Event::SourceError { operation } => self.add("source_errors", operation),
-            Event::StorePaused { paused } => {
-                self.add("store_paused", if paused { "paused" } else { "resumed" })
-            }
-            Event::CompleteLost { .. } => self.add("complete_lost", ""),
-            Event::FingerprintUncompared { .. } => self.add("fingerprints_uncompared", ""),
-            Event::ResultNotKept { .. } => self.add("results_not_kept", ""),
-            Event::DuplicateHookFailed { .. } => self.add("duplicate_hooks_failed", ""),
-            Event::Retried { .. } => self.add("retries", ""),
-            Event::Quarantined { .. } => self.add("quarantined", ""),
-            Event::Rebalanced { .. } => self.add("rebalances", ""),
-            Event::Committed { .. } => self.add("commits", ""),
+        let (name, label, count) = event.metric();
+        let frequent = FREQUENT.into_iter().zip(&self.frequent).find(|(metric, _)| *metric == (name, label));
+        if let Some((_, counter)) = frequent {
+            counter.fetch_add(count, Relaxed);
+            return;
         }
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((name, label)).or_default() +=
+            count;
     }
 }

@@ -1,5 +1,7 @@
 //! No message is acknowledged when its completion fails, is lost, or its outcome is unknown.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -84,6 +86,10 @@ impl Store for Scripted {
         proposed: &str,
     ) -> Result<String, StoreError> {
         self.inner.describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -37,7 +37,7 @@ impl Hand {
     }
 
     /// Asks the server something.
-    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &[impl ToRedisArgs + AsRef<str>]) -> T {
+    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &[impl ToRedisArgs + AsRef<str> + Sync]) -> T {
         let mut cmd = redis::Cmd::new();
         for word in words {
             cmd.arg(word);

@@ -92,6 +92,10 @@ impl Store for MemoryStore {
         Ok(held.descriptors.get(scope).cloned().unwrap_or_else(|| expected.unwrap_or_default().to_owned()))
     }
 
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        Ok(self.held().descriptors.get(scope).cloned())
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         let warnings = vec!["records live in this process alone and are gone when it ends".to_owned()];
         Ok(Checkup { store: "memory".to_owned(), warnings })

@@ -351,6 +351,13 @@ impl Store for FaultStore {
         self.inner.describe(scope, expected, proposed).await
     }
 
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        if self.plan(0).down {
+            return Err(outage());
+        }
+        self.inner.descriptor(scope).await
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         if self.plan(0).down {
             return Err(outage());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use oncegate_core::store::{Completed, StoreError};
+use oncegate_core::store::StoreError;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
@@ -13,7 +13,7 @@ use tracing::warn;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
-use crate::gate::{Claimed, Completion, Identity, Lease};
+use crate::gate::{Claimed, Completion, Lease};
 use crate::handler::Encoded;
 use crate::message::{CANCELLATION_GRACE, Message};
 use crate::observe::{Event, RunOutcome};
@@ -32,7 +32,7 @@ pub(super) enum Ending {
     /// FAILED is in the store, and nobody has put the message with the dead letters.
     NotHandedOver { reason: String },
     /// The handler failed; another attempt may follow.
-    Retry { lease: Lease, delay: Duration, reason: String },
+    Retry { lease: Lease, delay: Duration, counted: bool, reason: String },
     /// Somebody else has it, or had it and may come back, or it is not due.
     NotNow { ask_again_in: Duration },
     /// The store did not answer about the claim.
@@ -189,11 +189,13 @@ fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
         Advice::Retry { after } => after,
     };
     let attempt = lease.attempt();
-    if attempt >= shared.settings.max_attempts {
+    // A run that was cut short by an outage or a stop must not use up an attempt.
+    let counted = !lease.was_cut_short();
+    if counted && attempt >= shared.settings.max_attempts {
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
     let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(attempt, shared.random()));
-    Ending::Retry { lease, delay, reason }
+    Ending::Retry { lease, delay, counted, reason }
 }
 
 /// Hands the first result to the handler. Whatever the handler makes of it, the work is done.
@@ -216,8 +218,3 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
 }
 
 const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
-
-/// What a record found ahead of the claim answers to this message, if it is about the same content.
-pub(super) fn answers(found: Completed, identity: &Identity) -> Option<Bytes> {
-    (found.fingerprint == identity.fingerprint).then_some(found.result)
-}

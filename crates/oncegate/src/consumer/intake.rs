@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, mpsc};
 
-use super::attempt::answers;
 use super::{Item, Shared};
 use crate::gate::Identity;
 use crate::observe::Event;
@@ -134,11 +133,9 @@ async fn look_ahead(
         if places.is_empty() {
             continue;
         }
-        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
-        let found = route.gate.look_ahead(keys).await;
-        for ((place, identity), completed) in places.into_iter().zip(identities).zip(found) {
-            if let Ok(Some(completed)) = completed
-                && let Some(stored) = answers(completed, &identity)
+        let completed = route.gate.completed(&identities).await;
+        for (place, stored) in places.into_iter().zip(completed) {
+            if let Some(stored) = stored
                 && let Some(item) = items.get_mut(place)
             {
                 route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });

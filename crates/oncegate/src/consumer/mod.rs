@@ -155,7 +155,8 @@ impl Consumer {
         self
     }
 
-    /// How long running handlers may go on after the stop signal: 25 s by default. Then they are cancelled.
+    /// How long running handlers may go on after the stop signal: 25 s by default. Then they are cancelled. After
+    /// that, the source has the same time again to commit and leave.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.settings.stop_deadline = deadline;
         self

@@ -54,11 +54,11 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
                 return Outcome::Stop(Box::new(error));
             }
         }
-        Ending::Retry { lease, delay, reason } => {
+        Ending::Retry { lease, delay, counted, reason } => {
             let scope = item.route.gate.scope();
             let attempt = lease.attempt();
             info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
-            lease.release(delay, true, &reason).await;
+            lease.release(delay, counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
             return Outcome::Again { item, after: delay };
         }

@@ -1,7 +1,7 @@
 //! Asking for the right to run, and what the store answers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::record::{Recovery, Token};
@@ -64,6 +64,8 @@ impl OpenGate {
             Verdict::Granted(grant) => {
                 if grant.recovery == Recovery::Takeover {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
+                } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
+                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });
                 }
                 ("granted", Claimed::Granted(Lease::new(self, message, identity, token, grant, sent_at)))
             }
@@ -80,6 +82,17 @@ impl OpenGate {
     pub(crate) fn abandon(&self, identity: &Identity, token: Token) {
         self.keeper.release_later(identity.key.clone(), token);
     }
+}
+
+/// Whether the message was produced so long ago that its record may have been completed and forgotten since.
+///
+/// The wall clock decides nothing here but a count.
+fn is_older_than(message: &Message, retention: Duration) -> bool {
+    let Some(produced) = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok()) else {
+        return false;
+    };
+    let produced = SystemTime::UNIX_EPOCH + Duration::from_millis(produced);
+    SystemTime::now().duration_since(produced).is_ok_and(|age| age > retention)
 }
 
 /// Releases in the background unless it is disarmed.
@@ -101,5 +114,24 @@ impl Drop for Abandoned<'_> {
         if self.armed {
             self.gate.abandon(self.identity, self.token);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Origin;
+
+    #[test]
+    fn only_messages_older_than_the_retention_may_have_been_forgotten() {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let hour = Duration::from_secs(3_600);
+        let message = |age: Duration| {
+            let millis = i64::try_from((now - age).as_millis()).unwrap();
+            Message::new("orders", Origin::Other("test".into()), None).with_timestamp_ms(millis)
+        };
+        assert!(is_older_than(&message(hour * 2), hour));
+        assert!(!is_older_than(&message(hour / 2), hour));
+        assert!(!is_older_than(&Message::new("orders", Origin::Other("test".into()), None), hour));
     }
 }

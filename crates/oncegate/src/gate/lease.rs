@@ -120,6 +120,7 @@ pub struct Lease {
     grant: Grant,
     message: Message,
     kept: Kept,
+    granted_at: Instant,
 }
 
 impl Lease {
@@ -134,7 +135,15 @@ impl Lease {
         let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
         let run = Run { key: identity.key.clone(), grant, cancelled: kept.cancelled().clone() };
         let message = message.in_run(Arc::new(run));
-        Self { gate: Arc::clone(gate), identity: identity.clone(), token, grant, message, kept }
+        Self {
+            gate: Arc::clone(gate),
+            identity: identity.clone(),
+            token,
+            grant,
+            message,
+            kept,
+            granted_at: sent_at,
+        }
     }
 
     /// The message, which now knows its attempt, its fence and its downstream keys.
@@ -152,6 +161,11 @@ impl Lease {
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
     }
 
+    /// Whether the run was told to stop for a reason that is not its own: an outage of the store, or a stop.
+    pub(crate) fn was_cut_short(&self) -> bool {
+        self.kept.cancelled().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
+    }
+
     /// Fires when the run should stop.
     pub fn cancelled(&self) -> &CancellationToken {
         self.kept.cancelled()
@@ -163,14 +177,16 @@ impl Lease {
     /// # Errors
     /// When the result is larger than the gate keeps or cannot be encoded. The work is recorded as done by
     /// then, without its result: acknowledge all the same.
-    pub async fn complete<T: Output>(self, result: &T) -> Result<Completion, ResultNotKept> {
-        let codec = self.gate.settings.codec;
-        let limit = self.gate.settings.max_result_bytes;
-        let (stored, trouble) = encode(result, codec, limit);
-        let completion = self.complete_stored(stored).await;
-        match (completion, trouble) {
-            (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
-            (completion, _) => Ok(completion),
+    pub fn complete<T: Output>(
+        self,
+        result: &T,
+    ) -> impl Future<Output = Result<Completion, ResultNotKept>> + Send + use<T> {
+        let (stored, trouble) = encode(result, self.gate.settings.codec, self.gate.settings.max_result_bytes);
+        async move {
+            match (self.complete_stored(stored).await, trouble) {
+                (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
+                (completion, _) => Ok(completion),
+            }
         }
     }
 

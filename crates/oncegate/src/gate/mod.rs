@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use oncegate_core::key::{
     CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError,
     Scope, StoreKey,
@@ -321,9 +322,16 @@ impl OpenGate {
         self.entropy.fraction()
     }
 
-    /// Reads what is completed, without claiming anything.
-    pub(crate) async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        self.store.look_ahead(keys).await
+    /// The stored results of those that are completed with the same fingerprint, without claiming anything.
+    ///
+    /// An error counts as "not completed": whoever is not answered here asks by a claim.
+    pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
+        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
+        let found = self.store.look_ahead(keys).await.into_iter().zip(identities);
+        let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
+            found.ok()?.filter(|found| found.fingerprint == identity.fingerprint).map(|found| found.result)
+        };
+        found.map(same).collect()
     }
 
     /// Marks a failed record as handed over to the dead letters.

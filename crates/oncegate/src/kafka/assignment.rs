@@ -40,8 +40,6 @@ pub(crate) struct Assignments {
 #[derive(Debug, Default)]
 struct Shared {
     last_epoch: AtomicU64,
-    /// Messages finished in epochs that were still ours.
-    acked: AtomicU64,
     /// Guards nothing but the wait for `drained`.
     draining: Mutex<()>,
     drained: Condvar,
@@ -180,11 +178,6 @@ impl Assignments {
         }
     }
 
-    /// How many messages have been finished since the last call.
-    pub(crate) fn take_acked(&self) -> u64 {
-        self.shared.acked.swap(0, Ordering::Relaxed)
-    }
-
     /// Every partition that is ours now.
     pub(crate) fn all(&self) -> Vec<Arc<Assignment>> {
         self.current().values().cloned().collect()
@@ -227,11 +220,7 @@ impl Assignment {
     /// Takes note that a message is finished for good; `false` when that no longer matters.
     pub(crate) fn complete(&self, receipt: Receipt) -> bool {
         let mut ledger = self.ledger();
-        if ledger.epoch != Some(receipt.epoch) || !ledger.watermark.complete(receipt.number) {
-            return false;
-        }
-        self.shared.acked.fetch_add(1, Ordering::Relaxed);
-        true
+        ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number)
     }
 
     /// Counts an attempt; `false`, and nothing is counted, once the partition is being revoked.

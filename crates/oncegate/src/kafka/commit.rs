@@ -103,10 +103,8 @@ impl CommitDesk {
 pub(crate) fn run(consumer: &BaseConsumer<Context>, member: &Member, interval: Duration) {
     while let Some(round) = member.desk.next(interval) {
         let outcome = commit_due(consumer, member);
-        member.report_acked();
         member.desk.finish(round, outcome);
     }
-    member.report_acked();
 }
 
 fn commit_due(consumer: &BaseConsumer<Context>, member: &Member) -> CommitOutcome {

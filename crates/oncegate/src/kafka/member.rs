@@ -60,13 +60,6 @@ impl Member {
         self.leave_by.get().copied()
     }
 
-    pub(crate) fn report_acked(&self) {
-        match self.assignments.take_acked() {
-            0 => {}
-            count => self.observer.observe(Event::Acked { count }),
-        }
-    }
-
     /// Why we left without the last commit, if we did.
     pub(crate) fn take_uncommitted(&self) -> Option<String> {
         self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -265,9 +265,10 @@ impl Source for KafkaSource {
 }
 
 impl Drop for KafkaSource {
+    /// Leaves as `close` does, but nobody waits for it.
     fn drop(&mut self) {
         if let Some(member) = self.member.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            member.leave(Instant::now());
+            member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
         }
     }
 }

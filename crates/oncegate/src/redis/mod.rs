@@ -161,13 +161,19 @@ impl Store for RedisStore {
         expected: Option<&str>,
         proposed: &str,
     ) -> Result<String, StoreError> {
-        // Keys of records go on with a digest after the colon, and none is ever this word.
-        let key = format!("{}:descriptor", scope.as_str());
-        let request = self.inner.scripts.describe(&key, expected, proposed);
+        let request = self.inner.scripts.describe(&descriptor_key(scope), expected, proposed);
         match self.ask_one(request).await? {
             Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
             Value::BulkString(kept) => Ok(String::from_utf8_lossy(&kept).into_owned()),
             _ => Err(StoreError::unknown("describe.lua said something unheard of")),
+        }
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        match self.ask_one(Request::get(&descriptor_key(scope))).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(kept) => Ok(Some(String::from_utf8_lossy(&kept).into_owned())),
+            _ => Err(StoreError::unknown("the server said something unheard of")),
         }
     }
 
@@ -181,6 +187,11 @@ impl Store for RedisStore {
             _ => Err(StoreError::unknown("INFO said something unheard of")),
         }
     }
+}
+
+/// Keys of records go on with a digest after the colon, and none is ever this word.
+fn descriptor_key(scope: &Scope) -> String {
+    format!("{}:descriptor", scope.as_str())
 }
 
 /// Heartbeats have a connection of their own.

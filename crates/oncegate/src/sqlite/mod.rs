@@ -1,1 +1,264 @@
-//! To come.
+//! Records in one SQLite file: no server, several processes, group commit.
+//!
+//! SQLite runs inside this process, so the rules need no port: each command reads its record, runs
+//! [`rules::apply`](oncegate_core::rules::apply) itself, and writes what came out, all inside one
+//! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
+//!
+//! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
+//! - `writer`: group commit and purge; `reader`: looks; `thread` and `queue`: between them and the callers
+//!
+//! An operator reads it with any SQLite shell, while it is in use:
+//!
+//! ```sql
+//! SELECT key, state, attempt, reason, datetime(expires_at_ms / 1000, 'unixepoch') FROM records;
+//! ```
+//!
+//! The file must be on a local disk: write-ahead logging shares memory between the processes.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::rules::Reply;
+use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
+use tokio::sync::oneshot;
+
+use self::file::Settings;
+use self::reader::Reader;
+use self::writer::Writer;
+
+mod clock;
+mod errors;
+mod file;
+mod queue;
+mod reader;
+mod row;
+mod thread;
+mod writer;
+
+pub use self::file::Synchronous;
+pub use self::writer::SqliteStats;
+
+/// The most commands that are handed to the writer as one job; larger batches are cut.
+const MAX_JOB_COMMANDS: usize = 256;
+
+/// The most keys that are looked up in one read transaction; larger batches are cut.
+const MAX_LOOK_KEYS: usize = 512;
+
+/// A store in one SQLite file.
+///
+/// What it has answered survives `kill -9` and a power cut ([`Synchronous::Full`]). Several processes may
+/// use one file; each has a store of its own. Cheap to clone: clones share the threads and the file, and the
+/// last one that is dropped waits for what is under way.
+///
+/// Concurrent calls share transactions: whatever has arrived while the disk was busy is committed together.
+///
+/// ```
+/// # tokio::runtime::Runtime::new()?.block_on(async {
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("oncegate.db");
+/// use oncegate::sqlite::SqliteStore;
+///
+/// let store = SqliteStore::open(path).await?;
+/// # drop(store);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct SqliteStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    path: PathBuf,
+    writer: Writer,
+    reader: Reader,
+}
+
+/// How to open a [`SqliteStore`]; made by [`SqliteStore::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SqliteBuilder {
+    settings: Settings,
+}
+
+impl SqliteStore {
+    /// Opens the file with the default settings, and makes it if it does not exist.
+    ///
+    /// # Errors
+    /// See [`SqliteBuilder::open`].
+    pub async fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        Self::builder(path).open().await
+    }
+
+    /// Settings for the file at `path`, all at their defaults.
+    pub fn builder(path: impl Into<PathBuf>) -> SqliteBuilder {
+        SqliteBuilder { settings: Settings::new(path.into()) }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// What this store has done since it was opened.
+    pub fn stats(&self) -> SqliteStats {
+        self.inner.writer.stats()
+    }
+
+    /// Lets `time` pass for `key`: its record expires so much sooner. For tests.
+    ///
+    /// # Errors
+    /// Like any other write.
+    #[cfg(feature = "testing")]
+    pub async fn pass(&self, key: &StoreKey, time: Duration) -> Result<(), StoreError> {
+        let key = key.clone();
+        self.inner.writer.ask(move |connection| row::pass(connection, &key, time)).await
+    }
+}
+
+impl SqliteBuilder {
+    /// How long to wait for other processes that write, before a call is answered with
+    /// [`StoreError::Unavailable`]. Default: 5 s.
+    pub fn busy_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.busy_timeout = timeout;
+        self
+    }
+
+    /// What a committed answer survives. Default: [`Synchronous::Full`].
+    pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
+        self.settings.synchronous = synchronous;
+        self
+    }
+
+    /// How long to rest between two walks through the file that remove expired records. A walk goes in
+    /// small steps between the callers' transactions. Default: 60 s.
+    pub fn purge_every(mut self, rest: Duration) -> Self {
+        self.settings.purge_rest = Some(rest);
+        self
+    }
+
+    /// Leaves expired records in the file, for a purge of the operator's own. They still count as absent.
+    pub fn without_purge(mut self) -> Self {
+        self.settings.purge_rest = None;
+        self
+    }
+
+    /// Refuses a missing or empty file instead of starting a new one. A new file has forgotten every
+    /// message: where that must not happen by a mistyped path, make the file once and set this.
+    pub fn must_exist(mut self) -> Self {
+        self.settings.must_exist = true;
+        self
+    }
+
+    /// The largest file, in bytes, that is read through and checked for damage when it is opened.
+    /// Default: 256 MiB, which takes about a second.
+    pub fn check_files_up_to(mut self, bytes: u64) -> Self {
+        self.settings.check_up_to_bytes = bytes;
+        self
+    }
+
+    /// Opens the file, on threads of its own.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when the file is damaged, belongs to another application or to a newer
+    /// release, cannot be written, or cannot do write-ahead logging (a network file system);
+    /// [`StoreError::Unavailable`] when other processes kept it locked, or the disk is full.
+    pub async fn open(self) -> Result<SqliteStore, StoreError> {
+        let settings = self.settings;
+        let path = settings.path.clone();
+        let writer = Writer::start(settings.clone()).await?;
+        let reader = Reader::start(settings).await?;
+        Ok(SqliteStore { inner: Arc::new(Inner { path, writer, reader }) })
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("path", &self.inner.path).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        // All jobs are queued before the first answer is awaited, so that they share transactions.
+        let jobs = pieces(commands, MAX_JOB_COMMANDS).map(|piece| {
+            let count = piece.len();
+            (count, self.inner.writer.execute(piece))
+        });
+        let jobs: Vec<_> = jobs.collect();
+        let mut answers = Vec::new();
+        for (count, job) in jobs {
+            answers.extend(answered(job, count).await);
+        }
+        answers
+    }
+
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+        let mut answers = Vec::with_capacity(keys.len());
+        for piece in pieces(keys, MAX_LOOK_KEYS) {
+            let count = piece.len();
+            answers.extend(answered(self.inner.reader.look(piece), count).await);
+        }
+        answers
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        let (scope, proposed) = (scope.clone(), proposed.to_owned());
+        let expected = expected.map(str::to_owned);
+        let describe = move |connection: &rusqlite::Connection| {
+            row::describe(connection, &scope, expected.as_deref(), &proposed)
+        };
+        self.inner.writer.ask(describe).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        let scope = scope.clone();
+        self.inner.reader.ask(move |connection| row::descriptor(connection, &scope)).await
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        let path = self.inner.path.clone();
+        self.inner.writer.ask(move |connection| file::check(connection, &path)).await
+    }
+}
+
+/// Cuts a batch into pieces of at most `most`.
+fn pieces<T>(mut batch: Vec<T>, most: usize) -> impl Iterator<Item = Vec<T>> {
+    std::iter::from_fn(move || {
+        if batch.is_empty() {
+            return None;
+        }
+        let rest = batch.split_off(batch.len().min(most));
+        Some(std::mem::replace(&mut batch, rest))
+    })
+}
+
+/// What a thread answers to a piece of `count` commands or keys.
+async fn answered<T>(
+    job: Result<oneshot::Receiver<Vec<Result<T, StoreError>>>, StoreError>,
+    count: usize,
+) -> Vec<Result<T, StoreError>> {
+    let error = match job {
+        Ok(answer) => match answer.await {
+            Ok(answers) => return answers,
+            Err(_) => StoreError::unknown("the thread of the SQLite store ended before it answered"),
+        },
+        Err(error) => error,
+    };
+    (0..count).map(|_| Err(error.clone())).collect()
+}
+
+#[cfg(feature = "testing")]
+#[cfg(test)]
+mod tests;

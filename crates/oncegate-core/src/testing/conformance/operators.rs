@@ -130,6 +130,16 @@ pub(super) async fn descriptors_are_compared_and_set(subject: &Subject<'_>) {
     assert_eq!(ours, "two");
 }
 
+pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &Subject<'_>) {
+    let (scope, store) = (subject.bench.scope("asked-for"), &subject.store);
+    for _ in 0..2 {
+        assert_eq!(store.descriptor(&scope).await.expect("the store answers"), None);
+    }
+    store.describe(&scope, None, "one").await.expect("the store answers");
+    let held = store.descriptor(&scope).await.expect("the store answers");
+    assert_eq!(held.as_deref(), Some("one"), "asking leaves the scope to the first gate");
+}
+
 pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     if !subject.bench.spoil(&key).await {

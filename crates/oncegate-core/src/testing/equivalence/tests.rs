@@ -44,6 +44,10 @@ impl Store for Port {
         Err(StoreError::refused("not compared"))
     }
 
+    async fn descriptor(&self, _: &Scope) -> Result<Option<String>, StoreError> {
+        Err(StoreError::refused("not compared"))
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         Err(StoreError::refused("not compared"))
     }

@@ -1,0 +1,145 @@
+//! What several commands take.
+
+use std::fs::File;
+use std::future::Future;
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use oncegate::core::key::MAX_PAYLOAD_BYTES_LIMIT;
+use oncegate::{FingerprintSpec, Key};
+
+use crate::exit::{Exit, Problem};
+
+/// A message put together by hand.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MessageArgs {
+    /// A header of the message, `name=value`; may be repeated
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) headers: Vec<(String, String)>,
+
+    /// The broker's key of the message
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) message_key: Option<String>,
+
+    /// The file that holds the payload [default: standard input]
+    #[arg(value_name = "PAYLOAD")]
+    pub(crate) payload: Option<PathBuf>,
+}
+
+impl MessageArgs {
+    /// The payload, if the key has any use for one.
+    pub(crate) async fn read_payload(&self, key: &Key) -> Result<Option<Vec<u8>>, Problem> {
+        if self.payload.is_none() && !key.needs_payload() {
+            return Ok(None);
+        }
+        let path = self.payload.clone();
+        let reading = tokio::task::spawn_blocking(move || read(path));
+        reading.await.map_err(|error| Problem::new(Exit::Bug, format!("no payload was read: {error}")))?
+    }
+}
+
+fn read(path: Option<PathBuf>) -> Result<Option<Vec<u8>>, Problem> {
+    let mut payload = Vec::new();
+    // One byte more than any key takes, so that a payload that is too large is seen to be.
+    let most = MAX_PAYLOAD_BYTES_LIMIT as u64 + 1;
+    let (name, read) = match path {
+        Some(path) => {
+            let read = File::open(&path).and_then(|file| file.take(most).read_to_end(&mut payload));
+            (path.display().to_string(), read)
+        }
+        None => {
+            let input = std::io::stdin();
+            if input.is_terminal() {
+                eprintln!("oncegate: reading the payload from standard input, to its end (Ctrl-D)");
+            }
+            ("standard input".to_owned(), input.take(most).read_to_end(&mut payload))
+        }
+    };
+    match read {
+        Ok(_) => Ok(Some(payload)),
+        Err(error) => {
+            Err(Problem::new(Exit::BadData, format!("cannot read the payload from {name}: {error}")))
+        }
+    }
+}
+
+/// `name=value`, split at the first `=`.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("it must be name=value".to_owned()),
+    }
+}
+
+/// `payload`, `payload-except:sent_at,trace.id`, `raw`, or the JSON form of a configuration file.
+pub(crate) fn fingerprint(text: &str) -> Result<FingerprintSpec, String> {
+    let text = text.trim();
+    if let Some(paths) = text.strip_prefix("payload-except:") {
+        return Ok(FingerprintSpec::payload().except(paths.split(',').map(str::trim)));
+    }
+    let json = if text.starts_with('{') { text.to_owned() } else { serde_json::json!(text).to_string() };
+    serde_json::from_str(&json).map_err(|error| error.to_string())
+}
+
+/// A whole number with its unit: `500ms`, `30s`, `5m`, `2h`, `7d`. More than nothing.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        "h" => Duration::from_secs(3_600),
+        "d" => Duration::from_secs(86_400),
+        _ => return Err("it must be a number with one of the units ms, s, m, h, d, as in 30s".to_owned()),
+    };
+    match number.parse().ok().and_then(|number| unit.checked_mul(number)) {
+        Some(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("it must be a whole number above zero".to_owned()),
+    }
+}
+
+/// The answer, if it comes in time.
+pub(crate) async fn within<T>(
+    limit: Option<Duration>,
+    answer: impl Future<Output = Result<T, Problem>> + Send,
+) -> Result<T, Problem> {
+    let Some(limit) = limit else {
+        return answer.await;
+    };
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Problem::new(Exit::TimedOut, format!("no answer within {limit:?} (--timeout)"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2h"), Ok(Duration::from_secs(7_200)));
+        for bad in ["", "5", "s", "0s", "-1s", "1.5s", "5 s", "99999999999999999999d", "999999999999d99"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_header_may_hold_equals_signs() {
+        assert_eq!(pair("token=a=b"), Ok(("token".to_owned(), "a=b".to_owned())));
+        assert!(pair("token").is_err() && pair("=x").is_err());
+    }
+
+    #[test]
+    fn fingerprints_are_spelt_as_keys_are() {
+        assert_eq!(fingerprint("payload"), Ok(FingerprintSpec::payload()));
+        assert_eq!(fingerprint("raw"), Ok(FingerprintSpec::raw()));
+        let except = FingerprintSpec::payload().except(["sent_at", "trace.id"]);
+        assert_eq!(fingerprint("payload-except:sent_at, trace.id"), Ok(except.clone()));
+        assert_eq!(fingerprint(r#"{"except":["sent_at","trace.id"]}"#), Ok(except));
+        assert!(fingerprint("payloads").is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! How a command ends.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+use oncegate::core::key::KeySpecError;
+use oncegate::core::store::StoreError;
+use oncegate::proof::ProofError;
+use oncegate::source::SourceError;
+
+/// The exit codes, the same for every command. From 65 on they are those of BSD's `sysexits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Yes = 0,
+    /// The question was answered, and the answer is no.
+    No = 1,
+    Usage = 2,
+    BadData = 65,
+    Unreachable = 69,
+    Bug = 70,
+    /// Trying again may help.
+    TimedOut = 75,
+    Configuration = 78,
+    Interrupted = 130,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why there is no answer, in words for the one who asked.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    exit: Exit,
+    text: String,
+}
+
+impl Problem {
+    pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, text: text.into() }
+    }
+
+    /// With the whole chain of causes.
+    pub(crate) fn caused(exit: Exit, error: &dyn Error) -> Self {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            // An error that repeats its cause in its own text need not be read twice.
+            let words = error.to_string();
+            if !text.contains(&words) {
+                text = format!("{text}: {words}");
+            }
+            cause = error.source();
+        }
+        Self { exit, text }
+    }
+
+    /// Tells standard error, and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("oncegate: {}", self.text);
+        self.exit.into()
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A source that cannot be opened for its settings or its topic has no cause behind it; whatever the broker or the
+/// network said is a cause.
+pub(crate) fn not_opened(error: &SourceError) -> Problem {
+    let exit = if error.source().is_some() { Exit::Unreachable } else { Exit::Configuration };
+    Problem::caused(exit, error)
+}
+
+impl From<SourceError> for Problem {
+    /// Of a source that was open.
+    fn from(error: SourceError) -> Self {
+        Self::caused(Exit::Unreachable, &error)
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let exit = match error {
+            StoreError::Refused { .. } => Exit::Configuration,
+            StoreError::Unreadable { .. } => Exit::BadData,
+            _ => Exit::Unreachable,
+        };
+        Self::caused(exit, &error)
+    }
+}
+
+impl From<KeySpecError> for Problem {
+    fn from(error: KeySpecError) -> Self {
+        Self::caused(Exit::Configuration, &error)
+    }
+}
+
+impl From<ProofError> for Problem {
+    fn from(error: ProofError) -> Self {
+        match error {
+            ProofError::Store(error) => error.into(),
+            error => Self::caused(Exit::Configuration, &error),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `oncegate key`: what the key of a message is made of.
+
+use oncegate::Key;
+use oncegate::core::key::{Explanation, KeyInput, Scope, StoreKey, vectors};
+use serde::Serialize;
+use tracing::warn;
+
+use crate::args::MessageArgs;
+use crate::exit::{Exit, Problem};
+use crate::output;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.key/1";
+
+/// What stands for a scope or a route that is not given.
+const EXAMPLE: &str = "example";
+
+/// Explain the key of a message: its canonical form, its digest, and its name in the store
+///
+/// The payload comes from a file or from standard input. The answer shows those values of it that the key is made of.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", required_unless_present = "vectors")]
+    key: Option<Key>,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Option<Scope>,
+
+    /// The route of the message: its topic, unless it was retried or redriven
+    #[arg(long, value_name = "NAME", alias = "topic")]
+    route: Option<String>,
+
+    #[command(flatten)]
+    message: MessageArgs,
+
+    /// Check this build against the published test vectors instead
+    #[arg(long)]
+    vectors: bool,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    canonical: &'a [String],
+    canonical_hex: String,
+    digest: String,
+    store_key: &'a StoreKey,
+}
+
+/// The answer of `--vectors --json`.
+#[derive(Serialize)]
+struct VectorsDocument {
+    schema: &'static str,
+    passed: bool,
+    vectors: Option<usize>,
+    wrong: Vec<String>,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    if args.vectors {
+        return check_vectors(args.json);
+    }
+    let Some(key) = &args.key else {
+        return Err(Problem::new(Exit::Usage, "--key is missing"));
+    };
+    let scope = match &args.scope {
+        Some(scope) => scope.clone(),
+        None => Scope::new(EXAMPLE)?,
+    };
+    let route = args.route.as_deref().unwrap_or(EXAMPLE);
+    for (given, name) in [(args.scope.is_some(), "scope"), (args.route.is_some(), "route")] {
+        if !given {
+            warn!("without --{name}, this is the key of the {name} `{EXAMPLE}`; others have another digest");
+        }
+    }
+    let explanation = explain(key, &scope, route, &args.message).await?;
+    if args.json {
+        let canonical_hex = explanation.canonical().iter().map(|byte| format!("{byte:02x}")).collect();
+        output::answer_json(&Document {
+            schema: SCHEMA,
+            canonical: explanation.lines(),
+            canonical_hex,
+            digest: explanation.digest().to_string(),
+            store_key: explanation.store_key(),
+        })?;
+    } else {
+        output::answer(&explanation.to_string())?;
+    }
+    Ok(Exit::Yes)
+}
+
+/// The key of the message that the arguments describe.
+pub(crate) async fn explain(
+    key: &Key,
+    scope: &Scope,
+    route: &str,
+    message: &MessageArgs,
+) -> Result<Explanation, Problem> {
+    let compiled = key.compile(scope)?;
+    let payload = message.read_payload(key).await?;
+    let headers = message.headers.iter();
+    let headers: Vec<(&str, &[u8])> =
+        headers.map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    let mut input = payload.as_deref().map_or(KeyInput::empty(), KeyInput::payload).with_headers(&headers);
+    if let Some(key) = &message.message_key {
+        input = input.with_message_key(key);
+    }
+    compiled.explain(route, &input).map_err(|error| Problem::caused(Exit::BadData, &error))
+}
+
+fn check_vectors(json: bool) -> Result<Exit, Problem> {
+    let (count, wrong) = match vectors::check() {
+        Ok(count) => (Some(count), Vec::new()),
+        Err(wrong) => (None, wrong),
+    };
+    let passed = wrong.is_empty();
+    if json {
+        output::answer_json(&VectorsDocument { schema: SCHEMA, passed, vectors: count, wrong })?;
+    } else if let Some(count) = count {
+        output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?;
+    } else {
+        output::answer(&wrong.join("\n"))?;
+    }
+    Ok(if passed { Exit::Yes } else { Exit::No })
+}

@@ -1,0 +1,277 @@
+//! `oncegate replay`: what a replay of whole topics would run, without running or claiming anything.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::core::key::Scope;
+use oncegate::kafka::TopicReader;
+use oncegate::proof::{Examination, Example, Known, Proof, Report};
+use oncegate::{FingerprintSpec, Key};
+use serde::Serialize;
+use tracing::warn;
+
+use crate::args::{duration, fingerprint, pair, within};
+use crate::exit::{Exit, Problem, not_opened};
+use crate::output::{self, Table, grouped};
+use crate::store::StoreArgs;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.replay/1";
+
+/// Ask what a replay of whole topics would run, without claiming or changing anything
+///
+/// Reads each topic from its beginning to the end it had at the start, derives the key of every message, and looks
+/// all of them up in the store. It joins no consumer group, and may run beside the consumers.
+///
+/// Exit code 0: a replay would change nothing. No handler would run, or runs at the moment, and nothing would go to
+/// the dead letters. That includes messages of which no key can be made: a wrong --key must not look like a proof.
+/// With --allow-dead-letters those are reported and forgiven.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Kafka's addresses, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
+    brokers: String,
+
+    /// A topic to read; may be repeated
+    #[arg(long = "topic", value_name = "NAME", required = true)]
+    topics: Vec<String>,
+
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Scope,
+
+    /// The key of the consumer's gate: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
+    key: Key,
+
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not compared]
+    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
+    fingerprint: Option<FingerprintSpec>,
+
+    /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
+    properties: Vec<(String, String)>,
+
+    /// Exit with 0 although messages would go to the dead letters, as long as no handler would run
+    #[arg(long)]
+    allow_dead_letters: bool,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+
+    /// Give up after this time: 500ms, 30s, 5m, 2h [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    topics: &'a [String],
+    store: String,
+    scope: &'a str,
+    /// `same`, `other_fingerprint` or `nothing`: what the store knew of the scope.
+    known: &'static str,
+    /// Whether the exit code is 0.
+    passed: bool,
+    seconds: f64,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let started = Instant::now();
+    let (known, report) = within(args.timeout, examine(args)).await?;
+    let took = started.elapsed();
+    let passed = args.passed(&report);
+    if args.json {
+        output::answer_json(&Document {
+            schema: SCHEMA,
+            topics: &args.topics,
+            store: args.store.redacted(),
+            scope: args.scope.as_str(),
+            known: match known {
+                Known::Same => "same",
+                Known::OtherFingerprint => "other_fingerprint",
+                Known::Nothing => "nothing",
+            },
+            passed,
+            seconds: took.as_secs_f64(),
+            report: &report,
+        })?;
+    } else {
+        output::answer(&args.text(&report))?;
+        let rate = report.messages as f64 / took.as_secs_f64();
+        eprintln!(
+            "{} in {}, {} messages/s",
+            grouped(report.messages),
+            output::span(took),
+            grouped(rate as u64)
+        );
+    }
+    Ok(if passed { Exit::Yes } else { Exit::No })
+}
+
+async fn examine(args: &Args) -> Result<(Known, Report), Problem> {
+    args.check()?;
+    let mut proof = Proof::new(args.scope.as_str(), args.key.clone(), args.store.open().await?);
+    if let Some(fingerprint) = &args.fingerprint {
+        proof = proof.fingerprint(fingerprint.clone());
+    }
+    let mut examination = proof.open().await?;
+    args.tell(examination.known());
+    let known = examination.known();
+    // All before the first is read: the ends of a moment, not of a long stretch.
+    let mut readers = Vec::new();
+    for topic in &args.topics {
+        let reader = TopicReader::open(&args.brokers, topic, args.properties.iter().cloned()).await;
+        readers.push(reader.map_err(|error| not_opened(&error))?);
+    }
+    let bar = progress(readers.iter().map(TopicReader::total).sum());
+    for mut reader in readers {
+        read(&mut reader, &mut examination, &bar).await?;
+    }
+    let report = examination.finish().await?;
+    bar.finish_and_clear();
+    Ok((known, report))
+}
+
+async fn read(
+    reader: &mut TopicReader,
+    examination: &mut Examination,
+    bar: &ProgressBar,
+) -> Result<(), Problem> {
+    let before = bar.position();
+    while let Some(messages) = reader.next_batch().await? {
+        examination.add(messages).await?;
+        bar.set_position(before + reader.position());
+    }
+    bar.set_position(before + reader.total());
+    Ok(())
+}
+
+/// On standard error; hidden unless that is a terminal.
+fn progress(total: u64) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style)
+}
+
+impl Args {
+    fn check(&self) -> Result<(), Problem> {
+        let mut seen = HashSet::new();
+        match self.topics.iter().find(|topic| !seen.insert(topic.as_str())) {
+            Some(twice) => Err(Problem::new(Exit::Usage, format!("--topic {twice} is given twice"))),
+            None => Ok(()),
+        }
+    }
+
+    fn tell(&self, known: Known) {
+        let scope = &self.scope;
+        match known {
+            Known::Same => {}
+            Known::OtherFingerprint => warn!(
+                %scope,
+                "the gate of this scope compares contents; without its --fingerprint, mismatches are not seen here"
+            ),
+            Known::Nothing => warn!(
+                %scope,
+                "no gate has ever opened this scope in this store: is it the right scope, and the right store?"
+            ),
+        }
+    }
+
+    fn passed(&self, report: &Report) -> bool {
+        let settled = report.handler_runs() + report.unreadable == 0;
+        report.changes_nothing() || (self.allow_dead_letters && settled)
+    }
+
+    fn text(&self, report: &Report) -> String {
+        let mut table = Table::default();
+        table.text("topic", self.topics.join(", "));
+        table.text("store", self.store.redacted());
+        table.text("scope", self.scope.as_str());
+        counts(&mut table, report);
+        if self.fingerprint.is_some() {
+            table.number("mismatched", report.mismatched);
+            table.noted("not compared", report.uncompared, "counted above as well");
+        }
+        let mut text = table.render();
+        for (title, examples) in [
+            ("would run again", &report.examples.would_run_again),
+            ("failed, not in the dead letters", &report.examples.failed_not_handed_over),
+            ("mismatched", &report.examples.mismatched),
+            ("unreadable", &report.examples.unreadable),
+            ("undecodable", &report.examples.undecodable),
+        ] {
+            list(&mut text, title, examples);
+        }
+        text.push('\n');
+        text.push_str(&self.verdict(report));
+        text
+    }
+
+    fn verdict(&self, report: &Report) -> String {
+        let mut parts = Vec::new();
+        let mut part = |count: u64, what: &str| {
+            if count > 0 {
+                parts.push(format!("{} {what}", grouped(count)));
+            }
+        };
+        part(report.would_run_again, "would run again");
+        part(report.in_progress, "are in progress");
+        part(report.waiting, "wait for a retry");
+        part(report.unreadable, "have an unreadable record");
+        part(report.dead_letters(), "would go to the dead letters");
+        let forgiven = if self.passed(report) { ", which is allowed" } else { "" };
+        match parts.is_empty() {
+            true => "A replay would change nothing.".to_owned(),
+            false => format!("Of {} messages, {}{forgiven}.", grouped(report.messages), parts.join(", ")),
+        }
+    }
+}
+
+fn counts(table: &mut Table, report: &Report) {
+    let counted = |exact| if exact { "counted one by one" } else { "estimated, standard error 0.81 %" };
+    table.number("messages", report.messages);
+    table.noted("distinct keys", report.distinct_keys, counted(report.distinct_keys_exact));
+    table.number("completed", report.completed);
+    table.number("would run again", report.would_run_again);
+    if report.would_run_again > 0 {
+        table.noted("  keys", report.would_run_again_keys, counted(report.would_run_again_keys_exact));
+        table.noted(
+            "  without a record",
+            report.without_record,
+            "never run, or forgotten after the retention",
+        );
+        table.noted("  abandoned", report.abandoned, "ended without a word, and the lease is over");
+        table.noted("  retry is due", report.retry_due, "failed or interrupted");
+    }
+    table.number("in progress", report.in_progress);
+    table.number("waiting for a retry", report.waiting);
+    table.noted("failed", report.failed_handed_over, "in the dead letters");
+    table.noted("failed", report.failed_not_handed_over, "not known to be in the dead letters");
+    table.noted("unreadable", report.unreadable, "the store holds something else under the key");
+    table.noted("undecodable", report.undecodable, "no key can be made");
+    for (kind, count) in &report.undecodable_by_kind {
+        table.number(&format!("  {kind}"), *count);
+    }
+}
+
+fn list(text: &mut String, title: &str, examples: &[Example]) {
+    if examples.is_empty() {
+        return;
+    }
+    text.push_str(&format!("\n{title}, the first {}:\n", examples.len()));
+    for Example { origin, key, why } in examples {
+        let key = key.as_deref().map(|key| format!("  {key}")).unwrap_or_default();
+        text.push_str(&format!("  {}{key}  {}\n", output::plain(origin), output::plain(why)));
+    }
+}

@@ -1,0 +1,126 @@
+//! From `--store` to a store: the one place that knows the spellings.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use oncegate::core::store::Store;
+use oncegate::redis::RedisStore;
+use oncegate::sqlite::SqliteStore;
+
+use crate::exit::{Exit, Problem};
+
+/// What is said wherever a spelling is not known.
+const KNOWN: &str = "known are redis://host:port, and sqlite:path or the plain path of an SQLite file";
+
+/// Where the records are.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StoreArgs {
+    /// The store: redis://host:port, or an SQLite file as sqlite:path or path
+    #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
+    pub(crate) url: String,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Address {
+    Redis(String),
+    Sqlite(PathBuf),
+}
+
+impl StoreArgs {
+    /// Connects.
+    pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Problem> {
+        match address(&self.url)? {
+            Address::Redis(url) => Ok(Arc::new(RedisStore::connect(&url).await?)),
+            Address::Sqlite(path) => {
+                // Opening would make an empty one, and everything would seem to be new.
+                if !path.is_file() {
+                    let text = format!("there is no SQLite file {}", path.display());
+                    return Err(Problem::new(Exit::Unreachable, text));
+                }
+                let store = SqliteStore::builder(path).must_exist().without_purge();
+                Ok(Arc::new(store.open().await?))
+            }
+        }
+    }
+
+    /// For people: without user, password and parameters.
+    pub(crate) fn redacted(&self) -> String {
+        redacted(&self.url)
+    }
+}
+
+fn address(url: &str) -> Result<Address, Problem> {
+    let refuse = |why: String| Err(Problem::new(Exit::Configuration, format!("--store: {why}; {KNOWN}")));
+    // A single letter is a drive.
+    let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
+    match parts {
+        Some(("redis", _)) => Ok(Address::Redis(url.to_owned())),
+        Some(("rediss", _)) => refuse("this build has no TLS for Redis (rediss)".to_owned()),
+        Some(("sqlite", path)) => {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                refuse("sqlite: names no file".to_owned())
+            } else {
+                Ok(Address::Sqlite(path.into()))
+            }
+        }
+        Some((scheme, _)) => refuse(format!("`{scheme}` is not a kind of store that this build knows")),
+        None if url.is_empty() => refuse("it is empty".to_owned()),
+        None => Ok(Address::Sqlite(url.into())),
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.len() > 1
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
+}
+
+fn redacted(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
+    // The last `@` ends the password, whatever it holds.
+    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("***@", rest));
+    format!("{scheme}://{user}{rest}{parameters}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_are_known_by_their_scheme_and_files_by_their_path() {
+        let known = |url| address(url).unwrap();
+        assert_eq!(known("redis://cache:6379/2"), Address::Redis("redis://cache:6379/2".to_owned()));
+        for file in ["sqlite:/var/once.db", "sqlite:///var/once.db", "/var/once.db"] {
+            assert_eq!(known(file), Address::Sqlite("/var/once.db".into()));
+        }
+        assert_eq!(known("once.db"), Address::Sqlite("once.db".into()));
+        assert_eq!(known(r"C:\once.db"), Address::Sqlite(r"C:\once.db".into()));
+    }
+
+    #[test]
+    fn others_are_refused_with_the_known_ones() {
+        for (url, says) in [
+            ("rediss://cache:6379", "TLS"),
+            ("postgres://db/once", "`postgres`"),
+            ("mysql:once", "`mysql`"),
+            ("sqlite:", "no file"),
+            ("", "empty"),
+        ] {
+            let text = address(url).unwrap_err().to_string();
+            assert!(text.contains(says) && text.contains("known are redis://"), "{url}: {text}");
+        }
+    }
+
+    #[test]
+    fn nobody_reads_a_password() {
+        assert_eq!(redacted("redis://user:p@ss@cache:6379/2"), "redis://***@cache:6379/2");
+        assert_eq!(redacted("redis://:secret@cache?pass=secret"), "redis://***@cache?***");
+        assert_eq!(redacted("redis://cache:6379"), "redis://cache:6379");
+        assert_eq!(redacted("/var/once.db"), "/var/once.db");
+        assert!(!address("postgres://user:secret@db").unwrap_err().to_string().contains("secret"));
+    }
+}

@@ -1,0 +1,103 @@
+//! `oncegate inspect`.
+
+use std::time::Duration;
+
+use oncegate::core::key::StoreKey;
+use oncegate::redis::RedisStore;
+use oncegate::sqlite::SqliteStore;
+use oncegate::{Completion, Entry, Gate, Key, Lease, Message, Origin};
+use oncegate_tests::{Redis, unique};
+
+use super::oncegate;
+
+fn order(id: u32) -> Message {
+    let origin = Origin::Other(format!("order {id}").into());
+    Message::new("orders", origin, Some(payload(id).into()))
+}
+
+fn payload(id: u32) -> String {
+    format!(r#"{{"order_id":{id},"card":"4111"}}"#)
+}
+
+async fn granted(gate: &Gate, id: u32) -> Lease {
+    match gate.enter(&order(id)).await.expect("the store answers") {
+        Entry::Granted(lease) => lease,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn each_state_is_told_in_words() {
+    let redis = Redis::shared().await;
+    let scope = unique("inspect");
+    let store = RedisStore::connect(redis.url()).await.expect("connects");
+    let gate = Gate::new(&*scope, Key::json(["order_id"]), store).lease(Duration::from_secs(60)).fenced();
+    let done = granted(&gate, 1).await;
+    assert_eq!(done.complete(&"receipt 4111".to_owned()).await.expect("encodes"), Completion::Held);
+    let running = granted(&gate, 2).await;
+
+    let by_payload = ["--key", "order_id", "--route", "orders"];
+    let inspect = async |id: u32, more: &[&str]| {
+        let fixed = ["inspect", "--store", redis.url(), "--scope", &scope];
+        oncegate(&[&fixed[..], &by_payload, more].concat(), payload(id).as_bytes()).await
+    };
+    let completed = inspect(1, &[]).await;
+    assert_eq!(completed.ended(0).line("state"), "state completed");
+    assert_eq!(completed.line("result"), "result 14 bytes of JSON");
+    assert!(completed.line("forgotten").starts_with("forgotten in 6 d 23 h"));
+    assert!(!completed.out.contains("4111") && completed.err.is_empty(), "{completed:?}");
+
+    let pending = inspect(2, &["--json"]).await.ended(0).json();
+    assert_eq!((&pending["state"], &pending["attempt"]), (&"pending".into(), &1.into()));
+    let left = pending["protected_for_ms"].as_u64().unwrap();
+    assert!((1..=60_001).contains(&left), "{left}");
+    assert_eq!(pending["fence"].as_u64(), running.message().fence());
+
+    let absent = inspect(3, &[]).await;
+    assert_eq!(absent.ended(1).line("state"), "state absent");
+    assert_eq!(inspect(3, &["--json"]).await.ended(1).json()["state"], "absent");
+
+    // The same record by the names that logs and dead letters have.
+    let key: StoreKey = pending["key"].as_str().unwrap().parse().unwrap();
+    let named = |arguments: Vec<String>| async move {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        oncegate(&arguments, b"").await.ended(0).json()["state"].clone()
+    };
+    let store = format!("--store={}", redis.url());
+    let by_key = format!("--store-key={key}");
+    let by_digest = format!("--digest={}", key.digest());
+    assert_eq!(named(vec!["inspect".into(), store.clone(), by_key, "--json".into()]).await, "pending");
+    let scoped = format!("--scope={scope}");
+    assert_eq!(named(vec!["inspect".into(), store, scoped, by_digest, "--json".into()]).await, "pending");
+}
+
+#[tokio::test]
+async fn another_key_than_the_scopes_is_refused_and_an_unknown_scope_stays_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("once.db");
+    let store = SqliteStore::open(&file).await.expect("opens");
+    let gate = Gate::new("billing", Key::json(["order_id"]), store);
+    assert_eq!(granted(&gate, 1).await.complete(&()).await.expect("encodes"), Completion::Held);
+    let url = format!("sqlite:{}", file.display());
+
+    let inspect = async |scope: &str, key: &str| {
+        let arguments = ["inspect", "--store", &url, "--scope", scope, "--key", key, "--route", "orders"];
+        oncegate(&arguments, payload(1).as_bytes()).await
+    };
+    assert_eq!(inspect("billing", "order_id").await.ended(0).line("state"), "state completed");
+    inspect("billing", "card").await.ended(78).says("order_id").says("card");
+    for _ in 0..2 {
+        inspect("refunds", "card").await.ended(1).says("no gate has ever opened this scope");
+    }
+}
+
+#[tokio::test]
+async fn stores_that_cannot_be_had() {
+    let arguments = |store| {
+        ["inspect", "--store", store, "--store-key", "billing:UPt7KTwTETF9dZLHdE-MbA", "--timeout", "30s"]
+    };
+    oncegate(&arguments("postgres://user:secret@db"), b"").await.ended(78).says("known are redis://");
+    oncegate(&arguments("sqlite:/no/such/file.db"), b"").await.ended(69).says("/no/such/file.db");
+    let gone = oncegate(&arguments("redis://:secret@127.0.0.1:1"), b"").await;
+    assert!(!gone.ended(69).err.contains("secret"), "{}", gone.err);
+}

@@ -1,0 +1,79 @@
+//! `oncegate key`.
+
+use super::oncegate;
+
+const ORDER: &[u8] = br#"{"order_id":"A-7","amount":10,"card":"4111"}"#;
+
+#[tokio::test]
+async fn a_key_is_explained_as_the_published_vectors_have_it() {
+    let arguments = ["key", "--key", "order_id", "--scope", "billing", "--route", "orders"];
+    let answer = oncegate(&arguments, ORDER).await;
+    answer.ended(0);
+    assert_eq!(answer.line("scope"), "scope billing");
+    assert_eq!(answer.line("field"), r#"field order_id = "A-7""#);
+    assert_eq!(answer.line("digest"), "digest UPt7KTwTETF9dZLHdE-MbA");
+    assert_eq!(answer.line("store key"), "store key billing:UPt7KTwTETF9dZLHdE-MbA");
+    assert_eq!(answer.err, "");
+    assert!(!answer.out.contains("4111"), "only what the key is made of is shown");
+}
+
+#[tokio::test]
+async fn the_same_as_a_document() {
+    let arguments = ["key", "--key", "order_id", "--scope", "billing", "--route", "orders", "--json"];
+    let document = oncegate(&arguments, ORDER).await.ended(0).json();
+    assert_eq!(document["schema"], "oncegate.key/1");
+    assert_eq!(document["store_key"], "billing:UPt7KTwTETF9dZLHdE-MbA");
+    assert!(document["canonical_hex"].as_str().unwrap().starts_with("014b0000000762696c6c696e67"));
+}
+
+#[tokio::test]
+async fn a_payload_may_come_from_a_file_and_the_key_from_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("order.json");
+    std::fs::write(&path, ORDER).unwrap();
+    let arguments = ["key", "--key", "amount:decimal", path.to_str().unwrap()];
+    let answer = oncegate(&arguments, b"").await;
+    assert_eq!(answer.ended(0).line("field"), "field amount = 1e1");
+    answer.says("without --scope").says("without --route");
+
+    let header = oncegate(&["key", "--key", "header:x-id", "--header", "x-id=7=8"], b"").await;
+    assert_eq!(header.ended(0).line("header"), r#"header x-id = b"7=8""#);
+    let message_key = oncegate(&["key", "--key", "message-key", "--message-key", "A"], b"").await;
+    assert_eq!(message_key.ended(0).line("message key"), r#"message key b"A""#);
+}
+
+#[tokio::test]
+async fn a_payload_without_a_key_is_bad_input_and_is_not_repeated() {
+    for (payload, says) in [
+        (&b"{\"card\":\"4111\"}"[..], "key field `order_id` is missing"),
+        (b"{\"card\":\"4111\",\"order_id\":null}", "is null"),
+        (b"{\"card\":\"4111\"", "not valid JSON"),
+        (b"\xff4111", "payload is not"),
+        (b"", "payload is not"),
+    ] {
+        let answer = oncegate(&["key", "--key", "order_id"], payload).await;
+        answer.ended(65).says(says);
+        assert_eq!(answer.out, "");
+        assert!(!answer.err.contains("4111"));
+    }
+    oncegate(&["key", "--key", "order_id", "/no/such/file"], b"").await.ended(65).says("/no/such/file");
+}
+
+#[tokio::test]
+async fn arguments_that_make_no_sense_are_usage() {
+    oncegate(&["key", "--key", "a,,b"], ORDER).await.ended(2).says("empty part");
+    oncegate(&["key", "--key", "a:upper"], ORDER).await.ended(2).says("`upper` is no normaliser");
+    oncegate(&["key", "--key", "a", "--scope", "a b"], ORDER).await.ended(2).says("not allowed");
+    oncegate(&["key"], ORDER).await.ended(2).says("--key");
+    oncegate(&[], b"").await.ended(2);
+    assert!(oncegate(&["--help"], b"").await.ended(0).out.contains("Exit codes"));
+}
+
+#[tokio::test]
+async fn this_build_makes_the_published_keys() {
+    let answer = oncegate(&["key", "--vectors"], b"").await;
+    assert!(answer.ended(0).line("This build").contains("vectors"));
+    let document = oncegate(&["key", "--vectors", "--json"], b"").await.ended(0).json();
+    assert_eq!(document["passed"], true);
+    assert!(document["vectors"].as_u64().unwrap() > 10);
+}

@@ -1,0 +1,393 @@
+//! The books: what the callers know from the replies they got, and what that obliges the rules to.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::Fingerprint;
+use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, TAIL, Token};
+use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
+
+const LEASE_MS: u64 = 2;
+const RETENTION_MS: u64 = 3;
+
+/// The promise that was broken, in words.
+pub(crate) type Violation = &'static str;
+
+/// What one attempt brings along.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempt {
+    /// The specification and the content.
+    pub(crate) fingerprint: Option<(u8, u8)>,
+    pub(crate) fenced: bool,
+}
+
+/// Something that happens. Attempts are named by their number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Step {
+    Tick,
+    /// As long as a record outlives its lease.
+    Sleep,
+    Claim(usize),
+    Extend(usize),
+    Complete(usize),
+    Release {
+        by: usize,
+        delay_ms: u64,
+        counted: bool,
+    },
+    Fail(usize),
+    HandOver,
+    Reopen,
+    /// An operator has seen something else.
+    ReopenAnother,
+}
+
+impl Step {
+    /// All steps of so many attempts.
+    pub(crate) fn all(attempts: usize) -> Vec<Self> {
+        let mut steps = vec![Self::Tick, Self::Sleep, Self::HandOver, Self::Reopen, Self::ReopenAnother];
+        for by in 0..attempts {
+            steps.extend([Self::Claim(by), Self::Extend(by), Self::Complete(by), Self::Fail(by)]);
+            for (delay_ms, counted) in [(0, true), (2, false), (2, true)] {
+                steps.push(Self::Release { by, delay_ms, counted });
+            }
+        }
+        steps
+    }
+
+    /// The operation of a step, if it can be made now: attempts come into play in their order, and only
+    /// one that has asked can do anything else.
+    pub(crate) fn operation(
+        &self,
+        attempts: &[Attempt],
+        history: &History,
+        record: Option<&Record>,
+    ) -> Option<Operation> {
+        let asked = |by: usize| by < history.asked;
+        let lease = Duration::from_millis(LEASE_MS);
+        let retention = Duration::from_millis(RETENTION_MS);
+        let operation = match *self {
+            Self::Tick | Self::Sleep => return None,
+            Self::Claim(by) if by <= history.asked => {
+                let Attempt { fenced, .. } = attempts[by];
+                Operation::Claim { token: token(by), lease, fingerprint: print(&attempts[by]), fenced }
+            }
+            Self::Extend(by) if asked(by) => Operation::Extend { token: token(by), lease },
+            Self::Complete(by) if asked(by) => {
+                let fingerprint = print(&attempts[by]);
+                Operation::Complete { token: token(by), fingerprint, result: result(by), retention }
+            }
+            Self::Release { by, delay_ms, counted } if asked(by) => {
+                let delay = Duration::from_millis(delay_ms);
+                Operation::Release { token: token(by), delay, counted, reason: reason(by) }
+            }
+            Self::Fail(by) if asked(by) => {
+                Operation::Fail { token: token(by), reason: reason(by), retention }
+            }
+            Self::HandOver => Operation::HandOver,
+            Self::Reopen => Operation::Reopen { expected: record?.clone() },
+            Self::ReopenAnother => {
+                let state = State::Completed { by: token(9).tag(), result: Bytes::new() };
+                Operation::Reopen { expected: Record { state, ..record?.clone() } }
+            }
+            _ => return None,
+        };
+        Some(operation)
+    }
+}
+
+fn token(by: usize) -> Token {
+    Token::from_bits((by as u128 + 1) << 96)
+}
+
+fn print(attempt: &Attempt) -> Option<Fingerprint> {
+    attempt.fingerprint.map(|(specification, content)| {
+        Fingerprint::from_bytes([specification, content, content, content, content, content, content])
+    })
+}
+
+fn result(by: usize) -> Bytes {
+    Bytes::from(format!("result {by}"))
+}
+
+fn reason(by: usize) -> String {
+    format!("reason {by}")
+}
+
+/// Where the key stands, as far as the replies tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Phase {
+    #[default]
+    Absent,
+    Owned {
+        by: usize,
+        recovery: Recovery,
+        fence: Option<Fence>,
+    },
+    /// Nobody, when it was reopened.
+    Released {
+        by: Option<usize>,
+    },
+    Completed {
+        by: usize,
+    },
+    Failed {
+        by: usize,
+        handed_over: bool,
+    },
+}
+
+/// What the replies so far tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct History {
+    phase: Phase,
+    /// How many attempts have asked at least once.
+    asked: usize,
+    /// When the lease or the delay ends.
+    protected_until_ms: u64,
+    /// When the record may be forgotten.
+    kept_until_ms: u64,
+    /// How many attempts count.
+    counted: u8,
+    /// Whether any attempt ended without a word.
+    silent: bool,
+    fingerprint: Option<Fingerprint>,
+    highest_fence: Option<Fence>,
+}
+
+fn ensure(kept: bool, promise: Violation) -> Result<(), Violation> {
+    if kept { Ok(()) } else { Err(promise) }
+}
+
+impl History {
+    /// The books of a record whose time is over start anew; fences grow over that.
+    pub(crate) fn forget(&mut self, now_ms: u64) {
+        if self.phase != Phase::Absent && now_ms > self.kept_until_ms {
+            let (asked, highest_fence) = (self.asked, self.highest_fence);
+            *self = Self { asked, highest_fence, ..Self::default() };
+        }
+    }
+
+    /// Judges one reply, and the change of the record that came with it; then enters both into the books.
+    pub(crate) fn judge(
+        &mut self,
+        now: StoreTime,
+        step: &Step,
+        attempts: &[Attempt],
+        before: Option<&Record>,
+        after: Option<&Record>,
+        reply: &Reply,
+    ) -> Result<(), Violation> {
+        let earlier = self.clone();
+        match (*step, reply) {
+            (Step::Claim(by), Reply::Verdict { verdict, uncompared }) => {
+                self.asked = self.asked.max(by + 1);
+                self.verdict(now, by, &attempts[by], verdict, *uncompared)?;
+            }
+            (Step::Claim(_), _) | (_, Reply::Verdict { .. }) => return Err("claims get verdicts"),
+            (step, Reply::Lost) => self.lost(step)?,
+            (step, Reply::Held { recreated }) => self.held(now, step, attempts, *recreated)?,
+        }
+        let settled = Self { asked: earlier.asked, ..self.clone() } == earlier;
+        ensure(!settled || before == after, "a reply that changes nothing leaves the record as it was")?;
+        self.agrees(after)
+    }
+
+    fn verdict(
+        &mut self,
+        now: StoreTime,
+        by: usize,
+        attempt: &Attempt,
+        verdict: &Verdict,
+        uncompared: bool,
+    ) -> Result<(), Violation> {
+        let ours = print(attempt);
+        let known = self.phase != Phase::Absent && self.fingerprint != ours;
+        let comparable = match (self.fingerprint, ours) {
+            (Some(theirs), Some(ours)) => theirs.specification() == ours.specification(),
+            _ => false,
+        };
+        let mismatch = *verdict == Verdict::Mismatch;
+        ensure(mismatch == (known && comparable), "the same key with other content is a mismatch (S14)")?;
+        if mismatch {
+            return ensure(!uncompared, "a mismatch has been compared");
+        }
+        ensure(uncompared == known, "what is not compared is said not to be")?;
+        match verdict {
+            Verdict::Granted(grant) => self.granted(now, by, ours, attempt.fenced, grant),
+            Verdict::Busy { retry_in } => {
+                let waiting = match self.phase {
+                    Phase::Owned { by: owner, .. } => owner != by,
+                    Phase::Released { .. } => true,
+                    _ => false,
+                };
+                let left_ms = (self.protected_until_ms + 1).saturating_sub(now.millis());
+                ensure(waiting && left_ms > 0, "busy means that somebody works or waits")?;
+                let exact = *retry_in == Duration::from_millis(left_ms);
+                ensure(exact, "busy says how long")
+            }
+            Verdict::Completed { result: answer } => {
+                let Phase::Completed { by } = self.phase else {
+                    return Err("completed means completed (S3)");
+                };
+                ensure(*answer == result(by), "a duplicate gets the first result (S13)")
+            }
+            Verdict::Failed { reason: answer, handed_over } => {
+                let Phase::Failed { by, handed_over: handed } = self.phase else {
+                    return Err("failed means failed");
+                };
+                ensure(*answer == reason(by), "a failure keeps its reason")?;
+                ensure(*handed_over == handed, "a hand-over is remembered")
+            }
+            Verdict::Mismatch => Ok(()),
+        }
+    }
+
+    fn granted(
+        &mut self,
+        now: StoreTime,
+        by: usize,
+        fingerprint: Option<Fingerprint>,
+        fenced: bool,
+        grant: &Grant,
+    ) -> Result<(), Violation> {
+        let over = now.millis() > self.protected_until_ms;
+        let recovery = match self.phase {
+            Phase::Owned { by: owner, recovery, fence } if owner == by => {
+                let same = Grant { attempt: self.counted, recovery, fence };
+                return ensure(*grant == same, "the same token gets the same grant again");
+            }
+            Phase::Completed { .. } => return Err("no grant after completed (S5)"),
+            Phase::Failed { .. } => return Err("no grant after given up"),
+            Phase::Owned { .. } => {
+                ensure(over, "nobody is granted what another has a lease on")?;
+                self.silent = true;
+                Recovery::Takeover
+            }
+            Phase::Released { .. } => {
+                ensure(over, "nobody is granted what is not due")?;
+                if self.silent { Recovery::Earlier } else { Recovery::None }
+            }
+            Phase::Absent => Recovery::None,
+        };
+        self.counted = self.counted.saturating_add(1);
+        ensure(grant.attempt == self.counted, "attempts count failures and crashes, and nothing else (S18)")?;
+        ensure(grant.recovery == recovery, "a takeover is flagged, now and later")?;
+        ensure(grant.fence.is_some() == fenced, "who asks for a fence gets one")?;
+        ensure(!fenced || grant.fence > self.highest_fence, "fences grow (S6)")?;
+        self.highest_fence = self.highest_fence.max(grant.fence);
+        self.fingerprint = fingerprint;
+        self.phase = Phase::Owned { by, recovery, fence: grant.fence };
+        self.protect(now.millis() + LEASE_MS);
+        Ok(())
+    }
+
+    fn protect(&mut self, until_ms: u64) {
+        self.protected_until_ms = until_ms;
+        self.kept_until_ms = until_ms + u64::try_from(TAIL.as_millis()).expect("thirty days");
+    }
+
+    /// Whoever is entitled is never told otherwise.
+    fn lost(&self, step: Step) -> Result<(), Violation> {
+        let entitled = match step {
+            Step::Complete(_) if self.phase == Phase::Absent => true,
+            Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
+                matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by) || self.ended_so(step)
+            }
+            Step::HandOver => matches!(self.phase, Phase::Failed { .. }),
+            Step::Reopen => true,
+            _ => false,
+        };
+        ensure(!entitled, "whoever owns a claim is not told that it is lost")
+    }
+
+    /// Whether the attempt of a step has ended in this very way; a heartbeat goes with every end.
+    fn ended_so(&self, step: Step) -> bool {
+        let ended = match self.phase {
+            Phase::Absent | Phase::Owned { .. } | Phase::Released { by: None } => return false,
+            Phase::Released { by: Some(by) } | Phase::Completed { by } | Phase::Failed { by, .. } => by,
+        };
+        match (step, self.phase) {
+            (Step::Extend(by), _)
+            | (Step::Complete(by), Phase::Completed { .. })
+            | (Step::Release { by, .. }, Phase::Released { .. })
+            | (Step::Fail(by), Phase::Failed { .. }) => by == ended,
+            _ => false,
+        }
+    }
+
+    fn held(
+        &mut self,
+        now: StoreTime,
+        step: Step,
+        attempts: &[Attempt],
+        recreated: bool,
+    ) -> Result<(), Violation> {
+        let absent = self.phase == Phase::Absent;
+        let completes = matches!(step, Step::Complete(_));
+        ensure(recreated == (absent && completes), "only a lost claim's completion recreates")?;
+        match step {
+            Step::HandOver => {
+                let Phase::Failed { handed_over, .. } = &mut self.phase else {
+                    return Err("only what failed is handed over");
+                };
+                *handed_over = true;
+                return Ok(());
+            }
+            Step::Reopen => {
+                self.phase = Phase::Released { by: None };
+                (self.counted, self.silent, self.fingerprint) = (0, false, None);
+                self.protect(now.millis() - 1);
+                return Ok(());
+            }
+            Step::ReopenAnother => return Err("a reopen compares what the operator saw"),
+            _ if self.ended_so(step) => return Ok(()),
+            Step::Complete(by) if absent => self.fingerprint = print(&attempts[by]),
+            Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
+                let owns = matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by);
+                ensure(owns, "only the last granted token's writes take effect (S4)")?;
+            }
+            _ => return Err("only changes are held"),
+        }
+        match step {
+            Step::Extend(_) => self.protect(self.protected_until_ms.max(now.millis() + LEASE_MS)),
+            Step::Release { by, delay_ms, counted } => {
+                self.counted -= u8::from(!counted);
+                self.phase = Phase::Released { by: Some(by) };
+                self.protect(now.millis() + delay_ms);
+            }
+            Step::Complete(by) => {
+                self.phase = Phase::Completed { by };
+                self.kept_until_ms = now.millis() + RETENTION_MS;
+            }
+            Step::Fail(by) => {
+                self.phase = Phase::Failed { by, handed_over: false };
+                self.kept_until_ms = now.millis() + RETENTION_MS;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether the record says what the books say.
+    fn agrees(&self, record: Option<&Record>) -> Result<(), Violation> {
+        let Some(record) = record else {
+            return ensure(self.phase == Phase::Absent, "nothing that was promised is forgotten (S17)");
+        };
+        ensure(self.phase != Phase::Absent, "nothing comes from nothing")?;
+        ensure(record.expires_at.millis() == self.kept_until_ms, "every record expires, and when it should")?;
+        ensure(record.fingerprint == self.fingerprint, "a record keeps its fingerprint")?;
+        let agrees = match (&record.state, self.phase) {
+            (State::Pending { token: owner, .. }, Phase::Owned { by, .. }) => *owner == token(by),
+            (State::Released { recovered, attempt, .. }, Phase::Released { .. }) => {
+                *recovered == self.silent && *attempt == self.counted
+            }
+            (State::Completed { result: kept, .. }, Phase::Completed { by }) => *kept == result(by),
+            (State::Failed { handed_over, attempt, .. }, Phase::Failed { handed_over: handed, .. }) => {
+                *handed_over == handed && *attempt == self.counted
+            }
+            _ => false,
+        };
+        ensure(agrees, "the record says what the replies said")
+    }
+}

@@ -1,0 +1,362 @@
+//! Bugs that somebody might write, each of which the check must find.
+
+use std::time::Duration;
+
+use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, TAIL};
+use oncegate_core::rules::{Grant, Operation, Reply, Verdict, apply};
+
+use crate::Rules;
+
+const HELD: Reply = Reply::Held { recreated: false };
+
+/// Every mutant with its name.
+pub(crate) const ALL: &[(&str, Rules)] = &[
+    ("complete without a token compare", complete_without_compare),
+    ("complete after a release", complete_after_release),
+    ("complete overwrites the first result", complete_overwrites),
+    ("complete of a lost claim is refused", complete_of_lost_claim_is_lost),
+    ("release deletes the record", release_deletes),
+    ("release without a token compare", release_without_compare),
+    ("an uncounted release counts", uncounted_release_counts),
+    ("extend recreates a record that expired", extend_recreates),
+    ("extend without a token compare", extend_by_anyone),
+    ("extend moves the end back", extend_shortens),
+    ("claim takes a completed record whose time seems over", claim_takes_completed),
+    ("claim ignores the fingerprint", claim_ignores_fingerprint),
+    ("claim answers before it compares the fingerprint", completed_before_fingerprint),
+    ("a lease is over at its last millisecond", lease_ends_early),
+    ("a lease is over one millisecond late", lease_ends_late),
+    ("a fence does not grow", fence_stands),
+    ("a fence is counted in the record alone", fence_starts_over),
+    ("the takeover is not flagged", takeover_unflagged),
+    ("a release forgets the takeover", release_forgets_takeover),
+    ("a takeover does not count", takeover_uncounted),
+    ("pending expires with its lease", pending_expires_with_lease),
+    ("a repeated claim is told to wait", repeat_is_busy),
+    ("fail without a token compare", fail_without_compare),
+    ("a repeated fail forgets the hand-over", fail_forgets_hand_over),
+    ("reopen does not compare", reopen_without_compare),
+    ("lost changes the record", lost_changes),
+];
+
+fn kept(now: StoreTime, record: &Option<Record>) -> Option<&Record> {
+    record.as_ref().filter(|record| record.kept(now))
+}
+
+/// The record as if the caller owned it, if it is pending.
+fn stolen(record: &Option<Record>, operation: &Operation) -> Option<Record> {
+    let thief = match operation {
+        Operation::Extend { token, .. }
+        | Operation::Complete { token, .. }
+        | Operation::Release { token, .. }
+        | Operation::Fail { token, .. } => *token,
+        _ => return record.clone(),
+    };
+    let mut record = record.clone();
+    if let Some(Record { state: State::Pending { token, .. }, .. }) = &mut record {
+        *token = thief;
+    }
+    record
+}
+
+fn complete_without_compare(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    if matches!(op, Operation::Complete { .. }) {
+        apply(now, stolen(&record, op), op)
+    } else {
+        apply(now, record, op)
+    }
+}
+
+fn release_without_compare(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    if matches!(op, Operation::Release { .. }) {
+        apply(now, stolen(&record, op), op)
+    } else {
+        apply(now, record, op)
+    }
+}
+
+fn fail_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    if matches!(op, Operation::Fail { .. }) {
+        apply(now, stolen(&record, op), op)
+    } else {
+        apply(now, record, op)
+    }
+}
+
+fn extend_by_anyone(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let Operation::Extend { .. } = op else { return apply(now, record, op) };
+    let (after, reply) = apply(now, stolen(&record, op), op);
+    // The owner stays who he was; only his lease was moved.
+    match (after, record) {
+        (Some(after), Some(before)) => (Some(Record { expires_at: after.expires_at, ..before }), reply),
+        (after, _) => (after, reply),
+    }
+}
+
+fn complete_after_release(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    match (op, kept(now, &record)) {
+        (Operation::Complete { .. }, Some(Record { state: State::Released { .. }, .. })) => {
+            (apply(now, None, op).0, HELD)
+        }
+        _ => apply(now, record, op),
+    }
+}
+
+fn complete_overwrites(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    match (op, kept(now, &record)) {
+        (Operation::Complete { .. }, Some(Record { state: State::Completed { .. }, .. })) => {
+            (apply(now, None, op).0, HELD)
+        }
+        _ => apply(now, record, op),
+    }
+}
+
+fn complete_of_lost_claim_is_lost(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    match (op, kept(now, &record)) {
+        (Operation::Complete { .. }, None) => (None, Reply::Lost),
+        _ => apply(now, record, op),
+    }
+}
+
+fn release_deletes(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let (after, reply) = apply(now, record, op);
+    if matches!(op, Operation::Release { .. }) && reply == HELD { (None, reply) } else { (after, reply) }
+}
+
+fn uncounted_release_counts(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let mut op = op.clone();
+    if let Operation::Release { counted, .. } = &mut op {
+        *counted = true;
+    }
+    apply(now, record, &op)
+}
+
+fn extend_recreates(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    match (op, kept(now, &record)) {
+        (&Operation::Extend { token, lease }, None) => {
+            let claim = Operation::Claim { token, lease, fingerprint: None, fenced: false };
+            (apply(now, None, &claim).0, HELD)
+        }
+        _ => apply(now, record, op),
+    }
+}
+
+fn extend_shortens(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let (mut after, reply) = apply(now, record, op);
+    if let (Operation::Extend { lease, .. }, Some(after), &HELD) = (op, &mut after, &reply)
+        && matches!(after.state, State::Pending { .. })
+    {
+        after.expires_at = now + *lease / 2 + TAIL;
+    }
+    (after, reply)
+}
+
+fn claim_takes_completed(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    // A completed record expires sooner than a lease with its tail: read as a lease, it is over.
+    match (op, kept(now, &record)) {
+        (Operation::Claim { .. }, Some(Record { state: State::Completed { .. }, .. })) => {
+            apply(now, None, op)
+        }
+        _ => apply(now, record, op),
+    }
+}
+
+fn claim_ignores_fingerprint(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let mut op = op.clone();
+    if let (Operation::Claim { fingerprint, .. }, Some(record)) = (&mut op, kept(now, &record)) {
+        *fingerprint = record.fingerprint;
+    }
+    apply(now, record, &op)
+}
+
+fn completed_before_fingerprint(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    match kept(now, &record) {
+        Some(Record { state: State::Completed { .. }, .. }) => claim_ignores_fingerprint(now, record, op),
+        _ => apply(now, record, op),
+    }
+}
+
+fn later(now: StoreTime, ms: u64) -> StoreTime {
+    StoreTime::from_micros(now.micros() + ms * 1_000)
+}
+
+/// The rules with another idea of when a lease is over.
+fn claim_at(
+    now: StoreTime,
+    seen: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let pending = matches!(kept(now, &record), Some(Record { state: State::Pending { .. }, .. }));
+    if !pending || !matches!(op, Operation::Claim { .. }) {
+        return apply(now, record, op);
+    }
+    let granted = |reply: &Reply| matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. });
+    let moved = apply(seen, record.clone(), op);
+    let right = apply(now, record.clone(), op);
+    if granted(&moved.1) == granted(&right.1) {
+        return right;
+    }
+    if !granted(&moved.1) {
+        return (record, moved.1);
+    }
+    let mut taken = moved;
+    if let (Some(record), Operation::Claim { lease, .. }) = (&mut taken.0, op) {
+        record.expires_at = now + *lease + TAIL;
+    }
+    taken
+}
+
+fn lease_ends_early(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    claim_at(now, later(now, 1), record, op)
+}
+
+fn lease_ends_late(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    claim_at(now, StoreTime::from_micros(now.micros() - 1_000), record, op)
+}
+
+/// The rules with another fence in a fresh grant.
+fn refence(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+    fence: impl Fn(Option<Fence>) -> Fence,
+) -> (Option<Record>, Reply) {
+    let last = match kept(now, &record).map(|record| &record.state) {
+        Some(State::Pending { fence, .. } | State::Released { fence, .. }) => *fence,
+        _ => None,
+    };
+    let (mut after, mut reply) = apply(now, record.clone(), op);
+    let fresh = kept(now, &record) != after.as_ref();
+    if let (Reply::Verdict { verdict: Verdict::Granted(Grant { fence: Some(given), .. }), .. }, true) =
+        (&mut reply, fresh)
+    {
+        *given = fence(last);
+        if let Some(Record { state: State::Pending { fence: Some(written), .. }, .. }) = &mut after {
+            *written = *given;
+        }
+    }
+    (after, reply)
+}
+
+fn fence_stands(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    refence(now, record, op, |last| last.unwrap_or(Fence(now.micros())))
+}
+
+fn fence_starts_over(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    refence(now, record, op, |last| Fence(last.map_or(1, |Fence(last)| last + 1)))
+}
+
+/// The rules with another grant after a takeover.
+fn regrant(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+    change: impl Fn(&mut u8, &mut Recovery),
+) -> (Option<Record>, Reply) {
+    let (mut after, mut reply) = apply(now, record.clone(), op);
+    let fresh = kept(now, &record) != after.as_ref();
+    if let Reply::Verdict { verdict: Verdict::Granted(Grant { attempt, recovery, .. }), .. } = &mut reply
+        && *recovery == Recovery::Takeover
+        && fresh
+    {
+        change(attempt, recovery);
+        if let Some(Record { state: State::Pending { attempt, recovery, .. }, .. }) = &mut after {
+            change(attempt, recovery);
+        }
+    }
+    (after, reply)
+}
+
+fn takeover_unflagged(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    regrant(now, record, op, |_, recovery| *recovery = Recovery::None)
+}
+
+fn takeover_uncounted(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    regrant(now, record, op, |attempt, _| *attempt -= 1)
+}
+
+fn release_forgets_takeover(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let (mut after, reply) = apply(now, record, op);
+    if let Some(Record { state: State::Released { recovered, .. }, .. }) = &mut after {
+        *recovered = false;
+    }
+    (after, reply)
+}
+
+fn pending_expires_with_lease(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let over = kept(now, &record).is_some_and(|record| {
+        matches!(record.state, State::Pending { .. }) && record.protected_for(now).is_none()
+    });
+    apply(now, record.filter(|_| !over), op)
+}
+
+fn repeat_is_busy(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let (after, reply) = apply(now, record.clone(), op);
+    let granted = matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. });
+    if granted && kept(now, &record).is_some() && kept(now, &record) == after.as_ref() {
+        let verdict = Verdict::Busy { retry_in: Duration::from_millis(1) };
+        return (after, Reply::Verdict { verdict, uncompared: false });
+    }
+    (after, reply)
+}
+
+fn fail_forgets_hand_over(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let (mut after, reply) = apply(now, record, op);
+    if let (Operation::Fail { .. }, &HELD, Some(Record { state: State::Failed { handed_over, .. }, .. })) =
+        (op, &reply, &mut after)
+    {
+        *handed_over = false;
+    }
+    (after, reply)
+}
+
+fn reopen_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    match (op, kept(now, &record)) {
+        (Operation::Reopen { .. }, Some(seen)) => {
+            let expected = seen.clone();
+            apply(now, record, &Operation::Reopen { expected })
+        }
+        _ => apply(now, record, op),
+    }
+}
+
+fn lost_changes(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let (mut after, reply) = apply(now, record, op);
+    if let (Reply::Lost, Some(record)) = (&reply, &mut after) {
+        record.expires_at = record.expires_at.max(now + TAIL + Duration::from_millis(9));
+    }
+    (after, reply)
+}

@@ -1,0 +1,87 @@
+//! The store's clock: the machine's, made to never go back.
+//!
+//! All processes on a file share the machine's wall clock, and the file remembers how far it had come. When
+//! the wall clock is set back, the store's clock goes on from there at the same pace: leases end when they
+//! should, and no key waits for the wall clock to catch up. When the wall clock is set forward, leases end
+//! early, which costs second runs of what is running, and records expire early: set the clock of a machine
+//! before you start its consumers.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use oncegate_core::record::StoreTime;
+
+/// How far the clock may run on before the file has to remember it again: 1 s.
+///
+/// A step back of less than this can go unnoticed, and costs no more than this.
+const REMEMBER_EVERY_US: i64 = 1_000_000;
+
+/// What the file remembers of the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Remembered {
+    /// How far the store's clock had come, in microseconds.
+    pub(super) reached_us: i64,
+    /// What to add to the wall clock, in microseconds.
+    pub(super) ahead_us: i64,
+}
+
+/// The wall clock, in microseconds since 1970.
+pub(super) fn wall_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// What time it is for the store, and what the file must remember, if that has to change.
+pub(super) fn now(wall_us: i64, remembered: Remembered) -> (StoreTime, Option<Remembered>) {
+    let Remembered { reached_us, ahead_us } = remembered;
+    let told_us = wall_us.saturating_add(ahead_us);
+    if told_us < reached_us {
+        let ahead_us = reached_us.saturating_sub(wall_us);
+        return (time(reached_us), Some(Remembered { reached_us, ahead_us }));
+    }
+    let due = told_us.saturating_sub(reached_us) >= REMEMBER_EVERY_US;
+    (time(told_us), due.then_some(Remembered { reached_us: told_us, ahead_us }))
+}
+
+fn time(micros: i64) -> StoreTime {
+    StoreTime::from_micros(u64::try_from(micros).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000;
+
+    /// Goes through readings of the wall clock, in seconds, and returns the store's.
+    fn told(wall_seconds: &[i64]) -> Vec<u64> {
+        let mut remembered = Remembered { reached_us: 0, ahead_us: 0 };
+        let tell = |second: &i64| {
+            let (now, change) = now(second * SECOND, remembered);
+            remembered = change.unwrap_or(remembered);
+            now.millis() / 1_000
+        };
+        wall_seconds.iter().map(tell).collect()
+    }
+
+    #[test]
+    fn it_follows_the_wall_clock() {
+        assert_eq!(told(&[100, 101, 105]), [100, 101, 105]);
+    }
+
+    #[test]
+    fn it_goes_on_when_the_wall_clock_is_set_back() {
+        assert_eq!(told(&[5_000, 1_400, 1_410, 1_430]), [5_000, 5_000, 5_010, 5_030]);
+    }
+
+    #[test]
+    fn it_stays_ahead_when_the_wall_clock_strobes() {
+        assert_eq!(told(&[100, 3_700, 100, 110, 3_710, 120]), [100, 3_700, 3_700, 3_710, 7_310, 7_310]);
+    }
+
+    #[test]
+    fn it_writes_at_most_once_a_second() {
+        let remembered = Remembered { reached_us: 10 * SECOND, ahead_us: 0 };
+        assert_eq!(now(10 * SECOND + 999_999, remembered).1, None);
+        assert!(now(11 * SECOND, remembered).1.is_some());
+    }
+}

@@ -1,0 +1,109 @@
+//! What SQLite's errors mean for the caller.
+
+use std::fmt;
+use std::path::Path;
+
+use oncegate_core::key::StoreKey;
+use oncegate_core::store::StoreError;
+use rusqlite::{Error, ErrorCode};
+
+/// Why a transaction, or one command of it, came to nothing.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// SQLite said so; it concerns the whole transaction.
+    Sqlite(Error),
+    /// What the file holds under this key is no record of a known format. The other commands go on.
+    Unreadable {
+        /// The key.
+        key: StoreKey,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl From<Trouble> for StoreError {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Sqlite(error) => not_executed(&error),
+            Trouble::Unreadable { key, reason } => Self::unreadable(key, reason),
+        }
+    }
+}
+
+/// Whether another process held a lock, so that trying again a little later may do.
+pub(super) fn is_busy(error: &Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// Classifies an error of a transaction that was rolled back.
+pub(super) fn not_executed(error: &Error) -> StoreError {
+    use ErrorCode as Code;
+    match error.sqlite_error_code() {
+        Some(Code::DatabaseBusy | Code::DatabaseLocked) => {
+            StoreError::unavailable("other processes hold the lock of the SQLite file (busy_timeout)")
+        }
+        Some(Code::DiskFull) => {
+            StoreError::unavailable("the disk or quota under the SQLite file is full; make room")
+        }
+        Some(Code::SystemIoFailure) => {
+            StoreError::unavailable(Said("reading or writing the SQLite file failed", error))
+        }
+        Some(Code::OutOfMemory | Code::OperationInterrupted | Code::FileLockingProtocolFailed) => {
+            StoreError::unavailable(error)
+        }
+        Some(Code::DatabaseCorrupt | Code::NotADatabase) => StoreError::refused(Said(DAMAGED, error)),
+        Some(Code::ReadOnly | Code::PermissionDenied | Code::AuthorizationForStatementDenied) => {
+            StoreError::refused(Said("the SQLite file and its directory must be writable", error))
+        }
+        Some(Code::CannotOpen) => {
+            StoreError::refused(Said("the SQLite file cannot be opened; see its path and directory", error))
+        }
+        Some(Code::TooBig) => StoreError::refused("the result is too large for SQLite"),
+        _ => StoreError::refused(error),
+    }
+}
+
+/// Classifies an error of a COMMIT.
+///
+/// A full disk or a lock is told before anything is in the log. When writing or syncing fails, the commit may
+/// have reached the disk or not: whoever reads the log after a crash decides.
+pub(super) fn not_committed(error: &Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::SystemIoFailure) => {
+            StoreError::unknown(Said("the commit to the SQLite file failed", error))
+        }
+        _ => not_executed(error),
+    }
+}
+
+/// Puts the path in front of what went wrong while a file was opened.
+pub(super) fn at_opening(path: &Path, error: StoreError) -> StoreError {
+    let path = path.display();
+    match error {
+        StoreError::Unavailable { reason } => StoreError::unavailable(format_args!("{path}: {reason}")),
+        StoreError::Refused { reason } => StoreError::refused(format_args!("{path}: {reason}")),
+        other => other,
+    }
+}
+
+const DAMAGED: &str = "the SQLite file is damaged; restore it or move it away, it is not read as empty";
+
+/// What it means, and what SQLite said.
+struct Said<'a>(&'a str, &'a Error);
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.0, self.1)
+    }
+}
+
+/// The file is damaged in the way that SQLite's check describes.
+pub(super) fn damaged(finding: &str) -> StoreError {
+    StoreError::refused(format_args!("{DAMAGED} ({finding})"))
+}

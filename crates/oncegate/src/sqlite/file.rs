@@ -1,0 +1,274 @@
+//! Opening a file: what it must be, and what is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use oncegate_core::store::{Checkup, StoreError};
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use super::errors;
+use super::row::SCHEMA;
+
+/// Marks a file as ours: `once` in ASCII.
+const APPLICATION_ID: i32 = 0x6f6e_6365;
+
+/// The format of the tables. A release reads a format before any release writes it.
+const SCHEMA_VERSION: i32 = 1;
+
+/// The log is cut back to this after it has grown, in bytes.
+const LOG_BYTES: i64 = 64 * 1024 * 1024;
+
+/// What a connection keeps of the file in memory, in KiB.
+const CACHE_KIB: i64 = 16 * 1024;
+
+/// How to open a file.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) path: PathBuf,
+    pub(super) busy_timeout: Duration,
+    pub(super) synchronous: Synchronous,
+    pub(super) purge_rest: Option<Duration>,
+    pub(super) must_exist: bool,
+    pub(super) check_up_to_bytes: u64,
+}
+
+/// What a committed answer survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Synchronous {
+    /// A power cut: the disk confirms every commit before it is answered.
+    #[default]
+    Full,
+    /// The end of the process, but not a power cut, which may take back the last commits. Messages whose
+    /// completion is taken back after their ack run no second time only if they are never delivered again.
+    Normal,
+}
+
+impl Settings {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            busy_timeout: Duration::from_secs(5),
+            synchronous: Synchronous::default(),
+            purge_rest: Some(Duration::from_secs(60)),
+            must_exist: false,
+            check_up_to_bytes: 256 * 1024 * 1024,
+        }
+    }
+}
+
+/// Opens the file for writing, and makes its tables if it is new.
+pub(super) fn open(settings: &Settings) -> Result<Connection, StoreError> {
+    try_open(settings).map_err(|error| errors::at_opening(&settings.path, error))
+}
+
+/// Opens a second connection to a file that [`open`] has accepted.
+pub(super) fn open_for_reading(settings: &Settings) -> Result<Connection, StoreError> {
+    let open = || {
+        let connection = Connection::open_with_flags(&settings.path, flags(false))?;
+        connection.busy_timeout(settings.busy_timeout)?;
+        connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+        connection.pragma_update(None, "query_only", true)?;
+        Ok(connection)
+    };
+    open().map_err(|error| errors::at_opening(&settings.path, errors::not_executed(&error)))
+}
+
+fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
+    refuse_a_lost_file(settings)?;
+    let sqlite = |error| errors::not_executed(&error);
+    let mut connection =
+        Connection::open_with_flags(&settings.path, flags(!settings.must_exist)).map_err(sqlite)?;
+    // Waiting is ours: SQLite's own waiting starves one of several busy processes.
+    connection.busy_timeout(Duration::ZERO).map_err(sqlite)?;
+
+    let found = patiently(settings.busy_timeout, || identify(&connection)).map_err(sqlite)?;
+    let new = is_new(found)?;
+    if !new {
+        check_for_damage(&connection, settings)?;
+    }
+    // Not before we know that the file is ours to change.
+    let journal = patiently(settings.busy_timeout, || {
+        connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0))
+    });
+    let journal = journal.map_err(sqlite)?;
+    if !journal.eq_ignore_ascii_case("wal") {
+        return Err(StoreError::refused(format_args!(
+            "write-ahead logging is not possible here (journal mode {journal}); use a file on a local disk"
+        )));
+    }
+    tune(&connection, settings.synchronous).map_err(sqlite)?;
+    if new {
+        let found = patiently(settings.busy_timeout, || create(&mut connection)).map_err(sqlite)?;
+        is_new(found)?;
+    }
+    Ok(connection)
+}
+
+fn flags(create: bool) -> OpenFlags {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    if create { flags | OpenFlags::SQLITE_OPEN_CREATE } else { flags }
+}
+
+/// An empty file beside a log that is not: the records were cut off. SQLite would delete the log.
+fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
+    let length = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
+    let file_bytes = length(&settings.path);
+    let mut log = settings.path.clone().into_os_string();
+    log.push("-wal");
+    if file_bytes == 0 && length(Path::new(&log)) > 0 {
+        return Err(errors::damaged("the file is empty or missing, but its log is not"));
+    }
+    if file_bytes == 0 && settings.must_exist {
+        return Err(StoreError::refused("there are no records (must_exist); check the path"));
+    }
+    Ok(())
+}
+
+/// What marks a file: application, version, and how many tables it has.
+#[derive(Clone, Copy)]
+struct Found {
+    application_id: i32,
+    version: i32,
+    tables: i64,
+}
+
+fn identify(connection: &Connection) -> rusqlite::Result<Found> {
+    Ok(Found {
+        application_id: connection.pragma_query_value(None, "application_id", |row| row.get(0))?,
+        version: connection.pragma_query_value(None, "user_version", |row| row.get(0))?,
+        tables: connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?,
+    })
+}
+
+/// Whether the file is still without tables; refuses what is not ours or cannot be read.
+fn is_new(found: Found) -> Result<bool, StoreError> {
+    match found {
+        Found { application_id: 0, version: 0, tables: 0 } => Ok(true),
+        Found { application_id: APPLICATION_ID, version: SCHEMA_VERSION, .. } => Ok(false),
+        Found { application_id: APPLICATION_ID, version, .. } => Err(StoreError::refused(format_args!(
+            "the file has format {version}, this release reads format {SCHEMA_VERSION}; use a newer release"
+        ))),
+        Found { .. } => Err(StoreError::refused("the file belongs to another application")),
+    }
+}
+
+/// Makes the tables, unless another process was faster; returns what is there afterwards.
+fn create(connection: &mut Connection) -> rusqlite::Result<Found> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if identify(&transaction)?.tables == 0 {
+        transaction.execute_batch(SCHEMA)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    }
+    let found = identify(&transaction)?;
+    transaction.commit()?;
+    Ok(found)
+}
+
+fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<()> {
+    let level = match synchronous {
+        Synchronous::Full => "FULL",
+        Synchronous::Normal => "NORMAL",
+    };
+    connection.pragma_update(None, "synchronous", level)?;
+    // On macOS an fsync alone does not reach the disk; elsewhere these two mean nothing.
+    connection.pragma_update(None, "fullfsync", synchronous == Synchronous::Full)?;
+    connection.pragma_update(None, "checkpoint_fullfsync", synchronous == Synchronous::Full)?;
+    connection.pragma_update(None, "journal_size_limit", LOG_BYTES)?;
+    connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+    connection.pragma_update(None, "trusted_schema", false)
+}
+
+/// Reads the file through, if it is not too large for that.
+fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), StoreError> {
+    let bytes = fs::metadata(&settings.path).map(|metadata| metadata.len()).unwrap_or(u64::MAX);
+    if bytes > settings.check_up_to_bytes {
+        return Ok(());
+    }
+    let check = || connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+    let finding = patiently(settings.busy_timeout, check).map_err(|error| errors::not_executed(&error))?;
+    if finding == "ok" { Ok(()) } else { Err(errors::damaged(&finding)) }
+}
+
+/// Tries again, at jittered short intervals, while other processes hold a lock.
+pub(super) fn patiently<T>(
+    timeout: Duration,
+    mut attempt: impl FnMut() -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let deadline = Instant::now().checked_add(timeout);
+    loop {
+        match attempt() {
+            Err(error) if errors::is_busy(&error) && deadline.is_none_or(|end| Instant::now() < end) => {
+                std::thread::sleep(Duration::from_micros(fastrand::u64(100..2_000)));
+            }
+            settled => return settled,
+        }
+    }
+}
+
+/// Which file it is, whatever its path names by now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    #[cfg(unix)]
+    device_and_inode: (u64, u64),
+}
+
+impl Identity {
+    #[cfg(unix)]
+    fn of(path: &Path) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
+    }
+
+    /// Elsewhere an open file can be neither deleted nor replaced.
+    #[cfg(not(unix))]
+    fn of(_: &Path) -> Option<Self> {
+        Some(Self {})
+    }
+}
+
+/// A file that must stay in its place while it is open.
+///
+/// SQLite goes on with a file that was deleted or replaced under it. What it then answered would be lost
+/// with the process, and another process would be told that the same messages are new.
+pub(super) struct Place {
+    path: PathBuf,
+    opened: Option<Identity>,
+}
+
+impl Place {
+    pub(super) fn of(path: &Path) -> Self {
+        Self { path: path.to_owned(), opened: Identity::of(path) }
+    }
+
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        let now = Identity::of(&self.path);
+        if now.is_some() && now == self.opened {
+            return Ok(());
+        }
+        let path = self.path.display();
+        Err(StoreError::refused(format_args!(
+            "{path} was moved, deleted or replaced while it was open; put it back, or restart"
+        )))
+    }
+}
+
+/// What the start-up check says of the file.
+pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Checkup> {
+    let version = rusqlite::version();
+    let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+    let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+    let mut warnings = Vec::new();
+    if synchronous < 2 {
+        warnings.push(
+            "synchronous is NORMAL: a power cut may take back completions that were acknowledged; \
+             use Synchronous::Full"
+                .to_owned(),
+        );
+    }
+    let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
+    Ok(Checkup { store, warnings })
+}

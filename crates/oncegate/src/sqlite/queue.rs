@@ -1,0 +1,228 @@
+//! What waits for a thread: a bounded queue in which heartbeats overtake.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use oncegate_core::store::StoreError;
+
+/// The most commands or keys that wait; what comes then is told that the store is overloaded.
+const MAX_WAITING: usize = 65_536;
+
+/// Something that a thread does for a caller.
+pub(super) trait Job {
+    /// Whether it overtakes what is not.
+    fn urgent(&self) -> bool;
+
+    /// How much of a batch it takes.
+    fn size(&self) -> usize;
+
+    /// Whether it must not share its turn with others.
+    fn alone(&self) -> bool;
+}
+
+/// A queue between the callers and one thread.
+pub(super) struct Queue<J> {
+    waiting: Mutex<Waiting<J>>,
+    arrived: Condvar,
+}
+
+struct Waiting<J> {
+    urgent: VecDeque<J>,
+    others: VecDeque<J>,
+    size: usize,
+    closed: bool,
+}
+
+/// What a thread does next.
+pub(super) enum Turn<J> {
+    /// These jobs, urgent ones first. Never empty.
+    Jobs(Vec<J>),
+    /// Nothing has arrived in time.
+    Idle,
+    /// Nothing will arrive any more.
+    Closed,
+}
+
+impl<J: Job> Queue<J> {
+    pub(super) fn new() -> Self {
+        let waiting = Waiting { urgent: VecDeque::new(), others: VecDeque::new(), size: 0, closed: false };
+        Self { waiting: Mutex::new(waiting), arrived: Condvar::new() }
+    }
+
+    /// Queues a job.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when too much waits already, or the thread has ended.
+    pub(super) fn push(&self, job: J) -> Result<(), StoreError> {
+        let mut waiting = self.waiting();
+        if waiting.closed {
+            return Err(StoreError::unavailable("the SQLite store is closed"));
+        }
+        if waiting.size.saturating_add(job.size()) > MAX_WAITING {
+            return Err(StoreError::unavailable("too many commands wait for the SQLite file"));
+        }
+        waiting.size += job.size();
+        if job.urgent() {
+            waiting.urgent.push_back(job);
+        } else {
+            waiting.others.push_back(job);
+        }
+        drop(waiting);
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    /// Takes what has arrived, up to `most` in size; waits at most `patience` for it.
+    pub(super) fn take(&self, most: usize, patience: Duration) -> Turn<J> {
+        let deadline = Instant::now().checked_add(patience);
+        let mut waiting = self.waiting();
+        while waiting.is_empty() {
+            if waiting.closed {
+                return Turn::Closed;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Turn::Idle;
+            }
+            let left = left.unwrap_or(patience);
+            let woken = self.arrived.wait_timeout(waiting, left);
+            waiting = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Turn::Jobs(waiting.take(most))
+    }
+
+    /// Lets nothing more in. What waits is still done.
+    pub(super) fn close(&self) {
+        self.waiting().closed = true;
+        self.arrived.notify_all();
+    }
+
+    /// Lets nothing more in and drops what waits, so that its callers learn that nobody answers.
+    pub(super) fn abandon(&self) {
+        let mut waiting = self.waiting();
+        waiting.closed = true;
+        waiting.urgent.clear();
+        waiting.others.clear();
+    }
+
+    /// A panic elsewhere leaves the queue whole: each change of it is complete before the next.
+    fn waiting(&self) -> MutexGuard<'_, Waiting<J>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<J: Job> Waiting<J> {
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.others.is_empty()
+    }
+
+    fn take(&mut self, most: usize) -> Vec<J> {
+        let mut jobs: Vec<J> = Vec::new();
+        let mut size = 0;
+        loop {
+            let lane = if self.urgent.is_empty() { &mut self.others } else { &mut self.urgent };
+            let fits = |job: &J| jobs.is_empty() || (size + job.size() <= most && !job.alone());
+            let next = if lane.front().is_some_and(fits) { lane.pop_front() } else { None };
+            let Some(job) = next else { return jobs };
+            self.size = self.size.saturating_sub(job.size());
+            size += job.size();
+            let alone = job.alone();
+            jobs.push(job);
+            if alone {
+                return jobs;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Numbered {
+        number: usize,
+        size: usize,
+        urgent: bool,
+        alone: bool,
+    }
+
+    impl Job for Numbered {
+        fn urgent(&self) -> bool {
+            self.urgent
+        }
+
+        fn size(&self) -> usize {
+            self.size
+        }
+
+        fn alone(&self) -> bool {
+            self.alone
+        }
+    }
+
+    fn job(number: usize, size: usize) -> Numbered {
+        Numbered { number, size, urgent: false, alone: false }
+    }
+
+    fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
+        match queue.take(10, Duration::ZERO) {
+            Turn::Jobs(jobs) => jobs.iter().map(|job| job.number).collect(),
+            Turn::Idle => Vec::new(),
+            Turn::Closed => vec![usize::MAX],
+        }
+    }
+
+    fn check(jobs: impl IntoIterator<Item = Numbered>, turns: &[&[usize]]) {
+        let queue = Queue::new();
+        for job in jobs {
+            queue.push(job).unwrap();
+        }
+        for turn in turns {
+            assert_eq!(taken(&queue), *turn);
+        }
+        assert!(taken(&queue).is_empty(), "nothing is left");
+    }
+
+    #[test]
+    fn what_fits_is_taken_together() {
+        check([job(1, 4), job(2, 4), job(3, 4), job(4, 1)], &[&[1, 2], &[3, 4]]);
+    }
+
+    #[test]
+    fn what_is_too_large_goes_by_itself() {
+        check([job(1, 40), job(2, 1)], &[&[1], &[2]]);
+    }
+
+    #[test]
+    fn what_is_urgent_overtakes() {
+        let urgent = |number| Numbered { urgent: true, ..job(number, 1) };
+        check([job(1, 4), job(2, 4), urgent(3), job(4, 1), urgent(5)], &[&[3, 5, 1, 2], &[4]]);
+    }
+
+    #[test]
+    fn what_is_alone_shares_no_turn() {
+        let alone = Numbered { alone: true, ..job(2, 1) };
+        check([job(1, 1), alone, job(3, 1)], &[&[1], &[2], &[3]]);
+    }
+
+    #[test]
+    fn too_much_is_refused_until_something_is_taken() {
+        let queue = Queue::new();
+        queue.push(job(1, MAX_WAITING)).unwrap();
+        assert!(matches!(queue.push(job(2, 1)), Err(StoreError::Unavailable { .. })));
+        assert_eq!(taken(&queue), [1]);
+        queue.push(job(3, 1)).unwrap();
+    }
+
+    #[test]
+    fn a_closed_queue_is_worked_off() {
+        let queue = Queue::new();
+        queue.push(job(1, 1)).unwrap();
+        queue.close();
+        assert!(queue.push(job(2, 1)).is_err());
+        assert_eq!(taken(&queue), [1]);
+        assert_eq!(taken(&queue), [usize::MAX]);
+    }
+}

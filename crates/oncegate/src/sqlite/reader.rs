@@ -1,0 +1,152 @@
+//! The thread that reads: looks never wait for a writer, of this process or another.
+
+use std::time::Duration;
+
+use oncegate_core::key::StoreKey;
+use oncegate_core::store::{Looked, StoreError};
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::errors::{self, Trouble};
+use super::file::{self, Place, Settings};
+use super::queue::{Job, Queue, Turn};
+use super::row;
+use super::thread::Worker;
+
+/// The most keys of one read transaction, so that the log can be cut back between.
+const MAX_TRANSACTION_KEYS: usize = 1_024;
+
+/// How long the thread sleeps when nothing comes; any time would do.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+
+type Answers = Vec<Result<Option<Looked>, StoreError>>;
+
+/// Keys that somebody wants to see.
+struct Look {
+    keys: Vec<StoreKey>,
+    answer: oneshot::Sender<Answers>,
+}
+
+/// Something for the reading thread.
+enum Question {
+    /// Keys that may share a transaction with others.
+    Look(Look),
+    /// Something else, by itself.
+    Other(Box<dyn FnOnce(&Thread) + Send>),
+}
+
+impl Job for Question {
+    fn urgent(&self) -> bool {
+        false
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Look(look) => look.keys.len(),
+            Self::Other(_) => 1,
+        }
+    }
+
+    fn alone(&self) -> bool {
+        matches!(self, Self::Other(_))
+    }
+}
+
+/// The reading thread, as the callers see it.
+pub(super) struct Reader {
+    worker: Worker<Question>,
+}
+
+impl Reader {
+    pub(super) async fn start(settings: Settings) -> Result<Self, StoreError> {
+        let open = move || {
+            let connection = file::open_for_reading(&settings)?;
+            Ok(Thread { connection, place: Place::of(&settings.path) })
+        };
+        Ok(Self { worker: Worker::start("oncegate-sqlite-read", open, Thread::run).await? })
+    }
+
+    /// Queues keys. The answers show at least what was committed before.
+    pub(super) fn look(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.worker.push(Question::Look(Look { keys, answer }))?;
+        Ok(answered)
+    }
+
+    /// Reads something that is no record.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let question = move |thread: &Thread| {
+            let read = || ask(&thread.connection).map_err(|error| errors::not_executed(&error));
+            // A caller who has gone away wants no answer.
+            let _ = answer.send(thread.place.check().and_then(|()| read()));
+        };
+        self.worker.push(Question::Other(Box::new(question)))?;
+        let lost = |_| StoreError::unavailable("the thread of the SQLite store ended before it answered");
+        answered.await.map_err(lost)?
+    }
+}
+
+/// The reading thread, as it sees itself.
+struct Thread {
+    connection: Connection,
+    place: Place,
+}
+
+impl Thread {
+    fn run(self, queue: &Queue<Question>) {
+        loop {
+            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE) {
+                Turn::Jobs(questions) => self.work(questions),
+                Turn::Idle => {}
+                Turn::Closed => return,
+            }
+        }
+    }
+
+    fn work(&self, questions: Vec<Question>) {
+        let mut looks = Vec::new();
+        for question in questions {
+            match question {
+                Question::Look(look) => looks.push(look),
+                Question::Other(answer) => answer(self),
+            }
+        }
+        if !looks.is_empty() {
+            self.answer(looks);
+        }
+    }
+
+    fn answer(&self, looks: Vec<Look>) {
+        let answers = self.read(&looks).unwrap_or_else(|error| {
+            let count = looks.iter().map(|look| look.keys.len());
+            count.map(|count| (0..count).map(|_| Err(error.clone())).collect()).collect()
+        });
+        for (look, answers) in looks.into_iter().zip(answers) {
+            // A caller who has gone away wants no answer.
+            let _ = look.answer.send(answers);
+        }
+    }
+
+    fn read(&self, looks: &[Look]) -> Result<Vec<Answers>, StoreError> {
+        self.place.check()?;
+        let read = || {
+            let transaction = self.connection.unchecked_transaction()?;
+            let now = row::now(&transaction, false)?;
+            let look = |key: &StoreKey| match row::read(&transaction, key) {
+                Ok(record) => {
+                    let kept = record.filter(|record| record.kept(now));
+                    Ok(Ok(kept.map(|record| Looked { now, record })))
+                }
+                Err(Trouble::Sqlite(error)) => Err(error),
+                Err(unreadable) => Ok(Err(StoreError::from(unreadable))),
+            };
+            looks.iter().map(|job| job.keys.iter().map(look).collect()).collect()
+        };
+        let read: rusqlite::Result<Vec<Answers>> = read();
+        read.map_err(|error| errors::not_executed(&error))
+    }
+}

@@ -1,0 +1,77 @@
+//! A thread with a queue: how it starts, fails and ends.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use oncegate_core::store::StoreError;
+use tokio::sync::oneshot;
+
+use super::queue::{Job, Queue};
+
+/// A thread that owns a connection and works off a queue. Dropping it waits for what is queued.
+pub(super) struct Worker<J: Job> {
+    queue: Arc<Queue<J>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<J: Job + Send + 'static> Worker<J> {
+    /// Starts the thread, which opens what it works with, and waits until that is open.
+    pub(super) async fn start<S>(
+        name: &str,
+        open: impl FnOnce() -> Result<S, StoreError> + Send + 'static,
+        run: impl FnOnce(S, &Queue<J>) + Send + 'static,
+    ) -> Result<Self, StoreError> {
+        let queue = Arc::new(Queue::new());
+        let (opened, is_open) = oneshot::channel();
+        let ending = Ending(Arc::clone(&queue));
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            // Whatever ends this thread, nobody waits for it for ever.
+            let ending = ending;
+            match open() {
+                Ok(state) => {
+                    // A caller who is gone by now has dropped the queue too, and the thread ends.
+                    let _ = opened.send(Ok(()));
+                    run(state, &ending.0);
+                }
+                Err(error) => {
+                    let _ = opened.send(Err(error));
+                }
+            }
+        });
+        let thread = thread.map_err(|error: io::Error| StoreError::unavailable(error))?;
+        let worker = Self { queue, thread: Some(thread) };
+        match is_open.await {
+            Ok(Ok(())) => Ok(worker),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(StoreError::unavailable("the thread of the SQLite store ended at once")),
+        }
+    }
+
+    /// Hands a job to the thread.
+    ///
+    /// # Errors
+    /// See [`Queue::push`].
+    pub(super) fn push(&self, job: J) -> Result<(), StoreError> {
+        self.queue.push(job)
+    }
+}
+
+impl<J: Job> Drop for Worker<J> {
+    fn drop(&mut self) {
+        self.queue.close();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been told by itself; there is nobody left to hear of it here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Closes the queue when its thread ends.
+struct Ending<J: Job>(Arc<Queue<J>>);
+
+impl<J: Job> Drop for Ending<J> {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
