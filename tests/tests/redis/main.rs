@@ -1,8 +1,6 @@
 //! The Redis store on real servers.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 mod conformance;
 mod equivalence;
 mod faults;
