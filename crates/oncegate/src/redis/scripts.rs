@@ -39,17 +39,15 @@ pub(super) struct Scripts {
 
 #[derive(Clone, Debug)]
 struct Source {
-    /// The file's name without its ending.
-    name: &'static str,
     text: Cow<'static, str>,
     sha: Box<str>,
 }
 
 impl Source {
-    fn new(name: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+    fn new(text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         let sha = redis::Script::new(&text).get_hash().into();
-        Self { name, text, sha }
+        Self { text, sha }
     }
 }
 
@@ -57,15 +55,15 @@ impl Default for Scripts {
     fn default() -> Self {
         // The order is that of `Verb`.
         let sources = [
-            Source::new("claim", include_str!("../../lua/claim.lua")),
-            Source::new("extend", include_str!("../../lua/extend.lua")),
-            Source::new("complete", include_str!("../../lua/complete.lua")),
-            Source::new("release", include_str!("../../lua/release.lua")),
-            Source::new("fail", include_str!("../../lua/fail.lua")),
-            Source::new("hand_over", include_str!("../../lua/hand_over.lua")),
-            Source::new("reopen", include_str!("../../lua/reopen.lua")),
-            Source::new("look", include_str!("../../lua/look.lua")),
-            Source::new("describe", include_str!("../../lua/describe.lua")),
+            Source::new(include_str!("../../lua/claim.lua")),
+            Source::new(include_str!("../../lua/extend.lua")),
+            Source::new(include_str!("../../lua/complete.lua")),
+            Source::new(include_str!("../../lua/release.lua")),
+            Source::new(include_str!("../../lua/fail.lua")),
+            Source::new(include_str!("../../lua/hand_over.lua")),
+            Source::new(include_str!("../../lua/reopen.lua")),
+            Source::new(include_str!("../../lua/look.lua")),
+            Source::new(include_str!("../../lua/describe.lua")),
         ];
         Self { sources }
     }
@@ -78,13 +76,17 @@ impl Scripts {
     /// When there is no such script, or the text does not stand in it exactly once.
     #[cfg(feature = "testing")]
     pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
-        let source = self.sources.iter_mut().find(|source| source.name == name);
+        /// The files without their ending, in the order of `Verb`.
+        const NAMES: [&str; VERBS] =
+            ["claim", "extend", "complete", "release", "fail", "hand_over", "reopen", "look", "describe"];
+        let mut named = NAMES.iter().zip(&mut self.sources);
+        let source = named.find(|(known, _)| **known == name).map(|(_, source)| source);
         let source = source.ok_or_else(|| format!("there is no {name}.lua"))?;
         let found = source.text.matches(from).count();
         if found != 1 {
             return Err(format!("{name}.lua has `{from}` {found} times"));
         }
-        *source = Source::new(source.name, source.text.replace(from, to));
+        *source = Source::new(source.text.replace(from, to));
         Ok(())
     }
 
