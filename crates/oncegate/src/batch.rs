@@ -71,17 +71,21 @@ impl<T: Item, A> Joiner<T, A> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        if items.len() <= MAX_BATCH_ITEMS {
+        let bytes = items.iter().map(Item::bytes).sum::<usize>();
+        if items.len() <= MAX_BATCH_ITEMS && bytes <= MAX_BATCH_BYTES {
             let answer = self.hand_in(items).await?;
             return answer.await.map_err(|_| CarrierGone { unsent: false });
         }
         let mut waiting = Vec::with_capacity(items.len() / MAX_BATCH_ITEMS + 1);
         let mut answers = Vec::with_capacity(items.len());
-        let mut items = items.into_iter();
-        loop {
-            let chunk: Vec<T> = items.by_ref().take(MAX_BATCH_ITEMS).collect();
-            if chunk.is_empty() {
-                break;
+        let mut items = items.into_iter().peekable();
+        while items.peek().is_some() {
+            let (mut room, mut chunk) = (MAX_BATCH_BYTES, Vec::new());
+            while chunk.len() < MAX_BATCH_ITEMS
+                && let Some(item) = items.next_if(|item| chunk.is_empty() || item.bytes() <= room)
+            {
+                room = room.saturating_sub(item.bytes());
+                chunk.push(item);
             }
             // Some chunks may have been carried already, so nobody can say that none was.
             waiting.push(self.hand_in(chunk).await.map_err(|_| CarrierGone { unsent: false })?);
@@ -191,6 +195,35 @@ mod tests {
         };
         let (answers, ()) = tokio::join!(submit, carry);
         assert_eq!(answers, Ok(double(all)));
+    }
+
+    #[tokio::test]
+    async fn what_is_heavy_travels_by_itself() {
+        #[derive(Debug, PartialEq)]
+        struct Crate(usize);
+
+        impl Item for Crate {
+            fn bytes(&self) -> usize {
+                self.0
+            }
+        }
+
+        let (joiner, mut carrier) = channel::<Crate, ()>();
+        let submit =
+            joiner.submit(vec![Crate(10), Crate(2 * MAX_BATCH_BYTES), Crate(MAX_BATCH_BYTES), Crate(10)]);
+        let carry = async {
+            let mut sizes = Vec::new();
+            while sizes.iter().sum::<usize>() < 4 {
+                let mut batch = carrier.next().await.unwrap();
+                let count = batch.take_items().len();
+                sizes.push(count);
+                batch.answer(vec![(); count]);
+            }
+            sizes
+        };
+        let (answers, sizes) = tokio::join!(submit, carry);
+        assert_eq!(answers, Ok(vec![(); 4]));
+        assert_eq!(sizes, [2, 1, 1], "the first call is joined by what crosses the line");
     }
 
     #[tokio::test]
