@@ -43,6 +43,10 @@ pub(super) struct Engine {
 }
 
 /// What a task brings back.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are of the large kind, and a box for each costs more"
+)]
 enum Done {
     Attempted { place: PlaceId, bytes: usize, asked: bool, outcome: Outcome },
     Answered { messages: Vec<usize> },
