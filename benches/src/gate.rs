@@ -36,7 +36,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     while rounds.next() {
         bare.flush().await;
         let cpu = own_cpu_micros();
-        rounds.measure("public API", rate(redis_gate(&server).await, &messages)).await;
+        rounds.measure("public API", rate(redis_gate(&server).await, &messages, IN_FLIGHT)).await;
         rounds.note("CPU of this process", (own_cpu_micros() - cpu) / count as f64);
 
         bare.flush().await;
@@ -50,7 +50,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds.note("CPU of the bare loop", (own_cpu_micros() - cpu) / count as f64);
 
         let gate = Gate::new(fresh_scope(), key(), MemoryStore::new());
-        rounds.measure("public API, memory", rate(gate, &messages)).await;
+        rounds.measure("public API, memory", rate(gate, &messages, IN_FLIGHT)).await;
     }
     vec![
         rounds
@@ -67,12 +67,12 @@ pub(crate) async fn redis_gate(redis: &Redis) -> Gate {
 }
 
 /// Messages per second through `enter` and `complete`.
-pub(crate) async fn rate(gate: Gate, messages: &Arc<[Message]>) -> f64 {
+pub(crate) async fn rate(gate: Gate, messages: &Arc<[Message]>, in_flight: usize) -> f64 {
     gate.open().await.expect("the gate opens");
     let (gate, next) = (Arc::new(gate), Arc::new(AtomicUsize::new(0)));
     let started = Instant::now();
     let mut workers = JoinSet::new();
-    for _ in 0..IN_FLIGHT {
+    for _ in 0..in_flight {
         let (gate, next, messages) = (Arc::clone(&gate), Arc::clone(&next), Arc::clone(messages));
         workers.spawn(async move {
             while let Some(message) = messages.get(next.fetch_add(1, Relaxed)) {

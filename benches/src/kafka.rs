@@ -44,7 +44,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut rounds = plan.rounds("kafka", &contestants);
     while rounds.next() {
         bare.flush().await;
-        rounds.measure("gate alone", rate(redis_gate(&redis).await, &alone)).await;
+        rounds.measure("gate alone", rate(redis_gate(&redis).await, &alone, IN_FLIGHT)).await;
         bare.flush().await;
         let work = Work { kafka: &broker, redis: &redis, topic: &topic, scope: &fresh_scope(), count };
         let cpu = own_cpu_micros();

@@ -4,7 +4,7 @@ use oncegate_tests::RedisServer;
 
 use crate::bare::Bare;
 use crate::figure::{Bound, Figure, Unit};
-use crate::gate::{rate, redis_gate};
+use crate::gate::{IN_FLIGHT, rate, redis_gate};
 use crate::messages::messages;
 use crate::rounds::Plan;
 use crate::{BENCH_REDIS, Benchmark};
@@ -28,6 +28,6 @@ async fn bytes_per_key(count: usize) -> f64 {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
     let before = bare.used_memory_bytes().await;
-    rate(redis_gate(&server).await, &messages(count).into()).await;
+    rate(redis_gate(&server).await, &messages(count).into(), IN_FLIGHT).await;
     (bare.used_memory_bytes().await - before) / count as f64
 }
