@@ -24,7 +24,8 @@ use super::scripts::{Request, Scripts};
 use crate::batch::{self, Carrier, Joiner};
 
 /// The most pipelines of a lane that are on their way at once: while one is answered, the next is read.
-const MAX_FLIGHTS: usize = 4;
+/// With more of them, each is smaller and costs more.
+const MAX_FLIGHTS: usize = 3;
 
 /// How long a lane waits before it tries to connect for the second time; then it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
