@@ -1,38 +1,39 @@
 -- Claims a key: asks for the right to run its handler once.
 --
 -- KEYS[1]  the record
--- ARGV[1]  the record of a first attempt: "P", token (16 bytes), fingerprint (7), attempt 1 (1 byte)
+-- ARGV[1]  the record of a first attempt: "P", token (16 bytes), fingerprint (7), attempt 1 (1 byte);
+--          the attempt is left out when a fence is wanted
 -- ARGV[2]  lease + 30 days, in milliseconds
--- ARGV[3]  present when a fence is wanted
--- Reply    fence                     granted, a first attempt; empty without a fence
---          "G" state attempt fence   granted; the state byte tells the recovery, the fence may be missing
---          "C" result                completed
---          "B" milliseconds          busy; ask again then
---          "F" state reason          failed; the state byte tells whether it was handed over
---          "M"                       another fingerprint
---          A lower-case first letter: the fingerprints were of different specifications and not compared.
---          -UNREADABLE               the key holds no record of this format; nothing was written
+-- Reply    the claim's record       granted; its first byte tells the recovery
+--          "C" result               completed
+--          "B" milliseconds         busy; ask again then
+--          "F" or "G" reason        failed; "G" when it was handed over
+--          "M"                      another fingerprint
+--          The first letter is lower-case when the fingerprints were of different specifications and not
+--          compared.
+--          -UNREADABLE              the key holds no record of this format; nothing was written
 --
 -- There is no shebang line, so at maxmemory this script still runs: it answers what is settled and
 -- refuses new work.
 
 local claim = ARGV[1]
-if #claim ~= 25 then
-  return redis.error_reply('UNREADABLE a claim is 25 bytes')
+local fenced = #claim == 24
+if not fenced and #claim ~= 25 then
+  return redis.error_reply('UNREADABLE a claim is 24 or 25 bytes')
 end
 
-local fence = ''
-if ARGV[3] then
+local new = claim
+if fenced then
   local time = redis.call('TIME')
-  -- Padding costs as much as the rest, and nine times in ten there is nothing to pad.
   local micros = time[2]
-  fence = time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))
+  -- Nine times in ten there is nothing to pad, and padding costs more than to look.
+  new = claim .. '\1' .. time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))
 end
 
 -- Most keys are new: the write settles them, and only the others cost a look.
-local old = redis.pcall('SET', KEYS[1], claim .. fence, 'NX', 'GET', 'PX', ARGV[2])
+local old = redis.pcall('SET', KEYS[1], new, 'NX', 'GET', 'PX', ARGV[2])
 if not old then
-  return fence
+  return new
 end
 if type(old) == 'table' then
   local refusal = old
@@ -60,23 +61,26 @@ local compared = theirs == ours
 if not compared and string.byte(ours) ~= 0 and string.byte(ours) == string.byte(theirs) then
   return 'M'
 end
+local function say(letter, rest)
+  return (compared and letter or string.lower(letter)) .. rest
+end
 
 if state == 'C' then
-  return (compared and 'C' or 'c') .. string.sub(old, 13)
+  return say('C', string.sub(old, 13))
 end
 if failed then
-  return (compared and 'F' or 'f') .. state .. string.sub(old, 14)
+  return say(state, string.sub(old, 14))
 end
 
 -- The first reply was lost, or the outage outlasted the lease and nobody took over.
 if pending and string.sub(old, 2, 17) == string.sub(claim, 2, 17) then
-  return (compared and 'G' or 'g') .. state .. string.sub(old, 25)
+  return say(state, string.sub(old, 2))
 end
 
 -- The last 30 days of a record's life come after its lease, or after its retry is due.
 local left = redis.call('PTTL', KEYS[1]) - 2592000000
 if left >= 0 then
-  return (compared and 'B' or 'b') .. string.format('%d', left + 1)
+  return say('B', string.format('%d', left + 1))
 end
 if left == -2592000001 then
   return redis.error_reply('UNREADABLE a record without expiry')
@@ -84,16 +88,19 @@ end
 
 local attempt = math.min(string.byte(old, pending and 25 or 13) + 1, 255)
 local next_state = (pending and 'R') or (state == 'T' and 'Q') or 'P'
-if ARGV[3] then
+local fence = ''
+if fenced then
   local last = pending and string.sub(old, 26) or string.sub(old, 14, 29)
-  if string.find(last, '%D') then
+  -- From 2^53 on, Lua would not count on.
+  if string.find(last, '%D') or last >= '9007199254740991' then
     return redis.error_reply('UNREADABLE a fence that is no number')
   end
   -- A clock that went back must not hand out a smaller fence.
+  fence = string.sub(new, 26)
   if last >= fence then
     fence = string.format('%016.0f', tonumber(last) + 1)
   end
 end
-redis.call('SET', KEYS[1], next_state .. string.sub(claim, 2, 24) .. string.char(attempt) .. fence,
-  'PX', ARGV[2])
-return (compared and 'G' or 'g') .. next_state .. string.char(attempt) .. fence
+local rest = string.sub(claim, 2, 24) .. string.char(attempt) .. fence
+redis.call('SET', KEYS[1], next_state .. rest, 'PX', ARGV[2])
+return say(next_state, rest)

@@ -11,7 +11,7 @@
 local old = redis.call('GET', KEYS[1])
 
 -- Nearly always it is a first attempt, and all its bytes but the fence are known.
-if old == ARGV[1] or (old and #old == 41 and string.sub(old, 1, 25) == ARGV[1]) then
+if old == ARGV[1] or (old and #old == 41 and string.find(old, ARGV[1], 1, true) == 1) then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
   return 'H'
 end

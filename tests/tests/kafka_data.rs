@@ -30,6 +30,16 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 /// The first `count` messages of the topic, finished and committed.
 async fn consume(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
     let source = KafkaSource::new(kafka.bootstrap(), unique("group"), [topic]);
+    receive(source, count).await
+}
+
+/// The same from a source that reads routes from headers.
+async fn consume_routed(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
+    let source = KafkaSource::new(kafka.bootstrap(), unique("group"), [topic]).routes_from_headers();
+    receive(source, count).await
+}
+
+async fn receive(source: KafkaSource, count: usize) -> Vec<Message> {
     source.open(Arc::new(Counters::default())).await.expect("opens");
     let mut messages = Vec::new();
     within("receiving", async {
@@ -101,10 +111,12 @@ async fn a_route_header_is_kept_and_a_bad_one_is_none() {
         [routed(b"orders"), routed(b"\xff"), routed(b""), routed(too_long.as_bytes()), Record::new("x")];
     kafka.produce(&topic, records).await;
 
-    let messages = consume(&kafka, &topic, 5).await;
-
+    let messages = consume_routed(&kafka, &topic, 5).await;
     let routes: Vec<_> = messages.iter().map(Message::route).collect();
     assert_eq!(routes, ["orders", &topic, &topic, &topic, &topic]);
+
+    let messages = consume(&kafka, &topic, 5).await;
+    assert!(messages.iter().all(|message| message.route() == topic), "nobody asked for the header");
 }
 
 #[tokio::test]
@@ -339,7 +351,7 @@ async fn a_dead_letter_keeps_the_message_and_says_where_it_came_from() {
     assert!(header_of(first, "oncegate-failed-at").is_some());
     assert!(header_of(first, "oncegate-origin-timestamp").is_some());
     // Whoever consumes the dead letters sees the first route.
-    assert_eq!(consume(&kafka, &dead, 2).await[1].route(), topic);
+    assert_eq!(consume_routed(&kafka, &dead, 2).await[1].route(), topic);
 }
 
 #[tokio::test]

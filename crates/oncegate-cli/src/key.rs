@@ -121,12 +121,12 @@ fn check_vectors(json: bool) -> Result<Exit, Problem> {
         Err(wrong) => (None, wrong),
     };
     let passed = wrong.is_empty();
-    match count {
-        _ if json => output::answer_json(&VectorsDocument { schema: SCHEMA, passed, vectors: count, wrong })?,
-        Some(count) => {
-            output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?;
-        }
-        None => output::answer(&wrong.join("\n"))?,
+    if json {
+        output::answer_json(&VectorsDocument { schema: SCHEMA, passed, vectors: count, wrong })?;
+    } else if let Some(count) = count {
+        output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?;
+    } else {
+        output::answer(&wrong.join("\n"))?;
     }
     Ok(if passed { Exit::Yes } else { Exit::No })
 }

@@ -1,13 +1,19 @@
 //! Joins concurrent calls into batches: whatever waits when the carrier is ready travels together.
 //!
-//! The batch is a store's throughput. Callers hand in items and wait; the one [`Carrier`] takes all that
-//! has gathered, carries it, and hands each caller its answers with a single wake-up. Nothing here waits for
+//! The batch is a store's throughput. Callers hand in items and wait; the one [`Carrier`] takes what has
+//! gathered, carries it, and hands each caller its answers with a single wake-up. Nothing here waits for
 //! a batch to fill: under light load a batch is one call, under heavy load it grows by itself.
+//!
+//! Of much that has gathered, a batch leaves half: were everybody in one batch, callers and server would
+//! wait for each other in turns.
 
 use tokio::sync::{mpsc, oneshot};
 
 /// The most items that travel together, give or take the call that crosses the line.
 pub(crate) const MAX_BATCH_ITEMS: usize = 256;
+
+/// Up to so many items are not worth splitting; of more, a batch takes no more than half.
+const UNDIVIDED_ITEMS: usize = 64;
 
 /// The most bytes that travel together, give or take the call that crosses the line.
 pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
@@ -71,17 +77,21 @@ impl<T: Item, A> Joiner<T, A> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
-        if items.len() <= MAX_BATCH_ITEMS {
+        let bytes = items.iter().map(Item::bytes).sum::<usize>();
+        if items.len() <= MAX_BATCH_ITEMS && bytes <= MAX_BATCH_BYTES {
             let answer = self.hand_in(items).await?;
             return answer.await.map_err(|_| CarrierGone { unsent: false });
         }
         let mut waiting = Vec::with_capacity(items.len() / MAX_BATCH_ITEMS + 1);
         let mut answers = Vec::with_capacity(items.len());
-        let mut items = items.into_iter();
-        loop {
-            let chunk: Vec<T> = items.by_ref().take(MAX_BATCH_ITEMS).collect();
-            if chunk.is_empty() {
-                break;
+        let mut items = items.into_iter().peekable();
+        while items.peek().is_some() {
+            let (mut room, mut chunk) = (MAX_BATCH_BYTES, Vec::new());
+            while chunk.len() < MAX_BATCH_ITEMS
+                && let Some(item) = items.next_if(|item| chunk.is_empty() || item.bytes() <= room)
+            {
+                room = room.saturating_sub(item.bytes());
+                chunk.push(item);
             }
             // Some chunks may have been carried already, so nobody can say that none was.
             waiting.push(self.hand_in(chunk).await.map_err(|_| CarrierGone { unsent: false })?);
@@ -100,14 +110,16 @@ impl<T: Item, A> Joiner<T, A> {
 }
 
 impl<T: Item, A> Carrier<T, A> {
-    /// Waits for a call and takes all that has gathered with it, up to a batch's limits.
+    /// Waits for a call and takes what has gathered with it: half of it when that is much, and never more
+    /// than a batch's limits.
     ///
     /// `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Option<Batch<T, A>> {
         let first = self.calls.recv().await?;
+        let most = (self.calls.len() / 2).clamp(UNDIVIDED_ITEMS, MAX_BATCH_ITEMS);
         let mut bytes: usize = first.items.iter().map(Item::bytes).sum();
         let mut batch = Batch { callers: vec![(first.items.len(), first.caller)], items: first.items };
-        while batch.items.len() < MAX_BATCH_ITEMS && bytes < MAX_BATCH_BYTES {
+        while batch.items.len() < most && bytes < MAX_BATCH_BYTES {
             let Ok(mut call) = self.calls.try_recv() else {
                 break;
             };
@@ -175,6 +187,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn of_much_a_batch_leaves_half_for_the_next() {
+        let (joiner, mut carrier) = channel::<u32, u32>();
+        let calls = futures_util::future::join_all((0..300).map(|n| joiner.submit(vec![n])));
+        // Tokio's budget would let in no more than 128 of them before the carrier's turn.
+        let calls = tokio::task::unconstrained(calls);
+        let carry = async {
+            for expected in [149, 75, UNDIVIDED_ITEMS, 12] {
+                let mut batch = carrier.next().await.unwrap();
+                let items = batch.take_items();
+                assert_eq!(items.len(), expected);
+                batch.answer(double(items));
+            }
+        };
+        let (answers, ()) = tokio::join!(calls, carry);
+        assert!(answers.into_iter().eq((0..300).map(|n| Ok(vec![n * 2]))));
+    }
+
+    #[tokio::test]
     async fn a_large_call_is_split_and_put_together_again() {
         let (joiner, mut carrier) = channel::<u32, u32>();
         let all: Vec<u32> = (0..1_000).collect();
@@ -191,6 +221,35 @@ mod tests {
         };
         let (answers, ()) = tokio::join!(submit, carry);
         assert_eq!(answers, Ok(double(all)));
+    }
+
+    #[tokio::test]
+    async fn what_is_heavy_travels_by_itself() {
+        #[derive(Debug, PartialEq)]
+        struct Crate(usize);
+
+        impl Item for Crate {
+            fn bytes(&self) -> usize {
+                self.0
+            }
+        }
+
+        let (joiner, mut carrier) = channel::<Crate, ()>();
+        let submit =
+            joiner.submit(vec![Crate(10), Crate(2 * MAX_BATCH_BYTES), Crate(MAX_BATCH_BYTES), Crate(10)]);
+        let carry = async {
+            let mut sizes = Vec::new();
+            while sizes.iter().sum::<usize>() < 4 {
+                let mut batch = carrier.next().await.unwrap();
+                let count = batch.take_items().len();
+                sizes.push(count);
+                batch.answer(vec![(); count]);
+            }
+            sizes
+        };
+        let (answers, sizes) = tokio::join!(submit, carry);
+        assert_eq!(answers, Ok(vec![(); 4]));
+        assert_eq!(sizes, [2, 1, 1], "the first call is joined by what crosses the line");
     }
 
     #[tokio::test]

@@ -1,4 +1,36 @@
-//! oncegate makes Kafka and SQS consumers safe against duplicates.
+//! oncegate makes Kafka consumers safe against duplicates: a handler runs once for the messages that mean the same,
+//! its result is kept, later deliveries get that result, and a message is acknowledged only after that.
+//!
+//! Start with [`Handler`] (the work), [`Key`] (what "the same message" means), [`Gate`] (scope, key and store, leases
+//! and retention) and [`Consumer`] (a source, a gate and a handler). Loops of your own use the gate alone:
+//! [`Gate::enter`]. The README of the repository has a whole program, `docs/GUIDE.md` the reasons behind each setting.
+//!
+//! ```
+//! use oncegate::{Failure, Gate, Handler, Key, MemoryStore, Message};
+//!
+//! struct Billing;
+//!
+//! impl Handler for Billing {
+//!     type Output = String;
+//!
+//!     async fn handle(&self, message: Message) -> Result<String, Failure> {
+//!         Ok(format!("charged under {}", message.downstream_key("charge")))
+//!     }
+//! }
+//!
+//! let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new());
+//! // Consumer::new(source, gate, Billing).run_until(shutdown).await?;
+//! # let _ = (gate, Billing);
+//! ```
+//!
+//! # What is promised
+//!
+//! Nothing is lost; a stale owner cannot write; completed is final for the retention; no two different messages share
+//! a record; and a handler runs once, plus once for each counted fault ([`observe::ExtraRunCause`]) and for each retry
+//! it asks for. Never exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
+//! effect and its completion leads to a second run, which [`Message::recovered`] tells.
+//!
+//! # The way of a message
 //!
 //! A message walks one way through this crate, and its modules stand in that order:
 //!
@@ -6,6 +38,17 @@
 //! source (kafka)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
 //!        ↑ ack only from here: settle  ←──────────────────────┘ outcome
 //! ```
+//!
+//! # Features
+//!
+//! | feature | what | default |
+//! |---|---|---|
+//! | `kafka` | [`kafka`]: source, dead letters, topic reader, over librdkafka | yes |
+//! | `redis` | [`redis`]: the store in Redis or Valkey | yes |
+//! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
+//! | `sqlite-system` | the same, linked to the system's SQLite | no |
+//! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
+//! | `testing` | for the project's own tests; no promise about its names | no |
 
 pub mod backoff;
 pub mod codec;
@@ -19,6 +62,7 @@ mod memory;
 pub mod message;
 pub mod observe;
 pub mod proof;
+mod shutdown;
 pub mod source;
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
@@ -44,3 +88,9 @@ pub use message::{Header, Message, Origin};
 pub use observe::{Counters, Event, Observer};
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
+pub use shutdown::shutdown_signal;
+
+/// The README's programs, compiled as documentation tests.
+#[cfg(all(doctest, feature = "kafka", feature = "redis"))]
+#[doc = include_str!("../README.md")]
+pub mod readme {}

@@ -19,6 +19,8 @@ use crate::failure::Failure;
 #[derive(Clone)]
 pub struct Message {
     delivered: Arc<Delivered>,
+    /// Known once the gate has seen the message.
+    identity: Option<StoreKey>,
     run: Option<Arc<Run>>,
 }
 
@@ -34,7 +36,6 @@ struct Delivered {
 /// What the gate adds while the handler runs.
 #[derive(Debug)]
 pub(crate) struct Run {
-    pub(crate) key: StoreKey,
     pub(crate) grant: Grant,
     pub(crate) cancelled: CancellationToken,
 }
@@ -113,7 +114,7 @@ impl Message {
             headers: Vec::new(),
             timestamp_ms: None,
         };
-        Self { delivered: Arc::new(delivered), run: None }
+        Self { delivered: Arc::new(delivered), identity: None, run: None }
     }
 
     /// The same message with the broker's key.
@@ -150,8 +151,9 @@ impl Message {
         self
     }
 
-    pub(crate) fn in_run(&self, run: Arc<Run>) -> Self {
-        Self { delivered: Arc::clone(&self.delivered), run: Some(run) }
+    /// The message as its handler sees it: with its key, and with its attempt if it runs.
+    pub(crate) fn known(&self, key: &StoreKey, run: Option<Arc<Run>>) -> Self {
+        Self { delivered: Arc::clone(&self.delivered), identity: Some(key.clone()), run }
     }
 
     /// The logical name of the stream; a retried or redriven message keeps its first one.
@@ -250,11 +252,12 @@ impl Message {
 
     /// An idempotency key to hand to a downstream system, in the form of a UUID (version 8).
     ///
-    /// It is the same for every attempt and every duplicate of this message, and differs between steps:
-    /// two effects of one message must not share one. Outside a handler it is made from the origin instead.
+    /// It is the same for every attempt and every delivery of the message, in `Handler::duplicate` as well, and
+    /// differs between steps: two effects of one message must not share one. A message that no gate has seen
+    /// has one made from its origin instead.
     pub fn downstream_key(&self, step: &str) -> String {
-        match &self.run {
-            Some(run) => downstream_key(run.key.as_str(), step),
+        match &self.identity {
+            Some(key) => downstream_key(key.as_str(), step),
             None => downstream_key(&self.origin().to_string(), step),
         }
     }

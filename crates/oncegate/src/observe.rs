@@ -107,9 +107,9 @@ pub enum Event<'a> {
         /// How many partitions moved.
         partitions: usize,
     },
-    /// The source could not commit or fetch; it tries again by itself.
+    /// The source could not commit or fetch, or a dead letter could not be written; it is tried again.
     SourceError {
-        /// `commit`, `fetch` or `broker`.
+        /// `commit`, `fetch`, `broker` or `dead_letter`.
         operation: &'static str,
     },
 }

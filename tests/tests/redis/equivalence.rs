@@ -86,7 +86,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     // The fence of a released record is read from the wrong place.
     ("claim", "string.sub(old, 14, 29)", "string.sub(old, 13, 28)"),
     // A taker-over keeps the fingerprint of the one before him.
-    ("claim", "next_state .. string.sub(claim, 2, 24)", "next_state .. string.sub(claim, 2, 17) .. theirs"),
+    ("claim", "string.sub(claim, 2, 24) .. string.char", "string.sub(claim, 2, 17) .. theirs .. string.char"),
     // An extend without an owner, or one that moves an end back.
     ("extend", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("extend", ", 'GT')", ")"),

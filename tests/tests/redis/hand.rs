@@ -46,6 +46,14 @@ impl Hand {
         answer.unwrap_or_else(|error| panic!("{} failed: {error}", words[0].as_ref()))
     }
 
+    /// A number that the server says of itself.
+    pub(crate) async fn info(&self, section: &str, field: &str) -> u64 {
+        let info: String = self.ask(&["INFO", section]).await;
+        let mut lines = info.lines().filter_map(|line| line.split_once(':'));
+        let (_, number) = lines.find(|(name, _)| *name == field).unwrap();
+        number.trim().parse().unwrap()
+    }
+
     /// Lets time pass for keys.
     pub(crate) async fn pass(&self, waits: &[(StoreKey, Duration)]) {
         for chunk in waits.chunks(CHUNK) {

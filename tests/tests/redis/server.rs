@@ -1,6 +1,6 @@
 //! What a server may hold, be set to, or answer.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::redis::RedisStore;
 use oncegate_core::rules::{Operation, Reply, Verdict};
@@ -177,6 +177,16 @@ async fn a_demoted_primary_answers_nothing() {
     for answer in store.look_ahead(keys.clone()).await {
         assert!(answer.is_err_and(|error| unavailable(&error)));
     }
+    // It answers, so every try to connect succeeds; that must not become a flood of connections.
+    let connections = async || hand.info("stats", "total_connections_received").await;
+    let before = connections().await;
+    let start = Instant::now();
+    for _ in 0..10_000 {
+        assert!(apply(&store, &keys[0], claim(token())).await.is_err());
+    }
+    let (most, tries) = (10 + 10 * start.elapsed().as_secs(), connections().await - before);
+    assert!(tries <= most, "{tries} connections in {:?}", start.elapsed());
+
     let () = hand.ask(&["REPLICAOF", "NO", "ONE"]).await;
     while apply(&store, &keys[0], claim(token())).await.is_err() {
         tokio::task::yield_now().await;
@@ -246,11 +256,7 @@ async fn a_completed_key_takes_at_most_150_bytes() {
     let store = RedisStore::connect(server.url()).await.unwrap();
     let hand = Hand::on(&server).await;
     let scope = oncegate_core::key::Scope::new("billing").unwrap();
-    let used = async || {
-        let memory: String = hand.ask(&["INFO", "memory"]).await;
-        let line = memory.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
-        line.parse::<u64>().unwrap()
-    };
+    let used = async || hand.info("memory", "used_memory").await;
     let complete_some = async |from: u128, to: u128| {
         let numbers = from..to;
         let commands = numbers.map(|n| Command { key: key(&scope, n), operation: complete(token(), b"") });

@@ -13,9 +13,9 @@ use tracing::warn;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
-use crate::gate::{Claimed, Completion, Lease};
+use crate::gate::{Claimed, Completion, Identity, Lease};
 use crate::handler::Encoded;
-use crate::message::{CANCELLATION_GRACE, Message};
+use crate::message::CANCELLATION_GRACE;
 use crate::observe::{Event, RunOutcome};
 
 /// How an attempt ended.
@@ -55,11 +55,11 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         }
     };
     if let Some(stored) = item.found.take() {
-        return answer(item, stored).await;
+        return answer(item, &identity, stored).await;
     }
-    // After a lost answer the same token asks again: it may have been granted.
-    let token = *item.token.get_or_insert_with(|| item.route.gate.new_token());
-    let claimed = match item.route.gate.claim(&item.delivery.message, &identity, token).await {
+    // After a lost answer the same claim asks again: it may have been granted.
+    let claim = *item.claim.get_or_insert_with(|| item.route.gate.new_claim());
+    let claimed = match item.route.gate.claim(&item.delivery.message, &identity, claim).await {
         Ok(claimed) => claimed,
         Err(StoreError::Unreadable { key, reason }) => {
             tracing::error!(%key, %reason, "the record cannot be read; its message waits");
@@ -67,11 +67,11 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         }
         Err(error) => return Ending::NoAnswer { error },
     };
-    item.token = None;
+    item.claim = None;
     let mismatch = || "the key is known with other content".to_owned();
     match claimed {
         Claimed::Granted(lease) => run(shared, item, lease, permit).await,
-        Claimed::Completed(stored) => answer(item, stored).await,
+        Claimed::Completed(stored) => answer(item, &identity, stored).await,
         // A clock that jumped must not strand a key: ask again after at most one lease.
         Claimed::Busy(retry_in) => {
             Ending::NotNow { ask_again_in: retry_in.min(item.route.gate.settings().lease) }
@@ -85,17 +85,24 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
 }
 
 /// Runs the handler under the lease and stores what it returns.
-async fn run(shared: &Shared, item: &Item, lease: Lease, permit: OwnedSemaphorePermit) -> Ending {
+async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaphorePermit) -> Ending {
     let max_attempts = shared.settings.max_attempts;
     if lease.attempt() > max_attempts {
         let reason = format!("{max_attempts} attempts have failed or ended their process");
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
-    let _alone = if lease.is_suspect() {
-        Permits::Every(quarantine(shared, item, permit).await)
+    let _permits = if lease.is_suspect() {
+        let every = quarantine(shared, item, permit).await;
+        lease.begin_run();
+        Permits::Every(every)
     } else {
         Permits::One(permit)
     };
+    if lease.is_over() {
+        // The answer came too late, or the wait to run alone took too long. Nothing has run yet.
+        lease.release(Duration::ZERO, false, "the lease was over before the handler began").await;
+        return Ending::NotNow { ask_again_in: Duration::ZERO };
+    }
     let started = Instant::now();
     let ran = call(item, &lease).await;
     let outcome = match &ran {
@@ -199,10 +206,10 @@ fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
 }
 
 /// Hands the first result to the handler. Whatever the handler makes of it, the work is done.
-pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
+pub(super) async fn answer(item: &Item, identity: &Identity, stored: Bytes) -> Ending {
     let handler = &item.route.handler;
     for failures in 1..=DUPLICATE_TRIES {
-        let (message, stored): (Message, Bytes) = (item.delivery.message.clone(), stored.clone());
+        let (message, stored) = (item.delivery.message.known(&identity.key, None), stored.clone());
         let told = async move { handler.duplicate(message, stored).await };
         match AssertUnwindSafe(told).catch_unwind().await {
             Ok(Ok(())) => return Ending::Duplicate,

@@ -43,8 +43,12 @@ pub(super) struct Engine {
 }
 
 /// What a task brings back.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are of the large kind, and a box for each costs more"
+)]
 enum Done {
-    Attempted { place: PlaceId, bytes: usize, outcome: Outcome },
+    Attempted { place: PlaceId, bytes: usize, asked: bool, outcome: Outcome },
     Answered { messages: Vec<usize> },
 }
 
@@ -180,7 +184,10 @@ impl Engine {
 
     fn note(&mut self, done: Result<Done, JoinError>) {
         match done {
-            Ok(Done::Attempted { place, bytes, outcome }) => self.note_attempt(place, bytes, outcome),
+            Ok(Done::Attempted { place, bytes, asked, outcome }) => {
+                self.note_answers(place, asked, &outcome);
+                self.note_attempt(place, bytes, outcome);
+            }
             Ok(Done::Answered { messages }) => {
                 messages.into_iter().for_each(|bytes| self.shared.in_flight.leave(bytes));
             }
@@ -188,23 +195,35 @@ impl Engine {
         }
     }
 
-    fn note_attempt(&mut self, place: PlaceId, bytes: usize, outcome: Outcome) {
-        if let Outcome::NoAnswer { item, error } = outcome {
-            self.lanes.put_back(place, item);
-            self.ready.push_front(place);
-            self.no_answer(place, &error);
-            return;
-        }
-        if self.outage.take().is_some() {
-            info!("the store answers again");
-            self.shared.observer.observe(Event::StorePaused { paused: false });
-        }
+    /// An outage is over when the store has answered, not when a message ended that never asked it.
+    fn note_answers(&mut self, place: PlaceId, asked: bool, outcome: &Outcome) {
         match outcome {
+            Outcome::NoAnswer { error, .. } => self.no_answer(place, error),
+            _ if asked => {
+                if self.outage.take().is_some() {
+                    info!("the store answers again");
+                    self.shared.observer.observe(Event::StorePaused { paused: false });
+                }
+            }
+            _ => {
+                if let Some(outage) = self.outage.as_mut().filter(|outage| outage.probing == Some(place)) {
+                    outage.probing = None;
+                }
+            }
+        }
+    }
+
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, outcome: Outcome) {
+        match outcome {
+            Outcome::NoAnswer { item, .. } => {
+                self.lanes.put_back(place, item);
+                self.ready.push_front(place);
+            }
             Outcome::Again { item, after } => {
                 self.lanes.put_back(place, item);
                 self.parked.push(Reverse((Instant::now() + after, place)));
             }
-            Outcome::Acked | Outcome::NotOurs | Outcome::NoAnswer { .. } => {
+            Outcome::Acked | Outcome::NotOurs => {
                 self.shared.in_flight.leave(bytes);
                 self.lanes.leave(place, |ready| self.ready.push_back(ready));
             }
@@ -295,21 +314,26 @@ async fn attempt_one(
 ) -> Done {
     let bytes = item.bytes;
     if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
-        return Done::Attempted { place, bytes, outcome: Outcome::NotOurs };
+        return Done::Attempted { place, bytes, asked: false, outcome: Outcome::NotOurs };
     }
+    // A bad key needs no store, and neither does what a look ahead has found.
+    let asked = item.identity.is_ok() && item.found.is_none();
     let _started = Started(Arc::clone(&item.delivery.ticket));
     let ending = attempt(&shared, &mut item, permit).await;
     let outcome = settle(&shared, item, ending).await;
-    Done::Attempted { place, bytes, outcome }
+    Done::Attempted { place, bytes, asked, outcome }
 }
 
 async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphorePermit) -> Done {
     let mut messages = Vec::with_capacity(items.len());
     for mut item in items {
         messages.push(item.bytes);
-        let Some(stored) = item.found.take().filter(|_| item.delivery.ticket.start()) else { continue };
+        let (Some(stored), Ok(identity)) = (item.found.take(), item.identity.clone()) else { continue };
+        if !item.delivery.ticket.start() {
+            continue;
+        }
         let _started = Started(Arc::clone(&item.delivery.ticket));
-        let ending = answer(&item, stored).await;
+        let ending = answer(&item, &identity, stored).await;
         settle(&shared, item, ending).await;
     }
     drop(permit);

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
-use oncegate_core::record::Token;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
 use crate::failure::BoxError;
-use crate::gate::{Gate, GateError, Identity, OpenGate};
+use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
 use crate::message::Origin;
 use crate::observe::{Counters, Observer};
@@ -37,6 +37,9 @@ pub use flood::FloodLimit;
 use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
+
+/// The time that a source has to commit and leave, however long the handlers took to end.
+const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
 
 /// How many batches wait between intake and engine.
 const INTAKE_DEPTH: usize = 4;
@@ -94,7 +97,7 @@ impl Consumer {
                 ordering: Ordering::default(),
                 max_attempts: 10,
                 backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
-                stop_deadline: Duration::from_secs(25),
+                stop_deadline: Duration::from_secs(20),
             },
             flood_limit: FloodLimit::default(),
             most_messages: 10_000,
@@ -155,7 +158,8 @@ impl Consumer {
         self
     }
 
-    /// How long running handlers may go on after the stop signal: 25 s by default. Then they are cancelled.
+    /// How long running handlers may go on after the stop signal: 20 s by default. Then they are cancelled. The
+    /// source gets what is left of this time to commit and leave, and five seconds at least.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.settings.stop_deadline = deadline;
         self
@@ -183,13 +187,14 @@ impl Consumer {
         parts.spawn(async move { Ok(intake::intake(feed, from, batches).await?) });
         parts.spawn(Engine::new(Arc::clone(&shared)).run(intake));
         let mut shutdown = std::pin::pin!(shutdown);
-        let mut result = Ok(());
+        let (mut result, mut stop_by) = (Ok(()), None);
         loop {
             let ended = tokio::select! {
                 biased;
                 ended = parts.join_next() => ended,
                 () = &mut shutdown, if !shared.stopping.is_cancelled() => {
                     info!("stopping: what has started may end");
+                    stop_by = Some(Instant::now() + stop_deadline);
                     shared.stopping.cancel();
                     continue;
                 }
@@ -205,7 +210,8 @@ impl Consumer {
                 }
             }
         }
-        let closed = source.close(stop_deadline).await;
+        let left = stop_by.map_or(stop_deadline, |stop_by| stop_by.saturating_duration_since(Instant::now()));
+        let closed = source.close(left.max(CLOSE_AT_LEAST)).await;
         if let Err(error) = &closed {
             warn!(%error, "the source did not close cleanly");
         }
@@ -258,7 +264,9 @@ impl Consumer {
         let mut names: Vec<&str> = named.collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair.first() == pair.last()) {
-            Some(pair) => refuse(&format!("the route `{}` is given twice", pair.concat())),
+            Some(pair) => {
+                refuse(&format!("the route `{}` is given twice", pair.first().copied().unwrap_or_default()))
+            }
             None => Ok(()),
         }
     }
@@ -285,8 +293,8 @@ struct Item {
     delivery: Delivery,
     route: Arc<Route>,
     identity: Result<Identity, KeyError>,
-    /// Of a claim whose answer was lost: the next one must use the same.
-    token: Option<Token>,
+    /// A claim whose answer was lost: the next attempt must repeat it.
+    claim: Option<Claim>,
     /// What it counts against the limit on bytes.
     bytes: usize,
     /// The stored result, when a look ahead has found one.

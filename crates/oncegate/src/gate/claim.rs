@@ -1,7 +1,7 @@
 //! Asking for the right to run, and what the store answers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::record::{Recovery, Token};
@@ -12,6 +12,14 @@ use tokio::time::Instant;
 use super::{Identity, Lease, OpenGate};
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
+
+/// One claim, however often it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) token: Token,
+    /// A repeat renews nothing: the lease may have begun when the first sending arrived.
+    pub(crate) first_sent_at: Instant,
+}
 
 /// The answer to one claim.
 #[derive(Debug)]
@@ -24,7 +32,7 @@ pub(crate) enum Claimed {
 }
 
 impl OpenGate {
-    /// Asks once. After an error, ask again with the same `token`: the claim may have been granted.
+    /// Asks once. After an error, ask again with the same claim: it may have been granted.
     ///
     /// A future that is dropped before its answer came leaves no lease behind that nobody knows of: the
     /// keeper releases whatever this token was or will be granted.
@@ -32,9 +40,9 @@ impl OpenGate {
         self: &Arc<Self>,
         message: &Message,
         identity: &Identity,
-        token: Token,
+        claim: Claim,
     ) -> Result<Claimed, StoreError> {
-        let sent_at = Instant::now();
+        let Claim { token, first_sent_at } = claim;
         let operation = Operation::Claim {
             token,
             lease: self.settings.lease,
@@ -64,8 +72,13 @@ impl OpenGate {
             Verdict::Granted(grant) => {
                 if grant.recovery == Recovery::Takeover {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
+                } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
+                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });
                 }
-                ("granted", Claimed::Granted(Lease::new(self, message, identity, token, grant, sent_at)))
+                (
+                    "granted",
+                    Claimed::Granted(Lease::new(self, message, identity, token, grant, first_sent_at)),
+                )
             }
             Verdict::Completed { result } => ("completed", Claimed::Completed(result)),
             Verdict::Busy { retry_in } => ("busy", Claimed::Busy(retry_in)),
@@ -80,6 +93,17 @@ impl OpenGate {
     pub(crate) fn abandon(&self, identity: &Identity, token: Token) {
         self.keeper.release_later(identity.key.clone(), token);
     }
+}
+
+/// Whether the message was produced so long ago that its record may have been completed and forgotten since.
+///
+/// The wall clock decides nothing here but a count.
+fn is_older_than(message: &Message, retention: Duration) -> bool {
+    let Some(produced) = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok()) else {
+        return false;
+    };
+    let produced = SystemTime::UNIX_EPOCH + Duration::from_millis(produced);
+    SystemTime::now().duration_since(produced).is_ok_and(|age| age > retention)
 }
 
 /// Releases in the background unless it is disarmed.
@@ -101,5 +125,24 @@ impl Drop for Abandoned<'_> {
         if self.armed {
             self.gate.abandon(self.identity, self.token);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Origin;
+
+    #[test]
+    fn only_messages_older_than_the_retention_may_have_been_forgotten() {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let hour = Duration::from_secs(3_600);
+        let message = |age: Duration| {
+            let millis = i64::try_from((now - age).as_millis()).unwrap();
+            Message::new("orders", Origin::Other("test".into()), None).with_timestamp_ms(millis)
+        };
+        assert!(is_older_than(&message(hour * 2), hour));
+        assert!(!is_older_than(&message(hour / 2), hour));
+        assert!(!is_older_than(&Message::new("orders", Origin::Other("test".into()), None), hour));
     }
 }

@@ -11,10 +11,10 @@ use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, Store, StoreError};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{error, warn};
 
 use super::GateError;
 use crate::backoff::Backoff;
@@ -110,7 +110,15 @@ impl Keeper {
             waiting: false,
         };
         let slot = self.leases.insert(held);
-        Kept { leases: Arc::clone(&self.leases), slot, cancelled }
+        let extended_from = sent_at + self.lease / EXTENDS_PER_LEASE;
+        Kept {
+            leases: Arc::clone(&self.leases),
+            slot,
+            token,
+            cancelled,
+            extended_from,
+            margin: self.lease / MARGIN_OF_LEASE,
+        }
     }
 
     /// Releases, uncounted, what `token` was granted or will be.
@@ -213,10 +221,33 @@ struct Held {
 pub(super) struct Kept {
     leases: Arc<Leases>,
     slot: usize,
+    token: Token,
     cancelled: CancellationToken,
+    /// Until then nothing can have become of the lease, and nobody needs to look.
+    extended_from: Instant,
+    margin: Duration,
 }
 
 impl Kept {
+    /// Whether no more than the margin is left of the lease, or of the time that the run may take.
+    pub(super) fn is_over(&self) -> bool {
+        let now = Instant::now();
+        if now < self.extended_from {
+            return false;
+        }
+        let mut slots = self.leases.lock();
+        slots
+            .get_mut(self.slot, self.token)
+            .is_none_or(|held| now + self.margin >= held.valid_until || now >= held.run_until)
+    }
+
+    /// The run begins only now: it had to wait for others.
+    pub(super) fn begin_run(&self, max_run: Duration) {
+        if let Some(held) = self.leases.lock().get_mut(self.slot, self.token) {
+            held.run_until = Instant::now() + max_run;
+        }
+    }
+
     pub(super) fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }
@@ -254,8 +285,9 @@ impl Rounds {
                 biased;
                 () = self.closed.cancelled() => return,
                 Some(extended) = extends.join_next() => {
-                    if let Ok(extended) = extended {
-                        self.note(extended);
+                    match extended {
+                        Ok(extended) => self.note(extended),
+                        Err(panic) => self.note_panic(&panic),
                     }
                 }
                 _ = ticks.tick() => self.look(&mut extends),
@@ -310,6 +342,12 @@ impl Rounds {
             warn!(scope, key = %held.key, "no heartbeat was confirmed in time; the handler is cancelled");
             self.duty.observer.observe(Event::ExtraRun { scope, cause: ExtraRunCause::LeaseLost });
         }
+    }
+
+    /// A store that panics has answered nobody: everyone who waits for an extend is due again.
+    fn note_panic(&self, panic: &JoinError) {
+        error!(scope = self.duty.scope.as_str(), %panic, "the store has panicked in a heartbeat");
+        self.leases.lock().held.iter_mut().flatten().for_each(|held| held.waiting = false);
     }
 
     fn note(&self, extended: Extended) {

@@ -83,17 +83,17 @@ impl Gate {
     pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
         let gate = self.opened().await?;
         let identity = gate.identify(message)?;
-        let (token, started) = (gate.new_token(), Instant::now());
+        let claim = gate.new_claim();
         let mut failures = 0;
         let claimed = loop {
-            match gate.claim(message, &identity, token).await {
+            match gate.claim(message, &identity, claim).await {
                 Ok(claimed) => break claimed,
-                Err(StoreError::Unknown { .. }) if started.elapsed() < gate.settings.lease => {
+                Err(StoreError::Unknown { .. }) if claim.first_sent_at.elapsed() < gate.settings.lease => {
                     failures += 1;
                     tokio::time::sleep(REPEAT_BACKOFF.wait(failures, gate.fraction())).await;
                 }
                 Err(error) => {
-                    gate.abandon(&identity, token);
+                    gate.abandon(&identity, claim.token);
                     return Err(error.into());
                 }
             }
@@ -133,8 +133,8 @@ impl Lease {
         sent_at: Instant,
     ) -> Self {
         let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
-        let run = Run { key: identity.key.clone(), grant, cancelled: kept.cancelled().clone() };
-        let message = message.in_run(Arc::new(run));
+        let run = Run { grant, cancelled: kept.cancelled().clone() };
+        let message = message.known(&identity.key, Some(Arc::new(run)));
         Self {
             gate: Arc::clone(gate),
             identity: identity.clone(),
@@ -159,6 +159,17 @@ impl Lease {
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
+    }
+
+    /// Whether so much of the lease is gone without a heartbeat that a handler must not begin any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.kept.is_over()
+    }
+
+    /// The run begins only now, because it had to wait for others; its time is counted from here.
+    pub(crate) fn begin_run(&mut self) {
+        self.granted_at = Instant::now();
+        self.kept.begin_run(self.gate.settings.max_run);
     }
 
     /// Whether the run was told to stop for a reason that is not its own: an outage of the store, or a stop.

@@ -10,10 +10,10 @@ use oncegate_core::key::{
     CompiledFingerprint, CompiledKey, Descriptor, Fingerprint, FingerprintSpec, Key, KeyError, KeySpecError,
     Scope, StoreKey,
 };
-use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
 use oncegate_core::store::{Checkup, Command, Completed, Store, StoreError};
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use crate::codec::Codec;
 use crate::entropy::Entropy;
@@ -24,7 +24,7 @@ mod claim;
 mod keeper;
 mod lease;
 
-pub(crate) use claim::Claimed;
+pub(crate) use claim::{Claim, Claimed};
 pub(crate) use lease::encode;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 
@@ -187,8 +187,10 @@ impl Gate {
         self
     }
 
+    /// A gate that was opened before is opened again: its keeper tells the old observer.
     pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
         self.observer = observer;
+        self.opened = OnceCell::new();
     }
 
     /// Takes tokens and jitter from a seed and sends heartbeats from the caller's runtime, so that a test on
@@ -313,8 +315,9 @@ impl OpenGate {
         Ok(Identity { key, fingerprint })
     }
 
-    pub(crate) fn new_token(&self) -> Token {
-        self.entropy.token()
+    /// A new claim, to be asked for as often as its answer is lost.
+    pub(crate) fn new_claim(&self) -> Claim {
+        Claim { token: self.entropy.token(), first_sent_at: Instant::now() }
     }
 
     /// A random number from 0 up to 1, for jitter.

@@ -17,7 +17,7 @@ const UNREADABLE_NAME: &str = "\u{fffd}";
 const ROUTE_MAX_BYTES: usize = 249;
 
 /// Copies a message out of librdkafka: the payload once, the rest as needed.
-pub(crate) fn message(topic: &Arc<str>, borrowed: &BorrowedMessage<'_>) -> Message {
+pub(crate) fn message(topic: &Arc<str>, routes: Routes, borrowed: &BorrowedMessage<'_>) -> Message {
     let origin = Origin::Kafka {
         topic: Arc::clone(topic),
         partition: borrowed.partition(),
@@ -25,7 +25,11 @@ pub(crate) fn message(topic: &Arc<str>, borrowed: &BorrowedMessage<'_>) -> Messa
     };
     let payload = borrowed.payload().map(Bytes::copy_from_slice);
     let headers = borrowed.headers().map(headers).unwrap_or_default();
-    let mut message = Message::new(route(&headers).unwrap_or_else(|| Arc::clone(topic)), origin, payload);
+    let route = match routes {
+        Routes::Topics => None,
+        Routes::Headers => route(&headers),
+    };
+    let mut message = Message::new(route.unwrap_or_else(|| Arc::clone(topic)), origin, payload);
     if let Some(key) = borrowed.key() {
         message = message.with_key(Bytes::copy_from_slice(key));
     }
@@ -33,6 +37,16 @@ pub(crate) fn message(topic: &Arc<str>, borrowed: &BorrowedMessage<'_>) -> Messa
         message = message.with_timestamp_ms(timestamp_ms);
     }
     if headers.is_empty() { message } else { message.with_headers(headers) }
+}
+
+/// What names a message's route.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Routes {
+    /// Its topic, whatever a header says: anyone may copy a header to another message.
+    #[default]
+    Topics,
+    /// The header that dead letters carry, else its topic.
+    Headers,
 }
 
 /// The first route of a message that was retried or redriven.

@@ -14,7 +14,7 @@
 //!
 //! | header | value |
 //! |---|---|
-//! | `oncegate-route` | the route; a source that reads this header keeps it as the message's route |
+//! | `oncegate-route` | the route; a source with `routes_from_headers()` keeps it as the message's route |
 //! | `oncegate-origin-topic`, `-partition`, `-offset` | where the message was consumed, if from Kafka |
 //! | `oncegate-origin` | the same in words, if not from Kafka |
 //! | `oncegate-origin-timestamp` | its timestamp there, in milliseconds since 1970 |

@@ -12,7 +12,7 @@ use rdkafka::message::BorrowedMessage;
 
 use super::assignment::Assignment;
 use super::buffer::{End, Fetched};
-use super::convert;
+use super::convert::{self, Routes};
 use super::member::{Context, Member, list_of};
 use crate::observe::Event;
 
@@ -37,6 +37,7 @@ pub(crate) struct Poller {
     consumer: Arc<BaseConsumer<Context>>,
     member: Arc<Member>,
     span_max: usize,
+    routes: Routes,
     batch: Vec<Fetched>,
     /// Ours by partition number, as of `generation`.
     owned: HashMap<i32, Vec<Arc<Assignment>>>,
@@ -48,11 +49,17 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    pub(crate) fn new(consumer: Arc<BaseConsumer<Context>>, member: Arc<Member>, span_max: usize) -> Self {
+    pub(crate) fn new(
+        consumer: Arc<BaseConsumer<Context>>,
+        member: Arc<Member>,
+        span_max: usize,
+        routes: Routes,
+    ) -> Self {
         Self {
             consumer,
             member,
             span_max: span_max.max(1),
+            routes,
             batch: Vec::with_capacity(BATCH_MAX),
             owned: HashMap::new(),
             generation: 0,
@@ -112,7 +119,7 @@ impl Poller {
             let (partition, offset) = (assignment.partition(), borrowed.offset());
             tracing::warn!(%partition, offset, "the log went back: truncated, or the topic was made again");
         }
-        let message = convert::message(&assignment.partition().topic, borrowed);
+        let message = convert::message(&assignment.partition().topic, self.routes, borrowed);
         let crowded = received.span > self.span_max;
         let assignment = Arc::clone(assignment);
         if crowded && !self.crowded.iter().any(|one| Arc::ptr_eq(one, &assignment)) {

@@ -13,7 +13,8 @@ use rdkafka::topic_partition_list::Offset;
 use rdkafka::{Message as _, TopicPartitionList};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{convert, member, settings, topics};
+use super::convert::{self, Routes};
+use super::{member, settings, topics};
 use crate::message::Message;
 use crate::source::SourceError;
 
@@ -230,7 +231,7 @@ impl Reading {
                 range.next = range.next.max(offset + 1);
                 let (wanted, over) = (offset < range.end, range.next >= range.end);
                 if wanted {
-                    let message = convert::message(&self.topic, &borrowed);
+                    let message = convert::message(&self.topic, Routes::Topics, &borrowed);
                     self.bytes += message.size_bytes();
                     self.messages.push(message);
                 }

@@ -10,6 +10,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::sync::oneshot;
 
 use super::buffer::{Buffer, End};
+use super::convert::Routes;
 use super::dead_letters::KafkaDeadLetters;
 use super::member::{Context, Member};
 use super::poll::Poller;
@@ -51,6 +52,7 @@ struct Settings {
     buffered_messages: usize,
     buffered_bytes: usize,
     unfinished_messages: usize,
+    routes: Routes,
 }
 
 /// What `close` waits for.
@@ -83,6 +85,7 @@ impl KafkaSource {
             buffered_messages: 10_000,
             buffered_bytes: 32 << 20,
             unfinished_messages: 100_000,
+            routes: Routes::Topics,
         };
         Self { settings, open: Mutex::default(), member: Mutex::default() }
     }
@@ -146,6 +149,17 @@ impl KafkaSource {
     #[must_use]
     pub fn from_end(mut self) -> Self {
         self.settings.start = Start::End;
+        self
+    }
+
+    /// Takes each message's route from its header `oncegate-route`, where it has one, instead of its topic.
+    ///
+    /// For topics of dead letters that are consumed, or produced again: such a message keeps its first route,
+    /// and so its key. Only for topics to which nobody else writes, because a service that copies all headers
+    /// would give its own messages a foreign route.
+    #[must_use]
+    pub fn routes_from_headers(mut self) -> Self {
+        self.settings.routes = Routes::Headers;
         self
     }
 
@@ -299,7 +313,7 @@ fn consume(
     if opened.send(Ok(())).is_err() {
         member.leave(Instant::now());
     }
-    let mut poller = Poller::new(consumer, Arc::clone(member), settings.unfinished_messages);
+    let mut poller = Poller::new(consumer, Arc::clone(member), settings.unfinished_messages, settings.routes);
     poller.run();
     Some((poller, commits))
 }

@@ -108,6 +108,8 @@ impl Link {
                     _ = lanes => {}
                 }
             });
+            // A name that is still being resolved keeps nobody waiting.
+            runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
         let thread = Some(thread.map_err(no_thread)?);

@@ -22,7 +22,7 @@ pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> 
         return Err(StoreError::refused(format!("{store} is a replica: name its primary in the URL")));
     }
     let mut warnings = Vec::new();
-    let policy = info.get("maxmemory_policy").unwrap_or(SAFE_POLICY);
+    let policy = info.get("maxmemory_policy").unwrap_or("unknown");
     if policy != SAFE_POLICY {
         if !evicting_policy_allowed {
             return Err(StoreError::refused(format!(

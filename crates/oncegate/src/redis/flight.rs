@@ -60,9 +60,9 @@ pub(super) async fn fly(
     let mut values = match send(&mut connection, &pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
-            let lost = StoreError::unknown(lost);
-            batch.answer_all(&Err(lost.clone()));
-            return Some(lost);
+            batch.answer_all(&Err(StoreError::unknown(&lost)));
+            // Whoever calls before there is another connection was surely not heard.
+            return Some(StoreError::unavailable(lost));
         }
     };
     let mut lost = None;
@@ -73,10 +73,10 @@ pub(super) async fn fly(
         Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
         _ => None,
     };
-    let broken = lost.clone().or_else(|| values.iter().find_map(ends));
+    let broken = lost.as_ref().map(StoreError::unavailable).or_else(|| values.iter().find_map(ends));
     batch.answer(values.into_iter().map(|value| match &lost {
         // It was sent again, and that answer is lost.
-        Some(lost) if lacks_script(&value) => Err(lost.clone()),
+        Some(lost) if lacks_script(&value) => Err(StoreError::unknown(lost)),
         _ => Ok(value),
     }));
     broken
@@ -104,14 +104,14 @@ fn append_scripts(pipeline: &mut Pipeline, scripts: &Scripts) -> usize {
 
 /// Loads the scripts again and sends those commands again that found none: the others were executed.
 ///
-/// Fails when what was sent again was lost; slots that still lack their script were not executed.
+/// Fails when what was sent again is lost, and tells how; slots that still lack their script were not executed.
 async fn repair(
     scripts: &Scripts,
     connection: &mut MultiplexedConnection,
     pipeline: &Pipeline,
     values: &mut [Value],
     deadline: Instant,
-) -> Result<(), StoreError> {
+) -> Result<(), String> {
     for _ in 0..MAX_REPAIRS {
         let mut again = Pipeline::new();
         let loads = append_scripts(&mut again, scripts);
@@ -123,7 +123,7 @@ async fn repair(
         for cmd in lacking {
             again.add_command(cmd);
         }
-        let answers = send(connection, &again, deadline).await.map_err(StoreError::unknown)?;
+        let answers = send(connection, &again, deadline).await?;
         let places = values.iter_mut().filter(|value| lacks_script(value));
         for (place, answer) in places.zip(answers.into_iter().skip(loads)) {
             *place = answer;

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
-use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, TokenTag, whole_millis};
+use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, TokenTag, whole_millis};
+use oncegate_core::rules::Grant;
 
 /// The longest duration that is sent: some 300 years, well within the integers that Lua keeps exact.
 const LONGEST_MILLIS: u64 = 10_000_000_000_000;
@@ -86,7 +87,7 @@ fn pending_byte(recovery: Recovery) -> u8 {
 }
 
 /// Which recovery a PENDING record's first byte tells; `None` when it is the byte of another state.
-pub(super) fn recovery(state: u8) -> Option<Recovery> {
+fn recovery(state: u8) -> Option<Recovery> {
     match state {
         b'P' => Some(Recovery::None),
         b'Q' => Some(Recovery::Earlier),
@@ -102,12 +103,9 @@ pub(super) type Garbage = &'static str;
 pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garbage> {
     let (state, rest) = bytes.split_first().ok_or("it is empty")?;
     if let Some(recovery) = recovery(*state) {
-        let (token, rest) = take::<16>(rest)?;
-        let (fingerprint_bytes, rest) = take::<7>(rest)?;
-        let ([attempt], fence_digits) = take::<1>(rest)?;
-        let fence = if fence_digits.is_empty() { None } else { Some(fence(fence_digits)?) };
-        let state = State::Pending { token: token.into(), attempt, recovery, fence };
-        return Ok(Record { expires_at, fingerprint: fingerprint(fingerprint_bytes), state });
+        let Pending { token, fingerprint, attempt, fence } = pending(rest)?;
+        let state = State::Pending { token, attempt, recovery, fence };
+        return Ok(Record { expires_at, fingerprint, state });
     }
     let (tag, rest) = take::<4>(rest)?;
     let by = TokenTag(tag);
@@ -129,12 +127,35 @@ pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garb
     Ok(Record { expires_at, fingerprint: fingerprint(fingerprint_bytes), state })
 }
 
+/// The grant that a PENDING record is; `rest` is what follows its first byte.
+pub(super) fn grant(state: u8, rest: &[u8]) -> Result<Grant, Garbage> {
+    let recovery = recovery(state).ok_or("it is not pending")?;
+    let Pending { attempt, fence, .. } = pending(rest)?;
+    Ok(Grant { attempt, recovery, fence })
+}
+
+/// What follows the first byte of a PENDING record.
+struct Pending {
+    token: Token,
+    fingerprint: Option<Fingerprint>,
+    attempt: u8,
+    fence: Option<Fence>,
+}
+
+fn pending(rest: &[u8]) -> Result<Pending, Garbage> {
+    let (token, rest) = take::<16>(rest)?;
+    let (fingerprint_bytes, rest) = take::<7>(rest)?;
+    let ([attempt], fence_digits) = take::<1>(rest)?;
+    let fence = if fence_digits.is_empty() { None } else { Some(fence(fence_digits)?) };
+    Ok(Pending { token: token.into(), fingerprint: fingerprint(fingerprint_bytes), attempt, fence })
+}
+
 fn take<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), Garbage> {
     bytes.split_first_chunk().map(|(chunk, rest)| (*chunk, rest)).ok_or("it is too short")
 }
 
 /// A fence of exactly 16 digits.
-pub(super) fn fence(digits: &[u8]) -> Result<Fence, Garbage> {
+fn fence(digits: &[u8]) -> Result<Fence, Garbage> {
     let all_digits = digits.len() == NO_FENCE.len() && digits.iter().all(u8::is_ascii_digit);
     let number = std::str::from_utf8(digits).ok().filter(|_| all_digits).and_then(|text| text.parse().ok());
     number.filter(|number| *number < FENCE_LIMIT).map(Fence).ok_or("its fence is no number of 16 digits")
@@ -148,7 +169,6 @@ pub(super) fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oncegate_core::record::Token;
 
     fn check(state: State, fingerprint: Option<Fingerprint>, bytes: &[u8]) {
         let record = Record { expires_at: StoreTime::from_millis(7), fingerprint, state };

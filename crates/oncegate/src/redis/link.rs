@@ -16,6 +16,7 @@ use oncegate_core::store::StoreError;
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::flight;
@@ -23,13 +24,17 @@ use super::scripts::{Request, Scripts};
 use crate::batch::{self, Carrier, Joiner};
 
 /// The most pipelines of a lane that are on their way at once: while one is answered, the next is read.
-const MAX_FLIGHTS: usize = 4;
+/// With more of them, each is smaller and costs more.
+const MAX_FLIGHTS: usize = 3;
 
 /// How long a lane waits before it tries to connect for the second time; then it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a lane waits at most before it tries to connect again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// A connection that lasted as long was a good one: after it, the first try follows at once.
+const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 
 /// What the server said in one slot of a pipeline; its own errors are values here.
 pub(super) type Answer = Result<Value, StoreError>;
@@ -84,6 +89,8 @@ impl Lanes {
                     _ = lanes => {}
                 }
             });
+            // A name that is still being resolved keeps nobody waiting.
+            runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("oncegate-redis".to_owned()).spawn(drive);
         let thread = thread.map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
@@ -139,13 +146,18 @@ impl Lane {
         let mut flights = Flights::new();
         let mut generation = 0_u64;
         let mut standing = Standing::Down(StoreError::unavailable("not connected yet"));
+        // A server that accepts connections and refuses to work must not be flooded with them either.
+        let mut pause = Duration::ZERO;
         loop {
             standing = match standing {
                 Standing::Ended => return,
-                Standing::Down(reason) => self.connect(reason, &mut up, &mut flights).await,
+                Standing::Down(reason) => self.connect(reason, &mut pause, &mut up, &mut flights).await,
                 Standing::Up(connection) => {
                     generation += 1;
+                    let since = Instant::now();
                     let next = self.serve(&connection, generation, &mut flights).await;
+                    pause =
+                        if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
                     if let Standing::Down(reason) = &next {
                         tracing::warn!(lane = self.name, %reason, "the connection to the store is lost");
                     }
@@ -187,14 +199,14 @@ impl Lane {
     async fn connect(
         &mut self,
         mut reason: StoreError,
+        pause: &mut Duration,
         up: &mut Option<oneshot::Sender<Result<(), StoreError>>>,
         flights: &mut Flights,
     ) -> Standing {
-        let mut pause = Duration::ZERO;
         loop {
-            let shared = self.shared.clone();
+            let (shared, pause_now) = (self.shared.clone(), *pause);
             let attempt = async move {
-                tokio::time::sleep(pause).await;
+                tokio::time::sleep(pause_now).await;
                 flight::connect(&shared).await
             };
             tokio::pin!(attempt);
@@ -227,7 +239,7 @@ impl Lane {
                     reason = error;
                 }
             }
-            pause = next_pause(pause);
+            *pause = next_pause(*pause);
         }
     }
 }

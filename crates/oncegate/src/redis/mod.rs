@@ -117,8 +117,8 @@ impl Store for RedisStore {
         let read = |command: &Command| {
             let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
             let said = bulk_string(lane.next().unwrap_or_else(no_answer), &command.key)?;
-            let said = said.ok_or_else(|| StoreError::unknown("a script said nothing"))?;
-            scripts::reply(&command.operation, said).map_err(StoreError::unknown)
+            scripts::reply(&command.operation, said.unwrap_or_default())
+                .map_err(|why| StoreError::unreadable(command.key.clone(), why))
         };
         commands.iter().map(read).collect()
     }

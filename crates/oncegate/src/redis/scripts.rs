@@ -1,10 +1,11 @@
 //! The Lua scripts, and the requests and replies that go with them.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use bytes::Bytes;
-use oncegate_core::record::{Record, Recovery, State, StoreTime, TAIL, TokenTag};
-use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
+use oncegate_core::record::{Record, State, StoreTime, TAIL, TokenTag};
+use oncegate_core::rules::{Operation, REOPENED, Reply, Verdict, cut_reason};
 use oncegate_core::store::{Command, Looked};
 use redis::Cmd;
 
@@ -38,17 +39,15 @@ pub(super) struct Scripts {
 
 #[derive(Clone, Debug)]
 struct Source {
-    /// The file's name without its ending.
-    name: &'static str,
     text: Cow<'static, str>,
     sha: Box<str>,
 }
 
 impl Source {
-    fn new(name: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+    fn new(text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         let sha = redis::Script::new(&text).get_hash().into();
-        Self { name, text, sha }
+        Self { text, sha }
     }
 }
 
@@ -56,15 +55,15 @@ impl Default for Scripts {
     fn default() -> Self {
         // The order is that of `Verb`.
         let sources = [
-            Source::new("claim", include_str!("../../lua/claim.lua")),
-            Source::new("extend", include_str!("../../lua/extend.lua")),
-            Source::new("complete", include_str!("../../lua/complete.lua")),
-            Source::new("release", include_str!("../../lua/release.lua")),
-            Source::new("fail", include_str!("../../lua/fail.lua")),
-            Source::new("hand_over", include_str!("../../lua/hand_over.lua")),
-            Source::new("reopen", include_str!("../../lua/reopen.lua")),
-            Source::new("look", include_str!("../../lua/look.lua")),
-            Source::new("describe", include_str!("../../lua/describe.lua")),
+            Source::new(include_str!("../../lua/claim.lua")),
+            Source::new(include_str!("../../lua/extend.lua")),
+            Source::new(include_str!("../../lua/complete.lua")),
+            Source::new(include_str!("../../lua/release.lua")),
+            Source::new(include_str!("../../lua/fail.lua")),
+            Source::new(include_str!("../../lua/hand_over.lua")),
+            Source::new(include_str!("../../lua/reopen.lua")),
+            Source::new(include_str!("../../lua/look.lua")),
+            Source::new(include_str!("../../lua/describe.lua")),
         ];
         Self { sources }
     }
@@ -77,13 +76,17 @@ impl Scripts {
     /// When there is no such script, or the text does not stand in it exactly once.
     #[cfg(feature = "testing")]
     pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
-        let source = self.sources.iter_mut().find(|source| source.name == name);
+        /// The files without their ending, in the order of `Verb`.
+        const NAMES: [&str; VERBS] =
+            ["claim", "extend", "complete", "release", "fail", "hand_over", "reopen", "look", "describe"];
+        let mut named = NAMES.iter().zip(&mut self.sources);
+        let source = named.find(|(known, _)| **known == name).map(|(_, source)| source);
         let source = source.ok_or_else(|| format!("there is no {name}.lua"))?;
         let found = source.text.matches(from).count();
         if found != 1 {
             return Err(format!("{name}.lua has `{from}` {found} times"));
         }
-        *source = Source::new(source.name, source.text.replace(from, to));
+        *source = Source::new(source.text.replace(from, to));
         Ok(())
     }
 
@@ -111,10 +114,11 @@ impl Scripts {
             Operation::Claim { token, lease, fingerprint, fenced } => {
                 let record = first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
                 let mut cmd = self.call(Verb::Claim, key, 0);
-                cmd.arg(&record).arg(layout::millis(*lease + TAIL));
-                if *fenced {
-                    cmd.arg("1");
-                }
+                match record.split_last() {
+                    Some((_attempt, unnumbered)) if *fenced => cmd.arg(unnumbered),
+                    _ => cmd.arg(&record),
+                };
+                cmd.arg(layout::millis(*lease + TAIL));
                 cmd
             }
             Operation::Extend { token, lease } => {
@@ -249,35 +253,17 @@ pub(super) fn reply(operation: &Operation, said: Vec<u8>) -> Result<Reply, Garba
 }
 
 fn verdict(said: Bytes) -> Result<Reply, Garbage> {
-    // A first attempt: the fence, or nothing.
-    if said.first().is_none_or(u8::is_ascii_digit) {
-        let grant = Grant { attempt: 1, recovery: Recovery::None, fence: optional_fence(&said)? };
-        return Ok(Reply::Verdict { verdict: Verdict::Granted(grant), uncompared: false });
-    }
-    let first = said.first().copied().unwrap_or_default();
+    let letter = *said.first().ok_or("claim.lua said nothing")?;
     let rest = said.slice(1..);
-    let verdict = match first.to_ascii_uppercase() {
-        b'G' => Verdict::Granted(grant(&rest)?),
+    let verdict = match letter.to_ascii_uppercase() {
+        state @ (b'P' | b'Q' | b'R') => Verdict::Granted(layout::grant(state, &rest)?),
         b'C' => Verdict::Completed { result: rest },
-        b'B' => Verdict::Busy { retry_in: std::time::Duration::from_millis(number(&rest)?) },
-        b'F' => {
-            let (state, reason) = rest.split_first().ok_or("a failure without its state")?;
-            Verdict::Failed { reason: layout::text(reason), handed_over: *state == b'G' }
-        }
+        b'B' => Verdict::Busy { retry_in: Duration::from_millis(number(&rest)?) },
+        state @ (b'F' | b'G') => Verdict::Failed { reason: layout::text(&rest), handed_over: state == b'G' },
         b'M' => Verdict::Mismatch,
         _ => return Err("claim.lua said something unheard of"),
     };
-    Ok(Reply::Verdict { verdict, uncompared: first.is_ascii_lowercase() })
-}
-
-fn grant(said: &[u8]) -> Result<Grant, Garbage> {
-    let ([state, attempt], fence_digits) = said.split_first_chunk().ok_or("a grant without its attempt")?;
-    let recovery = layout::recovery(*state).ok_or("a grant of an unknown state")?;
-    Ok(Grant { attempt: *attempt, recovery, fence: optional_fence(fence_digits)? })
-}
-
-fn optional_fence(digits: &[u8]) -> Result<Option<oncegate_core::record::Fence>, Garbage> {
-    if digits.is_empty() { Ok(None) } else { layout::fence(digits).map(Some) }
+    Ok(Reply::Verdict { verdict, uncompared: letter.is_ascii_lowercase() })
 }
 
 /// The record that look.lua showed.

@@ -224,7 +224,7 @@ impl Store for SqliteStore {
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         let scope = scope.clone();
-        self.inner.writer.ask(move |connection| row::descriptor(connection, &scope)).await
+        self.inner.reader.ask(move |connection| row::descriptor(connection, &scope)).await
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

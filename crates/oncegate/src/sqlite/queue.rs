@@ -31,7 +31,18 @@ struct Waiting<J> {
     urgent: VecDeque<J>,
     others: VecDeque<J>,
     size: usize,
+    /// At which size the thread wants to be woken.
+    wanted: usize,
     closed: bool,
+}
+
+/// How long a thread that has something to do waits for more.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Gather {
+    /// How much more may come at once: what was answered last.
+    pub(super) more: usize,
+    /// How long that may take.
+    pub(super) at_most: Duration,
 }
 
 /// What a thread does next.
@@ -46,7 +57,8 @@ pub(super) enum Turn<J> {
 
 impl<J: Job> Queue<J> {
     pub(super) fn new() -> Self {
-        let waiting = Waiting { urgent: VecDeque::new(), others: VecDeque::new(), size: 0, closed: false };
+        let waiting =
+            Waiting { urgent: VecDeque::new(), others: VecDeque::new(), size: 0, wanted: 1, closed: false };
         Self { waiting: Mutex::new(waiting), arrived: Condvar::new() }
     }
 
@@ -63,33 +75,56 @@ impl<J: Job> Queue<J> {
             return Err(StoreError::unavailable("too many commands wait for the SQLite file"));
         }
         waiting.size += job.size();
-        if job.urgent() {
+        let urgent = job.urgent();
+        if urgent {
             waiting.urgent.push_back(job);
         } else {
             waiting.others.push_back(job);
         }
+        let enough = urgent || waiting.size >= waiting.wanted;
         drop(waiting);
-        self.arrived.notify_one();
+        if enough {
+            self.arrived.notify_one();
+        }
         Ok(())
     }
 
     /// Takes what has arrived, up to `most` in size; waits at most `patience` for it.
-    pub(super) fn take(&self, most: usize, patience: Duration) -> Turn<J> {
+    ///
+    /// Callers that were answered together tend to come back together. Without a short wait for them, the
+    /// ones who came meanwhile would go first, and two halves would take turns with a sync of the disk each.
+    pub(super) fn take(&self, most: usize, patience: Duration, gather: Gather) -> Turn<J> {
+        let mut waiting = self.until(self.waiting(), 1, patience);
+        if !waiting.is_empty() && waiting.urgent.is_empty() && gather.more > 1 {
+            let wanted = waiting.size.saturating_add(gather.more).min(most);
+            waiting = self.until(waiting, wanted, gather.at_most);
+        }
+        match (waiting.is_empty(), waiting.closed) {
+            (false, _) => Turn::Jobs(waiting.take(most)),
+            (true, false) => Turn::Idle,
+            (true, true) => Turn::Closed,
+        }
+    }
+
+    /// Waits until so much has arrived, something urgent is there, nothing can come, or time is up.
+    fn until<'a>(
+        &'a self,
+        mut waiting: MutexGuard<'a, Waiting<J>>,
+        wanted: usize,
+        patience: Duration,
+    ) -> MutexGuard<'a, Waiting<J>> {
         let deadline = Instant::now().checked_add(patience);
-        let mut waiting = self.waiting();
-        while waiting.is_empty() {
-            if waiting.closed {
-                return Turn::Closed;
+        waiting.wanted = wanted;
+        while waiting.size < wanted && waiting.urgent.is_empty() && !waiting.closed {
+            let left = deadline.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Turn::Idle;
-            }
-            let left = left.unwrap_or(patience);
             let woken = self.arrived.wait_timeout(waiting, left);
             waiting = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Turn::Jobs(waiting.take(most))
+        waiting.wanted = 1;
+        waiting
     }
 
     /// Lets nothing more in. What waits is still done.
@@ -167,7 +202,7 @@ mod tests {
     }
 
     fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
-        match queue.take(10, Duration::ZERO) {
+        match queue.take(10, Duration::ZERO, Gather::default()) {
             Turn::Jobs(jobs) => jobs.iter().map(|job| job.number).collect(),
             Turn::Idle => Vec::new(),
             Turn::Closed => vec![usize::MAX],
@@ -205,6 +240,27 @@ mod tests {
     fn what_is_alone_shares_no_turn() {
         let alone = Numbered { alone: true, ..job(2, 1) };
         check([job(1, 1), alone, job(3, 1)], &[&[1], &[2], &[3]]);
+    }
+
+    #[test]
+    fn who_comes_back_soon_is_waited_for() {
+        let queue = Queue::new();
+        queue.push(job(1, 1)).unwrap();
+        let gather = Gather { more: 2, at_most: Duration::from_secs(600) };
+        let turn = std::thread::scope(|scope| {
+            let turn = scope.spawn(|| queue.take(10, Duration::ZERO, gather));
+            queue.push(job(2, 2)).unwrap();
+            turn.join().unwrap()
+        });
+        assert!(matches!(turn, Turn::Jobs(jobs) if jobs.len() == 2));
+    }
+
+    #[test]
+    fn nobody_waits_beside_something_urgent() {
+        let queue = Queue::new();
+        queue.push(Numbered { urgent: true, ..job(1, 1) }).unwrap();
+        let gather = Gather { more: 2, at_most: Duration::from_secs(600) };
+        assert!(matches!(queue.take(10, Duration::ZERO, gather), Turn::Jobs(jobs) if jobs.len() == 1));
     }
 
     #[test]

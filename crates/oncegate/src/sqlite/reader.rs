@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::errors::{self, Trouble};
 use super::file::{self, Place, Settings};
-use super::queue::{Job, Queue, Turn};
+use super::queue::{Gather, Job, Queue, Turn};
 use super::row;
 use super::thread::Worker;
 
@@ -27,23 +27,34 @@ struct Look {
     answer: oneshot::Sender<Answers>,
 }
 
-impl Job for Look {
+/// Something for the reading thread.
+enum Question {
+    /// Keys that may share a transaction with others.
+    Look(Look),
+    /// Something else, by itself.
+    Other(Box<dyn FnOnce(&Thread) + Send>),
+}
+
+impl Job for Question {
     fn urgent(&self) -> bool {
         false
     }
 
     fn size(&self) -> usize {
-        self.keys.len()
+        match self {
+            Self::Look(look) => look.keys.len(),
+            Self::Other(_) => 1,
+        }
     }
 
     fn alone(&self) -> bool {
-        false
+        matches!(self, Self::Other(_))
     }
 }
 
 /// The reading thread, as the callers see it.
 pub(super) struct Reader {
-    worker: Worker<Look>,
+    worker: Worker<Question>,
 }
 
 impl Reader {
@@ -58,8 +69,24 @@ impl Reader {
     /// Queues keys. The answers show at least what was committed before.
     pub(super) fn look(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
         let (answer, answered) = oneshot::channel();
-        self.worker.push(Look { keys, answer })?;
+        self.worker.push(Question::Look(Look { keys, answer }))?;
         Ok(answered)
+    }
+
+    /// Reads something that is no record.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let question = move |thread: &Thread| {
+            let read = || ask(&thread.connection).map_err(|error| errors::not_executed(&error));
+            // A caller who has gone away wants no answer.
+            let _ = answer.send(thread.place.check().and_then(|()| read()));
+        };
+        self.worker.push(Question::Other(Box::new(question)))?;
+        let lost = |_| StoreError::unavailable("the thread of the SQLite store ended before it answered");
+        answered.await.map_err(lost)?
     }
 }
 
@@ -70,13 +97,26 @@ struct Thread {
 }
 
 impl Thread {
-    fn run(self, queue: &Queue<Look>) {
+    fn run(self, queue: &Queue<Question>) {
         loop {
-            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE) {
-                Turn::Jobs(looks) => self.answer(looks),
+            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE, Gather::default()) {
+                Turn::Jobs(questions) => self.work(questions),
                 Turn::Idle => {}
                 Turn::Closed => return,
             }
+        }
+    }
+
+    fn work(&self, questions: Vec<Question>) {
+        let mut looks = Vec::new();
+        for question in questions {
+            match question {
+                Question::Look(look) => looks.push(look),
+                Question::Other(answer) => answer(self),
+            }
+        }
+        if !looks.is_empty() {
+            self.answer(looks);
         }
     }
 

@@ -42,12 +42,11 @@ INSERT INTO clock (id, reached_us, ahead_us) VALUES (1, 0, 0);
 const READ: &str = "SELECT state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, \
                     reason, result FROM records WHERE key = ?1";
 
-const WRITE: &str = "INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, fence, \
+/// An upsert would open a temporary table each time; on a table whose only index is its key, this overwrites
+/// the row in place.
+const WRITE: &str = "REPLACE INTO records (key, state, expires_at_ms, owner, attempt, recovery, fence, \
                      fingerprint, handed_over, reason, result) \
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
-                     ON CONFLICT (key) DO UPDATE SET state = ?2, expires_at_ms = ?3, owner = ?4, \
-                     attempt = ?5, recovery = ?6, fence = ?7, fingerprint = ?8, handed_over = ?9, \
-                     reason = ?10, result = ?11";
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
 
 /// The record of a key, if there is a row for it. It may have expired.
 pub(super) fn read(connection: &Connection, key: &StoreKey) -> Result<Option<Record>, Trouble> {

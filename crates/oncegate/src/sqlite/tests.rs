@@ -7,6 +7,8 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod equivalence;
+
 /// A file that only its user's test knows.
 struct SqliteBench {
     store: Arc<SqliteStore>,

@@ -269,6 +269,8 @@ impl World {
         }
         self.store.stop_faults();
         self.finish().await;
+        // A worker that has lost its lease may still be at it: its late effect belongs to the first pass.
+        self.stop_all().await;
         let before = self.ledger.effects.lock().unwrap().clone();
         let dead = self.ledger.letters.lock().unwrap().len();
         if self.losses() == 0 {

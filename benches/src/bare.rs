@@ -1,0 +1,127 @@
+//! The hand-written loop to compare with: two scripts in pipelines on one connection, nothing else.
+
+use std::time::Duration;
+
+use oncegate_core::record::{TAIL, whole_millis};
+use oncegate_tests::Redis;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Pipeline, Value};
+
+/// The scripts of this release.
+pub(crate) const CLAIM: &str = include_str!("../../lua/claim.lua");
+pub(crate) const COMPLETE: &str = include_str!("../../lua/complete.lua");
+
+/// A pipeline on a busy machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(30);
+const RETENTION: Duration = Duration::from_secs(7 * 86_400);
+
+/// Two scripts that the server has, and how they are called.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    claim: String,
+    complete: String,
+    fenced: bool,
+}
+
+/// One connection, one pipeline at a time.
+#[derive(Debug)]
+pub(crate) struct Bare {
+    connection: MultiplexedConnection,
+}
+
+impl Bare {
+    pub(crate) async fn connect(redis: &Redis) -> Self {
+        let client = redis::Client::open(redis.url()).expect("the URL is valid");
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_LIMIT));
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        Self { connection: connection.expect("the server answers") }
+    }
+
+    pub(crate) async fn load(&mut self, claim: &str, complete: &str, fenced: bool) -> Pair {
+        let mut pipeline = redis::pipe();
+        for script in [claim, complete] {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(script);
+        }
+        let loaded: Result<(String, String), _> = pipeline.query_async(&mut self.connection).await;
+        let (claim, complete) = loaded.expect("the scripts are valid");
+        Pair { claim, complete, fenced }
+    }
+
+    /// Claims and completes `count` keys of a new scope, without results, `batch` at a time.
+    pub(crate) async fn run(&mut self, pair: &Pair, scope: &str, count: usize, batch: usize) {
+        let (lease, retention) = (whole_millis(LEASE + TAIL), whole_millis(RETENTION));
+        for first in (0..count).step_by(batch) {
+            let keys = first..count.min(first + batch);
+            let claims: Vec<_> = keys.map(|n| (format!("{scope}:{n:022}"), first_record())).collect();
+            let mut pipeline = redis::pipe();
+            for (key, record) in &claims {
+                let call = pipeline.cmd("EVALSHA").arg(&pair.claim).arg(1).arg(key).arg(record).arg(lease);
+                if pair.fenced {
+                    call.arg(1);
+                }
+            }
+            self.send(&pipeline, |reply| match reply {
+                // What `SET … NX GET` says to the bare script: there was nothing.
+                Value::Nil => true,
+                // Granted at the first attempt: the fence, or nothing without one.
+                Value::BulkString(reply) => reply.iter().all(u8::is_ascii_digit),
+                _ => false,
+            })
+            .await;
+            let mut pipeline = redis::pipe();
+            for (key, record) in &claims {
+                let call = pipeline.cmd("EVALSHA").arg(&pair.complete).arg(1).arg(key);
+                call.arg(record).arg(completed_record(record)).arg(retention);
+            }
+            self.send(&pipeline, |reply| matches!(reply, Value::BulkString(held) if held == b"H")).await;
+        }
+    }
+
+    async fn send(&mut self, pipeline: &Pipeline, expected: impl Fn(&Value) -> bool) {
+        let replies: Result<Vec<Value>, _> = pipeline.query_async(&mut self.connection).await;
+        let replies = replies.expect("the server answers every call");
+        let other = replies.iter().find(|reply| !expected(reply));
+        assert!(other.is_none(), "an unexpected answer: {other:?}");
+    }
+
+    /// The processor time that the server has used so far, in microseconds.
+    pub(crate) async fn server_cpu_micros(&mut self) -> f64 {
+        let info = self.info("cpu").await;
+        let seconds = |name| info.get::<f64>(name).expect("INFO has the processor times");
+        (seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6
+    }
+
+    /// The bytes that the server has allocated.
+    pub(crate) async fn used_memory_bytes(&mut self) -> f64 {
+        self.info("memory").await.get("used_memory").expect("INFO has the used memory")
+    }
+
+    async fn info(&mut self, section: &str) -> redis::InfoDict {
+        let mut info = redis::cmd("INFO");
+        info.arg(section).query_async(&mut self.connection).await.expect("the server answers")
+    }
+
+    /// Deletes everything, so that every contestant finds the same server.
+    pub(crate) async fn flush(&mut self) {
+        let flushed = redis::cmd("FLUSHALL").arg("SYNC").query_async(&mut self.connection).await;
+        let () = flushed.expect("the server may be flushed");
+    }
+}
+
+/// "P", a token, no fingerprint, attempt 1: what a first claim writes.
+fn first_record() -> Vec<u8> {
+    let mut record = Vec::with_capacity(25);
+    record.push(b'P');
+    record.extend_from_slice(&fastrand::u128(..).to_be_bytes());
+    record.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 1]);
+    record
+}
+
+/// "C", the token's tag, no fingerprint, no result.
+fn completed_record(first: &[u8]) -> Vec<u8> {
+    let mut record = vec![b'C'];
+    record.extend(first.iter().skip(1).take(4));
+    record.extend_from_slice(&[0; 7]);
+    record
+}

@@ -1,0 +1,128 @@
+//! A handler that takes its time: what does the gate add?
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::{Consumer, Failure, Gate, Message, Observer};
+use oncegate_tests::RedisServer;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::bare::Bare;
+use crate::figure::{Bound, Figure, Unit};
+use crate::gate::redis_gate;
+use crate::messages::messages;
+use crate::rounds::Plan;
+use crate::stopwatch::{Stopwatch, Timed};
+use crate::{BENCH_REDIS, Benchmark};
+
+pub(crate) const BENCHMARK: Benchmark = Benchmark {
+    name: "handler",
+    question: "10,000 messages over 1,000 broker keys, a handler of 1 ms, 64 at a time: what does the gate add?",
+    run: |plan| Box::pin(run(plan)),
+};
+
+const CONCURRENCY: u32 = 64;
+const BROKER_KEYS: usize = 1_000;
+const WORK: Duration = Duration::from_millis(1);
+
+async fn run(plan: &Plan) -> Vec<Figure> {
+    let server = RedisServer::start_with(&BENCH_REDIS).await;
+    let mut bare = Bare::connect(&server).await;
+    let messages = messages(plan.size(10_000, 1_000));
+    let mut rounds = plan.rounds("handler", &["with the gate", "without"]);
+    while rounds.next() {
+        bare.flush().await;
+        rounds.measure("with the gate", with_gate(redis_gate(&server).await, &messages)).await;
+        rounds.measure("without", without_gate(&messages)).await;
+    }
+    vec![
+        rounds.against("with the gate", Unit::MessagesPerSecond, "without").target(Bound::RatioAtLeast, 0.95),
+    ]
+}
+
+async fn work(_: Message) -> Result<(), Failure> {
+    sleep(WORK).await;
+    Ok(())
+}
+
+async fn with_gate(gate: Gate, messages: &[Message]) -> f64 {
+    let stopwatch = Stopwatch::new(messages.len());
+    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let consumer = Consumer::new(source, gate, work).concurrency(CONCURRENCY);
+    let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
+    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    stopwatch.rate()
+}
+
+/// The shortest loop that keeps the same order: one at a time for each broker key, 64 in all.
+async fn without_gate(messages: &[Message]) -> f64 {
+    let permits = Arc::new(Semaphore::new(CONCURRENCY as usize));
+    let turns: Vec<_> = (0..BROKER_KEYS).map(|_| Arc::new(tokio::sync::Mutex::new(()))).collect();
+    let mut running = JoinSet::new();
+    let started = Instant::now();
+    // Messages come round-robin over the keys, so the `n`th has the key of this turn.
+    for (message, turn) in messages.iter().zip(turns.iter().cycle()) {
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("nobody closes it");
+        let (message, turn) = (message.clone(), Arc::clone(turn));
+        running.spawn(async move {
+            let _turn = turn.lock().await;
+            work(message).await.expect("it only sleeps");
+            drop(permit);
+        });
+    }
+    while let Some(run) = running.join_next().await {
+        run.expect("no handler panics");
+    }
+    messages.len() as f64 / started.elapsed().as_secs_f64()
+}
+
+/// A source without a broker.
+#[derive(Debug)]
+struct Queue {
+    waiting: Mutex<VecDeque<Message>>,
+    ticket: Arc<NoBroker>,
+}
+
+impl Queue {
+    fn of(messages: &[Message]) -> Self {
+        Self { waiting: Mutex::new(messages.iter().cloned().collect()), ticket: Arc::new(NoBroker) }
+    }
+}
+
+#[async_trait]
+impl Source for Queue {
+    async fn open(&self, _: Arc<dyn Observer>) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let mut waiting = self.waiting.lock().expect("nobody panics with it");
+        let most = most.min(waiting.len());
+        let deliver = |message| Delivery { message, ticket: Arc::clone(&self.ticket) as Arc<dyn Ticket> };
+        let deliveries: Vec<Delivery> = waiting.drain(..most).map(deliver).collect();
+        Ok(if deliveries.is_empty() { None } else { Some(deliveries) })
+    }
+
+    async fn close(&self, _: Duration) -> Result<(), SourceError> {
+        Ok(())
+    }
+}
+
+/// A ticket that nobody collects.
+#[derive(Debug)]
+struct NoBroker;
+
+impl Ticket for NoBroker {
+    fn start(&self) -> bool {
+        true
+    }
+
+    fn ack(&self) {}
+
+    fn stop(&self) {}
+}

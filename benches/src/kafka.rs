@@ -1,0 +1,149 @@
+//! From a Kafka topic through the gate to the commit, on a real broker and a real Redis.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::kafka::KafkaSource;
+use oncegate::redis::RedisStore;
+use oncegate::source::Source;
+use oncegate::{Consumer, Counters, Failure, Gate, Message, Observer};
+use oncegate_tests::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
+
+use crate::bare::Bare;
+use crate::figure::{Bound, Figure, Unit};
+use crate::gate::{IN_FLIGHT, rate, redis_gate};
+use crate::machine::own_cpu_micros;
+use crate::messages::{ROUTE, broker_key, fresh_scope, key, messages, payload};
+use crate::rounds::Plan;
+use crate::stopwatch::{Stopwatch, Timed};
+use crate::{BENCH_REDIS, Benchmark};
+
+pub(crate) const BENCHMARK: Benchmark = Benchmark {
+    name: "kafka",
+    question: "Kafka, gate, an empty handler, commit: how fast, and how fast is a replay?",
+    run: |plan| Box::pin(run(plan)),
+};
+
+const PARTITIONS: i32 = 12;
+/// How long a source may take to leave.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+/// How often the bare consumer commits; as often as `KafkaSource` does.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
+
+async fn run(plan: &Plan) -> Vec<Figure> {
+    let (redis, broker) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start().await);
+    let mut bare = Bare::connect(&redis).await;
+    let count = plan.size(300_000, 5_000);
+    let topic = broker.new_topic(ROUTE, PARTITIONS).await;
+    let records = (0..count).map(|n| Record::new(payload(n)).key(broker_key(n)));
+    broker.produce(&topic, records).await;
+    let alone: Arc<[Message]> = messages(count).into();
+
+    let contestants = ["gate alone", "unique", "replay", "no gate", "poll and commit"];
+    let mut rounds = plan.rounds("kafka", &contestants);
+    while rounds.next() {
+        bare.flush().await;
+        rounds.measure("gate alone", rate(redis_gate(&redis).await, &alone, IN_FLIGHT)).await;
+        bare.flush().await;
+        let work = Work { kafka: &broker, redis: &redis, topic: &topic, scope: &fresh_scope(), count };
+        let cpu = own_cpu_micros();
+        rounds.measure("unique", work.through_the_gate(count)).await;
+        rounds.note("CPU, unique", (own_cpu_micros() - cpu) / count as f64);
+        let cpu = own_cpu_micros();
+        rounds.measure("replay", work.through_the_gate(0)).await;
+        rounds.note("CPU, replay", (own_cpu_micros() - cpu) / count as f64);
+        rounds.measure("no gate", work.without_gate()).await;
+        let (kafka, topic) = (Kafka::clone(&broker), topic.clone());
+        let polled = tokio::task::spawn_blocking(move || poll_and_commit(&kafka, &topic, count));
+        rounds.measure("poll and commit", async { polled.await.expect("the consumer ends") }).await;
+    }
+    let rate = Unit::MessagesPerSecond;
+    vec![
+        rounds.against("unique", rate, "gate alone").target(Bound::RatioAtLeast, 0.7),
+        rounds.against("replay", rate, "unique").target(Bound::RatioAtLeast, 2.5),
+        rounds.against("no gate", rate, "poll and commit"),
+        rounds.against("unique", rate, "no gate"),
+        rounds.figure("CPU, unique", Unit::MicrosPerMessage),
+        rounds.figure("CPU, replay", Unit::MicrosPerMessage),
+    ]
+}
+
+/// A topic to consume from its beginning, with a group that nobody has used.
+struct Work<'a> {
+    kafka: &'a Kafka,
+    redis: &'a Redis,
+    topic: &'a str,
+    scope: &'a str,
+    count: usize,
+}
+
+impl Work<'_> {
+    fn source(&self, stopwatch: &Arc<Stopwatch>) -> Timed<KafkaSource> {
+        let source = KafkaSource::new(self.kafka.bootstrap(), unique("bench"), [self.topic]);
+        Timed { source, stopwatch: Arc::clone(stopwatch) }
+    }
+
+    /// Messages per second, and the proof that so many handlers have run.
+    async fn through_the_gate(&self, expected_runs: usize) -> f64 {
+        let stopwatch = Stopwatch::new(self.count);
+        let store = RedisStore::connect(self.redis.url()).await.expect("the server may be used");
+        let gate = Gate::new(self.scope, key(), store);
+        let consumer = Consumer::new(self.source(&stopwatch), gate, nothing_to_do);
+        let consumer = consumer.concurrency(IN_FLIGHT as u32);
+        let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
+        consumer.run_until(Arc::clone(&stopwatch).over()).await.expect("the consumer runs to the end");
+        assert_eq!(stopwatch.runs(), expected_runs, "each message runs once, and none of a replay");
+        stopwatch.rate()
+    }
+
+    /// The same source, whose messages are acknowledged as they come.
+    async fn without_gate(&self) -> f64 {
+        const RECEIVE_MOST: usize = 512;
+        let stopwatch = Stopwatch::new(self.count);
+        let source = self.source(&stopwatch);
+        source.open(Arc::new(Counters::default())).await.expect("the source opens");
+        let mut left = self.count;
+        while left > 0 {
+            let deliveries = source.receive(RECEIVE_MOST).await.expect("the source goes on");
+            let deliveries = deliveries.expect("the topic has more");
+            left -= deliveries.len();
+            for delivery in deliveries {
+                assert!(delivery.ticket.start(), "nobody else is in the group");
+                delivery.ticket.ack();
+            }
+        }
+        source.close(CLOSE_LIMIT).await.expect("the last commit arrives");
+        stopwatch.rate()
+    }
+}
+
+async fn nothing_to_do(_: Message) -> Result<(), Failure> {
+    Ok(())
+}
+
+/// The least that a consumer can do. Its settings are those of `KafkaSource`.
+fn poll_and_commit(kafka: &Kafka, topic: &str, count: usize) -> f64 {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let mut config = kafka.config();
+    config.set("group.id", unique("bench")).set("auto.offset.reset", "earliest");
+    config.set("enable.auto.commit", "false").set("fetch.queue.backoff.ms", "10");
+    config.set("queued.min.messages", "10000").set("queued.max.messages.kbytes", "16384");
+    let consumer: BaseConsumer = config.create().expect("the settings are valid");
+    consumer.subscribe(&[topic]).expect("the topic can be subscribed to");
+    let stopwatch = Stopwatch::new(count);
+    let (mut left, mut committed_at) = (count, std::time::Instant::now());
+    while left > 0 {
+        let Some(message) = consumer.poll(PATIENCE) else { continue };
+        message.expect("a message");
+        stopwatch.received();
+        stopwatch.acked(1);
+        left -= 1;
+        if committed_at.elapsed() > COMMIT_INTERVAL {
+            consumer.commit_consumer_state(CommitMode::Async).expect("a commit can be sent");
+            committed_at = std::time::Instant::now();
+        }
+    }
+    consumer.commit_consumer_state(CommitMode::Sync).expect("the last commit arrives");
+    stopwatch.rate()
+}

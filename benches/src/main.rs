@@ -1,0 +1,99 @@
+//! The benchmarks. Each runs its contestants in turns, so that a slow moment of the machine hits all of
+//! them, and every figure is a ratio to a baseline of the same run. `scripts/bench` builds and starts it.
+
+mod bare;
+mod figure;
+mod machine;
+mod messages;
+mod report;
+mod rounds;
+mod stopwatch;
+
+mod gate;
+mod handler;
+mod kafka;
+mod key;
+mod memory;
+mod server_cpu;
+mod sqlite;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use futures_util::future::BoxFuture;
+
+use figure::Figure;
+use report::Report;
+use rounds::Plan;
+
+/// A benchmark: a question, and how it is answered.
+struct Benchmark {
+    name: &'static str,
+    question: &'static str,
+    run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
+}
+
+const BENCHMARKS: [Benchmark; 7] = [
+    gate::BENCHMARK,
+    server_cpu::BENCHMARK,
+    memory::BENCHMARK,
+    kafka::BENCHMARK,
+    handler::BENCHMARK,
+    sqlite::BENCHMARK,
+    key::BENCHMARK,
+];
+
+/// What every Redis server of the benchmarks is told: no rewrite of its file in the middle of a measurement.
+const BENCH_REDIS: [&str; 2] = ["--auto-aof-rewrite-percentage", "0"];
+
+/// Runs the benchmarks, each beside its baseline, and prints one line per figure.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Which benchmarks; all by default.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// One JSON document instead of lines.
+    #[arg(long)]
+    json: bool,
+    /// How often each contestant is measured, after a warm-up.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repetitions: u32,
+    /// Small sizes: shows that the benchmarks work. The figures mean nothing.
+    #[arg(long)]
+    quick: bool,
+    /// Says which benchmarks there are.
+    #[arg(long)]
+    list: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.list {
+        BENCHMARKS.iter().for_each(|one| println!("{:<12} {}", one.name, one.question));
+        return ExitCode::SUCCESS;
+    }
+    let known = |name: &&String| !BENCHMARKS.iter().any(|one| one.name == **name);
+    if let Some(name) = arguments.names.iter().find(known) {
+        eprintln!("there is no benchmark `{name}`; `--list` says which there are");
+        return ExitCode::from(2);
+    }
+    let wanted =
+        |one: &&Benchmark| arguments.names.is_empty() || arguments.names.iter().any(|n| n == one.name);
+    let plan = Plan { repetitions: arguments.repetitions, quick: arguments.quick };
+    let mut report = Report::new(plan);
+    if !arguments.json {
+        println!("{}", report.head());
+    }
+    for benchmark in BENCHMARKS.iter().filter(wanted) {
+        let figures = (benchmark.run)(&plan).await;
+        let lines = report.add(benchmark.name, benchmark.question, figures);
+        if !arguments.json {
+            println!("{lines}");
+        }
+    }
+    if arguments.json {
+        println!("{}", report.to_json());
+    }
+    ExitCode::SUCCESS
+}

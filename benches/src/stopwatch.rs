@@ -1,0 +1,117 @@
+//! From the first message to the last ack.
+
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire},
+};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::{Event, Observer};
+use tokio::sync::Notify;
+
+/// Starts when the first message is received, and stops when so many have been acknowledged.
+#[derive(Debug)]
+pub(crate) struct Stopwatch {
+    expected: usize,
+    acked: AtomicUsize,
+    runs: AtomicUsize,
+    started: OnceLock<Instant>,
+    stopped: OnceLock<Instant>,
+    over: Notify,
+}
+
+impl Stopwatch {
+    pub(crate) fn new(expected: usize) -> Arc<Self> {
+        let (acked, runs) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (started, stopped) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Self { expected, acked, runs, started, stopped, over: Notify::new() })
+    }
+
+    pub(crate) fn received(&self) {
+        self.started.get_or_init(Instant::now);
+    }
+
+    pub(crate) fn acked(&self, count: usize) {
+        if self.acked.fetch_add(count, AcqRel) + count >= self.expected {
+            self.stopped.get_or_init(Instant::now);
+            self.over.notify_one();
+        }
+    }
+
+    /// Resolves with the last ack.
+    pub(crate) async fn over(self: Arc<Self>) {
+        self.over.notified().await;
+    }
+
+    /// How many handlers have run.
+    pub(crate) fn runs(&self) -> usize {
+        self.runs.load(Acquire)
+    }
+
+    /// Messages per second.
+    pub(crate) fn rate(&self) -> f64 {
+        let times = self.started.get().zip(self.stopped.get());
+        let (started, stopped) = times.expect("every message was acknowledged");
+        self.expected as f64 / stopped.duration_since(*started).as_secs_f64()
+    }
+}
+
+impl Observer for Stopwatch {
+    fn observe(&self, event: Event<'_>) {
+        if let Event::HandlerRan { .. } = event {
+            self.runs.fetch_add(1, AcqRel);
+        }
+    }
+}
+
+/// A source that starts the stopwatch with its first message, and tells it of every ack.
+#[derive(Debug)]
+pub(crate) struct Timed<S> {
+    pub(crate) source: S,
+    pub(crate) stopwatch: Arc<Stopwatch>,
+}
+
+#[async_trait]
+impl<S: Source> Source for Timed<S> {
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        self.source.open(observer).await
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let Some(received) = self.source.receive(most).await? else { return Ok(None) };
+        self.stopwatch.received();
+        let timed = |Delivery { message, ticket }| {
+            let ticket = TimedTicket { ticket, stopwatch: Arc::clone(&self.stopwatch) };
+            Delivery { message, ticket: Arc::new(ticket) }
+        };
+        Ok(Some(received.into_iter().map(timed).collect()))
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
+        self.source.close(deadline).await
+    }
+}
+
+#[derive(Debug)]
+struct TimedTicket {
+    ticket: Arc<dyn Ticket>,
+    stopwatch: Arc<Stopwatch>,
+}
+
+impl Ticket for TimedTicket {
+    fn start(&self) -> bool {
+        self.ticket.start()
+    }
+
+    fn ack(&self) {
+        self.ticket.ack();
+        self.stopwatch.acked(1);
+    }
+
+    fn stop(&self) {
+        self.ticket.stop();
+    }
+}

@@ -1,0 +1,118 @@
+//! A source of given messages, which remembers what was acknowledged, and dead letters in memory.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate::dead_letters::{DeadLetter, DeadLetters};
+use oncegate::observe::Observer;
+use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::{BoxError, Message, Origin};
+use tokio::sync::watch;
+
+/// Delivers its messages once, in order, and then waits.
+#[derive(Debug)]
+pub(crate) struct List {
+    waiting: Mutex<VecDeque<Message>>,
+    /// The offsets that were acknowledged, in that order.
+    acked: watch::Sender<Vec<i64>>,
+}
+
+impl List {
+    /// Messages of `topic`, partition 0, with these payloads; the first field of a pair is the broker's key.
+    pub(crate) fn of(topic: &str, messages: impl IntoIterator<Item = (&'static str, String)>) -> Arc<Self> {
+        let list = Self { waiting: Mutex::default(), acked: watch::channel(Vec::new()).0 };
+        for (key, payload) in messages {
+            list.push(topic, key, payload);
+        }
+        Arc::new(list)
+    }
+
+    pub(crate) fn push(&self, topic: &str, key: &'static str, payload: String) {
+        let mut waiting = self.waiting.lock().unwrap();
+        let offset = i64::try_from(waiting.len()).unwrap();
+        let origin = Origin::Kafka { topic: topic.into(), partition: 0, offset };
+        let message = Message::new(topic, origin, Some(payload.into()));
+        waiting.push_back(if key.is_empty() { message } else { message.with_key(key) });
+    }
+
+    pub(crate) fn acked(&self) -> Vec<i64> {
+        self.acked.borrow().clone()
+    }
+
+    /// Waits until this many messages are acknowledged.
+    pub(crate) async fn until_acked(&self, count: usize) {
+        let mut acked = self.acked.subscribe();
+        let limit = Duration::from_secs(3_600);
+        let reached = tokio::time::timeout(limit, acked.wait_for(|acked| acked.len() >= count)).await;
+        reached.unwrap_or_else(|_| panic!("only {:?} are acknowledged", self.acked())).unwrap();
+    }
+}
+
+/// What a consumer is given.
+#[derive(Debug)]
+pub(crate) struct Listed(pub(crate) Arc<List>);
+
+#[async_trait]
+impl Source for Listed {
+    async fn open(&self, _: Arc<dyn Observer>) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let messages: Vec<Message> = {
+            let mut waiting = self.0.waiting.lock().unwrap();
+            let count = most.min(waiting.len());
+            waiting.drain(..count).collect()
+        };
+        if messages.is_empty() {
+            std::future::pending::<()>().await;
+        }
+        let deliver = |message: Message| {
+            let Origin::Kafka { offset, .. } = *message.origin() else { panic!("a list gives offsets") };
+            Delivery { message, ticket: Arc::new(Receipt { offset, list: Arc::clone(&self.0) }) }
+        };
+        Ok(Some(messages.into_iter().map(deliver).collect()))
+    }
+
+    async fn close(&self, _: Duration) -> Result<(), SourceError> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Receipt {
+    offset: i64,
+    list: Arc<List>,
+}
+
+impl Ticket for Receipt {
+    fn start(&self) -> bool {
+        true
+    }
+
+    fn ack(&self) {
+        self.list.acked.send_modify(|acked| acked.push(self.offset));
+    }
+
+    fn stop(&self) {}
+}
+
+/// Keeps letters: where each came from, and why.
+#[derive(Debug, Default)]
+pub(crate) struct Letters(Mutex<Vec<(String, &'static str)>>);
+
+impl Letters {
+    pub(crate) fn causes(&self) -> Vec<&'static str> {
+        self.0.lock().unwrap().iter().map(|(_, cause)| *cause).collect()
+    }
+}
+
+#[async_trait]
+impl DeadLetters for Letters {
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        self.0.lock().unwrap().push((letter.message.origin().to_string(), letter.cause.as_str()));
+        Ok(())
+    }
+}
