@@ -217,9 +217,10 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
 async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
     let postgres = Postgres::shared().await;
     hand::store(&postgres).await;
-    let limit = Duration::from_millis(400);
+    let limit = Duration::from_secs(2);
     let store = PostgresStore::builder(postgres.url()).response_timeout(limit).connect().await.unwrap();
-    let (key, owner) = (key(&scope(), 1), token());
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
     let patient = hand::store(&postgres).await;
     assert!(granted_as(1, &apply(&*patient, &key, claim(owner)).await.unwrap()));
     let mut client = postgres.connection().await;
@@ -228,6 +229,15 @@ async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
     transaction.query_one(lock, &[&key.as_str()]).await.unwrap();
     let held = apply(&store, &key, complete(owner, b"done")).await;
     assert!(matches!(held, Err(StoreError::Unavailable { .. })), "{held:?}");
+    // Those that travel with it are not held up.
+    let commands = (1..100).map(|number| Command { key: self::key(&scope, number), operation: claim(owner) });
+    for (number, reply) in store.execute(commands.collect()).await.into_iter().enumerate() {
+        let as_it_should_be = match &reply {
+            Ok(reply) => number > 0 && granted_as(1, reply),
+            Err(error) => number == 0 && error.class() == "unavailable",
+        };
+        assert!(as_it_should_be, "{number}: {reply:?}");
+    }
     transaction.rollback().await.unwrap();
     assert_eq!(apply(&*patient, &key, complete(owner, b"done")).await.unwrap(), HELD);
     assert!(completed_with(b"done", &apply(&*patient, &key, claim(token())).await.unwrap()));

@@ -13,17 +13,21 @@ use super::schema::REMEDY;
 /// The most characters of the server's own words that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// What to tell the caller, and whether it is worth trying again before telling him.
 #[derive(Debug)]
 pub(super) struct Trouble {
     pub(super) error: StoreError,
     /// Nothing was executed, and the cause is likely over by the next try.
     pub(super) passing: bool,
+    /// Nothing was executed, because somebody holds one of the rows.
+    pub(super) row_held: bool,
 }
 
 impl From<StoreError> for Trouble {
     fn from(error: StoreError) -> Self {
-        Self { error, passing: false }
+        Self { error, passing: false, row_held: false }
     }
 }
 
@@ -50,7 +54,7 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("25P03", Passing, "the server ended a session that was idle in its transaction"),
     ("57P03", Unavailable, "the server is starting or stopping"),
     ("57014", Unavailable, "the statement was cancelled or took too long (statement_timeout)"),
-    ("55P03", Unavailable, "a lock was not to be had in time (lock_timeout): somebody holds the row"),
+    (LOCK_NOT_AVAILABLE, Unavailable, "a lock was not to be had in time (lock_timeout): somebody holds the row"),
     ("53300", Unavailable, "the server has too many connections (max_connections)"),
     ("53100", Unavailable, "the server's disk is full"),
     ("53200", Unavailable, "the server is out of memory"),
@@ -87,7 +91,7 @@ pub(super) fn not_executed(error: &Error) -> Trouble {
         }
         Refused => StoreError::refused(format!("{text} (SQLSTATE {state})")),
     };
-    Trouble { error, passing: class == Passing }
+    Trouble { error, passing: class == Passing, row_held: state == LOCK_NOT_AVAILABLE }
 }
 
 /// What an error means once a commit was on its way: an answer of the server settles it, silence does not.
@@ -119,7 +123,8 @@ fn is_about_the_session(state: &str) -> bool {
 
 fn without_an_answer(error: &Error) -> Trouble {
     if error.is_closed() {
-        return Trouble { error: StoreError::unavailable("the connection was lost"), passing: true };
+        let lost = Trouble::from(StoreError::unavailable("the connection was lost"));
+        return Trouble { passing: true, ..lost };
     }
     let mut cause = error.source();
     while let Some(source) = cause {

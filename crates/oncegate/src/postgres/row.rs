@@ -16,6 +16,11 @@ INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, re
 SELECT k, 'pending', 0, ''::bytea, 0, 'none', false, '' FROM unnest($1::text[]) AS k ORDER BY k COLLATE \"C\" \
 ON CONFLICT (key) DO UPDATE SET state = r.state WHERE false RETURNING key";
 
+/// Which of the keys have a row that somebody else has locked.
+pub(super) const HELD: &str = "\
+WITH free AS (SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) FOR UPDATE SKIP LOCKED) \
+SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) AND key NOT IN (SELECT key FROM free)";
+
 /// Reads rows and the server's clock. There is always a row; without a key it brings the clock alone.
 ///
 /// A standby says so: what it holds may be old.

@@ -30,12 +30,48 @@ pub(super) type LookAnswer = Result<Option<Looked>, StoreError>;
 
 /// Applies the commands; there is one answer for each.
 pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
+    match execute_together(shared, commands).await {
+        // One stalled stranger must not hold up the keys that happen to travel with his.
+        Err(Trouble { error, row_held: true, .. }) if commands.len() > 1 => {
+            execute_around(shared, commands, error).await
+        }
+        executed => executed.map_err(|trouble| trouble.error),
+    }
+}
+
+async fn execute_together(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, Trouble> {
     persist(async || {
         let client = shared.client().await?;
         let outcome = try_execute(&client, shared, commands).await;
         shared.settle(client, outcome)
     })
     .await
+}
+
+/// Applies the commands whose rows nobody holds; the others get `error`.
+async fn execute_around(
+    shared: &Shared,
+    commands: &[Command],
+    error: StoreError,
+) -> Result<Vec<Answer>, StoreError> {
+    let keys: Vec<&str> = commands.iter().map(|command| command.key.as_str()).collect();
+    let client = shared.client().await?;
+    let query = async { client.query(row::HELD, &[&keys]).await.map_err(|e| errors::not_executed(&e)) };
+    let outcome = within(shared.response_timeout, query).await;
+    let held = shared.settle(client, outcome).map_err(|trouble| trouble.error)?;
+    let held: BTreeSet<String> = held.iter().map(|row| row.get(0)).collect();
+    let is_held = |command: &Command| held.contains(command.key.as_str());
+    let free: Vec<Command> = commands.iter().filter(|command| !is_held(command)).cloned().collect();
+    if free.is_empty() {
+        return Err(error);
+    }
+    let executed = execute_together(shared, &free).await.map_err(|trouble| trouble.error)?;
+    let mut executed = executed.into_iter();
+    let answer = |command: &Command| match is_held(command) {
+        true => Err(error.clone()),
+        false => executed.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
+    };
+    Ok(commands.iter().map(answer).collect())
 }
 
 /// Reads records; there is one answer for each key.
@@ -46,16 +82,17 @@ pub(super) async fn look(shared: &Shared, keys: &[StoreKey]) -> Result<Vec<LookA
         shared.settle(client, outcome)
     })
     .await
+    .map_err(|trouble| trouble.error)
 }
 
 /// Tries again what surely was not executed.
-async fn persist<T>(mut attempt: impl AsyncFnMut() -> Result<T, Trouble>) -> Result<T, StoreError> {
+async fn persist<T>(mut attempt: impl AsyncFnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
     let mut tries = 1;
     loop {
         match attempt().await {
             Ok(done) => return Ok(done),
             Err(trouble) if trouble.passing && tries < MAX_TRIES => tries += 1,
-            Err(trouble) => return Err(trouble.error),
+            Err(trouble) => return Err(trouble),
         }
     }
 }
