@@ -25,6 +25,9 @@ const BULK_FLIGHTS: usize = 3;
 /// How many connections a store uses at most: bulk, heartbeats, looks, and one for what is not about a key.
 pub(super) const CONNECTIONS: usize = BULK_FLIGHTS + 3;
 
+/// The longest time limit that the server takes, in milliseconds.
+const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
+
 /// What a command weighs besides its text, in bytes.
 const COMMAND_BYTES: usize = 100;
 
@@ -39,7 +42,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(pool: Pool, response_timeout: Duration) -> Self {
-        let limit_ms = response_timeout.as_millis().max(2);
+        let limit_ms = response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS);
         // For this transaction alone: so they hold on any connection, also behind a pooler.
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {}; \
