@@ -249,6 +249,10 @@ mod tests {
         let gather = Gather { more: 2, at_most: Duration::from_secs(600) };
         let turn = std::thread::scope(|scope| {
             let turn = scope.spawn(|| queue.take(10, Duration::ZERO, gather));
+            // Whoever came before the thread waits is not who comes back: it would wait for more.
+            while queue.waiting().wanted != 3 {
+                std::thread::yield_now();
+            }
             queue.push(job(2, 2)).unwrap();
             turn.join().unwrap()
         });
