@@ -47,6 +47,7 @@
 //! | `redis` | [`redis`]: the store in Redis or Valkey | yes |
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
+//! | `postgres` | `postgres`: the store in PostgreSQL | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
