@@ -55,17 +55,17 @@ impl Bare {
             let keys = first..count.min(first + batch);
             let claims: Vec<_> = keys.map(|n| (format!("{scope}:{n:022}"), first_record())).collect();
             let mut pipeline = redis::pipe();
+            // A claim that leaves out the attempt, its last byte, wants a fence.
+            let wanted = ..if pair.fenced { RECORD_BYTES - 1 } else { RECORD_BYTES };
             for (key, record) in &claims {
-                let call = pipeline.cmd("EVALSHA").arg(&pair.claim).arg(1).arg(key).arg(record).arg(lease);
-                if pair.fenced {
-                    call.arg(1);
-                }
+                let record = record.get(wanted).expect("it is that long");
+                pipeline.cmd("EVALSHA").arg(&pair.claim).arg(1).arg(key).arg(record).arg(lease);
             }
             self.send(&pipeline, |reply| match reply {
                 // What `SET … NX GET` says to the bare script: there was nothing.
                 Value::Nil => true,
-                // Granted at the first attempt: the fence, or nothing without one.
-                Value::BulkString(reply) => reply.iter().all(u8::is_ascii_digit),
+                // Granted at the first attempt.
+                Value::BulkString(record) => record.first() == Some(&b'P'),
                 _ => false,
             })
             .await;
@@ -109,9 +109,12 @@ impl Bare {
     }
 }
 
-/// "P", a token, no fingerprint, attempt 1: what a first claim writes.
+/// What a first claim writes, without a fence.
+const RECORD_BYTES: usize = 25;
+
+/// "P", a token, no fingerprint, attempt 1.
 fn first_record() -> Vec<u8> {
-    let mut record = Vec::with_capacity(25);
+    let mut record = Vec::with_capacity(RECORD_BYTES);
     record.push(b'P');
     record.extend_from_slice(&fastrand::u128(..).to_be_bytes());
     record.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 1]);
