@@ -33,10 +33,18 @@ pub(crate) fn broker_key(n: usize) -> Bytes {
     format!("customer-{:03}", n % 1_000).into()
 }
 
-/// The first `count` messages, as a source without a broker would deliver them.
+/// The first `count` messages, as a source without a broker would deliver them; no two are the same.
 pub(crate) fn messages(count: usize) -> Vec<Message> {
+    messages_over(count, count)
+}
+
+/// So many messages over so many idempotency keys, which come in turns.
+pub(crate) fn messages_over(count: usize, keys: usize) -> Vec<Message> {
     let origin = Origin::Other("memory".into());
-    let message = |n| Message::new(ROUTE, origin.clone(), Some(payload(n))).with_key(broker_key(n));
+    let message = |n: usize| {
+        let n = n % keys;
+        Message::new(ROUTE, origin.clone(), Some(payload(n))).with_key(broker_key(n))
+    };
     (0..count).map(message).collect()
 }
 
