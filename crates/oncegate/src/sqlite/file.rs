@@ -83,7 +83,9 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     // Waiting is ours: SQLite's own waiting starves one of several busy processes.
     connection.busy_timeout(Duration::ZERO).map_err(sqlite)?;
 
-    let found = patiently(settings.busy_timeout, || identify(&connection)).map_err(sqlite)?;
+    // In one transaction: another process may be making the tables at this moment.
+    let identify = || identify(&*connection.unchecked_transaction()?);
+    let found = patiently(settings.busy_timeout, identify).map_err(sqlite)?;
     let new = is_new(found)?;
     if !new {
         check_for_damage(&connection, settings)?;
@@ -114,10 +116,12 @@ fn flags(create: bool) -> OpenFlags {
 /// An empty file beside a log that is not: the records were cut off. SQLite would delete the log.
 fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
     let length = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
-    let file_bytes = length(&settings.path);
     let mut log = settings.path.clone().into_os_string();
     log.push("-wal");
-    if file_bytes == 0 && length(Path::new(&log)) > 0 {
+    // The log first: who makes the file at this moment fills it before its log.
+    let log_bytes = length(Path::new(&log));
+    let file_bytes = length(&settings.path);
+    if file_bytes == 0 && log_bytes > 0 {
         return Err(errors::damaged("the file is empty or missing, but its log is not"));
     }
     if file_bytes == 0 && settings.must_exist {

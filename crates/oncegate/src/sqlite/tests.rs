@@ -309,3 +309,15 @@ async fn the_check_says_what_weakens_the_promise() {
     let weak = SqliteStore::builder(place.path()).synchronous(Synchronous::Normal).open().await.unwrap();
     assert_eq!(weak.check().await.unwrap().warnings.len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_new_file_may_be_opened_by_several_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..60 {
+        let path = folder.path().join(format!("{round}.sqlite"));
+        let opens = (0..4).map(|_| tokio::spawn(SqliteStore::open(path.clone())));
+        for opened in futures_util::future::join_all(opens).await {
+            opened.unwrap().unwrap_or_else(|error| panic!("round {round}: {error}"));
+        }
+    }
+}
