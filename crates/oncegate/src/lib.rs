@@ -48,6 +48,8 @@
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
+//! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
+//! | `results-s3` | the same in S3 | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
@@ -63,6 +65,7 @@ mod memory;
 pub mod message;
 pub mod observe;
 pub mod proof;
+pub mod results;
 mod shutdown;
 pub mod source;
 
