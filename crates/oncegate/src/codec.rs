@@ -9,6 +9,7 @@
 //! | 1 | JSON |
 //! | 2 | MessagePack |
 //! | 3 | raw bytes |
+//! | 4 | a reference: the result is in a [`ResultStore`](crate::results::ResultStore) |
 //! | 255 | the work is done, its result was not kept: too large, or it could not be encoded |
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -20,6 +21,7 @@ use crate::failure::BoxError;
 const JSON: u8 = 1;
 const MESSAGE_PACK: u8 = 2;
 const RAW: u8 = 3;
+pub(crate) const REFERENCE: u8 = 4;
 const NOT_KEPT: u8 = 255;
 
 const JSON_NULL: &[u8] = b"null";
@@ -39,14 +41,17 @@ pub enum Codec {
     MessagePack,
 }
 
-/// What a handler may return: anything that serde can write and read, or [`Raw`] bytes.
-pub trait Output: Sized + Send + 'static {
+/// What can be stored as a result: anything that serde can write, or [`Raw`] bytes.
+pub trait ToStored {
     /// The result as it will be stored.
     ///
     /// # Errors
     /// When it cannot be encoded. The effect has happened by then, so the record is completed without it.
     fn to_stored(&self, codec: Codec) -> Result<Bytes, BoxError>;
+}
 
+/// What a stored result can be read as: anything that serde can read without borrowing, or [`Raw`] bytes.
+pub trait FromStored: Sized {
     /// The result as it was stored.
     ///
     /// # Errors
@@ -54,15 +59,23 @@ pub trait Output: Sized + Send + 'static {
     fn from_stored(stored: &Bytes) -> Result<Self, BoxError>;
 }
 
+/// What a handler may return: what can be stored and read back, by duplicates on another thread. Nobody
+/// implements it by hand.
+pub trait Output: ToStored + FromStored + Send + 'static {}
+
+impl<T: ToStored + FromStored + Send + 'static> Output for T {}
+
 /// Bytes in a format of the user's own, stored as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Raw(pub Bytes);
 
-impl Output for Raw {
+impl ToStored for Raw {
     fn to_stored(&self, _: Codec) -> Result<Bytes, BoxError> {
         Ok(tagged(RAW, &self.0))
     }
+}
 
+impl FromStored for Raw {
     fn from_stored(stored: &Bytes) -> Result<Self, BoxError> {
         match stored.first() {
             Some(&RAW) => Ok(Self(stored.slice(1..))),
@@ -71,7 +84,7 @@ impl Output for Raw {
     }
 }
 
-impl<T: Serialize + DeserializeOwned + Send + 'static> Output for T {
+impl<T: Serialize + ?Sized> ToStored for T {
     fn to_stored(&self, codec: Codec) -> Result<Bytes, BoxError> {
         let (tag, encoded, nothing) = match codec {
             Codec::Json => (JSON, serde_json::to_vec(self)?, JSON_NULL),
@@ -80,7 +93,9 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Output for T {
         };
         Ok(if encoded == nothing { Bytes::new() } else { tagged(tag, &encoded) })
     }
+}
 
+impl<T: DeserializeOwned> FromStored for T {
     fn from_stored(stored: &Bytes) -> Result<Self, BoxError> {
         match stored.split_first() {
             None => Ok(serde_json::from_slice(JSON_NULL)?),
@@ -104,6 +119,7 @@ pub fn describe_stored(stored: &[u8]) -> String {
         Some(&JSON) => format!("{} bytes of JSON", stored.len() - 1),
         Some(&MESSAGE_PACK) => format!("{} bytes of MessagePack", stored.len() - 1),
         Some(&RAW) => format!("{} raw bytes", stored.len() - 1),
+        Some(&REFERENCE) => crate::results::describe(stored),
         Some(&NOT_KEPT) => "not kept".to_owned(),
         Some(other) => format!("{} bytes of the unknown encoding {other}", stored.len() - 1),
     }
@@ -121,6 +137,9 @@ fn unreadable(first: Option<&u8>) -> BoxError {
         None => "the stored result is empty".into(),
         Some(&NOT_KEPT) => "the result was not kept: it was too large or could not be encoded".into(),
         Some(&MESSAGE_PACK) => "the result is MessagePack: build with the feature `messagepack`".into(),
+        Some(&REFERENCE) => {
+            "the result is in a result store, and this gate has none: set `Gate::large_results`".into()
+        }
         Some(other) => {
             format!("the stored result has the encoding {other}, which does not fit this type").into()
         }
@@ -134,8 +153,36 @@ mod tests {
     #[test]
     fn nothing_to_say_takes_no_bytes() {
         assert!(().to_stored(Codec::Json).unwrap().is_empty());
-        <() as Output>::from_stored(&Bytes::new()).unwrap();
+        <() as FromStored>::from_stored(&Bytes::new()).unwrap();
         assert_eq!(Option::<u8>::from_stored(&Bytes::new()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_only_borrows_can_be_stored_and_read_as_what_owns() {
+        let stored = "receipt 42".to_stored(Codec::Json).unwrap();
+        assert_eq!(String::from_stored(&stored).unwrap(), "receipt 42");
+        let stored = ["a", "b"][..].to_stored(Codec::Json).unwrap();
+        assert_eq!(Vec::<String>::from_stored(&stored).unwrap(), ["a", "b"]);
+    }
+
+    #[cfg(feature = "messagepack")]
+    #[test]
+    fn message_pack_keeps_the_names_of_fields() {
+        #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        struct Receipt {
+            id: u64,
+            note: Option<String>,
+        }
+        #[derive(Debug, PartialEq, serde::Deserialize)]
+        struct Later {
+            note: Option<String>,
+            id: u64,
+        }
+        let receipt = Receipt { id: u64::MAX, note: None };
+        let stored = receipt.to_stored(Codec::MessagePack).unwrap();
+        assert_eq!(Receipt::from_stored(&stored).unwrap(), receipt);
+        assert_eq!(Later::from_stored(&stored).unwrap(), Later { note: None, id: u64::MAX });
+        assert!(().to_stored(Codec::MessagePack).unwrap().is_empty());
     }
 
     #[test]

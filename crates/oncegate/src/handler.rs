@@ -5,9 +5,8 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 
-use crate::codec::{Codec, Output};
+use crate::codec::{Codec, FromStored, Output, ToStored};
 use crate::failure::{BoxError, Failure};
-use crate::gate::encode;
 use crate::message::Message;
 
 /// The work to be done once per key.
@@ -43,8 +42,8 @@ pub trait Handler: Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// A duplicate whose stored result no longer decodes as `Output`, or was not kept; `error` says which,
-    /// and `stored` is what the record holds. Does nothing unless overridden.
+    /// A duplicate whose stored result no longer decodes as `Output`, was not kept, or is missing or damaged in the
+    /// gate's [`large_results`](crate::Gate::large_results); `error` says which, and `stored` is what was found. Does nothing unless overridden.
     fn undecodable_duplicate(
         &self,
         message: Message,
@@ -74,49 +73,43 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The same handler without its type.
 pub(crate) trait ErasedHandler: Send + Sync + 'static {
-    /// Runs the handler and encodes its result.
-    fn handle(
+    /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: whatever is wrong
+    /// with the result, the work must not run again.
+    fn handle(&self, message: Message, codec: Codec) -> BoxFuture<'_, Result<Encoded, Failure>>;
+
+    /// Decodes the stored result and hands it to the handler; or `lost` says why it is not the result.
+    fn duplicate(
         &self,
         message: Message,
-        codec: Codec,
-        limit_bytes: usize,
-    ) -> BoxFuture<'_, Result<Encoded, Failure>>;
-
-    /// Decodes the stored result and hands it to the handler.
-    fn duplicate(&self, message: Message, stored: Bytes) -> BoxFuture<'_, Result<(), Failure>>;
+        stored: Bytes,
+        lost: Option<BoxError>,
+    ) -> BoxFuture<'_, Result<(), Failure>>;
 }
 
-/// A result as it will be stored.
-#[derive(Debug)]
-pub(crate) struct Encoded {
-    pub(crate) stored: Bytes,
-    /// Why the result itself is not in there.
-    pub(crate) not_kept: Option<BoxError>,
-}
+/// A result as its codec writes it.
+pub(crate) type Encoded = Result<Bytes, BoxError>;
 
 impl<H: Handler> ErasedHandler for H {
-    fn handle(
-        &self,
-        message: Message,
-        codec: Codec,
-        limit_bytes: usize,
-    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
+    fn handle(&self, message: Message, codec: Codec) -> BoxFuture<'_, Result<Encoded, Failure>> {
         Box::pin(async move {
             let run = message.run().cloned();
             let output = Handler::handle(self, message).await?;
             if run.is_some_and(|run| run.unit.is_attempted()) {
                 // Its transaction has stored the result, or nothing has.
-                return Ok(Encoded { stored: Bytes::new(), not_kept: None });
+                return Ok(Ok(Bytes::new()));
             }
-            // The effect has happened. Whatever is wrong with the result, the work must not run again.
-            let (stored, not_kept) = encode(&output, codec, limit_bytes);
-            Ok(Encoded { stored, not_kept })
+            Ok(output.to_stored(codec))
         })
     }
 
-    fn duplicate(&self, message: Message, stored: Bytes) -> BoxFuture<'_, Result<(), Failure>> {
+    fn duplicate(
+        &self,
+        message: Message,
+        stored: Bytes,
+        lost: Option<BoxError>,
+    ) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async move {
-            match H::Output::from_stored(&stored) {
+            match lost.map_or_else(|| H::Output::from_stored(&stored), Err) {
                 Ok(result) => Handler::duplicate(self, message, result).await,
                 Err(error) => {
                     self.undecodable_duplicate(message, stored, error).await;

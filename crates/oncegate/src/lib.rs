@@ -49,6 +49,8 @@
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
 //! | `sqlx` | [`Message::commit_with`] takes sqlx's transactions on PostgreSQL | no |
+//! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
+//! | `results-s3` | the same in S3 | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
@@ -64,6 +66,7 @@ mod memory;
 pub mod message;
 pub mod observe;
 pub mod proof;
+pub mod results;
 mod shutdown;
 pub mod source;
 pub mod transaction;

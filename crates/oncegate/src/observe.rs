@@ -51,10 +51,23 @@ pub enum Event<'a> {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// A result was too large or could not be encoded: the record says that the work is done, without it.
+    /// A result was too large, could not be encoded, or the result store did not take it: the record says that the
+    /// work is done, without it.
     ResultNotKept {
         /// The gate's scope.
         scope: &'a str,
+    },
+    /// A duplicate's large result is missing or damaged in the result store.
+    ResultLost {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// The result store gave no answer; it is asked again.
+    ResultStoreError {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `put` or `get`.
+        operation: &'static str,
     },
     /// `Handler::duplicate` has failed every time; the message was acknowledged all the same.
     DuplicateHookFailed {
@@ -183,6 +196,8 @@ impl Event<'_> {
             Self::CompleteLost { .. } => ("complete_lost", "", 1),
             Self::FingerprintUncompared { .. } => ("fingerprints_uncompared", "", 1),
             Self::ResultNotKept { .. } => ("results_not_kept", "", 1),
+            Self::ResultLost { .. } => ("results_lost", "", 1),
+            Self::ResultStoreError { operation, .. } => ("result_store_errors", operation, 1),
             Self::DuplicateHookFailed { .. } => ("duplicate_hooks_failed", "", 1),
             Self::Retried { .. } => ("retries", "", 1),
             Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),

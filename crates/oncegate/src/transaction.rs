@@ -13,9 +13,8 @@ use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::{Record, State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, apply};
 
-use crate::codec::{Codec, Output};
+use crate::codec::{Codec, ToStored, not_kept};
 use crate::failure::{BoxError, Failure};
-use crate::gate::encode;
 use crate::message::{Message, Run};
 
 /// A transaction of a database in which a gate's store keeps its records.
@@ -160,7 +159,7 @@ impl Message {
     /// transaction was rolled back then, unless the connection broke during the commit. Pass it on with `?`
     /// and do nothing else about it: the runtime reads the record, acknowledges if it is completed, and
     /// tries again if not.
-    pub fn commit_with<Tx: SqlTransaction, T: Output>(
+    pub fn commit_with<Tx: SqlTransaction, T: ToStored + ?Sized>(
         &self,
         transaction: Tx,
         output: &T,
@@ -185,7 +184,7 @@ impl Message {
     ///
     /// # Errors
     /// When no attempt of the message runs, as in [`Handler::duplicate`](crate::Handler::duplicate).
-    pub fn completing<T: Output>(&self, output: &T) -> Result<Completing, Failure> {
+    pub fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Result<Completing, Failure> {
         let run = self.run().ok_or_else(|| {
             Failure::permanent("no attempt of this message runs, so there is nothing to complete")
         })?;
@@ -227,8 +226,8 @@ pub(crate) struct Attempted {
 }
 
 impl Unit {
-    fn completing<T: Output>(&self, output: &T) -> Completing {
-        let (result, not_kept) = encode(output, self.codec, self.max_result_bytes);
+    fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Completing {
+        let (result, not_kept) = self.encode(output);
         *self.lock() = Some(Attempted { not_kept, trouble: None });
         Completing {
             key: self.key.clone(),
@@ -237,6 +236,20 @@ impl Unit {
             result,
             retention: self.retention,
             lease: self.lease,
+        }
+    }
+
+    /// The result as the record will hold it, and why it is not in there if it is not. A transaction does not
+    /// wait for a result store.
+    fn encode<T: ToStored + ?Sized>(&self, output: &T) -> (Bytes, Option<BoxError>) {
+        let most = self.max_result_bytes;
+        match output.to_stored(self.codec) {
+            Ok(stored) if stored.len() <= most => (stored, None),
+            Ok(stored) => {
+                let why = format!("the result has {} bytes, `max_result_bytes` is {most}", stored.len());
+                (not_kept(), Some(why.into()))
+            }
+            Err(error) => (not_kept(), Some(error)),
         }
     }
 

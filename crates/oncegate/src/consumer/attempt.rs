@@ -13,7 +13,7 @@ use tracing::warn;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
-use crate::gate::{Claimed, Committed, Completion, Identity, Lease};
+use crate::gate::{Claimed, Committed, Completion, Identity, Lease, Unfetched};
 use crate::handler::Encoded;
 use crate::message::CANCELLATION_GRACE;
 use crate::observe::{Event, RunOutcome};
@@ -44,6 +44,9 @@ const DUPLICATE_TRIES: u32 = 3;
 
 /// The most time between two looks at a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
+
+/// How long a duplicate waits whose result is in a result store that does not answer.
+const RESULT_RECHECK: Duration = Duration::from_secs(2);
 
 /// Claims the item's key and follows the verdict. The permit is held while the handler runs.
 pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemaphorePermit) -> Ending {
@@ -121,7 +124,7 @@ async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaph
         Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
             failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION))
         }
-        Ran::Returned(Ok(encoded)) => complete(item, lease, encoded).await,
+        Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
         Ran::Returned(Err(failure)) => failed(shared, lease, &failure),
         Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED)),
         // Its effect may have happened. The lease lapses, so that the next attempt is told.
@@ -191,7 +194,7 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
     let settings = item.route.gate.settings();
     let handler = &item.route.handler;
     let message = lease.message().clone();
-    let work = async move { handler.handle(message, settings.codec, settings.max_result_bytes).await };
+    let work = async move { handler.handle(message, settings.codec).await };
     let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
     let ran = tokio::select! {
         biased;
@@ -208,13 +211,9 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
     }
 }
 
-async fn complete(item: &Item, lease: Lease, encoded: Encoded) -> Ending {
-    if let Some(error) = encoded.not_kept {
-        let scope = item.route.gate.scope();
-        item.route.gate.observe(Event::ResultNotKept { scope });
-        warn!(scope, origin = %item.delivery.message.origin(), %error, "the work is recorded without its result");
-    }
-    match lease.complete_stored(encoded.stored).await {
+async fn complete(lease: Lease, encoded: Encoded) -> Ending {
+    let storable = lease.storable(encoded).await;
+    match lease.complete_stored(storable.stored).await {
         Completion::Held => Ending::Completed,
         // Somebody took over. His verdict counts, so ask for it.
         Completion::Lost => Ending::NotNow { ask_again_in: Duration::ZERO },
@@ -241,10 +240,16 @@ fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
 
 /// Hands the first result to the handler. Whatever the handler makes of it, the work is done.
 pub(super) async fn answer(item: &Item, identity: &Identity, stored: Bytes) -> Ending {
+    let (result, lost) = match item.route.gate.fetch(&stored).await {
+        Ok(result) => (result, None),
+        Err(Unfetched::Lost(error)) => (stored, Some(error.to_string())),
+        Err(Unfetched::NoAnswer(_)) => return Ending::NotNow { ask_again_in: RESULT_RECHECK },
+    };
     let handler = &item.route.handler;
     for failures in 1..=DUPLICATE_TRIES {
-        let (message, stored) = (item.delivery.message.known(&identity.key, None), stored.clone());
-        let told = async move { handler.duplicate(message, stored).await };
+        let message = item.delivery.message.known(&identity.key, None);
+        let (result, lost) = (result.clone(), lost.clone().map(Into::into));
+        let told = async move { handler.duplicate(message, result, lost).await };
         match AssertUnwindSafe(told).catch_unwind().await {
             Ok(Ok(())) => return Ending::Duplicate,
             Ok(Err(failure)) => {

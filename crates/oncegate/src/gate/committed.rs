@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::keeper::REPEAT_BACKOFF;
 use super::{Completion, Lease};
-use crate::codec::Output;
+use crate::codec::ToStored;
 use crate::failure::Failure;
 use crate::message::Run;
 use crate::observe::Event;
@@ -61,7 +61,7 @@ impl Lease {
     ///
     /// # Errors
     /// When the transaction was not committed, and will not be: nothing of it has happened.
-    pub fn commit_with<Tx: SqlTransaction, T: Output>(
+    pub fn commit_with<Tx: SqlTransaction, T: ToStored + ?Sized>(
         self,
         transaction: Tx,
         output: &T,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, Token};
 use oncegate_core::rules::{Grant, Operation, Reply};
 use oncegate_core::store::StoreError;
@@ -12,8 +13,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::keeper::{Kept, REPEAT_BACKOFF};
-use super::{Claimed, Gate, GateError, Identity, OpenGate};
-use crate::codec::{Codec, Output, not_kept};
+use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
+use crate::codec::{FromStored, ToStored};
 use crate::failure::BoxError;
 use crate::message::{Message, Run};
 use crate::observe::{Event, ExtraRunCause};
@@ -45,21 +46,29 @@ pub enum Entry {
 
 /// The result of a completed message, as it is stored.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Stored(Bytes);
+pub struct Stored {
+    bytes: Bytes,
+    /// Why a large result is not among them.
+    lost: Option<Arc<str>>,
+}
 
 impl Stored {
     /// The result.
     ///
     /// # Errors
-    /// When it is of another type, or was not kept.
-    pub fn decode<T: Output>(&self) -> Result<T, BoxError> {
-        T::from_stored(&self.0)
+    /// When it is of another type, was not kept, or is missing or damaged in the gate's
+    /// [`large_results`](Gate::large_results).
+    pub fn decode<T: FromStored>(&self) -> Result<T, BoxError> {
+        match &self.lost {
+            Some(why) => Err(why.to_string().into()),
+            None => T::from_stored(&self.bytes),
+        }
     }
 }
 
 impl fmt::Debug for Stored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::codec::describe_stored(&self.0))
+        f.write_str(&crate::codec::describe_stored(&self.bytes))
     }
 }
 
@@ -80,7 +89,8 @@ impl Gate {
     /// dropped future gives back what it may have been granted.
     ///
     /// # Errors
-    /// When the gate does not open, no key can be made, or the store is unavailable: acknowledge nothing.
+    /// When the gate does not open, no key can be made, or the store or the result store is unavailable:
+    /// acknowledge nothing.
     pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
         let gate = self.opened().await?;
         let identity = gate.identify(message)?;
@@ -101,7 +111,13 @@ impl Gate {
         };
         Ok(match claimed {
             Claimed::Granted(lease) => Entry::Granted(lease),
-            Claimed::Completed(stored) => Entry::Completed(Stored(stored)),
+            Claimed::Completed(stored) => match gate.fetch(&stored).await {
+                Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
+                Err(Unfetched::Lost(why)) => {
+                    Entry::Completed(Stored { bytes: stored, lost: Some(why.to_string().into()) })
+                }
+                Err(Unfetched::NoAnswer(error)) => return Err(error.into()),
+            },
             Claimed::Busy(retry_in) => Entry::Busy { retry_in },
             Claimed::Failed { reason, handed_over } => Entry::Failed { reason, handed_over },
             Claimed::Mismatch => Entry::Mismatch,
@@ -162,6 +178,14 @@ impl Lease {
         &self.message
     }
 
+    pub(super) fn key(&self) -> &StoreKey {
+        &self.identity.key
+    }
+
+    pub(super) fn token(&self) -> &Token {
+        &self.token
+    }
+
     pub(crate) fn attempt(&self) -> u32 {
         u32::from(self.grant.attempt)
     }
@@ -197,15 +221,17 @@ impl Lease {
     /// goes on in the background, and the caller must acknowledge nothing.
     ///
     /// # Errors
-    /// When the result is larger than the gate keeps or cannot be encoded. The work is recorded as done by
-    /// then, without its result: acknowledge all the same.
-    pub fn complete<T: Output>(
+    /// When the result is larger than the gate keeps, cannot be encoded, or the gate's
+    /// [`large_results`](Gate::large_results) did not take it. The work is recorded as done by then, without its
+    /// result: acknowledge all the same.
+    pub fn complete<T: ToStored + ?Sized>(
         self,
         result: &T,
     ) -> impl Future<Output = Result<Completion, ResultNotKept>> + Send + use<T> {
-        let (stored, trouble) = encode(result, self.gate.settings.codec, self.gate.settings.max_result_bytes);
+        let encoded = result.to_stored(self.gate.settings.codec);
         async move {
-            match (self.complete_stored(stored).await, trouble) {
+            let storable = self.storable(encoded).await;
+            match (self.complete_stored(storable.stored).await, storable.trouble) {
                 (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
                 (completion, _) => Ok(completion),
             }
@@ -213,12 +239,7 @@ impl Lease {
     }
 
     pub(crate) async fn complete_stored(self, result: Bytes) -> Completion {
-        let operation = Operation::Complete {
-            token: self.token,
-            fingerprint: self.identity.fingerprint,
-            result,
-            retention: self.gate.settings.retention,
-        };
+        let operation = self.completion(result);
         let scope = self.gate.scope();
         match self.finish(operation).await {
             Reply::Held { recreated } => {
@@ -234,6 +255,15 @@ impl Lease {
         }
     }
 
+    pub(super) fn completion(&self, result: Bytes) -> Operation {
+        Operation::Complete {
+            token: self.token,
+            fingerprint: self.identity.fingerprint,
+            result,
+            retention: self.gate.settings.retention,
+        }
+    }
+
     /// Gives the work back: nobody may claim it before `delay` has passed. `counted` says whether the
     /// attempt counts: a failure does, a stop or an outage does not.
     ///
@@ -241,7 +271,7 @@ impl Lease {
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
         let reason = reason.to_owned();
         let operation = Operation::Release { token: self.token, delay, counted, reason };
-        let unfinished = Unfinished { lease: &self, operation: Some(operation.clone()) };
+        let unfinished = Unfinished::new(&self, operation.clone());
         if self.gate.execute(&self.identity.key, operation).await.is_ok() {
             unfinished.finished();
         }
@@ -259,7 +289,7 @@ impl Lease {
 
     /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
     async fn finish(&self, operation: Operation) -> Reply {
-        let unfinished = Unfinished { lease: self, operation: Some(operation.clone()) };
+        let unfinished = Unfinished::new(self, operation.clone());
         let mut failures = 0;
         loop {
             match self.gate.execute(&self.identity.key, operation.clone()).await {
@@ -278,13 +308,17 @@ impl Lease {
 }
 
 /// Leaves the operation to the keeper when the one who waits for it goes away.
-struct Unfinished<'a> {
+pub(super) struct Unfinished<'a> {
     lease: &'a Lease,
     operation: Option<Operation>,
 }
 
-impl Unfinished<'_> {
-    fn finished(mut self) {
+impl<'a> Unfinished<'a> {
+    pub(super) fn new(lease: &'a Lease, operation: Operation) -> Self {
+        Self { lease, operation: Some(operation) }
+    }
+
+    pub(super) fn finished(mut self) {
         self.operation = None;
     }
 }
@@ -302,19 +336,4 @@ impl Drop for Unfinished<'_> {
 #[error("completed without its result: {reason}")]
 pub struct ResultNotKept {
     reason: BoxError,
-}
-
-/// The result as it is stored, and why it is not in there if it is not.
-pub(crate) fn encode<T: Output>(result: &T, codec: Codec, limit_bytes: usize) -> (Bytes, Option<BoxError>) {
-    match result.to_stored(codec) {
-        Ok(stored) if stored.len() <= limit_bytes => (stored, None),
-        Ok(stored) => {
-            let size = stored.len();
-            (
-                not_kept(),
-                Some(format!("the result has {size} bytes, `max_result_bytes` is {limit_bytes}").into()),
-            )
-        }
-        Err(error) => (not_kept(), Some(error)),
-    }
 }

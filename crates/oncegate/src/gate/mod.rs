@@ -19,17 +19,19 @@ use crate::codec::Codec;
 use crate::entropy::Entropy;
 use crate::message::Message;
 use crate::observe::{Counters, Event, Observer};
+use crate::results::{Reference, ResultStore, ResultStoreError};
 
 mod claim;
 mod committed;
 mod keeper;
 mod lease;
+mod results;
 
 pub(crate) use claim::{Claim, Claimed};
 pub(crate) use committed::Committed;
 pub use committed::NotCommitted;
-pub(crate) use lease::encode;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
+pub(crate) use results::Unfetched;
 
 use keeper::Keeper;
 
@@ -71,6 +73,7 @@ pub struct Gate {
     fingerprint: Option<FingerprintSpec>,
     settings: Settings,
     store: Arc<dyn Store>,
+    results: Option<Arc<dyn ResultStore>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
     heartbeats: keeper::Place,
@@ -87,6 +90,7 @@ pub(crate) struct Settings {
     pub(crate) transactional: bool,
     pub(crate) codec: Codec,
     pub(crate) max_result_bytes: usize,
+    pub(crate) max_large_result_bytes: usize,
 }
 
 impl Gate {
@@ -98,6 +102,8 @@ impl Gate {
     pub const DEFAULT_MAX_RUN: Duration = Duration::from_secs(15 * 60);
     /// 64 KiB.
     pub const DEFAULT_MAX_RESULT_BYTES: usize = 64 * 1024;
+    /// 8 MiB.
+    pub const DEFAULT_MAX_LARGE_RESULT_BYTES: usize = 8 * 1024 * 1024;
 
     /// The shortest lease: below it, a busy machine would lose leases for no reason.
     const MIN_LEASE: Duration = Duration::from_millis(100);
@@ -105,6 +111,8 @@ impl Gate {
     const MAX_LEASE: Duration = Duration::from_secs(86_400);
     /// The longest retention: ten years.
     const MAX_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
+    /// The largest result that a result store is asked for, whoever stored it: 1 GiB.
+    const MOST_LARGE_RESULT_BYTES: usize = 1024 * 1024 * 1024;
 
     /// A gate for the keys of `scope`, made by `key`, kept in `store`.
     ///
@@ -123,8 +131,10 @@ impl Gate {
                 transactional: false,
                 codec: Codec::default(),
                 max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
+                max_large_result_bytes: Self::DEFAULT_MAX_LARGE_RESULT_BYTES,
             },
             store: Arc::new(store),
+            results: None,
             observer: Arc::new(Counters::default()),
             entropy: Arc::default(),
             heartbeats: keeper::Place::OwnThread,
@@ -188,10 +198,32 @@ impl Gate {
 
     /// The most bytes of a result that a record keeps: 64 KiB by default.
     ///
-    /// A larger one is not kept: the record says that the work is done, and duplicates go to
+    /// A larger one goes to the [`large_results`](Self::large_results). Without them it is not kept: the record
+    /// says that the work is done, and duplicates go to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     pub fn max_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_result_bytes = bytes;
+        self
+    }
+
+    /// Where results go that are larger than a record keeps; the record keeps a reference. Nowhere by default.
+    ///
+    /// The result is there before the record is completed. The effect has happened by then: while the result store
+    /// does not answer, it is asked again for up to 30 s, under heartbeats; then the record is completed without
+    /// its result, which is counted. Duplicates get the result from there, verified by its digest. A duplicate
+    /// waits for a result store that does not answer; a missing or damaged result goes to
+    /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    ///
+    /// Nothing deletes results whose records are over, unless [`sweep_results`](Self::sweep_results) is called.
+    pub fn large_results(mut self, results: impl ResultStore + 'static) -> Self {
+        self.results = Some(Arc::new(results));
+        self
+    }
+
+    /// The most bytes of a result that goes to the [`large_results`](Self::large_results): 8 MiB by default, up to
+    /// 1 GiB. It is held in memory as a whole. A larger one is not kept.
+    pub fn max_large_result_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_large_result_bytes = bytes;
         self
     }
 
@@ -251,21 +283,24 @@ impl Gate {
             max_run: self.settings.max_run,
             place: self.heartbeats,
         })?;
-        Ok(Arc::new(OpenGate {
+        let gate = OpenGate {
             scope,
             key,
             fingerprint,
             settings: self.settings,
             store: Arc::clone(&self.store),
+            results: self.results.clone(),
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
             keeper,
             checkup,
-        }))
+        };
+        gate.check_results().await?;
+        Ok(Arc::new(gate))
     }
 
     fn check_settings(&self) -> Result<(), GateError> {
-        let Settings { lease, retention, max_run, .. } = self.settings;
+        let Settings { lease, retention, max_run, max_large_result_bytes, .. } = self.settings;
         let refuse = |what: String| Err(GateError::Settings { scope: self.scope.clone(), what });
         if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
             return refuse(format!("`lease` is {lease:?}; it must be between 100 ms and a day"));
@@ -280,6 +315,11 @@ impl Gate {
                 "`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"
             ));
         }
+        if max_large_result_bytes > Self::MOST_LARGE_RESULT_BYTES {
+            return refuse(format!(
+                "`max_large_result_bytes` is {max_large_result_bytes}; it must be at most 1 GiB"
+            ));
+        }
         Ok(())
     }
 }
@@ -292,6 +332,7 @@ pub(crate) struct OpenGate {
     fingerprint: Option<CompiledFingerprint>,
     settings: Settings,
     store: Arc<dyn Store>,
+    results: Option<Arc<dyn ResultStore>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
     keeper: Keeper,
@@ -341,12 +382,15 @@ impl OpenGate {
 
     /// The stored results of those that are completed with the same fingerprint, without claiming anything.
     ///
-    /// An error counts as "not completed": whoever is not answered here asks by a claim.
+    /// An error counts as "not completed", and so does a result that must be fetched first: whoever is not
+    /// answered here asks by a claim.
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
         let keys = identities.iter().map(|identity| identity.key.clone()).collect();
         let found = self.store.look_ahead(keys).await.into_iter().zip(identities);
         let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
-            found.ok()?.filter(|found| found.fingerprint == identity.fingerprint).map(|found| found.result)
+            let same = |found: &Completed| found.fingerprint == identity.fingerprint;
+            let result = found.ok()?.filter(same)?.result;
+            (!Reference::is(&result)).then_some(result)
         };
         found.map(same).collect()
     }
@@ -407,4 +451,7 @@ pub enum GateError {
     /// The store gave no answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The [`large_results`](Gate::large_results) gave no answer: ask again.
+    #[error(transparent)]
+    Results(#[from] ResultStoreError),
 }

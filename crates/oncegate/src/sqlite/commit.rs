@@ -4,7 +4,7 @@ use rusqlite::{Connection, Transaction};
 
 use super::errors::{self, Trouble};
 use super::{file, row};
-use crate::codec::Output;
+use crate::codec::ToStored;
 use crate::failure::{BoxError, Failure};
 use crate::message::Message;
 use crate::transaction::{Completing, not_confirmed};
@@ -56,7 +56,7 @@ impl Message {
     /// When the lease was lost to another attempt, the record is not in this file, or SQLite failed; then the
     /// transaction was rolled back. Pass it on with `?`: the runtime reads the record, acknowledges if it is
     /// completed, and tries again if not.
-    pub fn blocking_commit_with<T: Output>(
+    pub fn blocking_commit_with<T: ToStored + ?Sized>(
         &self,
         transaction: Transaction<'_>,
         output: &T,
