@@ -102,7 +102,12 @@ impl<H: Handler> ErasedHandler for H {
         limit_bytes: usize,
     ) -> BoxFuture<'_, Result<Encoded, Failure>> {
         Box::pin(async move {
+            let run = message.run().cloned();
             let output = Handler::handle(self, message).await?;
+            if run.is_some_and(|run| run.unit.is_attempted()) {
+                // Its transaction has stored the result, or nothing has.
+                return Ok(Encoded { stored: Bytes::new(), not_kept: None });
+            }
             // The effect has happened. Whatever is wrong with the result, the work must not run again.
             let (stored, not_kept) = encode(&output, codec, limit_bytes);
             Ok(Encoded { stored, not_kept })

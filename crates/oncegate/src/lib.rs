@@ -48,6 +48,7 @@
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
+//! | `sqlx` | [`Message::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
@@ -67,6 +68,7 @@ pub mod observe;
 pub mod proof;
 mod shutdown;
 pub mod source;
+pub mod transaction;
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod batch;
@@ -84,7 +86,7 @@ pub use backoff::Backoff;
 pub use codec::{Codec, Raw};
 pub use consumer::{Consumer, ConsumerError, Ordering};
 pub use failure::{BoxError, Failure, OrPermanent};
-pub use gate::{Completion, Entry, Gate, GateError, Lease};
+pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted};
 pub use handler::Handler;
 pub use memory::MemoryStore;
 pub use message::{Header, Message, Origin};
@@ -92,6 +94,7 @@ pub use observe::{Counters, Event, Observer};
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use shutdown::shutdown_signal;
+pub use transaction::{Completing, SqlTransaction};
 
 /// The README's programs, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "redis"))]

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
+use crate::transaction::Unit;
 
 /// One delivery from a broker: payload, broker key, headers and where it came from.
 ///
@@ -38,6 +39,7 @@ struct Delivered {
 pub(crate) struct Run {
     pub(crate) grant: Grant,
     pub(crate) cancelled: CancellationToken,
+    pub(crate) unit: Unit,
 }
 
 /// A header: its name and its bytes, if any. A name may occur more than once.
@@ -154,6 +156,10 @@ impl Message {
     /// The message as its handler sees it: with its key, and with its attempt if it runs.
     pub(crate) fn known(&self, key: &StoreKey, run: Option<Arc<Run>>) -> Self {
         Self { delivered: Arc::clone(&self.delivered), identity: Some(key.clone()), run }
+    }
+
+    pub(crate) fn run(&self) -> Option<&Arc<Run>> {
+        self.run.as_ref()
     }
 
     /// The logical name of the stream; a retried or redriven message keeps its first one.

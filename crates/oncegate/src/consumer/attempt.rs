@@ -13,7 +13,7 @@ use tracing::warn;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
-use crate::gate::{Claimed, Completion, Identity, Lease};
+use crate::gate::{Claimed, Committed, Completion, Identity, Lease};
 use crate::handler::Encoded;
 use crate::message::CANCELLATION_GRACE;
 use crate::observe::{Event, RunOutcome};
@@ -114,14 +114,48 @@ async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaph
     };
     let scope = item.route.gate.scope();
     item.route.gate.observe(Event::HandlerRan { scope, outcome, took: started.elapsed() });
+    if lease.is_attempted() {
+        return read_back(shared, item, lease, ran).await;
+    }
     match ran {
+        Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
+            failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION))
+        }
         Ran::Returned(Ok(encoded)) => complete(item, lease, encoded).await,
         Ran::Returned(Err(failure)) => failed(shared, lease, &failure),
-        Ran::Panicked => failed(shared, lease, &Failure::retry("the handler panicked")),
+        Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED)),
         // Its effect may have happened. The lease lapses, so that the next attempt is told.
         Ran::Cancelled => Ending::NotNow { ask_again_in: Duration::ZERO },
     }
 }
+
+/// The reason of a retry that a transactional gate asks for.
+const WITHOUT_TRANSACTION: &str = "the handler returned without `Message::commit_with` or `Message::completing`, \
+                                   and its gate is `transactional()`";
+
+/// The handler has tried to complete the message in a transaction of its own. What it returned is an opinion;
+/// the record knows.
+async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran) -> Ending {
+    match (lease.read_back().await, ran) {
+        (Committed::Yes, ran) => {
+            if let Ran::Returned(Err(failure)) = ran {
+                warn!(origin = %item.delivery.message.origin(), %failure, "the handler failed after its transaction was committed");
+            }
+            Ending::Completed
+        }
+        // Somebody took over. His verdict counts, so ask for it.
+        (Committed::Lost, _) => Ending::NotNow { ask_again_in: Duration::ZERO },
+        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, lease, &failure),
+        (Committed::No, Ran::Panicked) => failed(shared, lease, &Failure::retry(PANICKED)),
+        (Committed::No, Ran::Returned(Ok(_))) => {
+            let failure = lease.not_committed();
+            failed(shared, lease, &failure)
+        }
+        (Committed::No, Ran::Cancelled) => Ending::NotNow { ask_again_in: Duration::ZERO },
+    }
+}
+
+const PANICKED: &str = "the handler panicked";
 
 /// The permits of a run: its own, or every one there is.
 #[expect(dead_code, reason = "held for their drop")]

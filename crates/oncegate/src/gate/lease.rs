@@ -1,7 +1,7 @@
 //! The right to run a handler, and how it ends.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use crate::codec::{Codec, Output, not_kept};
 use crate::failure::BoxError;
 use crate::message::{Message, Run};
 use crate::observe::{Event, ExtraRunCause};
+use crate::transaction::Unit;
 
 /// What a message gets at the gate.
 #[derive(Debug)]
@@ -114,11 +115,11 @@ impl Gate {
 /// lapses, and the next attempt is told that this one may have had its effect.
 #[derive(Debug)]
 pub struct Lease {
-    gate: Arc<OpenGate>,
-    identity: Identity,
-    token: Token,
+    pub(super) gate: Arc<OpenGate>,
+    pub(super) identity: Identity,
+    pub(super) token: Token,
     grant: Grant,
-    message: Message,
+    pub(super) message: Message,
     kept: Kept,
     granted_at: Instant,
 }
@@ -133,7 +134,17 @@ impl Lease {
         sent_at: Instant,
     ) -> Self {
         let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
-        let run = Run { grant, cancelled: kept.cancelled().clone() };
+        let unit = Unit {
+            key: identity.key.clone(),
+            token,
+            fingerprint: identity.fingerprint,
+            retention: gate.settings.retention,
+            lease: gate.settings.lease,
+            codec: gate.settings.codec,
+            max_result_bytes: gate.settings.max_result_bytes,
+            attempted: Mutex::default(),
+        };
+        let run = Run { grant, cancelled: kept.cancelled().clone(), unit };
         let message = message.known(&identity.key, Some(Arc::new(run)));
         Self {
             gate: Arc::clone(gate),

@@ -21,10 +21,13 @@ use crate::message::Message;
 use crate::observe::{Counters, Event, Observer};
 
 mod claim;
+mod committed;
 mod keeper;
 mod lease;
 
 pub(crate) use claim::{Claim, Claimed};
+pub(crate) use committed::Committed;
+pub use committed::NotCommitted;
 pub(crate) use lease::encode;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 
@@ -81,6 +84,7 @@ pub(crate) struct Settings {
     pub(crate) retention: Duration,
     pub(crate) max_run: Duration,
     pub(crate) fenced: bool,
+    pub(crate) transactional: bool,
     pub(crate) codec: Codec,
     pub(crate) max_result_bytes: usize,
 }
@@ -116,6 +120,7 @@ impl Gate {
                 retention: Self::DEFAULT_RETENTION,
                 max_run: Self::DEFAULT_MAX_RUN,
                 fenced: false,
+                transactional: false,
                 codec: Codec::default(),
                 max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
             },
@@ -156,6 +161,15 @@ impl Gate {
     /// the store about a tenth.
     pub fn fenced(mut self) -> Self {
         self.settings.fenced = true;
+        self
+    }
+
+    /// Demands that every handler finishes by [`Message::commit_with`] or [`Message::completing`]. Off by default.
+    ///
+    /// A handler that returns `Ok` without it has failed then, and its message is tried again: it may have
+    /// rolled its transaction back or forgotten it, and a plain completion beside that would lose the effect.
+    pub fn transactional(mut self) -> Self {
+        self.settings.transactional = true;
         self
     }
 

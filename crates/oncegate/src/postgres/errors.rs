@@ -48,6 +48,7 @@ use Class::{Passing, Refused, Unavailable};
 const MEANINGS: &[(&str, Class, &str)] = &[
     ("40001", Passing, "the transaction crossed another one"),
     ("40P01", Passing, "the transaction was chosen to end a deadlock"),
+    ("25P02", Refused, "an earlier statement of the transaction has failed"),
     ("57P01", Passing, "the server ended the session"),
     ("57P02", Passing, "another session of the server crashed"),
     ("57P05", Passing, "the server ended an idle session"),
@@ -77,7 +78,11 @@ pub(super) fn not_executed(error: &Error) -> Trouble {
     let Some(answered) = error.as_db_error() else {
         return without_an_answer(error);
     };
-    let state = answered.code().code();
+    answered_with(answered.code().code(), answered.message())
+}
+
+/// What it means that the server answered an error of this SQLSTATE, in these words.
+pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
     let (class, text) = meaning(state);
     let error = match class {
         Passing | Unavailable => StoreError::unavailable(format!("{text} (SQLSTATE {state})")),
@@ -86,7 +91,7 @@ pub(super) fn not_executed(error: &Error) -> Trouble {
         }
         // These name a table or a role, and quote no data.
         Refused if state == "42501" || state.starts_with("28") => {
-            let words: String = answered.message().chars().take(MAX_DETAIL_CHARS).collect();
+            let words: String = message.chars().take(MAX_DETAIL_CHARS).collect();
             StoreError::refused(format!("{text} (SQLSTATE {state}): {words}"))
         }
         Refused => StoreError::refused(format!("{text} (SQLSTATE {state})")),
@@ -117,7 +122,8 @@ fn meaning(state: &str) -> (Class, &'static str) {
     found.map_or((Refused, "the server answered an error"), |&(_, class, text)| (class, text))
 }
 
-fn is_about_the_session(state: &str) -> bool {
+/// Whether a SQLSTATE says that the session ends, and so nothing about its last statement.
+pub(super) fn is_about_the_session(state: &str) -> bool {
     ["57P", "08", "25P03", "58", "XX"].iter().any(|begins| state.starts_with(begins))
 }
 

@@ -6,6 +6,7 @@
 //!
 //! - `schema`: the tables; `row`: a record as columns, and the three statements
 //! - `transaction`: a batch; `link`: the thread, the connections and the queues
+//! - `commit`: a record completed inside a transaction of the user's own
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
 //!
 //! An operator reads it while it is in use:
@@ -18,6 +19,7 @@
 
 mod builder;
 mod checkup;
+mod commit;
 mod errors;
 mod link;
 mod purge;
@@ -96,6 +98,16 @@ impl PostgresStore {
     /// The statements that make the tables, for those who make them by other means. They can be repeated.
     pub fn schema_sql() -> &'static str {
         schema::SCHEMA
+    }
+
+    /// The statement that completes a record inside a transaction of the caller's own, for clients that
+    /// [`Message::commit_with`](crate::Message::commit_with) has no adapter for.
+    ///
+    /// Its parameters come from [`Message::completing`](crate::Message::completing): `$1` the key as text, `$2` the
+    /// bytes of the token, `$3` the bytes of the result, `$4` the retention in milliseconds. It must change
+    /// exactly one row: roll back if it does not. Make it the transaction's last statement before `COMMIT`.
+    pub fn complete_sql() -> &'static str {
+        row::COMPLETE
     }
 
     /// Makes the tables, unless they are there. It needs a role that may create tables.

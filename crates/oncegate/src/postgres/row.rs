@@ -30,6 +30,13 @@ FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS n
 LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, \
 result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
 
+/// Locks the row of one key until the transaction ends, and reads it and the server's clock. It inserts nothing:
+/// where there is no row, nobody may complete it.
+pub(super) const LOCK_ONE: &str = "\
+SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us, \
+key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result \
+FROM oncegate_records WHERE key = $1 FOR UPDATE";
+
 /// Puts records into rows that are there, and removes others.
 pub(super) const WRITE: &str = "\
 WITH gone AS (DELETE FROM oncegate_records WHERE key = ANY($12::text[])) \
@@ -40,6 +47,14 @@ FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $5::smallint[], $
 $8::bytea[], $9::boolean[], $10::text[], $11::bytea[]) \
 AS n(key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result) \
 WHERE r.key = n.key";
+
+/// Completes the one record that its owner shows the token of, as the rules say: for clients that cannot run them.
+pub(super) const COMPLETE: &str = "\
+UPDATE oncegate_records SET state = 'completed', owner = substring(owner FOR 4), attempt = 0, recovery = 'none', \
+fence = NULL, handed_over = false, reason = '', result = $3, \
+expires_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $4 \
+WHERE key = $1 AND state = 'pending' AND owner = $2 \
+AND expires_at_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
 /// What [`WRITE`] is given: one array for each column.
 #[derive(Default)]
@@ -134,6 +149,29 @@ impl Columns {
     }
 }
 
+#[cfg(feature = "sqlx")]
+impl Columns {
+    /// The parameters of [`WRITE`], for sqlx.
+    pub(super) fn bind(self, write: SqlxQuery) -> SqlxQuery {
+        write
+            .bind(self.keys)
+            .bind(self.states)
+            .bind(self.expiries_ms)
+            .bind(self.owners)
+            .bind(self.attempts)
+            .bind(self.recoveries)
+            .bind(self.fences)
+            .bind(self.fingerprints)
+            .bind(self.handed_over)
+            .bind(self.reasons)
+            .bind(self.results)
+            .bind(self.gone)
+    }
+}
+
+#[cfg(feature = "sqlx")]
+type SqlxQuery = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
 /// The server's clock, as [`READ`] tells it.
 pub(super) fn now(row: &Row) -> Result<StoreTime, String> {
     let now_us: i64 = column(row, "now_us")?;
@@ -145,48 +183,73 @@ pub(super) fn key(row: &Row) -> Result<Option<&str>, String> {
     row.try_get("key").map_err(|_| "column key holds something else".to_owned())
 }
 
-/// Reads a row that may hold anything: nothing is guessed, and what is wrong is said without the data.
+/// A row's columns, as a client has read them. It may hold anything.
+pub(super) struct Fields<'a> {
+    pub(super) state: &'a str,
+    pub(super) expires_at_ms: i64,
+    pub(super) owner: &'a [u8],
+    pub(super) attempt: i16,
+    pub(super) recovery: &'a str,
+    pub(super) fence: Option<i64>,
+    pub(super) fingerprint: Option<&'a [u8]>,
+    pub(super) handed_over: bool,
+    pub(super) reason: &'a str,
+    pub(super) result: Option<&'a [u8]>,
+}
+
+/// Reads a row that may hold anything.
 pub(super) fn decode(row: &Row) -> Result<Record, String> {
-    let expires_at_ms: i64 = column(row, "expires_at_ms")?;
-    let fingerprint: Option<&[u8]> = column(row, "fingerprint")?;
-    let fingerprint = fingerprint.map(<[u8; Fingerprint::BYTES]>::try_from).transpose();
-    let fingerprint = fingerprint.map_err(|_| "fingerprint has another length")?;
-    let fence: Option<i64> = column(row, "fence")?;
-    let fence = fence.map(|fence| u64::try_from(fence).map(Fence)).transpose();
-    let fence = fence.map_err(|_| "fence is negative")?;
-    let attempt: i16 = column(row, "attempt")?;
-    let attempt = u8::try_from(attempt).map_err(|_| "attempt is out of range")?;
-    let recovery = match column(row, "recovery")? {
-        "none" => Recovery::None,
-        "earlier" => Recovery::Earlier,
-        "takeover" => Recovery::Takeover,
-        _ => return Err("recovery is of no known kind".to_owned()),
+    let fields = Fields {
+        state: column(row, "state")?,
+        expires_at_ms: column(row, "expires_at_ms")?,
+        owner: column(row, "owner")?,
+        attempt: column(row, "attempt")?,
+        recovery: column(row, "recovery")?,
+        fence: column(row, "fence")?,
+        fingerprint: column(row, "fingerprint")?,
+        handed_over: column(row, "handed_over")?,
+        reason: column(row, "reason")?,
+        result: column(row, "result")?,
     };
-    let owner: &[u8] = column(row, "owner")?;
-    let by = || <[u8; 4]>::try_from(owner).map(TokenTag).map_err(|_| "owner is no tag");
-    let reason: &str = column(row, "reason")?;
-    let state = match column(row, "state")? {
-        "pending" => {
-            let token = <[u8; 16]>::try_from(owner).map_err(|_| "owner is no token")?;
-            State::Pending { token: Token::from(token), attempt, recovery, fence }
-        }
-        "released" => {
-            let recovered = recovery.recovered();
-            State::Released { by: by()?, attempt, recovered, fence, reason: reason.to_owned() }
-        }
-        "completed" => {
-            let result: &[u8] = column(row, "result")?;
-            State::Completed { by: by()?, result: Bytes::copy_from_slice(result) }
-        }
-        "failed" => {
-            let handed_over = column(row, "handed_over")?;
-            State::Failed { by: by()?, attempt, handed_over, reason: reason.to_owned() }
-        }
-        _ => return Err("state is of no known kind".to_owned()),
-    };
-    // A record that expired before 1970 has expired, as one of 1970 has.
-    let expires_at = StoreTime::from_millis(u64::try_from(expires_at_ms).unwrap_or_default());
-    Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
+    fields.record()
+}
+
+impl Fields<'_> {
+    /// The record: nothing is guessed, and what is wrong is said without the data.
+    pub(super) fn record(&self) -> Result<Record, String> {
+        let fingerprint = self.fingerprint.map(<[u8; Fingerprint::BYTES]>::try_from).transpose();
+        let fingerprint = fingerprint.map_err(|_| "fingerprint has another length")?;
+        let fence = self.fence.map(|fence| u64::try_from(fence).map(Fence)).transpose();
+        let fence = fence.map_err(|_| "fence is negative")?;
+        let attempt = u8::try_from(self.attempt).map_err(|_| "attempt is out of range")?;
+        let recovery = match self.recovery {
+            "none" => Recovery::None,
+            "earlier" => Recovery::Earlier,
+            "takeover" => Recovery::Takeover,
+            _ => return Err("recovery is of no known kind".to_owned()),
+        };
+        let by = || <[u8; 4]>::try_from(self.owner).map(TokenTag).map_err(|_| "owner is no tag");
+        let reason = || self.reason.to_owned();
+        let state = match self.state {
+            "pending" => {
+                let token = <[u8; 16]>::try_from(self.owner).map_err(|_| "owner is no token")?;
+                State::Pending { token: Token::from(token), attempt, recovery, fence }
+            }
+            "released" => {
+                let recovered = recovery.recovered();
+                State::Released { by: by()?, attempt, recovered, fence, reason: reason() }
+            }
+            "completed" => {
+                let result = self.result.ok_or("column result is null")?;
+                State::Completed { by: by()?, result: Bytes::copy_from_slice(result) }
+            }
+            "failed" => State::Failed { by: by()?, attempt, handed_over: self.handed_over, reason: reason() },
+            _ => return Err("state is of no known kind".to_owned()),
+        };
+        // A record that expired before 1970 has expired, as one of 1970 has.
+        let expires_at = StoreTime::from_millis(u64::try_from(self.expires_at_ms).unwrap_or_default());
+        Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
+    }
 }
 
 fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, String> {

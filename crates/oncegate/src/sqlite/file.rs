@@ -75,6 +75,23 @@ pub(super) fn open_for_reading(settings: &Settings) -> Result<Connection, StoreE
     open().map_err(|error| errors::at_opening(&settings.path, errors::not_executed(&error)))
 }
 
+/// Opens a connection for the user's own transactions to a file that [`open`] has accepted.
+pub(super) fn open_for_effects(settings: &Settings) -> Result<Connection, StoreError> {
+    let open = || {
+        let connection = Connection::open_with_flags(&settings.path, flags(false))?;
+        connection.busy_timeout(settings.busy_timeout)?;
+        tune(&connection, Synchronous::Full)?;
+        Ok(connection)
+    };
+    open().map_err(|error| errors::at_opening(&settings.path, errors::not_executed(&error)))
+}
+
+/// Whether a connection's main file holds records of this format.
+pub(super) fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
+    let Found { application_id, version, .. } = identify(connection)?;
+    Ok((application_id, version) == (APPLICATION_ID, SCHEMA_VERSION))
+}
+
 fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     refuse_a_lost_file(settings)?;
     let sqlite = |error| errors::not_executed(&error);

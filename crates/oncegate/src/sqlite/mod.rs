@@ -5,6 +5,7 @@
 //! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
 //!
 //! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
+//! - `commit`: a record completed inside a transaction of the user's own
 //! - `writer`: group commit and purge; `reader`: looks; `thread` and `queue`: between them and the callers
 //!
 //! An operator reads it with any SQLite shell, while it is in use:
@@ -31,6 +32,7 @@ use self::reader::Reader;
 use self::writer::Writer;
 
 mod clock;
+mod commit;
 mod errors;
 mod file;
 mod queue;
@@ -74,7 +76,7 @@ pub struct SqliteStore {
 }
 
 struct Inner {
-    path: PathBuf,
+    settings: Settings,
     writer: Writer,
     reader: Reader,
 }
@@ -102,7 +104,20 @@ impl SqliteStore {
 
     /// The file.
     pub fn path(&self) -> &Path {
-        &self.inner.path
+        &self.inner.settings.path
+    }
+
+    /// Opens another connection to the file, for effects that are committed together with their completion:
+    /// see [`Message::blocking_commit_with`](crate::Message::blocking_commit_with). It blocks.
+    ///
+    /// Tables of your own may live in the file beside the store's (`records`, `descriptors` and `clock`), made by
+    /// any migration that leaves `application_id` and `user_version` alone. The connection commits durably
+    /// (`synchronous = FULL`) and waits up to the store's busy timeout for others that write.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, or is not the one any more that the store has opened.
+    pub fn open_connection(&self) -> Result<rusqlite::Connection, StoreError> {
+        file::open_for_effects(&self.inner.settings)
     }
 
     /// What this store has done since it was opened.
@@ -170,16 +185,15 @@ impl SqliteBuilder {
     /// [`StoreError::Unavailable`] when other processes kept it locked, or the disk is full.
     pub async fn open(self) -> Result<SqliteStore, StoreError> {
         let settings = self.settings;
-        let path = settings.path.clone();
         let writer = Writer::start(settings.clone()).await?;
-        let reader = Reader::start(settings).await?;
-        Ok(SqliteStore { inner: Arc::new(Inner { path, writer, reader }) })
+        let reader = Reader::start(settings.clone()).await?;
+        Ok(SqliteStore { inner: Arc::new(Inner { settings, writer, reader }) })
     }
 }
 
 impl fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore").field("path", &self.inner.path).finish_non_exhaustive()
+        f.debug_struct("SqliteStore").field("path", &self.inner.settings.path).finish_non_exhaustive()
     }
 }
 
@@ -228,7 +242,7 @@ impl Store for SqliteStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let path = self.inner.path.clone();
+        let path = self.inner.settings.path.clone();
         self.inner.writer.ask(move |connection| file::check(connection, &path)).await
     }
 }

@@ -1,0 +1,164 @@
+//! Whether a transaction of the user's has completed a key: the record tells, nobody else.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::record::State;
+use oncegate_core::rules::Operation;
+use oncegate_core::store::StoreError;
+use tracing::warn;
+
+use super::keeper::REPEAT_BACKOFF;
+use super::{Completion, Lease};
+use crate::codec::Output;
+use crate::failure::Failure;
+use crate::message::Run;
+use crate::observe::Event;
+use crate::transaction::SqlTransaction;
+
+/// What the record says about a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Committed {
+    /// COMPLETED, by this lease.
+    Yes,
+    /// Still PENDING under this lease, and no transaction that would change this is under way.
+    No,
+    /// It is somebody else's, or gone.
+    Lost,
+}
+
+/// Why a lease's transaction was not committed, and the lease, which still is good.
+///
+/// [`Lease::release`] or [`Lease::fail`] it; dropped, it lapses like that of a crashed process.
+#[derive(Debug)]
+pub struct NotCommitted {
+    lease: Box<Lease>,
+    reason: String,
+}
+
+impl NotCommitted {
+    /// The lease, to be ended in another way.
+    pub fn into_lease(self) -> Lease {
+        *self.lease
+    }
+}
+
+impl fmt::Display for NotCommitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for NotCommitted {}
+
+impl Lease {
+    /// Completes the message inside `transaction`, commits it, and reads the record back; see
+    /// [`Message::commit_with`](crate::Message::commit_with).
+    ///
+    /// Repeats reading until the store has answered. If this future is dropped before, acknowledge nothing
+    /// and ask the gate again.
+    ///
+    /// # Errors
+    /// When the transaction was not committed, and will not be: nothing of it has happened.
+    pub fn commit_with<Tx: SqlTransaction, T: Output>(
+        self,
+        transaction: Tx,
+        output: &T,
+    ) -> impl Future<Output = Result<Completion, NotCommitted>> + Send + use<Tx, T> {
+        let committing = self.message.commit_with(transaction, output);
+        async move {
+            // What it answers is repeated by the record, and what went wrong is kept for the reason.
+            _ = committing.await;
+            self.committed().await
+        }
+    }
+
+    /// Reads back what a transaction has made of this lease that was given its
+    /// [`message`](Self::message)'s completion.
+    ///
+    /// Repeats until the store has answered, and while a commit may still be under way.
+    ///
+    /// # Errors
+    /// When it was not committed, and will not be: nothing of it has happened.
+    pub async fn committed(self) -> Result<Completion, NotCommitted> {
+        match self.read_back().await {
+            Committed::Yes => Ok(Completion::Held),
+            Committed::Lost => Ok(Completion::Lost),
+            Committed::No => {
+                let reason = self.not_committed().reason();
+                Err(NotCommitted { lease: Box::new(self), reason })
+            }
+        }
+    }
+
+    /// Whether the handler has tried to complete the message in a transaction.
+    pub(crate) fn is_attempted(&self) -> bool {
+        self.run().is_some_and(|run| run.unit.is_attempted())
+    }
+
+    /// Why there is no completion, in the handler's own words where it has got some.
+    pub(crate) fn not_committed(&self) -> Failure {
+        let attempted = self.run().and_then(|run| run.unit.lock().take());
+        Failure::retry(match attempted.and_then(|attempted| attempted.trouble) {
+            Some(trouble) => format!("nothing was committed: {trouble}"),
+            None => "the handler's transaction was rolled back, or never committed".to_owned(),
+        })
+    }
+
+    /// Asks the record until it tells. Heartbeats go on meanwhile.
+    pub(crate) async fn read_back(&self) -> Committed {
+        let scope = self.gate.scope();
+        let mut failures = 0;
+        let committed = loop {
+            match self.try_read_back().await {
+                Ok(committed) => break committed,
+                Err(error) => self.gate.observe(Event::StoreError { scope, class: error.class() }),
+            }
+            failures += 1;
+            tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
+        };
+        match committed {
+            Committed::Yes => self.tell_if_not_kept(),
+            Committed::Lost => self.gate.observe(Event::CompleteLost { scope }),
+            Committed::No => {}
+        }
+        committed
+    }
+
+    async fn try_read_back(&self) -> Result<Committed, StoreError> {
+        let committed = self.look().await?;
+        if committed != Committed::No {
+            return Ok(committed);
+        }
+        // A commit whose answer was lost may still be under way at the server, and holds the record until it
+        // is decided. A look does not wait for that, a write does; this one adds no time to the lease.
+        let extend = Operation::Extend { token: self.token, lease: Duration::ZERO };
+        self.gate.execute(&self.identity.key, extend).await?;
+        self.look().await
+    }
+
+    /// What the record says at this moment.
+    async fn look(&self) -> Result<Committed, StoreError> {
+        let looked = self.gate.store.look(vec![self.identity.key.clone()]).await.into_iter().next();
+        let looked = looked.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
+        Ok(match looked.map(|looked| looked.record.state) {
+            Some(State::Completed { by, .. }) if by == self.token.tag() => Committed::Yes,
+            Some(State::Pending { token, .. }) if token == self.token => Committed::No,
+            Some(_) | None => Committed::Lost,
+        })
+    }
+
+    fn tell_if_not_kept(&self) {
+        let not_kept = self.run().and_then(|run| run.unit.lock().as_mut()?.not_kept.take());
+        if let Some(error) = not_kept {
+            let scope = self.gate.scope();
+            self.gate.observe(Event::ResultNotKept { scope });
+            warn!(scope, origin = %self.message.origin(), %error, "the work is recorded without its result");
+        }
+    }
+
+    fn run(&self) -> Option<&Arc<Run>> {
+        self.message.run()
+    }
+}

@@ -1,0 +1,79 @@
+//! Transactions of sqlx.
+
+use oncegate_core::record::StoreTime;
+use oncegate_core::store::StoreError;
+use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
+
+use super::super::errors;
+use super::super::row::{self, Fields};
+use super::{BoxError, Completing, Record, SqlTransaction, changed, confirm, limits};
+
+impl SqlTransaction for Transaction<'_, Postgres> {
+    async fn complete_and_commit(mut self, completing: &Completing) -> Result<(), BoxError> {
+        complete(&mut self, completing).await?;
+        self.commit().await.map_err(|error| in_doubt(&error).into())
+    }
+}
+
+/// Completes the record; the transaction goes on.
+async fn complete(connection: &mut PgConnection, completing: &Completing) -> Result<(), BoxError> {
+    // Nothing but numbers is put into it.
+    let limits = sqlx::raw_sql(AssertSqlSafe(limits(completing)));
+    limits.execute(&mut *connection).await.map_err(|error| not_executed(&error))?;
+    let lock = sqlx::query(row::LOCK_ONE).persistent(false).bind(completing.key().as_str());
+    let row = lock.fetch_optional(&mut *connection).await.map_err(|error| not_executed(&error))?;
+    let columns = changed(completing, row.as_ref().map(read))?;
+    let write = sqlx::query(row::WRITE).persistent(false);
+    let written = columns.bind(write).execute(connection).await.map_err(|error| not_executed(&error))?;
+    confirm(written.rows_affected())
+}
+
+/// Reads a row of [`row::LOCK_ONE`].
+fn read(row: &PgRow) -> Result<(StoreTime, Record), String> {
+    let now_us: i64 = column(row, "now_us")?;
+    let fields = Fields {
+        state: column(row, "state")?,
+        expires_at_ms: column(row, "expires_at_ms")?,
+        owner: column(row, "owner")?,
+        attempt: column(row, "attempt")?,
+        recovery: column(row, "recovery")?,
+        fence: column(row, "fence")?,
+        fingerprint: column(row, "fingerprint")?,
+        handed_over: column(row, "handed_over")?,
+        reason: column(row, "reason")?,
+        result: column(row, "result")?,
+    };
+    Ok((StoreTime::from_micros(u64::try_from(now_us).unwrap_or_default()), fields.record()?))
+}
+
+fn column<'r, T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>>(
+    row: &'r PgRow,
+    name: &str,
+) -> Result<T, String> {
+    row.try_get(name).map_err(|_| format!("column {name} holds something else"))
+}
+
+/// What an error means while no commit was sent.
+fn not_executed(error: &Error) -> StoreError {
+    match answered(error) {
+        Some((state, message)) => errors::answered_with(&state, message).error,
+        None => StoreError::unavailable("the conversation with the server broke"),
+    }
+}
+
+/// What an error of a commit means: an answer of the server settles it, silence does not.
+fn in_doubt(error: &Error) -> StoreError {
+    match answered(error) {
+        Some((state, message)) if !errors::is_about_the_session(&state) => {
+            errors::answered_with(&state, message).error
+        }
+        _ => StoreError::unknown("the connection was lost while the transaction was being committed"),
+    }
+}
+
+/// The server's SQLSTATE and words, if it was the server that answered.
+fn answered(error: &Error) -> Option<(String, &str)> {
+    let answered = error.as_database_error()?;
+    Some((answered.code()?.into_owned(), answered.message()))
+}

@@ -1,0 +1,251 @@
+//! Completing a key inside a transaction of the user's own: business rows and COMPLETED commit together, or
+//! neither does.
+//!
+//! [`Message::commit_with`] takes the transaction by value, [`Message::completing`] is for what has no adapter.
+//! Neither is believed: the one who decides about the ack reads the record back from the gate's store.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::{Fingerprint, StoreKey};
+use oncegate_core::record::{Record, State, StoreTime, Token};
+use oncegate_core::rules::{Operation, Reply, apply};
+
+use crate::codec::{Codec, Output};
+use crate::failure::{BoxError, Failure};
+use crate::gate::encode;
+use crate::message::{Message, Run};
+
+/// A transaction of a database in which a gate's store keeps its records.
+///
+/// Implemented for the transactions of tokio-postgres, deadpool-postgres (feature `postgres`) and sqlx on
+/// PostgreSQL (feature `sqlx`). For SQLite see [`Message::blocking_commit_with`](Message#method.blocking_commit_with),
+/// for everything else [`Message::completing`].
+pub trait SqlTransaction: Send {
+    /// Locks the key's record, completes it as [`Completing::apply`] says, and commits.
+    ///
+    /// # Errors
+    /// When the record is not this run's to complete, or anything else failed: then the transaction must
+    /// have been rolled back, unless its commit was sent and not answered. Callers do not tell these
+    /// apart: they read the record back.
+    fn complete_and_commit(
+        self,
+        completing: &Completing,
+    ) -> impl Future<Output = Result<(), BoxError>> + Send;
+}
+
+/// A completion to be written inside a transaction of the caller's own; made by [`Message::completing`].
+#[derive(Clone)]
+pub struct Completing {
+    key: StoreKey,
+    token: Token,
+    fingerprint: Option<Fingerprint>,
+    result: Bytes,
+    retention: Duration,
+    lease: Duration,
+}
+
+impl Completing {
+    /// The key of the record.
+    pub fn key(&self) -> &StoreKey {
+        &self.key
+    }
+
+    /// What the record must hold as its owner. Never log it: whoever shows it can complete the key.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The result as it is stored.
+    pub fn result(&self) -> &Bytes {
+        &self.result
+    }
+
+    /// How long the record is kept from now on.
+    pub fn retention(&self) -> Duration {
+        self.retention
+    }
+
+    /// How long the rest of the transaction may take: the gate's lease. While it lasts the record is locked,
+    /// and nobody else gets an answer about the key.
+    pub fn limit(&self) -> Duration {
+        self.lease
+    }
+
+    /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it is this run's to complete.
+    ///
+    /// `record` must have been read at `now` under a lock that is held until the transaction ends.
+    ///
+    /// # Errors
+    /// When there is no record, it belongs to somebody else, or it is completed. Then roll back: what this
+    /// transaction has written must not be committed, not even when it was this very run that has completed
+    /// the key, in an earlier transaction.
+    pub fn apply(&self, now: StoreTime, record: Option<Record>) -> Result<Record, BoxError> {
+        let before = record.filter(|record| record.kept(now));
+        let completed = matches!(before, Some(Record { state: State::Completed { .. }, .. }));
+        let complete = Operation::Complete {
+            token: self.token,
+            fingerprint: self.fingerprint,
+            result: self.result.clone(),
+            retention: self.retention,
+        };
+        match apply(now, before, &complete) {
+            _ if completed => Err("the key is completed already: the transaction was rolled back".into()),
+            (Some(after), Reply::Held { recreated: false }) => Ok(after),
+            (_, Reply::Held { .. }) => {
+                Err("there is no record of the key where the transaction is, so it was \
+                                            rolled back: use the database of the gate's store"
+                    .into())
+            }
+            _ => Err(
+                "the lease was lost, and the key belongs to somebody else: the transaction was rolled back"
+                    .into(),
+            ),
+        }
+    }
+}
+
+impl fmt::Debug for Completing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completing")
+            .field("key", &self.key)
+            .field("token", &self.token)
+            .field("result_bytes", &self.result.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Message {
+    /// Completes the message inside `transaction` and commits it: what the handler has written there and
+    /// COMPLETED become visible together, or not at all. Call it last, and return `Ok` with the same output.
+    ///
+    /// The transaction must be one of the database in which the gate's store keeps its records.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")] mod example {
+    /// use oncegate::{Failure, Handler, Message};
+    ///
+    /// struct Billing {
+    ///     pool: deadpool_postgres::Pool,
+    /// }
+    ///
+    /// impl Handler for Billing {
+    ///     type Output = String;
+    ///
+    ///     async fn handle(&self, message: Message) -> Result<String, Failure> {
+    ///         let mut client = self.pool.get().await?;
+    ///         let transaction = client.transaction().await?;
+    ///         let account = "4711";
+    ///         transaction.execute("UPDATE accounts SET balance = balance - 10 WHERE id = $1", &[&account]).await?;
+    ///         let receipt = format!("charged {account}");
+    ///         message.commit_with(transaction, &receipt).await?;
+    ///         Ok(receipt)
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// - The stored result is `output`; what the handler returns afterwards is not looked at.
+    /// - From here on the transaction runs under the gate's lease as its `statement_timeout` and
+    ///   `idle_in_transaction_session_timeout` (half of it as its `lock_timeout`), and never with
+    ///   `synchronous_commit = off`.
+    /// - On a **crash**, or when the future is **dropped** or **cancelled**, either both or neither are there;
+    ///   the record tells, and the message is acknowledged or runs again accordingly.
+    /// - A transaction that is **forgotten** or rolled back is never acknowledged.
+    ///
+    /// # Errors
+    /// When the lease was lost to another attempt, the record is not there, or the database failed. The
+    /// transaction was rolled back then, unless the connection broke during the commit. Pass it on with `?`
+    /// and do nothing else about it: the runtime reads the record, acknowledges if it is completed, and
+    /// tries again if not.
+    pub fn commit_with<Tx: SqlTransaction, T: Output>(
+        &self,
+        transaction: Tx,
+        output: &T,
+    ) -> impl Future<Output = Result<(), Failure>> + Send + use<Tx, T> {
+        let completing = self.completing(output);
+        let run = self.run().cloned();
+        async move {
+            let completing = completing?;
+            let limit = completing.limit();
+            let committed = tokio::time::timeout(limit, transaction.complete_and_commit(&completing)).await;
+            let silence = || Err(format!("the transaction was not confirmed within {limit:?}").into());
+            committed.unwrap_or_else(|_| silence()).map_err(|error| not_confirmed(run.as_ref(), error))
+        }
+    }
+
+    /// The completion of this message with this result, for a transaction that
+    /// [`commit_with`](Self::commit_with) has no adapter for.
+    ///
+    /// Write it with the store's own statement (`PostgresStore::complete_sql`) as the last one before the commit, and
+    /// roll back if that does not change exactly one row. The runtime reads the record back when the handler
+    /// has returned: from this call on, what the handler returns decides nothing about the ack.
+    ///
+    /// # Errors
+    /// When no attempt of the message runs, as in [`Handler::duplicate`](crate::Handler::duplicate).
+    pub fn completing<T: Output>(&self, output: &T) -> Result<Completing, Failure> {
+        let run = self.run().ok_or_else(|| {
+            Failure::permanent("no attempt of this message runs, so there is nothing to complete")
+        })?;
+        Ok(run.unit.completing(output))
+    }
+}
+
+/// Keeps what went wrong for the runtime, in case the handler does not pass it on.
+pub(crate) fn not_confirmed(run: Option<&Arc<Run>>, error: BoxError) -> Failure {
+    let failure = Failure::retry(error);
+    if let Some(run) = run
+        && let Some(attempted) = run.unit.lock().as_mut()
+    {
+        attempted.trouble = Some(failure.reason());
+    }
+    failure
+}
+
+/// What a run needs to be completed in a transaction, and whether that was tried.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) key: StoreKey,
+    pub(crate) token: Token,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) retention: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) codec: Codec,
+    pub(crate) max_result_bytes: usize,
+    pub(crate) attempted: Mutex<Option<Attempted>>,
+}
+
+/// A completion in a transaction was tried; only the store knows whether it was committed.
+#[derive(Debug, Default)]
+pub(crate) struct Attempted {
+    /// Why the stored result is not the handler's.
+    pub(crate) not_kept: Option<BoxError>,
+    /// What went wrong, as far as the handler was told.
+    pub(crate) trouble: Option<String>,
+}
+
+impl Unit {
+    fn completing<T: Output>(&self, output: &T) -> Completing {
+        let (result, not_kept) = encode(output, self.codec, self.max_result_bytes);
+        *self.lock() = Some(Attempted { not_kept, trouble: None });
+        Completing {
+            key: self.key.clone(),
+            token: self.token,
+            fingerprint: self.fingerprint,
+            result,
+            retention: self.retention,
+            lease: self.lease,
+        }
+    }
+
+    /// Whether a completion in a transaction was tried.
+    pub(crate) fn is_attempted(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, Option<Attempted>> {
+        self.attempted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,11 @@
+//! Effects inside the user's own transaction: business rows and COMPLETED commit together, or neither does.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+#[path = "../../../crates/oncegate/tests/runtime/list.rs"]
+mod list;
+#[path = "../postgres/proxy.rs"]
+mod proxy;
+
+mod consumer;
+mod place;
