@@ -14,6 +14,7 @@ pub(crate) struct Machine {
     kernel: String,
     redis: String,
     kafka: String,
+    postgres: String,
     /// How many processes wanted a core in the last minute before the run: above zero, figures are noisy.
     load_before: f64,
 }
@@ -26,6 +27,7 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease"),
             redis: redis_version(),
             kafka: kafka_version(),
+            postgres: oncegate_tests::postgres_version(),
             load_before: read("/proc/loadavg")
                 .split(' ')
                 .next()
@@ -37,10 +39,11 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cores, cpu, kernel, redis, kafka, load_before } = self;
+        let Self { cores, cpu, kernel, redis, kafka, postgres, load_before } = self;
         write!(
             f,
-            "{cores} cores ({cpu}), Linux {kernel}, Redis {redis}, Kafka {kafka}, load before {load_before}"
+            "{cores} cores ({cpu}), Linux {kernel}, Redis {redis}, Kafka {kafka}, PostgreSQL {postgres}, load before \
+             {load_before}"
         )
     }
 }

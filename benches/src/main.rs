@@ -14,6 +14,7 @@ mod handler;
 mod kafka;
 mod key;
 mod memory;
+mod postgres;
 mod server_cpu;
 mod sqlite;
 
@@ -33,13 +34,14 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 7] = [
+const BENCHMARKS: [Benchmark; 8] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
     sqlite::BENCHMARK,
+    postgres::BENCHMARK,
     key::BENCHMARK,
 ];
 

@@ -25,7 +25,9 @@ mod watched;
 pub use broker::KafkaBroker;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
-pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
+pub use postgres::{
+    Postgres, PostgresServer, SmallDisk, VARIABLE as POSTGRES_VARIABLE, version as postgres_version,
+};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use watched::Watched;

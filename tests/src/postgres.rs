@@ -217,6 +217,37 @@ impl PostgresServer {
         self.process = Some(process);
     }
 
+    /// Starts the killed server again as a standby, which takes no writes.
+    ///
+    /// # Panics
+    /// As [`PostgresServer::start_again`].
+    pub async fn start_again_as_standby(&mut self) {
+        let signal = self.data().join("standby.signal");
+        fs::write(&signal, "").unwrap_or_else(|error| panic!("cannot write {}: {error}", signal.display()));
+        self.start_again().await;
+    }
+
+    /// A small file system of the server's own, for a tablespace; it goes with the returned value, which
+    /// must be dropped before the server.
+    ///
+    /// # Panics
+    /// When it cannot be mounted, which only root may do.
+    #[must_use]
+    pub fn small_disk(&self, mebibytes: u32) -> SmallDisk {
+        let path = self.dir.path().join("small-disk");
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+        let options = format!("size={mebibytes}m");
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).output();
+        let mounted = mounted.unwrap_or_else(|error| panic!("cannot run mount: {error}"));
+        let said = String::from_utf8_lossy(&mounted.stderr);
+        assert!(mounted.status.success(), "a small disk cannot be mounted, which needs root: {said}");
+        if let Some(account) = &self.account {
+            account.own(&path);
+        }
+        SmallDisk { path }
+    }
+
     /// The running server's process, to stop it by a signal for example.
     ///
     /// # Panics
@@ -236,12 +267,45 @@ impl PostgresServer {
     }
 }
 
+/// A file system that is soon full.
+#[derive(Debug)]
+pub struct SmallDisk {
+    path: PathBuf,
+}
+
+impl SmallDisk {
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily, because the server may have its files open still.
+        drop(Command::new("umount").arg("--lazy").arg(&self.path).output());
+    }
+}
+
 impl Deref for PostgresServer {
     type Target = Postgres;
 
     fn deref(&self) -> &Postgres {
         &self.postgres
     }
+}
+
+/// The version of the server that the tests start, `15.13` for example; `unknown` when it does not tell.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn version() -> String {
+    // `postgres (PostgreSQL) 15.13 (Debian 15.13-0+deb12u1)`
+    let said = Command::new(find("postgres")).arg("--version").output();
+    let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    said.split(' ').nth(2).unwrap_or("unknown").trim().to_owned()
 }
 
 /// Where a program is: in the path, or where Debian keeps its newest version.

@@ -1,8 +1,9 @@
 //! The `oncegate` command: would a replay of a topic run anything again, what is a message's key, and what
-//! does the store hold for it?
+//! does the store hold for it? And the tables of a store in PostgreSQL.
 //!
-//! The answer goes to standard output, progress and logs to standard error. No command here changes anything:
-//! neither the store nor the topic, nor what a consumer group has committed.
+//! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables, when it is
+//! told to; no other command changes anything: neither the store nor the topic, nor what a consumer group has
+//! committed.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +19,7 @@ mod inspect;
 mod key;
 mod output;
 mod replay;
+mod schema;
 mod store;
 
 use exit::{Exit, Problem};
@@ -25,7 +27,11 @@ use exit::{Exit, Problem};
 /// Exit codes: 0 yes, 1 the answer is no, 2 usage, 65 bad input data, 69 store or broker unreachable, 70 a bug,
 /// 75 timed out, 78 configuration, 130 interrupted.
 #[derive(Debug, Parser)]
-#[command(name = "oncegate", version, about = "Looks at what oncegate has done, and changes nothing")]
+#[command(
+    name = "oncegate",
+    version,
+    about = "Looks at what oncegate has done, and makes the tables it needs"
+)]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
@@ -42,6 +48,8 @@ enum Command {
     Replay(replay::Args),
     Key(key::Args),
     Inspect(inspect::Args),
+    Sql(schema::SqlArgs),
+    Migrate(schema::MigrateArgs),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +74,8 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Replay(args) => replay::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
+                Command::Sql(args) => schema::sql(args),
+                Command::Migrate(args) => schema::migrate(args).await,
             }
         };
         tokio::select! {

@@ -4,18 +4,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use oncegate::core::store::Store;
+use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 
 use crate::exit::{Exit, Problem};
 
 /// What is said wherever a spelling is not known.
-const KNOWN: &str = "known are redis://host:port, and sqlite:path or the plain path of an SQLite file";
+const KNOWN: &str = "known are redis://host:port, postgres://host:port/database, and sqlite:path or the plain path of an SQLite file";
 
 /// Where the records are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// The store: redis://host:port, or an SQLite file as sqlite:path or path
+    /// The store: redis://host:port, postgres://host:port/database, or an SQLite file as sqlite:path or path
     #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
     pub(crate) url: String,
 }
@@ -23,6 +24,7 @@ pub(crate) struct StoreArgs {
 #[derive(Debug, PartialEq, Eq)]
 enum Address {
     Redis(String),
+    Postgres(String),
     Sqlite(PathBuf),
 }
 
@@ -31,6 +33,7 @@ impl StoreArgs {
     pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Problem> {
         match address(&self.url)? {
             Address::Redis(url) => Ok(Arc::new(RedisStore::connect(&url).await?)),
+            Address::Postgres(url) => Ok(Arc::new(postgres(&url).await?)),
             Address::Sqlite(path) => {
                 // Opening would make an empty one, and everything would seem to be new.
                 if !path.is_file() {
@@ -43,10 +46,26 @@ impl StoreArgs {
         }
     }
 
+    /// Connects to what must be PostgreSQL.
+    pub(crate) async fn open_postgres(&self) -> Result<PostgresStore, Problem> {
+        match address(&self.url)? {
+            Address::Postgres(url) => postgres(&url).await,
+            _ => {
+                let text = "--store: only the tables of postgres://host:port/database are made by hand";
+                Err(Problem::new(Exit::Configuration, text))
+            }
+        }
+    }
+
     /// For people: without user, password and parameters.
     pub(crate) fn redacted(&self) -> String {
         redacted(&self.url)
     }
+}
+
+/// A command looks, and leaves the purge to the consumers.
+async fn postgres(url: &str) -> Result<PostgresStore, Problem> {
+    Ok(PostgresStore::builder(url).without_purge().connect().await?)
 }
 
 fn address(url: &str) -> Result<Address, Problem> {
@@ -55,6 +74,7 @@ fn address(url: &str) -> Result<Address, Problem> {
     let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
     match parts {
         Some(("redis", _)) => Ok(Address::Redis(url.to_owned())),
+        Some(("postgres" | "postgresql", _)) => Ok(Address::Postgres(url.to_owned())),
         Some(("rediss", _)) => refuse("this build has no TLS for Redis (rediss)".to_owned()),
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -94,6 +114,9 @@ mod tests {
     fn stores_are_known_by_their_scheme_and_files_by_their_path() {
         let known = |url| address(url).unwrap();
         assert_eq!(known("redis://cache:6379/2"), Address::Redis("redis://cache:6379/2".to_owned()));
+        for url in ["postgres://db/once", "postgresql://db/once"] {
+            assert_eq!(known(url), Address::Postgres(url.to_owned()));
+        }
         for file in ["sqlite:/var/once.db", "sqlite:///var/once.db", "/var/once.db"] {
             assert_eq!(known(file), Address::Sqlite("/var/once.db".into()));
         }
@@ -103,13 +126,9 @@ mod tests {
 
     #[test]
     fn others_are_refused_with_the_known_ones() {
-        for (url, says) in [
-            ("rediss://cache:6379", "TLS"),
-            ("postgres://db/once", "`postgres`"),
-            ("mysql:once", "`mysql`"),
-            ("sqlite:", "no file"),
-            ("", "empty"),
-        ] {
+        for (url, says) in
+            [("rediss://cache:6379", "TLS"), ("mysql:once", "`mysql`"), ("sqlite:", "no file"), ("", "empty")]
+        {
             let text = address(url).unwrap_err().to_string();
             assert!(text.contains(says) && text.contains("known are redis://"), "{url}: {text}");
         }
@@ -121,6 +140,7 @@ mod tests {
         assert_eq!(redacted("redis://:secret@cache?pass=secret"), "redis://***@cache?***");
         assert_eq!(redacted("redis://cache:6379"), "redis://cache:6379");
         assert_eq!(redacted("/var/once.db"), "/var/once.db");
-        assert!(!address("postgres://user:secret@db").unwrap_err().to_string().contains("secret"));
+        assert_eq!(redacted("postgres://user:p@ss@db/once?password=x"), "postgres://***@db/once?***");
+        assert!(!address("mysql://user:secret@db").unwrap_err().to_string().contains("secret"));
     }
 }

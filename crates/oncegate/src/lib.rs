@@ -54,6 +54,8 @@
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
+#[cfg(any(feature = "sqlite-system", feature = "postgres"))]
+pub mod archive;
 pub mod backoff;
 pub mod codec;
 pub mod consumer;

@@ -1,7 +1,7 @@
 //! Connections that are cut, sessions that are ended, and a server that is killed.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oncegate::postgres::PostgresStore;
 use oncegate_core::key::StoreKey;
@@ -67,6 +67,7 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
             let state = seen.map(|looked| looked.record.state);
             match (completes, cut) {
                 (false, Cut::Before) => assert_eq!(state, None),
+                (_, Cut::Stall) => unreachable!("nothing is stalled here"),
                 (false, Cut::After) | (true, Cut::Before) => {
                     assert!(
                         matches!(state, Some(State::Pending { token, .. }) if token == owner),
@@ -80,6 +81,48 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
         }
         assert!(completed_with(b"first", &apply(&store, &key, claim(token())).await.unwrap()));
     }
+}
+
+#[tokio::test]
+async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
+    let postgres = Postgres::shared().await;
+    let direct = hand::store(&postgres).await;
+    let proxy = Proxy::before(&postgres).await;
+    let limit = Duration::from_secs(2);
+    let store = PostgresStore::builder(proxy.url()).response_timeout(limit).connect().await.unwrap();
+    let (key, owner) = (key(&scope(), 1), token());
+    proxy.cut(Cut::Stall);
+    let lost = apply(&store, &key, claim(owner)).await;
+    assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{lost:?}");
+    assert!(proxy.has_cut());
+    // Its row is locked until the server ends the session (25P03); then the key is as it was.
+    let reply = apply(&*direct, &key, claim(token())).await.unwrap();
+    assert!(granted_as(1, &reply), "{reply:?}");
+    let stale = until_answered(&store, &key, &complete(owner, b"stale")).await;
+    assert_eq!(stale, Reply::Lost);
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_tried_at_a_pace() {
+    const CALLS: u32 = 2_000;
+    let postgres = Postgres::shared().await;
+    hand::store(&postgres).await;
+    let proxy = Proxy::before(&postgres).await;
+    let store = PostgresStore::connect(proxy.url()).await.unwrap();
+    let (key, owner) = (key(&scope(), 1), token());
+    assert!(granted_as(1, &apply(&store, &key, claim(owner)).await.unwrap()));
+    proxy.leave();
+    let (before, start) = (proxy.connections(), Instant::now());
+    for _ in 0..CALLS {
+        let refused = apply(&store, &key, claim(owner)).await.unwrap_err();
+        assert!(matches!(refused.class(), "unavailable" | "unknown"), "{refused}");
+    }
+    // Ten until the waits are at their longest, which are 250 ms at least.
+    let most = 10 + start.elapsed().as_millis() / 250;
+    let tries = proxy.connections() - before;
+    assert!(tries > 0 && tries as u128 <= most, "{tries} tries for {CALLS} calls, {most} are due");
+    proxy.come_back();
+    assert!(granted_as(1, &until_answered(&store, &key, &claim(owner)).await));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,4 +7,6 @@ mod equivalence;
 mod faults;
 mod hand;
 mod proxy;
+mod purge;
 mod server;
+mod sqlstates;

@@ -1,29 +1,35 @@
-//! A way to the server that cuts a connection around a commit.
+//! A way to the server that cuts or stalls a connection around a commit, or goes away.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use oncegate_tests::Postgres;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// What the server is sent, and answers, for a commit.
 const COMMIT: &[u8] = b"COMMIT\0";
 
-/// Where the next commit's connection is cut, once.
+/// What becomes of the next commit's connection, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// The commit does not reach the server.
     Before,
     /// The server has committed, and its answer is lost.
     After,
+    /// The commit does not reach the server, which goes on seeing an open connection.
+    Stall,
 }
 
 /// It ends with this value.
 pub(crate) struct Proxy {
     url: String,
     next: Arc<Mutex<Option<Cut>>>,
+    away: watch::Sender<bool>,
+    connections: Arc<AtomicUsize>,
     _accepting: JoinSet<()>,
 }
 
@@ -35,25 +41,56 @@ impl Proxy {
         let address: SocketAddr = listener.local_addr().unwrap();
         let next = Arc::new(Mutex::new(None));
         let (server, cuts) = (server.to_owned(), Arc::clone(&next));
+        let (away, mut is_away) = watch::channel(false);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connections);
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
-                let (client, _) = listener.accept().await.unwrap();
+                let client = tokio::select! {
+                    accepted = listener.accept() => accepted.unwrap().0,
+                    changed = is_away.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        connections.abort_all();
+                        continue;
+                    }
+                };
+                count.fetch_add(1, Ordering::Relaxed);
+                if *is_away.borrow() {
+                    continue;
+                }
                 let server = TcpStream::connect(&server).await.unwrap();
                 client.set_nodelay(true).unwrap();
                 server.set_nodelay(true).unwrap();
                 connections.spawn(connect(client, server, Arc::clone(&cuts)));
             }
         });
-        Self { url: format!("{user}@{address}/{database}"), next, _accepting: accepting }
+        Self { url: format!("{user}@{address}/{database}"), next, away, connections, _accepting: accepting }
     }
 
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Cuts the connection of the next commit.
+    /// Cuts all connections, and closes new ones at once.
+    pub(crate) fn leave(&self) {
+        self.away.send_replace(true);
+    }
+
+    /// Lets connections pass again.
+    pub(crate) fn come_back(&self) {
+        self.away.send_replace(false);
+    }
+
+    /// How many connections were made, in vain or not.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Cuts or stalls the connection of the next commit.
     pub(crate) fn cut(&self, cut: Cut) {
         *self.next.lock().unwrap() = Some(cut);
     }
@@ -75,6 +112,9 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<O
                 let cut = if contains(asked, COMMIT) { cuts.lock().unwrap().take() } else { None };
                 if cut == Some(Cut::Before) {
                     return;
+                }
+                if cut == Some(Cut::Stall) {
+                    std::future::pending::<()>().await;
                 }
                 server.write_all(asked).await.unwrap();
                 if cut == Some(Cut::After) {

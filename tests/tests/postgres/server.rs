@@ -95,19 +95,25 @@ async fn the_check_refuses_what_breaks_the_promise() {
     let store = PostgresStore::connect(server.url()).await.unwrap();
     let no_tables = store.check().await.unwrap_err();
     assert_eq!(no_tables.class(), "refused");
+    // It looks at the server before it looks at the tables.
+    assert!(no_tables.to_string().contains("synchronous_commit"), "{no_tables}");
+    let lenient = || PostgresStore::builder(server.url()).allow_asynchronous_commit();
+    let unsynced = lenient().connect().await.unwrap().check().await.unwrap_err();
+    assert!(unsynced.to_string().contains("allow_fsync_off()"), "{unsynced}");
+    let lenient = lenient().allow_fsync_off().connect().await.unwrap();
+    let no_tables = lenient.check().await.unwrap_err();
     assert!(no_tables.to_string().contains("create_schema()"), "{no_tables}");
     let no_tables = apply(&store, &key(&scope(), 1), claim(token())).await.unwrap_err();
     assert!(no_tables.to_string().contains("42P01"), "{no_tables}");
 
     store.create_schema().await.unwrap();
-    store.create_schema().await.unwrap();
-    let asynchronous = store.check().await.unwrap_err();
-    assert!(asynchronous.to_string().contains("synchronous_commit"), "{asynchronous}");
-    let lenient = PostgresStore::builder(server.url()).allow_asynchronous_commit().connect().await.unwrap();
     let checkup = lenient.check().await.unwrap();
     assert_eq!(checkup.warnings.len(), 2, "{checkup:?}");
 
     let client = server.connection().await;
+    client.batch_execute("ALTER TABLE oncegate_records SET UNLOGGED").await.unwrap();
+    let unlogged = lenient.check().await.unwrap_err();
+    assert!(unlogged.to_string().contains("SET LOGGED"), "{unlogged}");
     client.batch_execute("UPDATE oncegate_schema SET version = 2").await.unwrap();
     for refused in [lenient.check().await.map(|_| ()), lenient.create_schema().await] {
         let refused = refused.unwrap_err();
@@ -129,9 +135,11 @@ async fn the_fewest_rights_are_enough() {
     let refused = apply(&store, &own, claim(owner)).await.unwrap_err();
     assert_eq!(refused.class(), "refused");
     assert!(refused.to_string().contains("permission denied"), "{refused}");
-    let tables = "oncegate_schema, oncegate_records, oncegate_descriptors";
-    let grant = format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}");
-    client.batch_execute(&grant).await.unwrap();
+    let select = format!("GRANT SELECT ON oncegate_schema, oncegate_records TO {role}");
+    client.batch_execute(&select).await.unwrap();
+    let missing = store.check().await.unwrap_err();
+    assert!(missing.to_string().contains(&PostgresStore::grant_sql(&role)), "{missing}");
+    client.batch_execute(&PostgresStore::grant_sql(&role)).await.unwrap();
 
     store.check().await.unwrap();
     assert_eq!(store.describe(&scope, None, "descriptor").await.unwrap(), "descriptor");
@@ -141,30 +149,32 @@ async fn the_fewest_rights_are_enough() {
     assert_eq!(apply(&store, &own, complete(owner, b"done")).await.unwrap(), HELD);
     assert!(store.look(vec![own]).await[0].as_ref().unwrap().is_some());
     store.purge().await.unwrap();
-    assert!(store.create_schema().await.is_err(), "it may not make tables");
+    // The tables are there: it need not make any.
+    store.create_schema().await.unwrap();
     client.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_purge_removes_what_has_expired_and_passes_over_what_is_locked() {
+async fn the_tables_are_made_once_by_who_may() {
     let server = PostgresServer::start().await;
-    let store = hand::store(&server).await;
-    let scope = scope();
-    let keys: Vec<_> = (0..2_500).map(|number| key(&scope, number)).collect();
-    let commands = keys.iter().map(|key| Command { key: key.clone(), operation: complete(token(), b"") });
-    assert!(store.execute(commands.collect()).await.iter().all(Result::is_ok));
-    let expired: Vec<_> = keys[..1_500].iter().map(|key| (key.clone(), Duration::from_secs(7_200))).collect();
-    store.pass(&expired).await.unwrap();
-
-    let mut client = server.connection().await;
-    let transaction = client.transaction().await.unwrap();
-    let lock = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
-    transaction.query_one(lock, &[&keys[7].as_str()]).await.unwrap();
-    assert_eq!(store.purge().await.unwrap(), 1_499);
-    transaction.rollback().await.unwrap();
-    assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
-    assert_eq!(left, 1_000);
+    let client = server.connection().await;
+    client.batch_execute("CREATE ROLE billing LOGIN").await.unwrap();
+    let store = PostgresStore::connect(&server.url_as("billing")).await.unwrap();
+    let change = store.schema_change().await.unwrap();
+    assert_eq!((change.from, change.to, &change.sql), (None, 1, &PostgresStore::schema_sql()));
+    let refused = store.create_schema().await.unwrap_err();
+    assert_eq!(refused.class(), "refused");
+    assert!(refused.to_string().contains("42501"), "{refused}");
+    // Nothing was made by halves, and many deployments at once do not hinder each other.
+    let owner = PostgresStore::connect(server.url()).await.unwrap();
+    assert_eq!(owner.schema_change().await.unwrap(), change);
+    for made in join_all((0..8).map(|_| owner.create_schema())).await {
+        made.unwrap();
+    }
+    let change = owner.schema_change().await.unwrap();
+    assert_eq!((change.from, change.to, &*change.sql), (Some(1), 1, ""));
+    // What is printed can be run, and run again.
+    client.batch_execute(&PostgresStore::schema_sql()).await.unwrap();
 }
 
 #[tokio::test]

@@ -9,13 +9,18 @@ use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::{Config, NoTls};
 
 use super::link::{CONNECTIONS, Link, Shared};
+use super::purge::Purge;
 use super::{Inner, PostgresStore, errors};
+use crate::archive::{Archive, SharedArchive};
 
 /// How long the server may take for one round trip, unless told otherwise.
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long one try to connect may take, unless told otherwise.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The rest between two walks that remove expired records, unless told otherwise.
+const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
 
 /// How long sent data may stay unconfirmed before the system gives up a connection.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +35,15 @@ pub struct PostgresBuilder {
     origin: Origin,
     response_timeout: Duration,
     connect_timeout: Duration,
-    asynchronous_commit_allowed: bool,
+    allowed: Allowed,
+    purge: Purge,
+}
+
+/// What the check accepts although it breaks the promise.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Allowed {
+    pub(super) asynchronous_commit: bool,
+    pub(super) fsync_off: bool,
 }
 
 /// Where the connections come from.
@@ -46,7 +59,8 @@ impl PostgresBuilder {
             origin,
             response_timeout: DEFAULT_RESPONSE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
-            asynchronous_commit_allowed: false,
+            allowed: Allowed::default(),
+            purge: Purge { rest: Some(DEFAULT_PURGE_REST), archive: None },
         }
     }
 
@@ -66,8 +80,41 @@ impl PostgresBuilder {
     /// Accepts `synchronous_commit = off`. By default the check refuses it.
     ///
     /// Then a crash of the server takes back completions that were acknowledged already.
-    pub fn allow_asynchronous_commit(self) -> Self {
-        Self { asynchronous_commit_allowed: true, ..self }
+    pub fn allow_asynchronous_commit(mut self) -> Self {
+        self.allowed.asynchronous_commit = true;
+        self
+    }
+
+    /// Accepts `fsync = off`, for a server that holds nothing but tests. By default the check refuses it.
+    ///
+    /// Then a power cut may damage or lose every record.
+    pub fn allow_fsync_off(mut self) -> Self {
+        self.allowed.fsync_off = true;
+        self
+    }
+
+    /// How long to rest between two walks through the table that remove expired records; 10 min by default.
+    ///
+    /// All processes at one database take turns: one of them walks, in small steps with pauses between them,
+    /// and no claim ever waits for it.
+    pub fn purge_every(mut self, rest: Duration) -> Self {
+        self.purge.rest = Some(rest);
+        self
+    }
+
+    /// Leaves expired records in the table until [`PostgresStore::purge`] is called. They still count as
+    /// absent.
+    pub fn without_purge(mut self) -> Self {
+        self.purge.rest = None;
+        self
+    }
+
+    /// Hands expired records to `archive` before a purge deletes them; by default they are just deleted.
+    ///
+    /// Set the same for every process at one database, because any of them may be the one that purges.
+    pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
+        self.purge.archive = Some(SharedArchive::new(archive));
+        self
     }
 
     /// Connects. It makes no tables: see [`PostgresStore::create_schema`].
@@ -79,9 +126,8 @@ impl PostgresBuilder {
             Origin::Pool(pool) => (pool.clone(), String::new()),
             Origin::Url(url) => self.pool(url)?,
         };
-        let link = Link::start(Shared::new(pool, self.response_timeout))?;
-        let asynchronous_commit_allowed = self.asynchronous_commit_allowed;
-        let store = PostgresStore { inner: Inner { link, address, asynchronous_commit_allowed }.into() };
+        let link = Link::start(Shared::new(pool, self.response_timeout), self.purge)?;
+        let store = PostgresStore { inner: Inner { link, address, allowed: self.allowed }.into() };
         let reach = |client: deadpool_postgres::Object| async {
             let reached = client.batch_execute("").await.map_err(|error| errors::not_executed(&error));
             (client, reached)
@@ -129,7 +175,8 @@ impl std::fmt::Debug for PostgresBuilder {
         f.debug_struct("PostgresBuilder")
             .field("response_timeout", &self.response_timeout)
             .field("connect_timeout", &self.connect_timeout)
-            .field("asynchronous_commit_allowed", &self.asynchronous_commit_allowed)
+            .field("allowed", &self.allowed)
+            .field("purge", &self.purge)
             .finish_non_exhaustive()
     }
 }

@@ -3,8 +3,9 @@
 use deadpool_postgres::Object;
 use oncegate_core::store::{Checkup, StoreError};
 
+use super::builder::Allowed;
 use super::errors::{self, Trouble};
-use super::schema::{self, REMEDY};
+use super::schema;
 
 /// The first version whose clock is told as an exact number.
 const OLDEST_MAJOR: i32 = 14;
@@ -13,9 +14,16 @@ const ASK: &str = "\
 SELECT current_setting('server_version_num')::integer AS version, current_setting('server_version') AS words, \
 current_setting('server_encoding') AS encoding, current_setting('synchronous_commit') AS synchronous_commit, \
 current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
-pg_is_in_recovery() AS standby, to_regclass('oncegate_schema') IS NOT NULL AS has_schema, \
-coalesce((SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass('oncegate_records')), false) \
-AS unlogged";
+pg_is_in_recovery() AS standby, current_user::text AS role, \
+current_setting('synchronous_standby_names') AS standbys";
+
+/// What the tables are like, once they are there.
+const ASK_TABLES: &str = "\
+SELECT relpersistence = 'u' AS unlogged, \
+has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') \
+AND has_table_privilege(oid, 'DELETE') AND has_table_privilege('oncegate_schema', 'UPDATE') \
+AND has_table_privilege('oncegate_descriptors', 'SELECT') AND has_table_privilege('oncegate_descriptors', 'INSERT') \
+AS has_rights FROM pg_class WHERE oid = 'oncegate_records'::regclass";
 
 /// What the server says.
 #[derive(Clone, Debug)]
@@ -27,16 +35,11 @@ struct Said {
     fsync: String,
     full_page_writes: String,
     standby: bool,
-    has_schema: bool,
-    unlogged: bool,
+    standbys: String,
 }
 
 /// Asks a server, and judges what it says.
-pub(super) async fn ask(
-    client: &Object,
-    address: &str,
-    asynchronous_commit_allowed: bool,
-) -> Result<Checkup, Trouble> {
+pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Result<Checkup, Trouble> {
     let row = client.query_one(ASK, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let said = Said {
         version: row.get("version"),
@@ -46,21 +49,29 @@ pub(super) async fn ask(
         fsync: row.get("fsync"),
         full_page_writes: row.get("full_page_writes"),
         standby: row.get("standby"),
-        has_schema: row.get("has_schema"),
-        unlogged: row.get("unlogged"),
+        standbys: row.get("standbys"),
     };
-    let checkup = judge(&said, address, asynchronous_commit_allowed)?;
-    let version = client.query_opt("SELECT version FROM oncegate_schema", &[]).await;
-    let version = version.map_err(|error| errors::not_executed(&error))?;
-    schema::check_version(version.map_or(0, |row| row.get(0)))?;
-    Ok(checkup)
-}
-
-fn judge(said: &Said, address: &str, asynchronous_commit_allowed: bool) -> Result<Checkup, StoreError> {
     let store = match address {
         "" => format!("postgresql {}", said.words),
         address => format!("postgresql {} at {address}", said.words),
     };
+    let checkup = judge(&said, store, allowed)?;
+    schema::check(client).await?;
+    let tables = client.query_one(ASK_TABLES, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
+    if tables.get("unlogged") {
+        return refuse(
+            "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED".into(),
+        );
+    }
+    if !tables.get::<_, bool>("has_rights") {
+        let grants = schema::grants(row.get("role"));
+        return refuse(format!("does not let this role do its work; run as the tables' owner: {grants}"));
+    }
+    Ok(checkup)
+}
+
+fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreError> {
     let refuse = |why: String| Err(StoreError::refused(format!("{store} {why}")));
     if said.version / 10_000 < OLDEST_MAJOR {
         return refuse(format!("is too old: oncegate needs PostgreSQL {OLDEST_MAJOR} or later"));
@@ -71,17 +82,9 @@ fn judge(said: &Said, address: &str, asynchronous_commit_allowed: bool) -> Resul
     if said.encoding != "UTF8" {
         return refuse(format!("keeps text as {}: use a database with encoding UTF8", said.encoding));
     }
-    if !said.has_schema {
-        return refuse(format!("has no tables of oncegate: {REMEDY}"));
-    }
-    if said.unlogged {
-        return refuse(
-            "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED".to_owned(),
-        );
-    }
     let mut warnings = Vec::new();
     if said.synchronous_commit == "off" {
-        if !asynchronous_commit_allowed {
+        if !allowed.asynchronous_commit {
             return refuse(
                 "has synchronous_commit = off, so that a crash takes back what was acknowledged: set it to on \
                  (ALTER ROLE … SET synchronous_commit = on), or accept it with \
@@ -95,12 +98,29 @@ fn judge(said: &Said, address: &str, asynchronous_commit_allowed: bool) -> Resul
                 .to_owned(),
         );
     }
-    for (setting, value) in [("fsync", &said.fsync), ("full_page_writes", &said.full_page_writes)] {
-        if value != "on" {
-            warnings.push(format!(
-                "{setting} is {value}: a power cut may damage or lose every record. Set it to on."
-            ));
+    if said.synchronous_commit == "local" && !said.standbys.is_empty() {
+        warnings.push(
+            "synchronous_commit is local: a failover to a standby may take back the last completions. Set it to on."
+                .to_owned(),
+        );
+    }
+    if said.fsync != "on" {
+        if !allowed.fsync_off {
+            return refuse(
+                "has fsync = off, so that a power cut may lose or damage every record: set it to on, or accept it \
+                 with PostgresBuilder::allow_fsync_off()"
+                    .to_owned(),
+            );
         }
+        warnings.push("fsync is off: a power cut may damage or lose every record. Set it to on.".to_owned());
+    }
+    if said.full_page_writes != "on" {
+        // There are file systems that never write half a page.
+        warnings.push(
+            "full_page_writes is off: a power cut may damage records, unless the file system writes whole pages. \
+             Set it to on."
+                .to_owned(),
+        );
     }
     Ok(Checkup { store, warnings })
 }
@@ -119,15 +139,13 @@ mod tests {
             fsync: on(),
             full_page_writes: on(),
             standby: false,
-            has_schema: true,
-            unlogged: false,
+            standbys: String::new(),
         }
     }
 
     #[test]
     fn a_safe_server_raises_no_warning() {
-        let checkup = judge(&good(), "db:5432/app", false).unwrap();
-        assert_eq!(checkup.store, "postgresql 15.13 at db:5432/app");
+        let checkup = judge(&good(), String::new(), Allowed::default()).unwrap();
         assert_eq!(checkup.warnings, Vec::<String>::new());
     }
 
@@ -137,11 +155,10 @@ mod tests {
             (Said { version: 130_001, ..good() }, "14 or later"),
             (Said { standby: true, ..good() }, "primary"),
             (Said { encoding: "LATIN1".to_owned(), ..good() }, "UTF8"),
-            (Said { has_schema: false, ..good() }, "create_schema()"),
-            (Said { unlogged: true, ..good() }, "SET LOGGED"),
             (Said { synchronous_commit: "off".to_owned(), ..good() }, "allow_asynchronous_commit"),
+            (Said { fsync: "off".to_owned(), ..good() }, "allow_fsync_off"),
         ] {
-            let refused = judge(&said, "", false).unwrap_err();
+            let refused = judge(&said, String::new(), Allowed::default()).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(remedy), "{refused}");
         }
@@ -150,9 +167,11 @@ mod tests {
     #[test]
     fn what_weakens_the_promise_is_said() {
         let off = || "off".to_owned();
-        let asynchronous = Said { synchronous_commit: off(), ..good() };
-        assert_eq!(judge(&asynchronous, "", true).unwrap().warnings.len(), 1);
-        let unsafe_disk = Said { fsync: off(), full_page_writes: off(), ..good() };
-        assert_eq!(judge(&unsafe_disk, "", false).unwrap().warnings.len(), 2);
+        let local = Said { synchronous_commit: "local".to_owned(), standbys: "s1".to_owned(), ..good() };
+        let whole = Said { synchronous_commit: off(), fsync: off(), full_page_writes: off(), ..good() };
+        let all = Allowed { asynchronous_commit: true, fsync_off: true };
+        for (said, warnings) in [(local, 1), (whole, 3)] {
+            assert_eq!(judge(&said, String::new(), all).unwrap().warnings.len(), warnings, "{said:?}");
+        }
     }
 }

@@ -65,7 +65,7 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("08", Unavailable, "the connection to the server failed"),
     ("28", Refused, "the server refuses the user or the password"),
     ("3D000", Refused, "the database does not exist"),
-    ("42501", Refused, "the role lacks rights"),
+    ("42501", Refused, "the role lacks rights; `oncegate sql --store postgres --role NAME` prints what to grant"),
     ("42P01", Refused, "the tables are missing"),
     ("3F000", Refused, "the schema is missing"),
     ("42703", Refused, "the tables are of another format"),
@@ -135,6 +135,10 @@ fn without_an_answer(error: &Error) -> Trouble {
     let mut cause = error.source();
     while let Some(source) = cause {
         if let Some(io) = source.downcast_ref::<std::io::Error>() {
+            // What the client says of a server that is no target for writes.
+            if io.kind() == std::io::ErrorKind::PermissionDenied && io.raw_os_error().is_none() {
+                return StoreError::unavailable(meaning("25006").1).into();
+            }
             // Connecting and reading fail by the system's own words, which hold an address at most.
             return StoreError::unavailable(format!("the connection failed: {}", io.kind())).into();
         }

@@ -7,23 +7,30 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::{Object, Pool, PoolError};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use oncegate_core::key::StoreKey;
 use oncegate_core::store::{Command, StoreError};
 use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::errors::{self, Trouble};
+use super::purge::Purge;
+use super::reconnect::Reconnect;
 use super::transaction::{self, Answer, LookAnswer};
 use crate::batch::{self, Batch, Carrier, Item, Joiner};
 
 /// How many connections carry bulk. While one waits for the disk, the next batch gathers and travels.
 const BULK_FLIGHTS: usize = 3;
 
-/// How many connections a store uses at most: bulk, heartbeats, looks, and one for what is not about a key.
-pub(super) const CONNECTIONS: usize = BULK_FLIGHTS + 3;
+/// How many connections a store uses at most: bulk, heartbeats, looks, the purge, and one for what else is not
+/// about a key.
+pub(super) const CONNECTIONS: usize = BULK_FLIGHTS + 4;
+
+/// How many calls of `purge` may wait for their turn.
+const MAX_WAITING_PURGES: usize = 16;
 
 /// The longest time limit that the server takes, in milliseconds.
 const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
@@ -38,6 +45,7 @@ pub(super) struct Shared {
     pub(super) response_timeout: Duration,
     /// Begins a transaction under our limits.
     pub(super) begin: String,
+    reconnect: Reconnect,
 }
 
 impl Shared {
@@ -45,18 +53,34 @@ impl Shared {
         let limit_ms = response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS);
         // For this transaction alone: so they hold on any connection, also behind a pooler.
         let begin = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL lock_timeout = {}; \
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; \
              SET LOCAL statement_timeout = {limit_ms}; SET LOCAL idle_in_transaction_session_timeout = {limit_ms}",
             limit_ms / 2
         );
-        Self { pool, response_timeout, begin }
+        Self { pool, response_timeout, begin, reconnect: Reconnect::default() }
     }
 
-    /// A connection to work with.
+    /// A connection to work with. While the server is away, most callers hear at once why.
     pub(super) async fn client(&self) -> Result<Object, StoreError> {
+        // One that is there need not be made.
+        if self.pool.status().available == 0 {
+            self.reconnect.turn()?;
+        }
         let got = tokio::time::timeout(self.response_timeout, self.pool.get()).await;
         let got = got.map_err(|_| StoreError::unavailable("no connection was to be had in time"))?;
-        got.map_err(|error| errors::no_connection(&error))
+        match got {
+            Ok(client) => {
+                self.reconnect.succeeded();
+                Ok(client)
+            }
+            Err(error) => {
+                let says = errors::no_connection(&error);
+                if matches!(error, PoolError::Backend(_)) {
+                    self.reconnect.failed(&says);
+                }
+                Err(says)
+            }
+        }
     }
 
     /// Gives the connection back, or closes it when anything went wrong: that ends its transaction.
@@ -76,6 +100,7 @@ pub(super) struct Link {
     pub(super) heartbeats: Joiner<Command, Answer>,
     /// For looks.
     pub(super) looks: Joiner<StoreKey, LookAnswer>,
+    purges: mpsc::Sender<oneshot::Sender<Result<u64, StoreError>>>,
     shared: Arc<Shared>,
     handle: Handle,
     stop: CancellationToken,
@@ -87,11 +112,12 @@ impl Link {
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub(super) fn start(shared: Shared) -> Result<Self, StoreError> {
+    pub(super) fn start(shared: Shared, purge: Purge) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
         let (bulk, bulk_carrier) = batch::channel();
         let (heartbeats, heartbeat_carrier) = batch::channel();
         let (looks, look_carrier) = batch::channel();
+        let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
         let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime: Runtime = runtime.map_err(no_thread)?;
@@ -103,6 +129,8 @@ impl Link {
                     carry(bulk_carrier, BULK_FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
                     carry(heartbeat_carrier, 1, |batch| execute(Arc::clone(&driven), batch)),
                     carry(look_carrier, 1, |batch| look(Arc::clone(&driven), batch)),
+                    purge_when_asked(&driven, &purge, asked_purges),
+                    purge.walk_in_the_background(&driven),
                 )
             };
             runtime.block_on(async {
@@ -116,7 +144,15 @@ impl Link {
         };
         let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
         let thread = Some(thread.map_err(no_thread)?);
-        Ok(Self { bulk, heartbeats, looks, shared, handle, stop, thread })
+        Ok(Self { bulk, heartbeats, looks, purges, shared, handle, stop, thread })
+    }
+
+    /// Walks through the table once, at full speed, and returns how many rows it has removed.
+    pub(super) async fn purge(&self) -> Result<u64, StoreError> {
+        let (caller, answer) = oneshot::channel();
+        let ended = || StoreError::unavailable("the store's thread ended");
+        self.purges.send(caller).await.map_err(|_| ended())?;
+        answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
     /// Runs something on the thread, with a connection of its own, and gives it `limit` for that.
@@ -185,6 +221,17 @@ where
         }
     }
     while under_way.next().await.is_some() {}
+}
+
+async fn purge_when_asked(
+    shared: &Shared,
+    purge: &Purge,
+    mut asked: mpsc::Receiver<oneshot::Sender<Result<u64, StoreError>>>,
+) {
+    while let Some(caller) = asked.recv().await {
+        // The caller may have stopped waiting; what was removed stays removed.
+        let _ = caller.send(purge.walk(shared, 0).await);
+    }
 }
 
 async fn execute(shared: Arc<Shared>, mut batch: Batch<Command, Answer>) {

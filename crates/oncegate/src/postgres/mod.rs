@@ -7,6 +7,7 @@
 //! - `schema`: the tables; `row`: a record as columns, and the three statements
 //! - `transaction`: a batch; `link`: the thread, the connections and the queues
 //! - `commit`: a record completed inside a transaction of the user's own
+//! - `purge`: expired records; `reconnect`: how often a server that is away is tried
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
 //!
 //! An operator reads it while it is in use:
@@ -15,7 +16,7 @@
 //! SELECT key, state, attempt, reason, to_timestamp(expires_at_ms / 1000) FROM oncegate_records;
 //! ```
 //!
-//! An expired record counts as absent; [`PostgresStore::purge`] removes what is left of them.
+//! An expired record counts as absent; a purge in the background removes what is left of them.
 
 mod builder;
 mod checkup;
@@ -23,6 +24,7 @@ mod commit;
 mod errors;
 mod link;
 mod purge;
+mod reconnect;
 mod row;
 mod schema;
 #[cfg(feature = "testing")]
@@ -38,12 +40,13 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
 
-use self::builder::Origin;
+use self::builder::{Allowed, Origin};
 use self::errors::Trouble;
 use self::link::Link;
 use crate::batch::{CarrierGone, Item, Joiner};
 
 pub use self::builder::PostgresBuilder;
+pub use self::schema::SchemaChange;
 
 /// Records in one PostgreSQL database, version 14 or later.
 ///
@@ -52,8 +55,8 @@ pub use self::builder::PostgresBuilder;
 /// transaction is being committed means [`StoreError::Unknown`]. What was answered survives a crash of the
 /// server, and a failover as far as `synchronous_commit` and the standbys say.
 ///
-/// The tables are made once, by [`create_schema`](Self::create_schema); to run, a role needs `SELECT`,
-/// `INSERT`, `UPDATE` and `DELETE` on them and no more.
+/// The tables are made once, by [`create_schema`](Self::create_schema) or `oncegate migrate`; to run, a role
+/// needs the few rights of [`grant_sql`](Self::grant_sql) and none to make tables.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), oncegate_core::store::StoreError> {
@@ -72,7 +75,7 @@ struct Inner {
     link: Link,
     /// `host:port/database`, or empty when a pool was brought.
     address: String,
-    asynchronous_commit_allowed: bool,
+    allowed: Allowed,
 }
 
 impl PostgresStore {
@@ -89,15 +92,21 @@ impl PostgresStore {
         PostgresBuilder::new(Origin::Url(url.to_owned()))
     }
 
-    /// Options for a store over a pool of the caller's, with TLS for example. It needs room for six
+    /// Options for a store over a pool of the caller's, with TLS for example. It needs room for seven
     /// connections, and should be the store's own: the store's thread drives what it opens.
     pub fn from_pool(pool: Pool) -> PostgresBuilder {
         PostgresBuilder::new(Origin::Pool(pool))
     }
 
     /// The statements that make the tables, for those who make them by other means. They can be repeated.
-    pub fn schema_sql() -> &'static str {
-        schema::SCHEMA
+    pub fn schema_sql() -> String {
+        schema::sql()
+    }
+
+    /// The statements that let a role run consumers: it needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the
+    /// tables, and no more.
+    pub fn grant_sql(role: &str) -> String {
+        schema::grants(role)
     }
 
     /// The statement that completes a record inside a transaction of the caller's own, for clients that
@@ -110,10 +119,11 @@ impl PostgresStore {
         row::COMPLETE
     }
 
-    /// Makes the tables, unless they are there. It needs a role that may create tables.
+    /// Makes the tables, or brings those of an earlier release to this one's format. When they are as they
+    /// should be, it does nothing and needs no rights; otherwise it needs a role that may create tables.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of another release.
+    /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of a later release.
     pub async fn create_schema(&self) -> Result<(), StoreError> {
         let create = |client: Object| async {
             let created = schema::create(&client).await;
@@ -122,16 +132,28 @@ impl PostgresStore {
         self.inner.link.run(create).await
     }
 
-    /// Removes the rows of expired records, a thousand rows at a time, and returns how many.
-    ///
-    /// Expired records count as absent anyway: this frees space. Rows that somebody works on are passed over
-    /// and nothing waits for it, so call it whenever it suits, once a day for example, on any process. If
-    /// it is dropped or fails half-way, what it has removed stays removed.
+    /// What [`create_schema`](Self::create_schema) would do, without doing it.
     ///
     /// # Errors
-    /// When the server cannot be reached or refuses.
+    /// [`StoreError::Refused`] when the tables have the format of a later release.
+    pub async fn schema_change(&self) -> Result<SchemaChange, StoreError> {
+        let read = |client: Object| async {
+            let change = schema::change(&client).await;
+            (client, change)
+        };
+        self.inner.link.run(read).await
+    }
+
+    /// Removes the rows of expired records now, at full speed, and returns how many.
+    ///
+    /// Expired records count as absent anyway: this frees space. By default it happens in the background, see
+    /// [`PostgresBuilder::purge_every`]. Rows that somebody works on are passed over and nobody waits for it.
+    /// If it is dropped or fails half-way, what it has removed stays removed.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses, or the archive keeps nothing.
     pub async fn purge(&self) -> Result<u64, StoreError> {
-        purge::all(&self.inner.link).await
+        self.inner.link.purge().await
     }
 }
 
@@ -186,8 +208,8 @@ impl Store for PostgresStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let Inner { link, address, asynchronous_commit_allowed } = &*self.inner;
-        let (address, allowed) = (address.clone(), *asynchronous_commit_allowed);
+        let Inner { link, address, allowed } = &*self.inner;
+        let (address, allowed) = (address.clone(), *allowed);
         let check = move |client: Object| async move {
             let checkup = checkup::ask(&client, &address, allowed).await;
             (client, checkup)

@@ -114,7 +114,7 @@ impl Columns {
         };
         self.keys.push(key.as_str().to_owned());
         self.states.push(state);
-        self.expiries_ms.push(i64::try_from(record.expires_at.millis()).unwrap_or(i64::MAX));
+        self.expiries_ms.push(expiry_ms(record));
         self.owners.push(owner.to_vec());
         self.attempts.push(i16::from(attempt));
         self.recoveries.push(match recovery {
@@ -171,6 +171,11 @@ impl Columns {
 
 #[cfg(feature = "sqlx")]
 type SqlxQuery = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
+/// The record's expiry as its column holds it.
+pub(super) fn expiry_ms(record: &Record) -> i64 {
+    i64::try_from(record.expires_at.millis()).unwrap_or(i64::MAX)
+}
 
 /// The server's clock, as [`READ`] tells it.
 pub(super) fn now(row: &Row) -> Result<StoreTime, String> {

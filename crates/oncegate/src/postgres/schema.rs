@@ -5,24 +5,26 @@ use oncegate_core::store::StoreError;
 
 use super::errors::{self, Trouble};
 
-/// The format of the tables. A release reads a format before any release writes it.
-pub(super) const SCHEMA_VERSION: i32 = 1;
-
 /// How to get the tables, for every error that misses them.
-pub(super) const REMEDY: &str = "call PostgresStore::create_schema(), or run what PostgresStore::schema_sql() returns, as a role with DDL \
-     rights, and grant the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables";
+pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
+     the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate sql` prints the statements)";
 
 /// Two deployments that make the tables at the same time take turns: `oncegate` in ASCII.
 const ADVISORY_LOCK: &str = "SELECT pg_advisory_xact_lock(8029745910187783269)";
 
-/// The statements. They can be repeated.
+/// What brings the tables from each format to the next one, beginning with none. A step ends by writing its
+/// number, and each release reads the format that the next one writes.
+const STEPS: [&str; 1] = [FORMAT_1];
+
+/// The statements can be repeated.
 ///
 /// There is no index on the expiry: without it an update touches no index at all, and a purge walks the
-/// primary key.
-pub(super) const SCHEMA: &str = "\
+/// table as it lies on the disk.
+const FORMAT_1: &str = "\
 CREATE TABLE IF NOT EXISTS oncegate_schema (
-    id      smallint NOT NULL PRIMARY KEY CHECK (id = 1),
-    version integer  NOT NULL
+    id           smallint NOT NULL PRIMARY KEY CHECK (id = 1),
+    version      integer  NOT NULL,
+    purged_at_ms bigint   NOT NULL DEFAULT 0        -- since 1970; when a process last began to purge
 );
 
 CREATE TABLE IF NOT EXISTS oncegate_records (
@@ -47,23 +49,103 @@ CREATE TABLE IF NOT EXISTS oncegate_descriptors (
 INSERT INTO oncegate_schema (id, version) VALUES (1, 1) ON CONFLICT (id) DO NOTHING;
 ";
 
-/// Makes the tables that are missing, and refuses those of another version.
+/// What [`PostgresStore::create_schema`](super::PostgresStore::create_schema) has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SchemaChange {
+    /// The format of the tables that are there; `None` when there are none.
+    pub from: Option<u32>,
+    /// The format of this release.
+    pub to: u32,
+    /// The statements that lead there; empty when there is nothing to do.
+    pub sql: String,
+}
+
+/// Every statement, from nothing to the format of this release.
+pub(super) fn sql() -> String {
+    STEPS.concat()
+}
+
+/// What a role needs to run consumers. It needs no rights for anything else.
+pub(super) fn grants(role: &str) -> String {
+    let role = role.replace('"', "\"\"");
+    format!(
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON oncegate_records, oncegate_descriptors TO \"{role}\";\n\
+         GRANT SELECT, UPDATE ON oncegate_schema TO \"{role}\";\n"
+    )
+}
+
+/// Makes the tables, or brings them to this release's format, in one transaction.
 pub(super) async fn create(client: &Object) -> Result<(), Trouble> {
-    let create = format!("BEGIN; {ADVISORY_LOCK}; {SCHEMA}");
-    client.batch_execute(&create).await.map_err(|error| errors::not_executed(&error))?;
-    let version = "SELECT version FROM oncegate_schema";
-    let row = client.query_one(version, &[]).await.map_err(|error| errors::not_executed(&error))?;
-    check_version(row.get(0))?;
+    if change(client).await?.sql.is_empty() {
+        return Ok(());
+    }
+    let begin = format!("BEGIN; {ADVISORY_LOCK}");
+    client.batch_execute(&begin).await.map_err(|error| errors::not_executed(&error))?;
+    // Somebody else may have been faster.
+    let SchemaChange { sql, .. } = change(client).await?;
+    client.batch_execute(&sql).await.map_err(|error| errors::not_executed(&error))?;
     client.batch_execute("COMMIT").await.map_err(|error| errors::in_doubt(&error))
 }
 
+/// What there is to do.
+pub(super) async fn change(client: &Object) -> Result<SchemaChange, Trouble> {
+    plan(version(client).await?).map_err(Trouble::from)
+}
+
 /// Refuses tables of another format.
-pub(super) fn check_version(version: i32) -> Result<(), StoreError> {
-    if version == SCHEMA_VERSION {
-        return Ok(());
+pub(super) async fn check(client: &Object) -> Result<(), Trouble> {
+    let SchemaChange { from, to, sql } = change(client).await?;
+    match from {
+        _ if sql.is_empty() => Ok(()),
+        None => Err(StoreError::refused(format!("the tables are missing: {REMEDY}")).into()),
+        Some(from) => Err(StoreError::refused(format!(
+            "the tables have format {from}, and this release of oncegate needs format {to}: run `oncegate \
+             migrate`, or call PostgresStore::create_schema(), as a role with DDL rights"
+        ))
+        .into()),
     }
-    Err(StoreError::refused(format!(
-        "the tables have format {version}, and this release of oncegate reads format {SCHEMA_VERSION}; use the \
-         release that belongs to them"
-    )))
+}
+
+async fn version(client: &Object) -> Result<Option<i32>, Trouble> {
+    let exists = "SELECT to_regclass('oncegate_schema') IS NOT NULL";
+    let exists = client.query_one(exists, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    if !exists.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    let version = client.query_opt("SELECT version FROM oncegate_schema", &[]).await;
+    Ok(version.map_err(|error| errors::not_executed(&error))?.map(|row| row.get(0)))
+}
+
+fn plan(version: Option<i32>) -> Result<SchemaChange, StoreError> {
+    let from = version.map(|version| u32::try_from(version).unwrap_or(u32::MAX));
+    let (to, done) = (STEPS.len() as u32, from.unwrap_or(0));
+    if done > to {
+        return Err(StoreError::refused(format!(
+            "the tables have format {done}, and this release of oncegate knows formats up to {to}; use the release \
+             that belongs to them"
+        )));
+    }
+    let sql = STEPS.iter().skip(done as usize).copied().collect();
+    Ok(SchemaChange { from, to, sql })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_leads_to_this_releases() {
+        assert_eq!(plan(None).unwrap(), SchemaChange { from: None, to: 1, sql: FORMAT_1.to_owned() });
+        assert_eq!(plan(Some(1)).unwrap(), SchemaChange { from: Some(1), to: 1, sql: String::new() });
+        for unknown in [2, -1] {
+            assert_eq!(plan(Some(unknown)).unwrap_err().class(), "refused");
+        }
+    }
+
+    #[test]
+    fn a_role_is_an_identifier_whatever_it_is_called() {
+        let grants = grants("a\"; DROP TABLE x; --");
+        assert_eq!(grants.matches("TO \"a\"\"; DROP TABLE x; --\";").count(), 2, "{grants}");
+    }
 }

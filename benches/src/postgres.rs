@@ -1,0 +1,100 @@
+//! The store in PostgreSQL, against the same work in statements by hand.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use oncegate::postgres::PostgresStore;
+use oncegate::{Gate, Message};
+use oncegate_tests::{Postgres, PostgresServer};
+use tokio::task::JoinSet;
+use tokio_postgres::Client;
+
+use crate::Benchmark;
+use crate::figure::{Bound, Figure, Unit};
+use crate::gate::{IN_FLIGHT, rate};
+use crate::messages::{fresh_scope, key, messages};
+use crate::rounds::Plan;
+
+pub(crate) const BENCHMARK: Benchmark = Benchmark {
+    name: "postgres",
+    question: "claim and complete in PostgreSQL, 256 in flight, against INSERT … ON CONFLICT and UPDATE by hand",
+    run: |plan| Box::pin(run(plan)),
+};
+
+/// As many as the store has for claims and completions.
+const CONNECTIONS: usize = 3;
+
+/// The least that must be written: a claim, and then its completion.
+const TABLE: &str = "\
+CREATE TABLE by_hand (
+    key           text COLLATE \"C\" NOT NULL PRIMARY KEY,
+    state         text   NOT NULL,
+    expires_at_ms bigint NOT NULL,
+    owner         bytea  NOT NULL
+)";
+const CLAIM: &str = "\
+INSERT INTO by_hand SELECT key, 'pending', 1, owner FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) \
+ON CONFLICT (key) DO NOTHING";
+const COMPLETE: &str = "\
+UPDATE by_hand AS r SET state = 'completed', expires_at_ms = 2 FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) \
+WHERE r.key = n.key AND r.owner = n.owner";
+
+async fn run(plan: &Plan) -> Vec<Figure> {
+    let server = PostgresServer::start().await;
+    let client = server.connection().await;
+    client.batch_execute(TABLE).await.expect("a new table");
+    let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
+    store.create_schema().await.expect("new tables");
+    let messages: Arc<[Message]> = messages(plan.size(40_000, 2_000)).into();
+    let mut rounds = plan.rounds("postgres", &["public API", "statements by hand"]);
+    while rounds.next() {
+        empty(&client).await;
+        let gate = Gate::new(fresh_scope(), key(), store.clone());
+        rounds.measure("public API", rate(gate, &messages, IN_FLIGHT)).await;
+        empty(&client).await;
+        rounds.measure("statements by hand", by_hand(&server, messages.len())).await;
+    }
+    vec![
+        rounds
+            .against("public API", Unit::MessagesPerSecond, "statements by hand")
+            .target(Bound::RatioAtLeast, 0.7),
+    ]
+}
+
+/// Every contestant finds empty tables, and a server that has nothing left to write.
+async fn empty(client: &Client) {
+    let empty = "TRUNCATE oncegate_records, by_hand; CHECKPOINT";
+    client.batch_execute(empty).await.expect("the tables can be emptied");
+}
+
+/// Keys per second, each claimed and completed, with as many in flight as the gate has.
+async fn by_hand(postgres: &Postgres, count: usize) -> f64 {
+    let batch = IN_FLIGHT / CONNECTIONS;
+    let scope = fresh_scope();
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        clients.push(postgres.connection().await);
+    }
+    let started = Instant::now();
+    let mut workers = JoinSet::new();
+    for (position, client) in clients.into_iter().enumerate() {
+        let scope = scope.clone();
+        workers.spawn(async move {
+            let claim = client.prepare(CLAIM).await.expect("valid SQL");
+            let complete = client.prepare(COMPLETE).await.expect("valid SQL");
+            for first in (position * batch..count).step_by(CONNECTIONS * batch) {
+                let numbers = first..count.min(first + batch);
+                let keys: Vec<String> = numbers.map(|n| format!("{scope}:{n:022}")).collect();
+                let owners = vec![&[7_u8; 16][..]; keys.len()];
+                for statement in [&claim, &complete] {
+                    let changed = client.execute(statement, &[&keys, &owners]).await;
+                    assert_eq!(changed.expect("the server answers"), keys.len() as u64);
+                }
+            }
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.expect("no worker panics");
+    }
+    count as f64 / started.elapsed().as_secs_f64()
+}
