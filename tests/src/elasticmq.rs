@@ -114,7 +114,7 @@ fn settings(port: &Port, dir: &Path, storage: Storage) -> String {
             r#"messages-storage {{
   enabled = true
   driver-class-name = "org.h2.Driver"
-  uri = "jdbc:h2:{}"
+  uri = "jdbc:h2:{};WRITE_DELAY=0"
   username = ""
   password = ""
 }}"#,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use aws_sdk_sqs::Client;
+use aws_sdk_sqs::config::retry::RetryConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Credentials, Region};
 use aws_sdk_sqs::types::builders::SendMessageBatchRequestEntryBuilder;
 use aws_sdk_sqs::types::{
@@ -67,7 +68,7 @@ impl Sqs {
 
     /// The server at this address, `http://host:port`, which nobody has asked yet.
     ///
-    /// Its client signs with credentials that local servers do not check.
+    /// Its client signs with credentials that local servers do not check, and repeats no call by itself.
     #[must_use]
     pub fn at(endpoint: impl Into<String>) -> Self {
         let endpoint = endpoint.into();
@@ -75,6 +76,7 @@ impl Sqs {
             .behavior_version(BehaviorVersion::latest())
             .region(Region::from_static("us-east-1"))
             .credentials_provider(Credentials::new("test", "test", None, None, "test"))
+            .retry_config(RetryConfig::disabled())
             .endpoint_url(&endpoint)
             .build();
         Self { endpoint, client: Client::from_conf(config) }
