@@ -48,6 +48,7 @@
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
+//! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
@@ -77,6 +78,8 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "sqlite-system")]
 pub mod sqlite;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 
 pub use backoff::Backoff;
 pub use codec::{Codec, Raw};
