@@ -4,7 +4,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use oncegate_tests::{Kafka, KafkaBroker, Ledger, Process, Record, Redis, RedisServer, process, unique};
+use oncegate_tests::{
+    Depth, ElasticmqServer, Fault, Kafka, KafkaBroker, Ledger, Moto, Process, Record, Redis, RedisServer,
+    Sqs, SqsProxy, process, unique,
+};
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use redis::AsyncCommands;
@@ -115,6 +118,86 @@ async fn a_killed_kafka_comes_back_with_its_topics() {
     let payloads: Vec<_> = broker.read_all(&topic).await;
     let payloads: Vec<_> = payloads.iter().filter_map(Message::payload).collect();
     assert_eq!(payloads, [&b"first"[..], b"second"]);
+}
+
+#[tokio::test]
+async fn a_queue_goes_round_on_both_servers() {
+    for sqs in [Sqs::shared().await, Moto::shared().await.sqs().clone()] {
+        let (queue, dead) = (sqs.new_queue("round").await, sqs.new_queue("dead").await);
+        queue.redrive_to(&dead, 3).await;
+        queue.send((0..25).map(|n| format!("body {n:02}"))).await;
+        assert_eq!(queue.depth().await, Depth { visible: 25, ..Depth::default() });
+        assert_eq!(queue.receive(LIMIT).await.len(), 10);
+        let in_flight = queue.depth().await;
+        assert_eq!((in_flight.visible, in_flight.in_flight), (15, 10));
+        assert_eq!(queue.take_all().await.len(), 15);
+
+        let fifo = sqs.new_fifo_queue("round").await;
+        fifo.send_to_group("g", (0..25).map(|n| format!("{n:02}"))).await;
+        let bodies: Vec<_> = fifo.take_all().await.into_iter().filter_map(|message| message.body).collect();
+        assert_eq!(bodies, (0..25).map(|n| format!("{n:02}")).collect::<Vec<_>>());
+        fifo.until_empty().await;
+    }
+}
+
+#[tokio::test]
+async fn a_killed_elasticmq_comes_back_with_its_messages() {
+    let mut server = ElasticmqServer::start_durable().await;
+    let queue = server.new_queue("kept").await;
+    queue.send(["kept"]).await;
+    server.kill();
+    server.start_again().await;
+    let messages = queue.take_all().await;
+    assert_eq!(messages.first().and_then(|message| message.body.as_deref()), Some("kept"));
+}
+
+#[tokio::test]
+async fn calls_to_a_queue_go_wrong_on_their_way() {
+    let sqs = Sqs::shared().await;
+    let proxy = SqsProxy::before(&sqs).await;
+    let queue = proxy.sqs().new_queue("faults").await;
+    queue.send(["one", "two"]).await;
+
+    let through = proxy.sqs();
+    let receive = || through.client().receive_message().queue_url(queue.url()).visibility_timeout(1).send();
+    proxy.next(1, "ReceiveMessage", Fault::Throttle);
+    proxy.next(1, "ReceiveMessage", Fault::LoseReply);
+    let throttled = receive().await.expect_err("throttled").into_service_error();
+    assert_eq!(throttled.meta().code(), Some("ThrottlingException"));
+    receive().await.expect_err("nobody hears the answer");
+    assert_eq!((proxy.calls("ReceiveMessage"), proxy.faults_met()), (2, 2));
+    queue.until("visible again", |depth| depth.visible == 2).await;
+
+    let messages = queue.receive(LIMIT).await;
+    let at = vec![1];
+    proxy.next(
+        1,
+        "DeleteMessageBatch",
+        Fault::FailEntries { at, code: "InternalError", senders_fault: false },
+    );
+    let entry = |(n, message): (usize, &aws_sdk_sqs::types::Message)| {
+        let entry = aws_sdk_sqs::types::DeleteMessageBatchRequestEntry::builder().id(n.to_string());
+        entry.set_receipt_handle(message.receipt_handle.clone()).build().expect("both are set")
+    };
+    let entries = messages.iter().enumerate().map(entry).collect();
+    let deleted = through.client().delete_message_batch().queue_url(queue.url()).set_entries(Some(entries));
+    let deleted = deleted.send().await.expect("an answer");
+    assert_eq!((deleted.successful.len(), deleted.failed.len()), (1, 1));
+    assert_eq!(queue.depth().await.total(), 1, "the server has deleted one");
+
+    let gone = messages.first().and_then(|message| message.body.clone()).expect("a body");
+    proxy.deliver_again(&gone);
+    let again = queue.receive(LIMIT).await;
+    assert_eq!(again.first().and_then(|message| message.body.clone()), Some(gone));
+
+    proxy.every("ListQueues", Fault::Hold);
+    let held = through.client().list_queues().send();
+    let healed = async {
+        proxy.until_calls("ListQueues", 1).await;
+        proxy.heal();
+    };
+    let (answer, ()) = tokio::join!(held, healed);
+    answer.expect("it goes on");
 }
 
 /// What a `static` or an aborted test process leaves to the kernel.

@@ -48,6 +48,7 @@
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
+//! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
 //! | `sqlx` | [`Message::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
 //! | `results-s3` | the same in S3 | no |
@@ -84,6 +85,8 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "sqlite-system")]
 pub mod sqlite;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 
 pub use backoff::Backoff;
 pub use codec::{Codec, Raw};

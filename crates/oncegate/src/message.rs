@@ -32,6 +32,7 @@ struct Delivered {
     key: Option<Bytes>,
     headers: Vec<Header>,
     timestamp_ms: Option<i64>,
+    defect: Option<&'static str>,
 }
 
 /// What the gate adds while the handler runs.
@@ -115,6 +116,7 @@ impl Message {
             key: None,
             headers: Vec::new(),
             timestamp_ms: None,
+            defect: None,
         };
         Self { delivered: Arc::new(delivered), identity: None, run: None }
     }
@@ -134,6 +136,16 @@ impl Message {
         self.edit(|delivered| delivered.timestamp_ms = Some(timestamp_ms))
     }
 
+    /// The same message, marked as one that is not of the form which its source is set to read; `expected` says
+    /// what it should have been. No gate makes a key of it: it is bad input, and goes to the dead letters.
+    pub fn with_defect(self, expected: &'static str) -> Self {
+        self.edit(|delivered| delivered.defect = Some(expected))
+    }
+
+    pub(crate) fn defect(&self) -> Option<&'static str> {
+        self.delivered.defect
+    }
+
     fn edit(mut self, change: impl FnOnce(&mut Delivered)) -> Self {
         match Arc::get_mut(&mut self.delivered) {
             Some(delivered) => change(delivered),
@@ -145,6 +157,7 @@ impl Message {
                     key: self.delivered.key.clone(),
                     headers: self.delivered.headers.clone(),
                     timestamp_ms: self.delivered.timestamp_ms,
+                    defect: self.delivered.defect,
                 };
                 change(&mut delivered);
                 self.delivered = Arc::new(delivered);

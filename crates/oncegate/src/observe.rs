@@ -120,11 +120,39 @@ pub enum Event<'a> {
         /// How many partitions moved.
         partitions: usize,
     },
-    /// The source could not commit or fetch, or a dead letter could not be written; it is tried again.
+    /// The source could not do something, or a dead letter could not be written; it is tried again.
     SourceError {
-        /// `commit`, `fetch`, `broker` or `dead_letter`.
+        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility` or `dead_letter`.
         operation: &'static str,
     },
+    /// An SQS queue was called: what SQS charges for.
+    SqsCalled {
+        /// `receive`, `delete` or `visibility`.
+        operation: &'static str,
+    },
+    /// Messages of an SQS queue are held for another visibility timeout.
+    SqsVisibilityExtended {
+        /// How many.
+        count: u64,
+    },
+    /// The queue has taken messages back, or may do so at any moment: their handlers are cancelled, and nothing
+    /// is deleted.
+    SqsVisibilityLost {
+        /// How many.
+        count: u64,
+    },
+    /// Messages were handed back to an SQS queue: for a retry, or unstarted at a stop.
+    SqsHandedBack {
+        /// How many.
+        count: u64,
+    },
+    /// Finished messages could not be deleted before the queue delivers them again; their records answer them.
+    SqsDeleteFailed {
+        /// How many.
+        count: u64,
+    },
+    /// A message was received for the last time before the queue's redrive policy takes it.
+    SqsLastReceive,
 }
 
 /// How a handler ended.
@@ -209,6 +237,12 @@ impl Event<'_> {
             Self::Rebalanced { .. } => ("rebalances", "", 1),
             Self::Committed { .. } => ("commits", "", 1),
             Self::SourceError { operation } => ("source_errors", operation, 1),
+            Self::SqsCalled { operation } => ("sqs_calls", operation, 1),
+            Self::SqsVisibilityExtended { count } => ("sqs_visibility_extensions", "", count),
+            Self::SqsVisibilityLost { count } => ("sqs_visibility_lost", "", count),
+            Self::SqsHandedBack { count } => ("sqs_handed_back", "", count),
+            Self::SqsDeleteFailed { count } => ("sqs_deletes_failed", "", count),
+            Self::SqsLastReceive => ("sqs_last_receives", "", 1),
         }
     }
 }

@@ -1,12 +1,15 @@
 //! The port behind which every broker stands.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::consumer::Consumer;
 use crate::failure::BoxError;
+use crate::gate::Gate;
 use crate::message::Message;
 use crate::observe::Observer;
 
@@ -17,6 +20,15 @@ use crate::observe::Observer;
 /// whether or not anybody receives.
 #[async_trait]
 pub trait Source: Send + Sync + fmt::Debug {
+    /// Learns how its consumer will treat messages, and says when it wants to be asked for them. Called once,
+    /// before `open`.
+    ///
+    /// Unless overridden it wants nothing to be known, and messages may wait for their handlers.
+    fn agree(&self, terms: &Terms) -> Supply {
+        _ = terms;
+        Supply::Ahead
+    }
+
     /// Connects and begins to fetch. Called once, before the first `receive`.
     ///
     /// # Errors
@@ -25,7 +37,7 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Waits for deliveries and returns at least one and at most `most`; `None` when there will be no more.
     ///
-    /// Dropping the future loses nothing.
+    /// Dropping the future loses nothing. It is dropped, and asked again for more, when there is more room.
     ///
     /// # Errors
     /// When the source cannot go on; what the source can mend by itself, it mends.
@@ -41,6 +53,10 @@ pub trait Source: Send + Sync + fmt::Debug {
 /// A shared source is a source.
 #[async_trait]
 impl<S: Source + ?Sized> Source for Arc<S> {
+    fn agree(&self, terms: &Terms) -> Supply {
+        (**self).agree(terms)
+    }
+
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         (**self).open(observer).await
     }
@@ -52,6 +68,40 @@ impl<S: Source + ?Sized> Source for Arc<S> {
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         (**self).close(deadline).await
     }
+}
+
+/// How a consumer treats messages, as far as a broker's own settings must fit to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Terms {
+    /// How many attempts a message gets before it is given up.
+    pub max_attempts: u32,
+    /// The longest lease of the consumer's gates.
+    pub lease: Duration,
+    /// How long each of its gates keeps a completed record, at least.
+    pub retention: Duration,
+}
+
+impl Default for Terms {
+    /// A consumer's and a gate's defaults.
+    fn default() -> Self {
+        Self {
+            max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
+            lease: Gate::DEFAULT_LEASE,
+            retention: Gate::DEFAULT_RETENTION,
+        }
+    }
+}
+
+/// When a source may be asked for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Supply {
+    /// Before their handlers are free: the broker does not mind how long they wait.
+    Ahead,
+    /// For as many as can run at once, and none while the store is away: the broker counts deliveries, and
+    /// gives them to somebody else after a while.
+    OnDemand,
 }
 
 /// A message and the broker's claim ticket for it.
@@ -76,6 +126,20 @@ pub trait Ticket: Send + Sync + fmt::Debug {
 
     /// Called after the attempt that `start` allowed, whatever became of it.
     fn stop(&self);
+
+    /// The attempt has failed, and another one may follow after `delay`. `true`: the broker has the message
+    /// again and delivers it after that, here or elsewhere; drop the delivery. `false`, unless overridden: keep
+    /// it, and try again in its place.
+    fn hand_back(&self, delay: Duration) -> bool {
+        _ = delay;
+        false
+    }
+
+    /// Resolves when the broker takes the delivery away although its handler runs, which is cancelled then.
+    /// `None`, unless overridden: this broker waits.
+    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
+        None
+    }
 }
 
 /// Why a source cannot go on.

@@ -3,12 +3,35 @@
 //!
 //! A server that the environment names already is used, and not started or stopped.
 
+use std::any::Any;
 use std::process::{Command, ExitCode};
 
 use oncegate_tests::{
-    KAFKA_VARIABLE, Kafka, KafkaBroker, POSTGRES_VARIABLE, Postgres, PostgresServer, Process, REDIS_VARIABLE,
-    Redis, RedisServer, process,
+    ElasticmqServer, KAFKA_VARIABLE, KafkaBroker, MOTO_VARIABLE, MotoServer, POSTGRES_VARIABLE,
+    PostgresServer, Process, REDIS_VARIABLE, RedisServer, SQS_VARIABLE, process,
 };
+
+/// A server of the run: where it is, and what must live as long as it is needed if it is ours.
+struct Server {
+    variable: &'static str,
+    address: String,
+    own: Option<Box<dyn Any>>,
+}
+
+impl Server {
+    /// The one that the variable names, or one that is started.
+    async fn of<S: 'static>(
+        variable: &'static str,
+        start: impl Future<Output = S>,
+        address: impl FnOnce(&S) -> String,
+    ) -> Self {
+        if let Ok(address) = std::env::var(variable) {
+            return Self { variable, address, own: None };
+        }
+        let server = start.await;
+        Self { variable, address: address(&server), own: Some(Box::new(server)) }
+    }
+}
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -17,45 +40,26 @@ async fn main() -> ExitCode {
         eprintln!("usage: servers COMMAND [ARGUMENT…]");
         return ExitCode::from(2);
     };
-    // The servers stay in these three until the end of main, which drops and so stops them.
-    let own_redis = match std::env::var_os(REDIS_VARIABLE) {
-        Some(_) => None,
-        None => Some(RedisServer::start().await),
-    };
-    let own_postgres = match std::env::var_os(POSTGRES_VARIABLE) {
-        Some(_) => None,
-        None => Some(PostgresServer::start().await),
-    };
-    let own_kafka = match std::env::var_os(KAFKA_VARIABLE) {
-        Some(_) => None,
-        None => Some(KafkaBroker::start().await),
-    };
-    let redis = match &own_redis {
-        Some(server) => (**server).clone(),
-        None => Redis::shared().await,
-    };
-    let postgres = match &own_postgres {
-        Some(server) => (**server).clone(),
-        None => Postgres::shared().await,
-    };
-    let kafka = match &own_kafka {
-        Some(broker) => (**broker).clone(),
-        None => Kafka::shared().await,
-    };
-    let by_whom = |own: bool| if own { "started" } else { "found" };
-    eprintln!("==> Redis {} ({})", redis.url(), by_whom(own_redis.is_some()));
-    // Its URL may hold a password when somebody else named it.
-    let postgres_place = postgres.url().rsplit('@').next().unwrap_or_default();
-    eprintln!("==> PostgreSQL {postgres_place} ({})", by_whom(own_postgres.is_some()));
-    eprintln!("==> Kafka {} ({})", kafka.bootstrap(), by_whom(own_kafka.is_some()));
+    let (redis, postgres, kafka, sqs, moto) = tokio::join!(
+        Server::of(REDIS_VARIABLE, RedisServer::start(), |server| server.url().to_owned()),
+        Server::of(POSTGRES_VARIABLE, PostgresServer::start(), |server| server.url().to_owned()),
+        Server::of(KAFKA_VARIABLE, KafkaBroker::start(), |server| server.bootstrap().to_owned()),
+        Server::of(SQS_VARIABLE, ElasticmqServer::start(), |server| server.endpoint().to_owned()),
+        Server::of(MOTO_VARIABLE, MotoServer::start(), |server| server.endpoint().to_owned()),
+    );
+    // They stay in here until the end of main, which drops and so stops them.
+    let servers = [redis, postgres, kafka, sqs, moto];
+    for server in &servers {
+        // A URL may hold a password when somebody else named it.
+        let place = server.address.rsplit('@').next().unwrap_or_default();
+        let by_whom = if server.own.is_some() { "started" } else { "found" };
+        eprintln!("==> {}: {place} ({by_whom})", server.variable);
+    }
 
     // Whoever ends this process with a signal means the command too.
     let mut command: Command = process::bound_to_parent(&program, "TERM");
-    command
-        .args(arguments)
-        .env(REDIS_VARIABLE, redis.url())
-        .env(POSTGRES_VARIABLE, postgres.url())
-        .env(KAFKA_VARIABLE, kafka.bootstrap());
+    command.args(arguments);
+    command.envs(servers.iter().map(|server| (server.variable, &server.address)));
     let status = Process::spawn("the command", command).end().await;
     // Ended by a signal: no code. Shells say 128 and more then.
     let code = status.code().and_then(|code| u8::try_from(code).ok());

@@ -128,6 +128,12 @@ pub enum KeyError {
     /// The message has no id.
     #[error("message has no message id; choose other fields for the key")]
     MissingMessageId,
+    /// The message is not of the form that its source is set to read, so that nothing in it can be relied on.
+    #[error("the message is not what its source expects: {what}")]
+    BadInput {
+        /// What was expected. Constant text, so that nothing of a payload can be in it.
+        what: &'static str,
+    },
     /// A custom key function refused the message.
     #[error("custom key `{name}`: {reason}")]
     Custom {
@@ -158,6 +164,7 @@ impl KeyError {
             Self::RepeatedHeader { .. } => "repeated_header",
             Self::MissingMessageKey => "missing_message_key",
             Self::MissingMessageId => "missing_message_id",
+            Self::BadInput { .. } => "bad_input",
             Self::Custom { .. } => "custom",
         }
     }

@@ -196,10 +196,19 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
     let message = lease.message().clone();
     let work = async move { handler.handle(message, settings.codec).await };
     let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
+    let stop = async {
+        match item.delivery.ticket.lost() {
+            None => lease.cancelled().cancelled().await,
+            Some(lost) => tokio::select! {
+                () = lease.cancelled().cancelled() => {}
+                () = lost => lease.cancelled().cancel(),
+            },
+        }
+    };
     let ran = tokio::select! {
         biased;
         ran = &mut work => Some(ran),
-        () = lease.cancelled().cancelled() => {
+        () = stop => {
             let grace = settings.lease.min(CANCELLATION_GRACE);
             timeout(grace, work).await.ok()
         }

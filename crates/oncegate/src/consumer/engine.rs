@@ -120,6 +120,8 @@ impl Engine {
             let (place, first) = self.lanes.join(item, lanes);
             if first {
                 self.ready.push_back(place);
+            } else {
+                self.shared.in_flight.waits();
             }
         }
     }
@@ -178,6 +180,7 @@ impl Engine {
             && at <= now
         {
             self.parked.pop();
+            self.shared.in_flight.waits_no_more();
             self.ready.push_back(place);
         }
     }
@@ -201,6 +204,7 @@ impl Engine {
             Outcome::NoAnswer { error, .. } => self.no_answer(place, error),
             _ if asked => {
                 if self.outage.take().is_some() {
+                    self.shared.in_flight.pause(false);
                     info!("the store answers again");
                     self.shared.observer.observe(Event::StorePaused { paused: false });
                 }
@@ -222,10 +226,14 @@ impl Engine {
             Outcome::Again { item, after } => {
                 self.lanes.put_back(place, item);
                 self.parked.push(Reverse((Instant::now() + after, place)));
+                self.shared.in_flight.waits();
             }
             Outcome::Acked | Outcome::NotOurs => {
                 self.shared.in_flight.leave(bytes);
-                self.lanes.leave(place, |ready| self.ready.push_back(ready));
+                self.lanes.leave(place, |ready| {
+                    self.shared.in_flight.waits_no_more();
+                    self.ready.push_back(ready);
+                });
             }
             Outcome::Stop(error) => self.fail(*error),
         }
@@ -245,6 +253,7 @@ impl Engine {
                 StoreError::Refused { .. } => error!(%reason, "nothing is dispatched until this is changed"),
                 _ => warn!(%reason, "nothing is dispatched until the store answers"),
             }
+            self.shared.in_flight.pause(true);
             self.shared.observer.observe(Event::StorePaused { paused: true });
         }
     }

@@ -1,7 +1,7 @@
 //! From the source to the engine: makes room, receives, derives keys, and looks ahead.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, mpsc};
@@ -25,13 +25,32 @@ pub(super) struct InFlight {
     most_bytes: usize,
     messages: AtomicUsize,
     bytes: AtomicUsize,
+    /// Those that could not use a permit now: parked, or behind another in a lane.
+    waiting: AtomicUsize,
+    /// Nothing may come in that must run at once.
+    paused: AtomicBool,
+    /// How many may be there that are not waiting, when the source gives messages on demand.
+    most_at_once: Option<usize>,
     freed: Notify,
 }
 
 impl InFlight {
     pub(super) fn new(most_messages: usize, most_bytes: usize) -> Self {
-        let (messages, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { most_messages, most_bytes, messages, bytes, freed: Notify::new() }
+        Self {
+            most_messages,
+            most_bytes,
+            messages: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            paused: AtomicBool::new(false),
+            most_at_once: None,
+            freed: Notify::new(),
+        }
+    }
+
+    /// Lets in no more than can run at once.
+    pub(super) fn on_demand(&mut self, permits: usize) {
+        self.most_at_once = Some(permits);
     }
 
     fn enter(&self, bytes: usize) {
@@ -45,19 +64,82 @@ impl InFlight {
         self.freed.notify_one();
     }
 
-    /// Waits until something may come in, and says how many messages of `typical_bytes`.
+    /// A message could not use a permit now.
+    pub(super) fn waits(&self) {
+        self.waiting.fetch_add(1, Relaxed);
+        self.freed.notify_one();
+    }
+
+    /// A message that waited may run.
+    pub(super) fn waits_no_more(&self) {
+        self.waiting.fetch_sub(1, Relaxed);
+    }
+
+    /// The store has gone away, or is back.
+    pub(super) fn pause(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
+        self.freed.notify_one();
+    }
+
+    /// How many messages of `typical_bytes` may come in now.
     ///
     /// A message that is larger than all the room there is comes in when nothing else is there.
-    async fn room(&self, typical_bytes: usize) -> usize {
+    fn room(&self, typical_bytes: usize) -> usize {
+        let messages = self.messages.load(Relaxed);
+        let free_bytes = self.most_bytes.saturating_sub(self.bytes.load(Relaxed)) / typical_bytes.max(1);
+        let room = self.most_messages.saturating_sub(messages).min(free_bytes).min(RECEIVE_MOST);
+        let room = if messages == 0 { room.max(1) } else { room };
+        match self.most_at_once {
+            None => room,
+            Some(_) if self.paused.load(Relaxed) => 0,
+            // Whoever is counted twice for a moment is asked for a little later.
+            Some(most) => room.min((most + self.waiting.load(Relaxed)).saturating_sub(messages)),
+        }
+    }
+
+    /// Waits until there is more than `room`, and says how much.
+    async fn more_room(&self, room: usize, typical_bytes: usize) -> usize {
         loop {
-            let messages = self.messages.load(Relaxed);
-            let bytes = self.bytes.load(Relaxed);
-            let free_bytes = self.most_bytes.saturating_sub(bytes) / typical_bytes.max(1);
-            let room = self.most_messages.saturating_sub(messages).min(free_bytes);
-            if room > 0 || messages == 0 {
-                return room.clamp(1, RECEIVE_MOST);
+            let freed = self.freed.notified();
+            let now = self.room(typical_bytes);
+            if now > room {
+                return now;
             }
-            self.freed.notified().await;
+            freed.await;
+        }
+    }
+
+    /// Receives as many as may run. What is asked for follows what becomes free.
+    async fn receive(
+        &self,
+        source: &dyn Source,
+        typical_bytes: usize,
+    ) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let mut room = self.more_room(0, typical_bytes).await;
+        if self.most_at_once.is_none() {
+            return source.receive(room).await;
+        }
+        loop {
+            tokio::select! {
+                biased;
+                received = source.receive(room) => return received,
+                more = self.changed_room(room, typical_bytes) => room = more,
+            }
+            if room == 0 {
+                room = self.more_room(0, typical_bytes).await;
+            }
+        }
+    }
+
+    /// Waits until there is more than `room`, or until nothing may come in.
+    async fn changed_room(&self, room: usize, typical_bytes: usize) -> usize {
+        loop {
+            let freed = self.freed.notified();
+            let now = self.room(typical_bytes);
+            if now > room || now == 0 {
+                return now;
+            }
+            freed.await;
         }
     }
 }
@@ -94,8 +176,7 @@ fn received<'a>(
     source: &'a dyn Source,
 ) -> impl Stream<Item = Result<Vec<Item>, SourceError>> + 'a {
     stream::unfold(Some(FIRST_GUESS_BYTES), move |typical_bytes| async move {
-        let most = shared.in_flight.room(typical_bytes?).await;
-        match source.receive(most).await {
+        match shared.in_flight.receive(source, typical_bytes?).await {
             Ok(None) => None,
             Err(error) => Some((Err(error), None)),
             Ok(Some(deliveries)) => {

@@ -23,7 +23,7 @@ use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
 use crate::message::Origin;
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, Source, SourceError};
+use crate::source::{Delivery, Source, SourceError, Supply, Terms};
 
 mod attempt;
 mod engine;
@@ -83,6 +83,9 @@ struct Settings {
 }
 
 impl Consumer {
+    /// 10.
+    pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
+
     /// Handles every message of `source` whose route has no handler of its own.
     ///
     /// A source is given as it is or shared, in an [`Arc`].
@@ -95,7 +98,7 @@ impl Consumer {
             settings: Settings {
                 concurrency: 64,
                 ordering: Ordering::default(),
-                max_attempts: 10,
+                max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
                 stop_deadline: Duration::from_secs(20),
             },
@@ -179,7 +182,11 @@ impl Consumer {
     pub async fn run_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
         let source = Arc::clone(&self.source);
         let (stop_deadline, observer) = (self.settings.stop_deadline, Arc::clone(&self.observer));
-        let shared = Arc::new(self.open().await?);
+        let mut shared = self.open().await?;
+        if source.agree(&shared.terms()) == Supply::OnDemand {
+            shared.in_flight.on_demand(self.settings.concurrency as usize);
+        }
+        let shared = Arc::new(shared);
         source.open(observer).await?;
         let (batches, intake) = mpsc::channel(INTAKE_DEPTH);
         let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
@@ -330,6 +337,12 @@ impl Shared {
 
     fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter().map(|(_, route)| route)
+    }
+
+    fn terms(&self) -> Terms {
+        let lease = self.routes().map(|route| route.gate.settings().lease).max().unwrap_or_default();
+        let retention = self.routes().map(|route| route.gate.settings().retention).min().unwrap_or_default();
+        Terms { max_attempts: self.settings.max_attempts, lease, retention }
     }
 
     fn route(&self, name: &str) -> Arc<Route> {

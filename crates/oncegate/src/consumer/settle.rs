@@ -60,6 +60,9 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
             info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
             lease.release(delay, counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
+            if item.delivery.ticket.hand_back(delay) {
+                return Outcome::NotOurs;
+            }
             return Outcome::Again { item, after: delay };
         }
         Ending::NotNow { ask_again_in } => return Outcome::Again { item, after: ask_again_in },

@@ -364,6 +364,9 @@ impl OpenGate {
     }
 
     pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+        if let Some(what) = message.defect() {
+            return Err(KeyError::BadInput { what });
+        }
         let key = self.key.derive(message.route(), message)?;
         let fingerprint =
             self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;

@@ -1,0 +1,210 @@
+//! The calls to SQS: one function each, with its time limit, and what its errors mean.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_sqs::Client;
+use aws_sdk_sqs::config::retry::RetryConfig;
+use aws_sdk_sqs::config::timeout::TimeoutConfig;
+use aws_sdk_sqs::error::{BuildError, DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_sqs::types::{
+    BatchResultErrorEntry, ChangeMessageVisibilityBatchRequestEntry, DeleteMessageBatchRequestEntry, Message,
+    MessageSystemAttributeName,
+};
+
+use super::held::{Answer, Change, Target};
+
+/// How long a call that does not wait for messages may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much longer than its wait a receive may take.
+const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a queue does not have any more when it is gone.
+const NO_QUEUE: [&str; 2] = ["QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"];
+
+/// What says that a receipt handle is worth nothing. Everything else may be tried again.
+const GONE: [&str; 6] = [
+    "ReceiptHandleIsInvalid",
+    "InvalidParameterValue",
+    "MessageNotInflight",
+    "AWS.SimpleQueueService.MessageNotInflight",
+    "InvalidParameterValueException",
+    "InvalidParameter",
+];
+
+/// A queue as it is called while it is consumed. Nothing is repeated in here: whoever calls counts failures.
+#[derive(Debug)]
+pub(crate) struct Api {
+    polls: Client,
+    calls: Client,
+    url: String,
+    wait: Duration,
+    visibility: Duration,
+}
+
+/// Why a call has failed.
+#[derive(Debug)]
+pub(crate) struct CallError {
+    pub(crate) code: String,
+    text: String,
+}
+
+impl CallError {
+    pub(crate) fn of<E>(error: &SdkError<E>) -> Self
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        let code = error.code().unwrap_or_default().to_owned();
+        let text = match (error.code(), error.message()) {
+            (Some(code), Some(message)) => format!("{code}: {message}"),
+            (Some(code), None) => code.to_owned(),
+            // Without a service's own words, the chain of causes says more than the outermost error.
+            (None, _) => DisplayErrorContext(error).to_string(),
+        };
+        Self { code, text }
+    }
+
+    /// The queue does not exist.
+    pub(crate) fn is_no_queue(&self) -> bool {
+        NO_QUEUE.contains(&self.code.as_str())
+    }
+
+    /// The caller may not do that.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.code.contains("AccessDenied")
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for CallError {}
+
+impl From<BuildError> for CallError {
+    fn from(error: BuildError) -> Self {
+        Self { code: String::new(), text: error.to_string() }
+    }
+}
+
+impl Api {
+    pub(crate) fn new(client: &Client, url: String, wait: Duration, visibility: Duration) -> Self {
+        let limited = |limit: Duration| {
+            // Its own time limits also give it connections of its own: they are driven where they were opened,
+            // and a heartbeat must not stand on one that a blocked runtime drives.
+            let timeouts = TimeoutConfig::builder()
+                .connect_timeout(CONNECT_TIMEOUT)
+                .read_timeout(limit)
+                .operation_attempt_timeout(limit)
+                .operation_timeout(limit)
+                .build();
+            let config = client.config().to_builder().timeout_config(timeouts);
+            Client::from_conf(config.retry_config(RetryConfig::disabled()).build())
+        };
+        Self { polls: limited(wait + RECEIVE_MARGIN), calls: limited(CALL_TIMEOUT), url, wait, visibility }
+    }
+
+    /// Waits for up to `most` messages, with everything that the queue knows of them.
+    pub(crate) async fn receive(&self, most: usize) -> Result<Vec<Message>, CallError> {
+        let call = self
+            .polls
+            .receive_message()
+            .queue_url(&self.url)
+            .max_number_of_messages(i32::try_from(most).unwrap_or(i32::MAX))
+            .wait_time_seconds(seconds(self.wait))
+            .visibility_timeout(seconds(self.visibility))
+            .message_system_attribute_names(MessageSystemAttributeName::All)
+            .message_attribute_names("All");
+        let answer = call.send().await.map_err(|error| CallError::of(&error))?;
+        Ok(answer.messages.unwrap_or_default())
+    }
+
+    /// Deletes at most ten messages; the answers stand in their order.
+    pub(crate) async fn delete(&self, targets: &[Target]) -> Result<Vec<Answer>, CallError> {
+        let mut call = self.calls.delete_message_batch().queue_url(&self.url);
+        for (position, target) in targets.iter().enumerate() {
+            let entry = DeleteMessageBatchRequestEntry::builder().id(position.to_string());
+            call = call.entries(entry.receipt_handle(&*target.handle).build()?);
+        }
+        let answer = call.send().await.map_err(|error| CallError::of(&error))?;
+        let done = answer.successful.iter().map(|entry| entry.id.as_str());
+        Ok(answers(targets.len(), done, &answer.failed))
+    }
+
+    /// Sets the visibility of at most ten messages; the answers stand in their order.
+    pub(crate) async fn change_visibility(&self, changes: &[Change]) -> Result<Vec<Answer>, CallError> {
+        let mut call = self.calls.change_message_visibility_batch().queue_url(&self.url);
+        for (position, change) in changes.iter().enumerate() {
+            let entry = ChangeMessageVisibilityBatchRequestEntry::builder()
+                .id(position.to_string())
+                .receipt_handle(&*change.target.handle)
+                .visibility_timeout(seconds(change.visibility));
+            call = call.entries(entry.build()?);
+        }
+        let answer = call.send().await.map_err(|error| CallError::of(&error))?;
+        let done = answer.successful.iter().map(|entry| entry.id.as_str());
+        Ok(answers(changes.len(), done, &answer.failed))
+    }
+}
+
+/// Whole seconds, rounded up: what a queue is told may last longer than needed, never shorter.
+fn seconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis().div_ceil(1_000)).unwrap_or(i32::MAX)
+}
+
+/// The answers by position. An entry that the answer does not mention has failed.
+fn answers<'a>(
+    count: usize,
+    done: impl Iterator<Item = &'a str>,
+    failed: &[BatchResultErrorEntry],
+) -> Vec<Answer> {
+    let mut answers = vec![Answer::Failed; count];
+    let mut set = |id: &str, answer| {
+        if let Some(place) = id.parse().ok().and_then(|position: usize| answers.get_mut(position)) {
+            *place = answer;
+        }
+    };
+    done.for_each(|id| set(id, Answer::Done));
+    for entry in failed {
+        let gone = GONE.contains(&entry.code.as_str());
+        set(&entry.id, if gone { Answer::Gone } else { Answer::Failed });
+    }
+    answers
+}
+
+/// A queue that is shared by the tasks that call it.
+pub(crate) type SharedApi = Arc<Api>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(position: &str, code: &str) -> BatchResultErrorEntry {
+        BatchResultErrorEntry::builder().id(position).sender_fault(true).code(code).build().unwrap()
+    }
+
+    #[test]
+    fn answers_stand_where_their_entries_stood() {
+        let failures = [
+            failed("1", "ReceiptHandleIsInvalid"),
+            failed("3", "InternalError"),
+            failed("9", "ReceiptHandleIsInvalid"),
+        ];
+        assert_eq!(
+            answers(5, ["4", "0", "x"].into_iter(), &failures),
+            [Answer::Done, Answer::Gone, Answer::Failed, Answer::Failed, Answer::Done]
+        );
+    }
+
+    #[test]
+    fn parts_of_a_second_count_as_a_whole_one() {
+        let cases = [(0, 0), (1, 1), (1_000, 1), (1_001, 2), (43_200_000, 43_200)];
+        for (millis, expected) in cases {
+            assert_eq!(seconds(Duration::from_millis(millis)), expected);
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! What is held of a queue: received, and neither deleted nor handed back yet.
+//!
+//! Pure bookkeeping: no queue, no clock. It decides when a message's visibility is extended, when it is lost,
+//! and what is due to be deleted or handed back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::outbox::Outbox;
+use crate::backoff::Backoff;
+
+/// The most entries in one call to SQS.
+pub(crate) const BATCH_ENTRIES: usize = 10;
+/// SQS takes a message back 12 hours after it was received, whatever is extended. A minute less, because the
+/// queue's clock began to run before ours.
+const HOLD_MOST: Duration = Duration::from_secs(12 * 3_600 - 60);
+/// A visibility is extended when half of it is over …
+const EXTENDS_PER_VISIBILITY: u32 = 2;
+/// … and a sixth of it earlier when a call goes out anyway.
+const EARLY_PER_VISIBILITY: u32 = 6;
+/// An extension without an answer is repeated when another tenth of the visibility is over.
+const REPEATS_PER_VISIBILITY: u32 = 10;
+/// The handler's cancellation fires when a fifth of the visibility is left.
+const MARGIN_OF_VISIBILITY: u32 = 5;
+/// The waits between tries to delete or to hand back.
+const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+
+/// The broker's id of a message.
+pub(crate) type MessageId = Arc<str>;
+
+/// The messages of one group that came with one receive. The queue gives out nothing else of the group while
+/// one of them is held.
+pub(crate) type Group = Arc<AtomicBool>;
+
+/// Every message held.
+#[derive(Debug)]
+pub(crate) struct Held {
+    visibility: Duration,
+    entries: HashMap<MessageId, Entry>,
+    deletes: Outbox<MessageId>,
+    returns: Outbox<MessageId>,
+    /// How many are in somebody's hands: those that are neither acknowledged nor handed back.
+    in_hand: usize,
+    acked: usize,
+    next_delivery: u64,
+}
+
+/// One message.
+#[derive(Debug)]
+struct Entry {
+    delivery: u64,
+    /// The newest: each receive makes the older ones worthless.
+    handle: Arc<str>,
+    received_at: Instant,
+    /// From then on the queue may show it to others.
+    visible_at: Instant,
+    extend_at: Instant,
+    extending: bool,
+    state: State,
+    failures: u32,
+    lost: CancellationToken,
+    group: Option<Group>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    InHand,
+    Acked,
+    Returning { due_at: Instant },
+}
+
+/// A delivery that is now held.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    /// Tells this delivery from a later one of the same message.
+    pub(crate) delivery: u64,
+    /// Fires when the queue may have taken it back.
+    pub(crate) lost: CancellationToken,
+}
+
+/// One entry of a call: a message under the receipt handle that it had then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) id: MessageId,
+    pub(crate) handle: Arc<str>,
+}
+
+/// A visibility to be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) target: Target,
+    pub(crate) visibility: Duration,
+    /// Whether the message is kept, or handed back.
+    pub(crate) keep: bool,
+}
+
+/// What a call said of one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done,
+    /// The receipt handle is no longer good: the message was received again, or deleted.
+    Gone,
+    /// It may be tried again.
+    Failed,
+}
+
+/// What a look at the clock has found.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// Visibilities to extend, at most [`BATCH_ENTRIES`] in each.
+    pub(crate) extends: Vec<Vec<Change>>,
+    /// How many were lost.
+    pub(crate) lost: u64,
+    /// How many acknowledged messages will be delivered again, because they could not be deleted in time.
+    pub(crate) undeleted: u64,
+}
+
+impl Held {
+    pub(crate) fn new(visibility: Duration) -> Self {
+        Self {
+            visibility,
+            entries: HashMap::new(),
+            deletes: Outbox::default(),
+            returns: Outbox::default(),
+            in_hand: 0,
+            acked: 0,
+            next_delivery: 0,
+        }
+    }
+
+    /// How many are in somebody's hands.
+    pub(crate) fn in_hand(&self) -> usize {
+        self.in_hand
+    }
+
+    /// How many are acknowledged and not deleted yet.
+    pub(crate) fn undeleted(&self) -> usize {
+        self.acked
+    }
+
+    /// Whether nothing is left to tell the queue.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.entries.len() == self.in_hand
+    }
+
+    /// Holds what was received at `now`. `None` when it is held already: then only its handle is news.
+    pub(crate) fn admit(
+        &mut self,
+        now: Instant,
+        id: &MessageId,
+        handle: Arc<str>,
+        group: Option<Group>,
+    ) -> Option<Admitted> {
+        let (visible_at, extend_at) = (now + self.visibility, now + self.visibility / EXTENDS_PER_VISIBILITY);
+        if let Some(entry) = self.entries.get_mut(id) {
+            if !matches!(entry.state, State::Returning { .. }) {
+                (entry.handle, entry.received_at) = (handle, now);
+                (entry.visible_at, entry.extend_at) = (visible_at, extend_at);
+                return None;
+            }
+            // It came back before it was handed back: nothing is left to hand back.
+            self.entries.remove(id);
+        }
+        self.next_delivery += 1;
+        let (delivery, lost) = (self.next_delivery, CancellationToken::new());
+        let entry = Entry {
+            delivery,
+            handle,
+            received_at: now,
+            visible_at,
+            extend_at,
+            extending: false,
+            state: State::InHand,
+            failures: 0,
+            lost: lost.clone(),
+            group,
+        };
+        self.entries.insert(Arc::clone(id), entry);
+        self.in_hand += 1;
+        Some(Admitted { delivery, lost })
+    }
+
+    fn in_hand_mut(&mut self, id: &MessageId, delivery: u64) -> Option<&mut Entry> {
+        self.entries.get_mut(id).filter(|entry| entry.delivery == delivery && entry.state == State::InHand)
+    }
+
+    /// Whether an attempt may begin: the message is still ours, and nothing before it in its group went back.
+    pub(crate) fn may_start(&mut self, now: Instant, id: &MessageId, delivery: u64) -> bool {
+        let margin = self.visibility / MARGIN_OF_VISIBILITY;
+        self.in_hand_mut(id, delivery).is_some_and(|entry| {
+            let in_order = entry.group.as_ref().is_none_or(|broken| !broken.load(Relaxed));
+            in_order && !entry.lost.is_cancelled() && now + margin < entry.visible_at
+        })
+    }
+
+    /// The message is finished: it may be deleted. One that was lost is left to its next delivery.
+    pub(crate) fn ack(&mut self, now: Instant, id: &MessageId, delivery: u64) {
+        let Some(entry) = self.in_hand_mut(id, delivery).filter(|entry| !entry.lost.is_cancelled()) else {
+            return;
+        };
+        entry.state = State::Acked;
+        self.in_hand -= 1;
+        self.acked += 1;
+        self.deletes.push(now, Arc::clone(id));
+    }
+
+    /// The message goes back to the queue, which shows it again after `delay`. `false`: it was not in hand.
+    pub(crate) fn give_back(&mut self, now: Instant, id: &MessageId, delivery: u64, delay: Duration) -> bool {
+        let Some(entry) = self.in_hand_mut(id, delivery) else { return false };
+        entry.break_group();
+        let (is_visible, is_extending) = (now >= entry.visible_at, entry.extending);
+        if is_visible {
+            self.forget(id);
+            return true;
+        }
+        entry.state = State::Returning { due_at: now + delay };
+        self.in_hand -= 1;
+        // A heartbeat under way would overwrite the delay: its answer puts the message into the outbox.
+        if !is_extending {
+            self.returns.push(now, Arc::clone(id));
+        }
+        true
+    }
+
+    /// Finds whose visibility is due to be extended, and who has lost it.
+    pub(crate) fn look(&mut self, now: Instant) -> Look {
+        let (visibility, mut look) = (self.visibility, Look::default());
+        let margin = visibility / MARGIN_OF_VISIBILITY;
+        let (mut due, mut early) = (Vec::new(), Vec::new());
+        let mut over = Vec::new();
+        for (id, entry) in &mut self.entries {
+            match entry.state {
+                State::InHand if entry.lost.is_cancelled() => {}
+                State::InHand if now + margin >= entry.visible_at => {
+                    entry.lose();
+                    look.lost += 1;
+                }
+                State::InHand if entry.extending || !entry.may_be_held(now, visibility) => {}
+                State::InHand if now >= entry.extend_at => due.push(entry.target(id)),
+                State::InHand if now + visibility / EARLY_PER_VISIBILITY >= entry.extend_at => {
+                    early.push(entry.target(id));
+                }
+                State::InHand => {}
+                State::Acked | State::Returning { .. } if now >= entry.visible_at => {
+                    over.push(Arc::clone(id))
+                }
+                State::Acked | State::Returning { .. } => {}
+            }
+        }
+        for id in over {
+            look.undeleted += u64::from(self.forget(&id) == Some(State::Acked));
+        }
+        if !due.is_empty() {
+            // A call that goes out anyway takes along who would need one soon.
+            early.truncate(due.len().next_multiple_of(BATCH_ENTRIES) - due.len());
+            due.append(&mut early);
+        }
+        for chunk in due.chunks(BATCH_ENTRIES) {
+            let changes = chunk.iter().cloned().map(|target| self.extending(target));
+            look.extends.push(changes.collect());
+        }
+        look
+    }
+
+    fn extending(&mut self, target: Target) -> Change {
+        if let Some(entry) = self.entries.get_mut(&target.id) {
+            entry.extending = true;
+        }
+        Change { target, visibility: self.visibility, keep: true }
+    }
+
+    /// Deletes that are due, at most [`BATCH_ENTRIES`] in each batch. `all`: the incomplete batch as well,
+    /// because nothing will fill it soon.
+    pub(crate) fn take_deletes(&mut self, now: Instant, all: bool) -> Vec<Vec<Target>> {
+        let batches = self.deletes.take(now, all || self.in_hand == 0).into_iter();
+        let entries = &self.entries;
+        let target = |id: MessageId| {
+            let entry = entries.get(&id).filter(|entry| entry.state == State::Acked)?;
+            Some(entry.target(&id))
+        };
+        let batches = batches.map(|batch| batch.into_iter().filter_map(target).collect::<Vec<_>>());
+        batches.filter(|batch| !batch.is_empty()).collect()
+    }
+
+    /// Visibilities to set of what goes back, at most [`BATCH_ENTRIES`] in each batch.
+    pub(crate) fn take_returns(&mut self, now: Instant, all: bool) -> Vec<Vec<Change>> {
+        let batches = self.returns.take(now, all).into_iter();
+        let entries = &self.entries;
+        let change = |id: MessageId| {
+            let entry = entries.get(&id)?;
+            let State::Returning { due_at } = entry.state else { return None };
+            let delay = due_at.saturating_duration_since(now);
+            let most = (entry.received_at + HOLD_MOST).saturating_duration_since(now);
+            Some(Change { target: entry.target(&id), visibility: delay.min(most), keep: false })
+        };
+        let batches = batches.map(|batch| batch.into_iter().filter_map(change).collect::<Vec<_>>());
+        batches.filter(|batch| !batch.is_empty()).collect()
+    }
+
+    /// A delete was answered. Whether the message is gone from the queue.
+    pub(crate) fn note_delete(
+        &mut self,
+        now: Instant,
+        target: &Target,
+        answer: Answer,
+        fraction: f64,
+    ) -> bool {
+        let Some(entry) = self.entries.get_mut(&target.id).filter(|entry| entry.state == State::Acked) else {
+            return false;
+        };
+        match answer {
+            Answer::Done | Answer::Gone if entry.handle != target.handle => {
+                // It was received again meanwhile: only the newest handle is sure to delete it.
+                self.deletes.push(now, Arc::clone(&target.id));
+                false
+            }
+            Answer::Done => self.forget(&target.id).is_some(),
+            Answer::Gone => {
+                // Whatever comes of it comes as another delivery, which its record answers.
+                self.forget(&target.id);
+                false
+            }
+            Answer::Failed => {
+                entry.failures += 1;
+                let again_at = now + REPEAT_BACKOFF.wait(entry.failures, fraction);
+                self.deletes.push_later(again_at, Arc::clone(&target.id));
+                false
+            }
+        }
+    }
+
+    /// A change of visibility that was sent at `sent_at` was answered. Whether the message was lost.
+    pub(crate) fn note_change(
+        &mut self,
+        now: Instant,
+        sent_at: Instant,
+        change: &Change,
+        answer: Answer,
+        fraction: f64,
+    ) -> bool {
+        let (id, visibility) = (&change.target.id, self.visibility);
+        let Some(entry) = self.entries.get_mut(id) else { return false };
+        if change.keep {
+            entry.extending = false;
+            let current = entry.handle == change.target.handle;
+            if answer == Answer::Done && current {
+                entry.visible_at = sent_at + visibility;
+                entry.extend_at = sent_at + visibility / EXTENDS_PER_VISIBILITY;
+            } else if answer == Answer::Failed {
+                entry.extend_at = now + visibility / REPEATS_PER_VISIBILITY;
+            }
+            if matches!(entry.state, State::Returning { .. }) {
+                self.returns.push(now, Arc::clone(id));
+                return false;
+            }
+            let lost = answer == Answer::Gone && current && entry.state == State::InHand;
+            return lost && entry.lose();
+        }
+        if !matches!(entry.state, State::Returning { .. }) || entry.handle != change.target.handle {
+            return false;
+        }
+        match answer {
+            Answer::Done | Answer::Gone => {
+                self.forget(id);
+            }
+            Answer::Failed => {
+                entry.failures += 1;
+                let again_at = now + REPEAT_BACKOFF.wait(entry.failures, fraction);
+                self.returns.push_later(again_at, Arc::clone(id));
+            }
+        }
+        false
+    }
+
+    /// When something is due that no call brings up.
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        self.deletes.next_wake().into_iter().chain(self.returns.next_wake()).min()
+    }
+
+    fn forget(&mut self, id: &MessageId) -> Option<State> {
+        let state = self.entries.remove(id)?.state;
+        match state {
+            State::InHand => self.in_hand -= 1,
+            State::Acked => self.acked -= 1,
+            State::Returning { .. } => {}
+        }
+        Some(state)
+    }
+}
+
+impl Entry {
+    fn target(&self, id: &MessageId) -> Target {
+        Target { id: Arc::clone(id), handle: Arc::clone(&self.handle) }
+    }
+
+    /// Whether the queue would let it be held for another `visibility`.
+    fn may_be_held(&self, now: Instant, visibility: Duration) -> bool {
+        now + visibility <= self.received_at + HOLD_MOST
+    }
+
+    /// `true` when it was not lost before.
+    fn lose(&self) -> bool {
+        let first = !self.lost.is_cancelled();
+        self.break_group();
+        self.lost.cancel();
+        first
+    }
+
+    /// Nothing later of its group may run before it comes again.
+    fn break_group(&self) {
+        if let Some(broken) = &self.group {
+            broken.store(true, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "held_tests.rs"]
+mod tests;

@@ -1,0 +1,109 @@
+use bytes::Bytes;
+use serde_json::json;
+
+use super::*;
+use crate::dead_letters::DeadLetterCause;
+use crate::message::Origin;
+
+fn header(name: &str, value: &[u8]) -> Header {
+    Header { name: name.into(), value: Some(Bytes::copy_from_slice(value)) }
+}
+
+fn letter(payload: Option<&[u8]>, headers: Vec<Header>) -> DeadLetter {
+    let origin = Origin::Queue { queue: "orders".into(), id: "m-1".into() };
+    let message = Message::new("orders", origin, payload.map(Bytes::copy_from_slice)).with_headers(headers);
+    DeadLetter {
+        message: message.with_timestamp_ms(1_700_000_000_000),
+        scope: "billing".to_owned(),
+        key: Some("billing:abc".to_owned()),
+        cause: DeadLetterCause::Permanent,
+        reason: "no such account".to_owned(),
+        attempts: 3,
+    }
+}
+
+fn origin(written: &Written) -> serde_json::Value {
+    match &written.attributes[ORIGIN_ATTRIBUTE] {
+        (kind, Value::Text(text)) if kind == "String" => serde_json::from_str(text).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_letter_keeps_body_attributes_and_types_and_says_why() {
+    let types = br#"{"amount":"Number","blob":"Binary"}"#;
+    let headers = vec![
+        header("amount", b"12"),
+        header("blob", b"text"),
+        header("tenant", b"acme"),
+        header("oncegate-reason", b"an earlier round"),
+        header("AWS.MessageGroupId", b"g"),
+        header(TYPES_HEADER, types),
+    ];
+    let written = Letter::of(&letter(Some(b"{\"order_id\":7}"), headers)).fit(4_096).unwrap();
+    assert_eq!(written.body, "{\"order_id\":7}");
+    let text = |text: &str| Value::Text(text.to_owned());
+    assert_eq!(written.attributes["amount"], ("Number".to_owned(), text("12")));
+    assert_eq!(written.attributes["blob"], ("Binary".to_owned(), Value::Bytes(b"text".to_vec())));
+    assert_eq!(written.attributes["tenant"], ("String".to_owned(), text("acme")));
+    assert_eq!(written.attributes[REASON_ATTRIBUTE].1, text("permanent: no such account"));
+    assert_eq!(written.attributes.len(), 5, "and nothing that SQS keeps for itself");
+    let origin = origin(&written);
+    assert_eq!(origin["route"], "orders");
+    assert_eq!(origin["origin"], "orders#m-1");
+    assert_eq!(origin["attempts"], 3);
+    assert_eq!(origin["timestamp_ms"], 1_700_000_000_000_i64);
+    assert!(!written.shortened);
+}
+
+#[test]
+fn of_ten_attributes_none_is_lost() {
+    let headers = (0..10).map(|n| header(&format!("a{n}"), b"x")).collect();
+    let written = Letter::of(&letter(Some(b"{}"), headers)).fit(4_096).unwrap();
+    assert_eq!(written.attributes.len(), 10);
+    let kept = json!({"a8": {"type": "String", "value": "x"}, "a9": {"type": "String", "value": "x"}});
+    assert_eq!(origin(&written)["attributes"], kept);
+}
+
+#[test]
+fn what_sqs_does_not_take_is_kept_beside() {
+    let headers = vec![header("with space", b"1"), header("empty", b""), header(".dot", &[255])];
+    let written = Letter::of(&letter(Some(&[0, 159, 146]), headers)).fit(4_096).unwrap();
+    assert_eq!(written.body, "AJ+S");
+    let origin = origin(&written);
+    assert_eq!(origin["encoding"], "base64");
+    assert_eq!(origin["attributes"]["with space"]["value"], "1");
+    assert_eq!(origin["attributes"][".dot"], json!({"type": "Binary", "value": "/w=="}));
+    assert_eq!(written.attributes.len(), 2);
+    let encoding = |payload| {
+        let written = Letter::of(&letter(payload, Vec::new())).fit(4_096).unwrap();
+        assert!(!written.body.is_empty());
+        super::tests::origin(&written)["encoding"].clone()
+    };
+    assert_eq!(encoding(None), "null");
+    assert_eq!(encoding(Some(b"")), "empty");
+    assert_eq!(encoding(Some(b"bell \x07")), "base64");
+}
+
+#[test]
+fn the_envelope_of_a_topic_is_kept_as_it_came() {
+    let headers = vec![header(ENVELOPE_HEADER, b"{\"Type\":\"Notification\"}")];
+    let written = Letter::of(&letter(Some(b"inside"), headers)).fit(4_096).unwrap();
+    assert_eq!(written.body, "{\"Type\":\"Notification\"}");
+}
+
+#[test]
+fn what_is_too_large_loses_our_words_before_its_own() {
+    let payload = vec![b'x'; 2_000];
+    let fit = |limit| Letter::of(&letter(Some(&payload), vec![header("tenant", b"acme")])).fit(limit);
+    let whole = fit(4_096).unwrap();
+    assert!(!whole.shortened);
+    let own = 2_000 + "tenant".len() + "String".len() + "acme".len();
+    let bare = fit(own).unwrap();
+    assert!(bare.shortened && bare.attributes.len() == 1 && bare.body.len() == 2_000);
+    assert!(fit(own - 1).is_err());
+    let Value::Text(origin) = &whole.attributes[ORIGIN_ATTRIBUTE].1 else { panic!("text") };
+    let with_origin = own + ORIGIN_ATTRIBUTE.len() + "String".len() + origin.len();
+    let without_reason = fit(with_origin + 10).unwrap();
+    assert!(without_reason.shortened && without_reason.attributes.len() == 2);
+}

@@ -1,0 +1,168 @@
+//! How a queue is reached and consumed.
+
+use std::time::Duration;
+
+use aws_sdk_sqs::Client;
+use aws_sdk_sqs::config::{BehaviorVersion, Region};
+
+use crate::source::SourceError;
+
+/// What the body of a message is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Body {
+    /// The payload itself. The default; also for SNS with raw message delivery, and for EventBridge, whose
+    /// bodies are JSON.
+    #[default]
+    Raw,
+    /// An envelope of SNS: the payload is the message inside it. A body that is none is bad input, and goes to
+    /// the dead letters.
+    Sns,
+}
+
+/// What a source is set to.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) connection: Connection,
+    /// A name or a URL.
+    pub(crate) queue: String,
+    pub(crate) visibility: Duration,
+    pub(crate) wait: Duration,
+    pub(crate) body: Body,
+    pub(crate) routes_from_attributes: bool,
+}
+
+const VISIBILITY_MIN: Duration = Duration::from_secs(1);
+const VISIBILITY_MAX: Duration = Duration::from_secs(6 * 3_600);
+const WAIT_MIN: Duration = Duration::from_secs(1);
+/// The longest that SQS allows.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+impl Settings {
+    pub(crate) fn new(connection: Connection, queue: String) -> Self {
+        Self {
+            connection,
+            queue,
+            visibility: Duration::from_secs(60),
+            wait: WAIT_MAX,
+            body: Body::default(),
+            routes_from_attributes: false,
+        }
+    }
+
+    /// Every check that needs no queue.
+    pub(crate) fn check(&self) -> Result<(), SourceError> {
+        let whole = |duration: Duration| duration.subsec_nanos() == 0;
+        let Self { visibility, wait, .. } = *self;
+        if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !whole(visibility) {
+            return Err(SourceError::new(format!(
+                "`visibility` is {visibility:?}; it must be whole seconds, from 1 s to 6 h"
+            )));
+        }
+        if !(WAIT_MIN..=WAIT_MAX).contains(&wait) || !whole(wait) {
+            return Err(SourceError::new(format!(
+                "`wait` is {wait:?}; it must be whole seconds, from 1 s to 20 s"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// How a client is made, unless there is one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Connection {
+    pub(crate) client: Option<Client>,
+    pub(crate) region: Option<String>,
+    pub(crate) endpoint_url: Option<String>,
+}
+
+impl Connection {
+    /// The client that was given, or one by the usual ways of the AWS SDK. What those do not say, the queue's
+    /// own URL may.
+    pub(crate) async fn client(&self, queue: &str) -> Client {
+        if let Some(client) = &self.client {
+            return client.clone();
+        }
+        let place = Place::of(queue);
+        let mut loader = aws_config::defaults(BehaviorVersion::latest());
+        if let Some(region) = self.region.clone().or(place.region) {
+            loader = loader.region(Region::new(region));
+        }
+        let shared = loader.load().await;
+        let mut config = aws_sdk_sqs::config::Builder::from(&shared);
+        if let Some(endpoint) = self.endpoint_url.clone().or(place.endpoint_url) {
+            config = config.endpoint_url(endpoint);
+            if shared.region().is_none() {
+                // A server of one's own has no regions, and signatures need one.
+                config = config.region(Region::new("us-east-1"));
+            }
+        }
+        Client::from_conf(config.build())
+    }
+}
+
+/// What a queue's URL says of its place.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Place {
+    region: Option<String>,
+    endpoint_url: Option<String>,
+}
+
+impl Place {
+    fn of(queue: &str) -> Self {
+        let Some((scheme, rest)) = queue.split_once("://") else { return Self::default() };
+        let host = rest.split('/').next().unwrap_or_default();
+        // https://sqs.eu-central-1.amazonaws.com/…, in China with the suffix .cn.
+        let in_aws = host.split_once(".amazonaws.com").is_some_and(|(_, rest)| matches!(rest, "" | ".cn"));
+        if in_aws {
+            let region = host.strip_prefix("sqs.").and_then(|rest| rest.split('.').next());
+            return Self { region: region.map(str::to_owned), endpoint_url: None };
+        }
+        Self { region: None, endpoint_url: Some(format!("{scheme}://{host}")) }
+    }
+}
+
+/// The name at the end of a queue's URL, or the name itself.
+pub(crate) fn name(queue: &str) -> &str {
+    queue.trim_end_matches('/').rsplit('/').next().unwrap_or(queue)
+}
+
+/// Whether it is a FIFO queue: SQS has it in the name.
+pub(crate) fn is_fifo(queue: &str) -> bool {
+    name(queue).ends_with(".fifo")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_where_the_queue_is() {
+        let place = |region: Option<&str>, endpoint: Option<&str>| Place {
+            region: region.map(str::to_owned),
+            endpoint_url: endpoint.map(str::to_owned),
+        };
+        let cases = [
+            ("orders", place(None, None)),
+            ("https://sqs.eu-central-1.amazonaws.com/000000000000/orders", place(Some("eu-central-1"), None)),
+            ("https://sqs.cn-north-1.amazonaws.com.cn/000000000000/orders", place(Some("cn-north-1"), None)),
+            ("http://127.0.0.1:9324/000000000000/orders", place(None, Some("http://127.0.0.1:9324"))),
+        ];
+        for (queue, expected) in cases {
+            assert_eq!(Place::of(queue), expected, "{queue}");
+            assert_eq!(name(queue), "orders");
+        }
+        assert!(is_fifo("http://127.0.0.1:9324/queue/orders.fifo") && !is_fifo("orders"));
+    }
+
+    #[test]
+    fn settings_that_sqs_would_refuse_are_named() {
+        let settings = || Settings::new(Connection::default(), "orders".to_owned());
+        settings().check().expect("the defaults are fine");
+        let refused = |settings: Settings| settings.check().expect_err("refused").to_string();
+        let visibility = Duration::from_millis(1_500);
+        assert!(refused(Settings { visibility, ..settings() }).contains("`visibility` is 1.5s"));
+        assert!(refused(Settings { wait: Duration::ZERO, ..settings() }).contains("`wait` is 0ns"));
+        assert!(refused(Settings { wait: Duration::from_secs(21), ..settings() }).contains("1 s to 20 s"));
+    }
+}

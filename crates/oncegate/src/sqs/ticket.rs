@@ -1,0 +1,62 @@
+//! What a message's owner holds of the queue.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::held::MessageId;
+use super::hub::{Fetched, Hub};
+use crate::source::{Delivery, Ticket};
+
+/// A queue counts visibility in whole seconds: a retry that comes sooner waits here.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+
+/// The right to delete one message. Dropped without an ack, it hands the message back at once.
+#[derive(Debug)]
+struct SqsTicket {
+    hub: Arc<Hub>,
+    id: MessageId,
+    delivery: u64,
+    lost: CancellationToken,
+    /// Its retries wait here: the order of its group would break, or the redrive policy would take it.
+    stays: bool,
+}
+
+pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
+    let Fetched { message, id, admitted, stays } = fetched;
+    let (hub, delivery, lost) = (Arc::clone(hub), admitted.delivery, admitted.lost);
+    Delivery { message, ticket: Arc::new(SqsTicket { hub, id, delivery, lost, stays }) }
+}
+
+impl Ticket for SqsTicket {
+    fn start(&self) -> bool {
+        self.hub.may_start(&self.id, self.delivery)
+    }
+
+    fn ack(&self) {
+        self.hub.ack(&self.id, self.delivery);
+    }
+
+    fn stop(&self) {}
+
+    fn hand_back(&self, delay: Duration) -> bool {
+        if self.stays || delay < SHORTEST_RETRY {
+            return false;
+        }
+        self.hub.give_back(&self.id, self.delivery, delay);
+        true
+    }
+
+    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
+        Some(Box::pin(self.lost.cancelled()))
+    }
+}
+
+impl Drop for SqsTicket {
+    fn drop(&mut self) {
+        // Nothing happens to what was acknowledged or handed back before.
+        self.hub.give_back(&self.id, self.delivery, Duration::ZERO);
+    }
+}
