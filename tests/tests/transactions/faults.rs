@@ -9,7 +9,7 @@ use oncegate::core::record::{State, Token};
 use oncegate::core::rules::Operation;
 use oncegate::core::store::{Command, Store};
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Failure, Handler, Message};
+use oncegate::{Completion, Entry, Failure, Handler, Message};
 use oncegate_tests::{CLIENTS, Client, End, Postgres, Then, Till, Wire, unique};
 use tokio::sync::Notify;
 
@@ -83,6 +83,28 @@ async fn a_database_without_records_is_refused_in_words() {
         let State::Failed { reason, .. } = looked.record.state else { panic!("{client}: {looked:?}") };
         assert!(reason.contains(expected), "{client}: {reason}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_whose_commits_a_power_cut_takes_back_is_refused() {
+    let place = Place::new(Client::Sqlite).await;
+    let gate = place.gate(LEASE);
+    let message =
+        Message::new("payments", oncegate::Origin::Other("mine".into()), Some(r#"{"id":1}"#.into()));
+    let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!() };
+    let insert = format!("INSERT INTO {} VALUES (1, 1)", place.till.table);
+    let charge = |synchronous: &str| {
+        let mut connection = rusqlite::Connection::open(&place.till.url).unwrap();
+        connection.pragma_update(None, "synchronous", synchronous).unwrap();
+        let transaction = connection.transaction().unwrap();
+        transaction.execute(&insert, []).unwrap();
+        lease.message().blocking_commit_with(transaction, &())
+    };
+    let refused = charge("NORMAL").unwrap_err().to_string();
+    assert!(refused.contains("PRAGMA synchronous = FULL"), "{refused}");
+    assert!(place.till.charges().await.is_empty());
+    charge("FULL").unwrap();
+    assert_eq!(lease.committed().await.unwrap(), Completion::Held);
 }
 
 /// Where the first commit's connection is cut.
