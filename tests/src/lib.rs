@@ -26,7 +26,9 @@ mod postgres;
 mod redis;
 mod sqs;
 mod sqs_proxy;
+mod till;
 mod watched;
+mod wire;
 
 pub use broker::KafkaBroker;
 pub use elasticmq::ElasticmqServer;
@@ -40,7 +42,9 @@ pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use sqs::{Depth, Queue, Sqs, VARIABLE as SQS_VARIABLE};
 pub use sqs_proxy::{Fault, SqsProxy};
+pub use till::{CLIENTS, Client, End, Payment, Till};
 pub use watched::Watched;
+pub use wire::{Step, Then, Wire};
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///
