@@ -9,22 +9,26 @@
 //!   `scripts/test` starts it and names it in [`REDIS_VARIABLE`], [`POSTGRES_VARIABLE`] and
 //!   [`KAFKA_VARIABLE`]; without the variable, the test process starts its own on first use. Tests keep
 //!   apart by [`unique`] scopes, topics and groups.
-//! - [`RedisServer::start`], [`PostgresServer::start`] and [`KafkaBroker::start`] give a server of one's
-//!   own, for the tests that stop it, kill it or change its settings.
+//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`] and [`MotoServer::start`] give a
+//!   server of one's own, for the tests that stop it, kill it or change its settings.
 
 pub mod process;
 
 mod broker;
+mod bucket;
 mod kafka;
 mod ledger;
+mod moto;
 mod place;
 mod postgres;
 mod redis;
 mod watched;
 
 pub use broker::KafkaBroker;
+pub use bucket::Bucket;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
+pub use moto::MotoServer;
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
