@@ -17,6 +17,7 @@ mod exit;
 mod inspect;
 mod key;
 mod output;
+mod promise;
 mod replay;
 mod store;
 

@@ -1,7 +1,7 @@
 //! What a server says about keeping the promise.
 
 use deadpool_postgres::Object;
-use oncegate_core::store::{Checkup, StoreError};
+use oncegate_core::store::{Checkup, Durability, StoreError};
 
 use super::errors::{self, Trouble};
 use super::schema::{self, REMEDY};
@@ -13,6 +13,7 @@ const ASK: &str = "\
 SELECT current_setting('server_version_num')::integer AS version, current_setting('server_version') AS words, \
 current_setting('server_encoding') AS encoding, current_setting('synchronous_commit') AS synchronous_commit, \
 current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
+current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby, \
 pg_is_in_recovery() AS standby, to_regclass('oncegate_schema') IS NOT NULL AS has_schema, \
 coalesce((SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass('oncegate_records')), false) \
 AS unlogged";
@@ -26,6 +27,7 @@ struct Said {
     synchronous_commit: String,
     fsync: String,
     full_page_writes: String,
+    has_synchronous_standby: bool,
     standby: bool,
     has_schema: bool,
     unlogged: bool,
@@ -45,6 +47,7 @@ pub(super) async fn ask(
         synchronous_commit: row.get("synchronous_commit"),
         fsync: row.get("fsync"),
         full_page_writes: row.get("full_page_writes"),
+        has_synchronous_standby: row.get("has_synchronous_standby"),
         standby: row.get("standby"),
         has_schema: row.get("has_schema"),
         unlogged: row.get("unlogged"),
@@ -102,7 +105,19 @@ fn judge(said: &Said, address: &str, asynchronous_commit_allowed: bool) -> Resul
             ));
         }
     }
-    Ok(Checkup { store, warnings })
+    Ok(Checkup { store, durability: durability(said), warnings })
+}
+
+fn durability(said: &Said) -> Durability {
+    if said.fsync != "on" || said.full_page_writes != "on" {
+        return Durability::Unsynced;
+    }
+    match said.synchronous_commit.as_str() {
+        "off" => Durability::Moments,
+        "local" => Durability::Disk,
+        _ if said.has_synchronous_standby => Durability::Replicated,
+        _ => Durability::Disk,
+    }
 }
 
 #[cfg(test)]
@@ -118,6 +133,7 @@ mod tests {
             synchronous_commit: on(),
             fsync: on(),
             full_page_writes: on(),
+            has_synchronous_standby: false,
             standby: false,
             has_schema: true,
             unlogged: false,
@@ -144,6 +160,26 @@ mod tests {
             let refused = judge(&said, "", false).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(remedy), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_settings_decide_what_a_completion_survives() {
+        let said = |synchronous_commit: &str, fsync: &str, has_synchronous_standby| Said {
+            synchronous_commit: synchronous_commit.to_owned(),
+            fsync: fsync.to_owned(),
+            has_synchronous_standby,
+            ..good()
+        };
+        for (said, durability) in [
+            (said("on", "on", true), Durability::Replicated),
+            (said("remote_apply", "on", true), Durability::Replicated),
+            (said("local", "on", true), Durability::Disk),
+            (said("on", "on", false), Durability::Disk),
+            (said("off", "on", true), Durability::Moments),
+            (said("on", "off", true), Durability::Unsynced),
+        ] {
+            assert_eq!(judge(&said, "", true).unwrap().durability, durability, "{said:?}");
         }
     }
 
