@@ -15,6 +15,7 @@ mod kafka;
 mod key;
 mod memory;
 mod server_cpu;
+mod sizes;
 mod sqlite;
 
 use std::process::ExitCode;
@@ -33,13 +34,14 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 7] = [
+const BENCHMARKS: [Benchmark; 8] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
     sqlite::BENCHMARK,
+    sizes::BENCHMARK,
     key::BENCHMARK,
 ];
 

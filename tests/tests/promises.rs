@@ -73,7 +73,9 @@ async fn a_redis_user_who_may_not_ask_gets_the_row_of_the_defaults() {
     let rights = "ACL SETUSER billing on >secret ~* -@all +evalsha +script|load +set +get +pttl +pexpire +pexpiretime \
                   +time +info +ping";
     let mut command = ::redis::Cmd::new();
-    rights.split(' ').for_each(|word| drop(command.arg(word)));
+    for word in rights.split_whitespace() {
+        command.arg(word);
+    }
     let () = command.query_async(&mut server.connection().await).await.unwrap();
     let url = server.url().replace("redis://", "redis://billing:secret@");
     says(&RedisStore::connect(&url).await.unwrap(), "`appendfsync everysec`").await;

@@ -16,7 +16,7 @@ fn results(server: &MotoServer, bucket: &Bucket) -> ObjectResults {
     let client = AmazonS3Builder::new()
         .with_endpoint(server.endpoint())
         .with_allow_http(true)
-        .with_region("eu-north-1")
+        .with_region("us-east-1")
         .with_access_key_id("anybody")
         .with_secret_access_key("canary-secret")
         .with_bucket_name(bucket.name())
