@@ -25,6 +25,8 @@ pub(crate) enum Unit {
     MicrosPerMessage,
     #[serde(rename = "ns/msg")]
     NanosPerMessage,
+    #[serde(rename = "B")]
+    BytesPerResult,
     #[serde(rename = "B/key")]
     BytesPerKey,
 }
@@ -105,6 +107,7 @@ impl Unit {
             Self::MessagesPerSecond => "msg/s",
             Self::MicrosPerMessage => "us/msg",
             Self::NanosPerMessage => "ns/msg",
+            Self::BytesPerResult => "B",
             Self::BytesPerKey => "B/key",
         }
     }

@@ -16,6 +16,7 @@ mod key;
 mod memory;
 mod postgres;
 mod server_cpu;
+mod sizes;
 mod sqlite;
 
 use std::process::ExitCode;
@@ -34,7 +35,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 8] = [
+const BENCHMARKS: [Benchmark; 9] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
@@ -42,6 +43,7 @@ const BENCHMARKS: [Benchmark; 8] = [
     handler::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
+    sizes::BENCHMARK,
     key::BENCHMARK,
 ];
 

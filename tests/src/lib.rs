@@ -16,6 +16,7 @@
 pub mod process;
 
 mod broker;
+mod bucket;
 mod elasticmq;
 mod http;
 mod kafka;
@@ -31,6 +32,7 @@ mod watched;
 mod wire;
 
 pub use broker::KafkaBroker;
+pub use bucket::Bucket;
 pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};

@@ -16,6 +16,7 @@ use crate::args::{MessageArgs, duration, within};
 use crate::exit::{Exit, Problem};
 use crate::key::explain;
 use crate::output::{self, Table, span};
+use crate::promise::Promised;
 use crate::store::StoreArgs;
 
 /// Names the form of the document that `--json` prints.
@@ -90,19 +91,24 @@ struct Document {
     fingerprinted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_ms: Option<u64>,
+    /// What the store promises, as it was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    promise: Option<Promised>,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
-    let (key, found) = within(args.timeout, look(args)).await?;
+    let (key, found, promise) = within(args.timeout, look(args)).await?;
     if args.json {
-        output::answer_json(&document(&key, found.as_ref()))?;
+        output::answer_json(&Document { promise: Some(promise), ..document(&key, found.as_ref()) })?;
     } else {
-        output::answer(&words(&key, found.as_ref()))?;
+        let mut store = Table::default();
+        promise.tell(&mut store);
+        output::answer(&format!("{}\n{}", words(&key, found.as_ref()), store.render()))?;
     }
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
 
-async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>), Problem> {
+async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>, Promised), Problem> {
     let missing = || Problem::new(Exit::Usage, "--scope is missing");
     let store = args.store.open().await?;
     let key = match (&args.store_key, &args.digest, &args.key) {
@@ -118,7 +124,7 @@ async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>), Problem> {
     };
     let mut answers = store.look(vec![key.clone()]).await;
     let found = answers.pop().ok_or_else(|| Problem::new(Exit::Bug, "the store gave no answer"))??;
-    Ok((key, found))
+    Ok((key, found, Promised::by(&*store).await))
 }
 
 async fn derive(args: &Args, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -> Result<StoreKey, Problem> {

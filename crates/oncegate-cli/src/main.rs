@@ -18,6 +18,7 @@ mod exit;
 mod inspect;
 mod key;
 mod output;
+mod promise;
 mod replay;
 mod schema;
 mod store;

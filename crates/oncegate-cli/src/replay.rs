@@ -14,6 +14,7 @@ use tracing::warn;
 use crate::args::{duration, fingerprint, pair, within};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
+use crate::promise::Promised;
 use crate::store::StoreArgs;
 
 /// Names the form of the document that `--json` prints.
@@ -75,6 +76,8 @@ struct Document<'a> {
     schema: &'static str,
     topics: &'a [String],
     store: String,
+    /// What the store promises, as it was found.
+    promise: &'a Promised,
     scope: &'a str,
     /// `same`, `other_fingerprint` or `nothing`: what the store knew of the scope.
     known: &'static str,
@@ -87,7 +90,7 @@ struct Document<'a> {
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let started = Instant::now();
-    let (known, report) = within(args.timeout, examine(args)).await?;
+    let (known, promise, report) = within(args.timeout, examine(args)).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
     if args.json {
@@ -95,6 +98,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
             schema: SCHEMA,
             topics: &args.topics,
             store: args.store.redacted(),
+            promise: &promise,
             scope: args.scope.as_str(),
             known: match known {
                 Known::Same => "same",
@@ -106,7 +110,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
             report: &report,
         })?;
     } else {
-        output::answer(&args.text(&report))?;
+        output::answer(&args.text(&promise, &report))?;
         let rate = report.messages as f64 / took.as_secs_f64();
         eprintln!(
             "{} in {}, {} messages/s",
@@ -118,9 +122,11 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn examine(args: &Args) -> Result<(Known, Report), Problem> {
+async fn examine(args: &Args) -> Result<(Known, Promised, Report), Problem> {
     args.check()?;
-    let mut proof = Proof::new(args.scope.as_str(), args.key.clone(), args.store.open().await?);
+    let store = args.store.open().await?;
+    let promise = Promised::by(&*store).await;
+    let mut proof = Proof::new(args.scope.as_str(), args.key.clone(), store);
     if let Some(fingerprint) = &args.fingerprint {
         proof = proof.fingerprint(fingerprint.clone());
     }
@@ -139,7 +145,7 @@ async fn examine(args: &Args) -> Result<(Known, Report), Problem> {
     }
     let report = examination.finish().await?;
     bar.finish_and_clear();
-    Ok((known, report))
+    Ok((known, promise, report))
 }
 
 async fn read(
@@ -193,10 +199,11 @@ impl Args {
         report.changes_nothing() || (self.allow_dead_letters && settled)
     }
 
-    fn text(&self, report: &Report) -> String {
+    fn text(&self, promise: &Promised, report: &Report) -> String {
         let mut table = Table::default();
         table.text("topic", self.topics.join(", "));
         table.text("store", self.store.redacted());
+        promise.tell(&mut table);
         table.text("scope", self.scope.as_str());
         counts(&mut table, report);
         if self.fingerprint.is_some() {

@@ -11,8 +11,10 @@ use crate::record::{Record, State, StoreTime};
 use crate::rules::{Operation, Reply};
 
 mod memory;
+mod promise;
 
 pub use memory::MemoryStore;
+pub use promise::{Durability, Promise};
 
 /// One operation on one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,10 +141,12 @@ impl Completed {
 }
 
 /// What a store says of itself at start-up.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkup {
     /// The store in a few words, such as `redis 7.0.15 at localhost:6379`. Never a password.
     pub store: String,
+    /// What a completion survives there, with the settings as they were found.
+    pub durability: Durability,
     /// What weakens the promise, each with its remedy, in whole sentences.
     pub warnings: Vec<String>,
 }

@@ -233,7 +233,8 @@ impl Consumer {
             gate.set_observer(Arc::clone(&self.observer));
             let gate = Arc::clone(gate.opened().await?);
             let checkup = gate.checkup();
-            info!(scope = gate.scope(), store = checkup.store, "the gate is open");
+            let promise = checkup.durability.promise();
+            info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }

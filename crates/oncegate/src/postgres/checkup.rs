@@ -1,7 +1,7 @@
 //! What a server says about keeping the promise.
 
 use deadpool_postgres::Object;
-use oncegate_core::store::{Checkup, StoreError};
+use oncegate_core::store::{Checkup, Durability, StoreError};
 
 use super::builder::Allowed;
 use super::errors::{self, Trouble};
@@ -122,7 +122,19 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
                 .to_owned(),
         );
     }
-    Ok(Checkup { store, warnings })
+    Ok(Checkup { store, durability: durability(said), warnings })
+}
+
+fn durability(said: &Said) -> Durability {
+    if said.fsync != "on" || said.full_page_writes != "on" {
+        return Durability::Unsynced;
+    }
+    match said.synchronous_commit.as_str() {
+        "off" => Durability::Moments,
+        "local" => Durability::Disk,
+        _ if !said.standbys.is_empty() => Durability::Replicated,
+        _ => Durability::Disk,
+    }
 }
 
 #[cfg(test)]
@@ -161,6 +173,27 @@ mod tests {
             let refused = judge(&said, String::new(), Allowed::default()).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(remedy), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_settings_decide_what_a_completion_survives() {
+        let all = Allowed { asynchronous_commit: true, fsync_off: true };
+        let said = |synchronous_commit: &str, fsync: &str, standbys: &str| Said {
+            synchronous_commit: synchronous_commit.to_owned(),
+            fsync: fsync.to_owned(),
+            standbys: standbys.to_owned(),
+            ..good()
+        };
+        for (said, durability) in [
+            (said("on", "on", "s1"), Durability::Replicated),
+            (said("remote_apply", "on", "s1"), Durability::Replicated),
+            (said("local", "on", "s1"), Durability::Disk),
+            (said("on", "on", ""), Durability::Disk),
+            (said("off", "on", "s1"), Durability::Moments),
+            (said("on", "off", "s1"), Durability::Unsynced),
+        ] {
+            assert_eq!(judge(&said, String::new(), all).unwrap().durability, durability, "{said:?}");
         }
     }
 

@@ -1,6 +1,9 @@
 //! What a server's INFO says about keeping the promise.
 
-use oncegate_core::store::{Checkup, StoreError};
+use std::collections::HashMap;
+
+use oncegate_core::store::{Checkup, Durability, StoreError};
+use redis::{FromRedisValue as _, Value};
 
 /// The first version with script flags and `SET NX GET`.
 const OLDEST_MAJOR: u32 = 7;
@@ -8,8 +11,32 @@ const OLDEST_MAJOR: u32 = 7;
 /// The only policy under which a record stays until it expires.
 const SAFE_POLICY: &str = "noeviction";
 
-/// Judges a server by its INFO.
-pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> Result<Checkup, StoreError> {
+/// What a server's configuration says, if this user may read it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Persistence {
+    /// `always`, `everysec` or `no`.
+    pub(super) appendfsync: Option<String>,
+    /// When snapshots are saved; empty: never.
+    pub(super) save: Option<String>,
+}
+
+impl Persistence {
+    /// From the answer to CONFIG GET, which many users may not ask.
+    pub(super) fn of(answer: Result<Value, StoreError>) -> Self {
+        let settings =
+            answer.ok().and_then(|answer| HashMap::<String, String>::from_redis_value(answer).ok());
+        let mut settings = settings.unwrap_or_default();
+        Self { appendfsync: settings.remove("appendfsync"), save: settings.remove("save") }
+    }
+}
+
+/// Judges a server by its INFO, and by what it says of its persistence.
+pub(super) fn read(
+    info: &str,
+    persistence: &Persistence,
+    address: &str,
+    evicting_policy_allowed: bool,
+) -> Result<Checkup, StoreError> {
     let info = Info(info);
     let version = info.get("redis_version").unwrap_or("of an unknown version");
     let store = describe(&info, version, address);
@@ -53,7 +80,25 @@ pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> 
     if info.get("connected_slaves").is_none_or(|count| count == "0") {
         warnings.push("The server has no replica: if its disk is lost, so are the records.".to_owned());
     }
-    Ok(Checkup { store, warnings })
+    Ok(Checkup { store, durability: durability(&info, persistence), warnings })
+}
+
+/// What a user may not read is taken for the default, and a snapshot that nobody has seen for none.
+fn durability(info: &Info<'_>, persistence: &Persistence) -> Durability {
+    if info.get("maxmemory_policy") != Some(SAFE_POLICY) {
+        return Durability::Evictable;
+    }
+    if info.get("aof_enabled") == Some("1") {
+        return match persistence.appendfsync.as_deref() {
+            Some("always") => Durability::Disk,
+            Some("no") => Durability::Unsynced,
+            _ => Durability::Moments,
+        };
+    }
+    match persistence.save.as_deref() {
+        None | Some("") => Durability::Memory,
+        Some(_) => Durability::Snapshots,
+    }
 }
 
 fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
@@ -86,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_safe_server_raises_no_warning() {
-        let checkup = read(GOOD, "localhost:6379", false).unwrap();
+        let checkup = read(GOOD, &Persistence::default(), "localhost:6379", false).unwrap();
         assert_eq!(checkup.store, "redis 7.0.15 at localhost:6379");
         assert_eq!(checkup.warnings, Vec::<String>::new());
     }
@@ -94,18 +139,18 @@ mod tests {
     #[test]
     fn an_evicting_policy_is_refused_with_the_setting_and_the_override() {
         let evicting = GOOD.replace("noeviction", "allkeys-lru");
-        let refused = read(&evicting, "", false).unwrap_err().to_string();
+        let refused = read(&evicting, &Persistence::default(), "", false).unwrap_err().to_string();
         assert!(
             refused.contains("maxmemory-policy") && refused.contains("allow_evicting_policy"),
             "{refused}"
         );
-        assert_eq!(read(&evicting, "", true).unwrap().warnings.len(), 1);
+        assert_eq!(read(&evicting, &Persistence::default(), "", true).unwrap().warnings.len(), 1);
     }
 
     #[test]
     fn old_servers_and_replicas_are_refused() {
         for (from, to, says) in [("7.0.15", "6.2.14", "too old"), ("role:master", "role:slave", "replica")] {
-            let refused = read(&GOOD.replace(from, to), "", false).unwrap_err();
+            let refused = read(&GOOD.replace(from, to), &Persistence::default(), "", false).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(says), "{refused}");
         }
@@ -114,8 +159,29 @@ mod tests {
     #[test]
     fn what_weakens_the_promise_is_said() {
         let weak = GOOD.replace("aof_enabled:1", "aof_enabled:0").replace("slaves:1", "slaves:0");
-        assert_eq!(read(&weak, "", false).unwrap().warnings.len(), 2);
+        assert_eq!(read(&weak, &Persistence::default(), "", false).unwrap().warnings.len(), 2);
         let full = GOOD.replace("aof_last_write_status:ok", "aof_last_write_status:err");
-        assert_eq!(read(&full, "", false).unwrap().warnings.len(), 1);
+        assert_eq!(read(&full, &Persistence::default(), "", false).unwrap().warnings.len(), 1);
+    }
+
+    #[test]
+    fn the_settings_decide_what_a_completion_survives() {
+        let off = GOOD.replace("aof_enabled:1", "aof_enabled:0");
+        let evicting = GOOD.replace("noeviction", "volatile-ttl");
+        for (info, appendfsync, save, durability) in [
+            (GOOD, Some("always"), Some(""), Durability::Disk),
+            (GOOD, Some("everysec"), Some("3600 1"), Durability::Moments),
+            (GOOD, Some("no"), Some("3600 1"), Durability::Unsynced),
+            (GOOD, None, None, Durability::Moments),
+            (&off, Some("always"), Some("3600 1"), Durability::Snapshots),
+            (&off, Some("always"), Some(""), Durability::Memory),
+            (&off, None, None, Durability::Memory),
+            (&evicting, Some("always"), Some(""), Durability::Evictable),
+        ] {
+            let persistence =
+                Persistence { appendfsync: appendfsync.map(Into::into), save: save.map(Into::into) };
+            let found = read(info, &persistence, "", true).unwrap().durability;
+            assert_eq!(found, durability, "{appendfsync:?} {save:?}");
+        }
     }
 }

@@ -24,6 +24,7 @@ use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreErro
 use redis::Value;
 
 use self::builder::Origin;
+use self::checkup::Persistence;
 use self::link::{Answer, Lanes};
 use self::scripts::{Request, Scripts};
 use crate::batch::{CarrierGone, Joiner, MAX_BATCH_ITEMS};
@@ -178,9 +179,11 @@ impl Store for RedisStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
+        let persistence = Persistence::of(self.ask_one(Request::persistence()).await);
         match self.ask_one(Request::info()).await? {
             Value::BulkString(info) => checkup::read(
                 &String::from_utf8_lossy(&info),
+                &persistence,
                 &self.inner.address,
                 self.inner.evicting_policy_allowed,
             ),

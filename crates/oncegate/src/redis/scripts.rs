@@ -195,6 +195,13 @@ impl Request {
         Self { cmd, bytes: key.len() + 24 }
     }
 
+    /// How the server keeps its data; not every user may ask.
+    pub(super) fn persistence() -> Self {
+        let mut cmd = redis::cmd("CONFIG");
+        cmd.arg("GET").arg("appendfsync").arg("save");
+        Self { cmd, bytes: 48 }
+    }
+
     /// What the server says of itself.
     pub(super) fn info() -> Self {
         Self { cmd: redis::cmd("INFO"), bytes: 16 }

@@ -31,6 +31,8 @@ use super::{ResultStore, ResultStoreError, Swept};
 /// ```
 pub struct ObjectResults {
     objects: Arc<dyn ObjectStore>,
+    /// For people.
+    place: String,
     /// Where unfinished writes of killed processes lie about, which the object store does not show.
     folder: Option<PathBuf>,
 }
@@ -49,7 +51,8 @@ impl ObjectResults {
             ResultStoreError::new(std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))
         })?;
         let files = LocalFileSystem::new_with_prefix(&folder).map_err(ResultStoreError::new)?;
-        Ok(Self { objects: Arc::new(files.with_fsync(true)), folder: Some(folder) })
+        let place = folder.display().to_string();
+        Ok(Self { objects: Arc::new(files.with_fsync(true)), place, folder: Some(folder) })
     }
 
     /// In S3, or in what speaks its protocol: `s3://bucket/prefix`.
@@ -82,13 +85,13 @@ impl ObjectResults {
             });
         let bucket = builder.build().map_err(ResultStoreError::new)?;
         let prefix = Path::parse(prefix).map_err(ResultStoreError::new)?;
-        Ok(Self { objects: Arc::new(PrefixStore::new(bucket, prefix)), folder: None })
+        Ok(Self { objects: Arc::new(PrefixStore::new(bucket, prefix)), place: url.to_owned(), folder: None })
     }
 
     /// In an object store that was made elsewhere. Its writes must be durable when they return: a
     /// `LocalFileSystem` needs `with_fsync(true)`.
     pub fn from_object_store(objects: Arc<dyn ObjectStore>) -> Self {
-        Self { objects, folder: None }
+        Self { place: objects.to_string(), objects, folder: None }
     }
 
     /// The store's own clock: what it says of an object that was written just now.
@@ -140,7 +143,7 @@ impl ObjectResults {
 impl fmt::Debug for ObjectResults {
     /// Names the place. The client's own text would show its credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ObjectResults({})", self.objects)
+        write!(f, "ObjectResults({})", self.place)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use oncegate_core::store::{Checkup, StoreError};
+use oncegate_core::store::{Checkup, Durability, StoreError};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
@@ -282,8 +282,13 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
     let version = rusqlite::version();
     let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+    let durability = match synchronous {
+        ..1 => Durability::Unsynced,
+        1 => Durability::Moments,
+        2.. => Durability::Disk,
+    };
     let mut warnings = Vec::new();
-    if synchronous < 2 {
+    if durability < Durability::Disk {
         warnings.push(
             "synchronous is NORMAL: a power cut may take back completions that were acknowledged; \
              use Synchronous::Full"
@@ -291,5 +296,5 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
         );
     }
     let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
-    Ok(Checkup { store, warnings })
+    Ok(Checkup { store, durability, warnings })
 }

@@ -219,10 +219,18 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &Subject<'_>) {
     }
 }
 
-pub(super) async fn large_and_binary_results_come_back(subject: &Subject<'_>) {
+pub(super) async fn results_of_every_size_come_back(subject: &Subject<'_>) {
     let all_bytes: Vec<u8> = (0..=u8::MAX).collect();
-    let large: Vec<u8> = all_bytes.iter().copied().cycle().take(64 * 1024).collect();
-    for (name, result) in [("empty", Vec::new()), ("all-bytes", all_bytes), ("large", large)] {
+    let long = |length: usize| all_bytes.iter().copied().cycle().take(length).collect::<Vec<u8>>();
+    let results = [
+        ("empty", Vec::new()),
+        ("zero", vec![0]),
+        ("no-text", vec![0xff]),
+        ("all-bytes", all_bytes.clone()),
+        ("64-kib", long(64 << 10)),
+        ("1-mib", long(1 << 20)),
+    ];
+    for (name, result) in results {
         let (key, token) = (subject.key(name), subject.token());
         let result = Bytes::from(result);
         subject.granted(&key, token).await;
@@ -230,9 +238,33 @@ pub(super) async fn large_and_binary_results_come_back(subject: &Subject<'_>) {
             Operation::Complete { token, fingerprint: None, result: result.clone(), retention: RETENTION };
         assert_eq!(subject.apply(&key, complete).await, HELD);
         let verdict = subject.claim(&key, subject.token()).await;
-        assert!(verdict == Verdict::Completed { result }, "the result came back changed: {name}");
+        assert!(verdict == Verdict::Completed { result: result.clone() }, "a claim shows it changed: {name}");
+        let ahead = subject.store.look_ahead(vec![key.clone()]).await;
+        let ahead = ahead.into_iter().next().expect("one answer").expect("the store answers");
+        assert!(ahead.is_some_and(|ahead| ahead.result == result), "a look ahead shows it changed: {name}");
+        let looked = subject.look(&key).await.and_then(crate::store::Completed::of);
+        assert!(looked.is_some_and(|looked| looked.result == result), "a look shows it changed: {name}");
     }
     let (key, token) = (subject.key("after"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.apply(&key, completion(token, "done")).await, HELD);
+}
+
+pub(super) async fn the_shortest_retention_ends(subject: &Subject<'_>) {
+    let retention = Duration::from_millis(1);
+    let (completed, failed) = (subject.key("completed"), subject.key("failed"));
+    let (first, second) = (subject.token(), subject.token());
+    subject.granted(&completed, first).await;
+    let result = Bytes::from_static(b"done");
+    let complete = Operation::Complete { token: first, fingerprint: None, result, retention };
+    assert_eq!(subject.apply(&completed, complete).await, HELD);
+    subject.granted(&failed, second).await;
+    let fail = Operation::Fail { token: second, reason: String::new(), retention };
+    assert_eq!(subject.apply(&failed, fail).await, HELD);
+    for key in [completed, failed] {
+        subject.pass(&key, STEP).await;
+        assert_eq!(subject.look(&key).await, None);
+        let grant = subject.granted(&key, subject.token()).await;
+        assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
+    }
 }

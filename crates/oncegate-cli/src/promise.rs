@@ -1,0 +1,54 @@
+//! What the store promises, as it was found: shown by every command that asks one.
+
+use oncegate::core::store::{Checkup, Store};
+use serde::Serialize;
+
+use crate::output::Table;
+
+/// The row of `docs/STORES.md` that applies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Promised {
+    Known {
+        /// The store in a few words.
+        found: String,
+        /// The row's name.
+        durability: &'static str,
+        holds: &'static str,
+        adds_a_run: &'static str,
+        warnings: Vec<String>,
+    },
+    /// The store must not be used as it is, or this user may not look.
+    Unknown { unknown: String },
+}
+
+impl Promised {
+    pub(crate) async fn by(store: &dyn Store) -> Self {
+        match store.check().await {
+            Ok(Checkup { store, durability, warnings }) => {
+                let promise = durability.promise();
+                Self::Known {
+                    found: store,
+                    durability: promise.name,
+                    holds: promise.holds,
+                    adds_a_run: promise.adds_a_run,
+                    warnings,
+                }
+            }
+            Err(error) => Self::Unknown { unknown: error.to_string() },
+        }
+    }
+
+    /// Adds its lines.
+    pub(crate) fn tell(&self, table: &mut Table) {
+        match self {
+            Self::Known { found, durability, holds, adds_a_run, warnings } => {
+                table.text("found", found);
+                table.text("promise", format!("{durability}: {holds}"));
+                table.text("runs again", format!("after {adds_a_run}"));
+                warnings.iter().for_each(|warning| table.text("warning", warning));
+            }
+            Self::Unknown { unknown } => table.text("promise", format!("unknown: {unknown}")),
+        }
+    }
+}

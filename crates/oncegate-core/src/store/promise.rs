@@ -1,0 +1,166 @@
+//! What a store's answer is worth: the rows of the table in `docs/STORES.md`.
+
+use std::fmt;
+
+/// What a completion survives that a store has answered, from the least to the most.
+///
+/// A store says at start-up which one applies to it as it was found, [`Checkup`](super::Checkup): it depends on the
+/// settings of its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The server may throw records away while it runs.
+    Evictable,
+    /// Records live in the process that made them.
+    Process,
+    /// Records live in the memory of a server.
+    Memory,
+    /// The server saves its memory now and then.
+    Snapshots,
+    /// The operating system writes to the disk when it likes.
+    Unsynced,
+    /// The disk follows within moments.
+    Moments,
+    /// It is on the disk.
+    Disk,
+    /// It is on the disk, and on another machine.
+    Replicated,
+}
+
+/// A row of the table: what is promised, what still adds a run of a handler, and how that is noticed.
+///
+/// The runs that no store can prevent (a crash between the effect and its completion, a lease lost while the handler
+/// runs, the end of the retention, an operator's reset) come on top of every row but [`SAME_TRANSACTION`](Self::SAME_TRANSACTION).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// The row's name, one lower-case word.
+    pub name: &'static str,
+    /// What holds of a completion that was answered.
+    pub holds: &'static str,
+    /// What makes a handler run again all the same.
+    pub adds_a_run: &'static str,
+    /// How that is noticed.
+    pub noticed_by: &'static str,
+}
+
+/// Where only a record that is lost while its handler runs can be missed.
+const AT_COMPLETION: &str = "`extra_runs{store_loss}`, if it was lost while its handler ran; afterwards its message \
+                             looks new";
+
+impl Durability {
+    /// All of them, from the least to the most.
+    pub const ALL: [Self; 8] = [
+        Self::Evictable,
+        Self::Process,
+        Self::Memory,
+        Self::Snapshots,
+        Self::Unsynced,
+        Self::Moments,
+        Self::Disk,
+        Self::Replicated,
+    ];
+
+    /// One lower-case word, the name of its row.
+    pub const fn as_str(self) -> &'static str {
+        self.promise().name
+    }
+
+    /// The row that applies when the effect happens outside the store's transaction.
+    pub const fn promise(self) -> Promise {
+        let (name, holds, adds_a_run, noticed_by) = match self {
+            Self::Evictable => (
+                "evictable",
+                "nothing: records may go at any time",
+                "memory running short, and all that adds a run in the rows below",
+                "the server's `evicted_keys`, and a warning at start-up",
+            ),
+            Self::Process => (
+                "process",
+                "it is kept until its process ends",
+                "the end of the process",
+                "not at all: everything looks new",
+            ),
+            Self::Memory => (
+                "memory",
+                "it survives its worker; the server's end takes everything",
+                "a restart or crash of the server, a failover",
+                AT_COMPLETION,
+            ),
+            Self::Snapshots => (
+                "snapshots",
+                "it survives its worker; the server's crash takes what came after the last snapshot",
+                "a crash of the server, a power cut, a failover",
+                AT_COMPLETION,
+            ),
+            Self::Unsynced => (
+                "unsynced",
+                "it survives a crash of the worker and of the server; a power cut may take any part",
+                "a power cut, loss of the disk, a failover",
+                AT_COMPLETION,
+            ),
+            Self::Moments => (
+                "moments",
+                "it survives a crash of the worker and of the server; a power cut takes the last moments",
+                "a power cut, for what was completed just before; loss of the disk, a failover",
+                AT_COMPLETION,
+            ),
+            Self::Disk => (
+                "disk",
+                "it survives crashes and power cuts",
+                "loss of the disk, a backup that is put back, a failover to a copy that lags",
+                AT_COMPLETION,
+            ),
+            Self::Replicated => (
+                "replicated",
+                "it survives crashes, power cuts and the loss of one machine",
+                "loss of all its machines, a backup that is put back",
+                AT_COMPLETION,
+            ),
+        };
+        Promise { name, holds, adds_a_run, noticed_by }
+    }
+}
+
+impl Promise {
+    /// The row that applies when the effect is committed in the store's own transaction, whatever the durability:
+    /// what takes the record takes its effect as well.
+    pub const SAME_TRANSACTION: Self = Self {
+        name: "same-transaction",
+        holds: "exactly one committed effect: it and its record are there together, or neither is",
+        adds_a_run: "crashes, lost leases and data that is lost run the handler again, and commit nothing twice; the \
+                     end of the retention and a reset do commit again",
+        noticed_by: "`extra_runs{crash_takeover}`, `extra_runs{lease_lost}`; the record is read back before the ack",
+    };
+
+    /// Every row of the table, in its order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Durability::ALL.into_iter().map(Durability::promise).chain([Self::SAME_TRANSACTION])
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Promise {
+    /// `disk: it survives crashes and power cuts`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.holds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_that_of_the_table_and_every_name_is_a_word_of_its_own() {
+        assert!(Durability::ALL.is_sorted());
+        let names: std::collections::BTreeSet<_> = Promise::all().map(|row| row.name).collect();
+        assert_eq!(names.len(), Promise::all().count());
+        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-')));
+        assert!(Promise::all().all(|row| !row.holds.contains('|') && !row.adds_a_run.contains('|')));
+    }
+}
