@@ -19,6 +19,10 @@ const SCHEMA_VERSION: i32 = 1;
 /// The log is cut back to this after it has grown, in bytes.
 const LOG_BYTES: i64 = 64 * 1024 * 1024;
 
+/// After so many pages the log is copied into the file: 16 MiB. A page that was written several times is copied
+/// once, so a longer log means less copying; and it is read again when the file is opened after a crash.
+const LOG_PAGES: i64 = 4_096;
+
 /// What a connection keeps of the file in memory, in KiB.
 const CACHE_KIB: i64 = 16 * 1024;
 
@@ -180,6 +184,7 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     // On macOS an fsync alone does not reach the disk; elsewhere these two mean nothing.
     connection.pragma_update(None, "fullfsync", synchronous == Synchronous::Full)?;
     connection.pragma_update(None, "checkpoint_fullfsync", synchronous == Synchronous::Full)?;
+    connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
     connection.pragma_update(None, "journal_size_limit", LOG_BYTES)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "trusted_schema", false)

@@ -186,6 +186,10 @@ impl fmt::Debug for SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        if commands.len() <= MAX_JOB_COMMANDS {
+            let count = commands.len();
+            return answered(self.inner.writer.execute(commands), count).await;
+        }
         // All jobs are queued before the first answer is awaited, so that they share transactions.
         let jobs = pieces(commands, MAX_JOB_COMMANDS).map(|piece| {
             let count = piece.len();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use oncegate_core::record::StoreTime;
-use oncegate_core::rules::{Operation, Reply, apply};
+use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, StoreError};
 use rusqlite::{Connection, ErrorCode, params};
 use tokio::sync::oneshot;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::errors::{self, Trouble};
 use super::file::{self, Place, Settings};
 use super::queue::{Gather, Job, Queue, Turn};
-use super::row;
+use super::row::{self, Rows};
 use super::thread::Worker;
 
 /// The most commands of one transaction, unless a single job has more.
@@ -201,23 +201,13 @@ fn execute(
     now: StoreTime,
     batches: &[Vec<Command>],
 ) -> rusqlite::Result<Vec<Answers>> {
-    let answer = |command| match execute_one(connection, now, command) {
+    let mut rows = Rows::of(connection)?;
+    let mut answer = |command| match rows.execute(now, command) {
         Ok(reply) => Ok(Ok(reply)),
         Err(Trouble::Sqlite(error)) if !is_its_own(&error) => Err(error),
         Err(trouble) => Ok(Err(StoreError::from(trouble))),
     };
-    batches.iter().map(|commands| commands.iter().map(answer).collect()).collect()
-}
-
-fn execute_one(connection: &Connection, now: StoreTime, command: &Command) -> Result<Reply, Trouble> {
-    let before = row::read(connection, &command.key)?;
-    let (after, reply) = apply(now, before.clone(), &command.operation);
-    match after {
-        Some(record) if before.as_ref() != Some(&record) => row::write(connection, &command.key, &record)?,
-        // Unchanged, or expired: the purge takes what has expired.
-        _ => {}
-    }
-    Ok(reply)
+    batches.iter().map(|commands| commands.iter().map(&mut answer).collect()).collect()
 }
 
 /// Whether an error is about one command's data alone.
