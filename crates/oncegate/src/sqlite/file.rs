@@ -9,6 +9,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
 use super::row::SCHEMA;
+use crate::archive::SharedArchive;
 
 /// Marks a file as ours: `once` in ASCII.
 const APPLICATION_ID: i32 = 0x6f6e_6365;
@@ -33,6 +34,7 @@ pub(super) struct Settings {
     pub(super) busy_timeout: Duration,
     pub(super) synchronous: Synchronous,
     pub(super) purge_rest: Option<Duration>,
+    pub(super) archive: Option<SharedArchive>,
     pub(super) must_exist: bool,
     pub(super) check_up_to_bytes: u64,
 }
@@ -56,6 +58,7 @@ impl Settings {
             busy_timeout: Duration::from_secs(5),
             synchronous: Synchronous::default(),
             purge_rest: Some(Duration::from_secs(60)),
+            archive: None,
             must_exist: false,
             check_up_to_bytes: 256 * 1024 * 1024,
         }

@@ -5,7 +5,8 @@
 //! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
 //!
 //! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
-//! - `writer`: group commit and purge; `reader`: looks; `thread` and `queue`: between them and the callers
+//! - `writer`: group commit; `reader`: looks; `purge`: expired records; `thread` and `queue`: between them and
+//!   the callers
 //!
 //! An operator reads it with any SQLite shell, while it is in use:
 //!
@@ -27,12 +28,16 @@ use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
 use tokio::sync::oneshot;
 
 use self::file::Settings;
+use self::purge::Nothing;
 use self::reader::Reader;
+use self::thread::Worker;
 use self::writer::Writer;
+use crate::archive::{Archive, SharedArchive};
 
 mod clock;
 mod errors;
 mod file;
+mod purge;
 mod queue;
 mod reader;
 mod row;
@@ -75,6 +80,8 @@ pub struct SqliteStore {
 
 struct Inner {
     path: PathBuf,
+    /// It ends before the writer, through which it removes.
+    _purge: Option<Worker<Nothing>>,
     writer: Writer,
     reader: Reader,
 }
@@ -136,7 +143,7 @@ impl SqliteBuilder {
     }
 
     /// How long to rest between two walks through the file that remove expired records. A walk goes in
-    /// small steps between the callers' transactions. Default: 60 s.
+    /// small steps, of 250 removed rows at most, between the callers' transactions. Default: 60 s.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.settings.purge_rest = Some(rest);
         self
@@ -145,6 +152,13 @@ impl SqliteBuilder {
     /// Leaves expired records in the file, for a purge of the operator's own. They still count as absent.
     pub fn without_purge(mut self) -> Self {
         self.settings.purge_rest = None;
+        self
+    }
+
+    /// Hands expired records to `archive` before they are removed. They stay in the file as long as it refuses
+    /// them. Default: none; they are removed.
+    pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
+        self.settings.archive = Some(SharedArchive::new(archive));
         self
     }
 
@@ -172,8 +186,9 @@ impl SqliteBuilder {
         let settings = self.settings;
         let path = settings.path.clone();
         let writer = Writer::start(settings.clone()).await?;
-        let reader = Reader::start(settings).await?;
-        Ok(SqliteStore { inner: Arc::new(Inner { path, writer, reader }) })
+        let reader = Reader::start(settings.clone()).await?;
+        let _purge = purge::start(settings, writer.removals()).await?;
+        Ok(SqliteStore { inner: Arc::new(Inner { path, _purge, writer, reader }) })
     }
 }
 

@@ -118,11 +118,13 @@ impl<'c> Rows<'c> {
 }
 
 /// The record of a key, if there is a row for it. It may have expired.
+#[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
 pub(super) fn read(connection: &Connection, key: &StoreKey) -> Result<Option<Record>, Trouble> {
     Rows::of(connection)?.read(key)
 }
 
 /// Puts a record in the place of whatever row the key has.
+#[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
 pub(super) fn write(connection: &Connection, key: &StoreKey, record: &Record) -> rusqlite::Result<()> {
     let mut rows = Rows::of(connection)?;
     if rows.insert(key, record)? {
