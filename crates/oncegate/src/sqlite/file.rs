@@ -9,6 +9,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
 use super::row::SCHEMA;
+use crate::archive::SharedArchive;
 
 /// Marks a file as ours: `once` in ASCII.
 const APPLICATION_ID: i32 = 0x6f6e_6365;
@@ -18,6 +19,10 @@ const SCHEMA_VERSION: i32 = 1;
 
 /// The log is cut back to this after it has grown, in bytes.
 const LOG_BYTES: i64 = 64 * 1024 * 1024;
+
+/// After so many pages the log is copied into the file: 16 MiB. A page that was written several times is copied
+/// once, so a longer log means less copying; and it is read again when the file is opened after a crash.
+const LOG_PAGES: i64 = 4_096;
 
 /// What a connection keeps of the file in memory, in KiB.
 const CACHE_KIB: i64 = 16 * 1024;
@@ -29,6 +34,7 @@ pub(super) struct Settings {
     pub(super) busy_timeout: Duration,
     pub(super) synchronous: Synchronous,
     pub(super) purge_rest: Option<Duration>,
+    pub(super) archive: Option<SharedArchive>,
     pub(super) must_exist: bool,
     pub(super) check_up_to_bytes: u64,
 }
@@ -52,6 +58,7 @@ impl Settings {
             busy_timeout: Duration::from_secs(5),
             synchronous: Synchronous::default(),
             purge_rest: Some(Duration::from_secs(60)),
+            archive: None,
             must_exist: false,
             check_up_to_bytes: 256 * 1024 * 1024,
         }
@@ -197,6 +204,7 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     // On macOS an fsync alone does not reach the disk; elsewhere these two mean nothing.
     connection.pragma_update(None, "fullfsync", synchronous == Synchronous::Full)?;
     connection.pragma_update(None, "checkpoint_fullfsync", synchronous == Synchronous::Full)?;
+    connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
     connection.pragma_update(None, "journal_size_limit", LOG_BYTES)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "trusted_schema", false)

@@ -6,7 +6,8 @@
 //!
 //! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
 //! - `commit`: a record completed inside a transaction of the user's own
-//! - `writer`: group commit and purge; `reader`: looks; `thread` and `queue`: between them and the callers
+//! - `writer`: group commit; `reader`: looks; `purge`: expired records; `thread` and `queue`: between them and
+//!   the callers
 //!
 //! An operator reads it with any SQLite shell, while it is in use:
 //!
@@ -28,13 +29,17 @@ use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
 use tokio::sync::oneshot;
 
 use self::file::Settings;
+use self::purge::Nothing;
 use self::reader::Reader;
+use self::thread::Worker;
 use self::writer::Writer;
+use crate::archive::{Archive, SharedArchive};
 
 mod clock;
 mod commit;
 mod errors;
 mod file;
+mod purge;
 mod queue;
 mod reader;
 mod row;
@@ -77,6 +82,8 @@ pub struct SqliteStore {
 
 struct Inner {
     settings: Settings,
+    /// It ends before the writer, through which it removes.
+    _purge: Option<Worker<Nothing>>,
     writer: Writer,
     reader: Reader,
 }
@@ -151,7 +158,7 @@ impl SqliteBuilder {
     }
 
     /// How long to rest between two walks through the file that remove expired records. A walk goes in
-    /// small steps between the callers' transactions. Default: 60 s.
+    /// small steps, of 250 removed rows at most, between the callers' transactions. Default: 60 s.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.settings.purge_rest = Some(rest);
         self
@@ -160,6 +167,13 @@ impl SqliteBuilder {
     /// Leaves expired records in the file, for a purge of the operator's own. They still count as absent.
     pub fn without_purge(mut self) -> Self {
         self.settings.purge_rest = None;
+        self
+    }
+
+    /// Hands expired records to `archive` before they are removed. They stay in the file as long as it refuses
+    /// them. Default: none; they are removed.
+    pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
+        self.settings.archive = Some(SharedArchive::new(archive));
         self
     }
 
@@ -187,7 +201,8 @@ impl SqliteBuilder {
         let settings = self.settings;
         let writer = Writer::start(settings.clone()).await?;
         let reader = Reader::start(settings.clone()).await?;
-        Ok(SqliteStore { inner: Arc::new(Inner { settings, writer, reader }) })
+        let _purge = purge::start(settings.clone(), writer.removals()).await?;
+        Ok(SqliteStore { inner: Arc::new(Inner { settings, _purge, writer, reader }) })
     }
 }
 
@@ -200,6 +215,10 @@ impl fmt::Debug for SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        if commands.len() <= MAX_JOB_COMMANDS {
+            let count = commands.len();
+            return answered(self.inner.writer.execute(commands), count).await;
+        }
         // All jobs are queued before the first answer is awaited, so that they share transactions.
         let jobs = pieces(commands, MAX_JOB_COMMANDS).map(|piece| {
             let count = piece.len();

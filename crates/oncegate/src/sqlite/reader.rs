@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::errors::{self, Trouble};
 use super::file::{self, Place, Settings};
 use super::queue::{Gather, Job, Queue, Turn};
-use super::row;
+use super::row::{self, Rows};
 use super::thread::Worker;
 
 /// The most keys of one read transaction, so that the log can be cut back between.
@@ -136,7 +136,8 @@ impl Thread {
         let read = || {
             let transaction = self.connection.unchecked_transaction()?;
             let now = row::now(&transaction, false)?;
-            let look = |key: &StoreKey| match row::read(&transaction, key) {
+            let mut rows = Rows::of(&transaction)?;
+            let mut look = |key: &StoreKey| match rows.read(key) {
                 Ok(record) => {
                     let kept = record.filter(|record| record.kept(now));
                     Ok(Ok(kept.map(|record| Looked { now, record })))
@@ -144,7 +145,7 @@ impl Thread {
                 Err(Trouble::Sqlite(error)) => Err(error),
                 Err(unreadable) => Ok(Err(StoreError::from(unreadable))),
             };
-            looks.iter().map(|job| job.keys.iter().map(look).collect()).collect()
+            looks.iter().map(|job| job.keys.iter().map(&mut look).collect()).collect()
         };
         let read: rusqlite::Result<Vec<Answers>> = read();
         read.map_err(|error| errors::not_executed(&error))

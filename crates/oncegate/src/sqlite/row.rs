@@ -3,27 +3,38 @@
 use bytes::Bytes;
 use oncegate_core::key::{Fingerprint, Scope, StoreKey};
 use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, TokenTag};
-use rusqlite::types::FromSql;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use oncegate_core::rules::{Operation, Reply, apply};
+use oncegate_core::store::Command;
+use rusqlite::types::{FromSql, ToSql};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, Statement, params};
 
 use super::clock::{self, Remembered};
 use super::errors::Trouble;
 
-/// The tables. A record's own end comes before its result, so that a purge never reads long results.
+/// The tables.
+///
+/// Keys come in no order. In a table sorted by them, a batch of 64 would rewrite 64 pages for its claims and
+/// the same 64 for its completions. Rows in the order of their arrival lie together: only the index of the keys is
+/// hit all over, and only by claims. A record's own end comes before its result, so that a purge never reads
+/// long results.
+///
+/// The checks are spelt out, because SQLite makes a temporary table for `IN` each time a row is written.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE records (
-    key           TEXT    NOT NULL PRIMARY KEY,
-    state         TEXT    NOT NULL CHECK (state IN ('pending', 'released', 'completed', 'failed')),
+    id            INTEGER NOT NULL PRIMARY KEY,   -- the order of arrival
+    key           TEXT    NOT NULL UNIQUE,
+    state         TEXT    NOT NULL CHECK (state = 'pending' OR state = 'released'
+                                          OR state = 'completed' OR state = 'failed'),
     expires_at_ms INTEGER NOT NULL,               -- a lease or delay ends 30 days before
     owner         BLOB    NOT NULL,               -- pending: the token; otherwise the tag of who ended it
     attempt       INTEGER NOT NULL,               -- 0 for completed: it does not matter any more
-    recovery      TEXT    NOT NULL CHECK (recovery IN ('none', 'earlier', 'takeover')),
+    recovery      TEXT    NOT NULL CHECK (recovery = 'none' OR recovery = 'earlier' OR recovery = 'takeover'),
     fence         INTEGER,
     fingerprint   BLOB,
     handed_over   INTEGER NOT NULL CHECK (handed_over IN (0, 1)),
     reason        TEXT    NOT NULL,
     result        BLOB                            -- completed alone
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE descriptors (
     scope      TEXT NOT NULL PRIMARY KEY,
@@ -40,44 +51,93 @@ INSERT INTO clock (id, reached_us, ahead_us) VALUES (1, 0, 0);
 ";
 
 const READ: &str = "SELECT state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, \
-                    reason, result FROM records WHERE key = ?1";
+                    reason, result, id FROM records WHERE key = ?1";
 
-/// An upsert would open a temporary table each time; on a table whose only index is its key, this overwrites
-/// the row in place.
-const WRITE: &str = "REPLACE INTO records (key, state, expires_at_ms, owner, attempt, recovery, fence, \
-                     fingerprint, handed_over, reason, result) \
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+const INSERT: &str = "INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, fence, \
+                      fingerprint, handed_over, reason, result) \
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) ON CONFLICT (key) DO NOTHING";
+
+const UPDATE: &str = "UPDATE records SET state = ?2, expires_at_ms = ?3, owner = ?4, attempt = ?5, recovery = ?6, \
+                      fence = ?7, fingerprint = ?8, handed_over = ?9, reason = ?10, result = ?11 WHERE id = ?1";
+
+/// The rows of records, through statements that are prepared once for many keys.
+pub(super) struct Rows<'c> {
+    read: CachedStatement<'c>,
+    insert: CachedStatement<'c>,
+    update: CachedStatement<'c>,
+}
+
+impl<'c> Rows<'c> {
+    pub(super) fn of(connection: &'c Connection) -> rusqlite::Result<Self> {
+        let prepare = |sql| connection.prepare_cached(sql);
+        Ok(Self { read: prepare(READ)?, insert: prepare(INSERT)?, update: prepare(UPDATE)? })
+    }
+
+    /// Runs a command on the row of its key, inside the caller's transaction.
+    pub(super) fn execute(&mut self, now: StoreTime, command: &Command) -> Result<Reply, Trouble> {
+        let Command { key, operation } = command;
+        // Most claims are of keys that have no row: inserting at once spares them the look before.
+        if matches!(operation, Operation::Claim { .. })
+            && let (Some(granted), reply) = apply(now, None, operation)
+            && self.insert(key, &granted)?
+        {
+            return Ok(reply);
+        }
+        let (id, before) = self.find(key)?.unzip();
+        let (after, reply) = apply(now, before.clone(), operation);
+        match (after, id) {
+            (Some(after), Some(id)) if before.as_ref() != Some(&after) => self.update(id, &after)?,
+            (Some(after), None) => _ = self.insert(key, &after)?,
+            // Unchanged, or expired: the purge takes what has expired.
+            _ => {}
+        }
+        Ok(reply)
+    }
+
+    /// The record of a key, if there is a row for it. It may have expired.
+    pub(super) fn read(&mut self, key: &StoreKey) -> Result<Option<Record>, Trouble> {
+        Ok(self.find(key)?.map(|(_, record)| record))
+    }
+
+    /// The row of a key and the record in it, if there is one. It may have expired.
+    fn find(&mut self, key: &StoreKey) -> Result<Option<(i64, Record)>, Trouble> {
+        let mut rows = self.read.query([key.as_str()])?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        let decoded = decode(row).map_err(|reason| Trouble::Unreadable { key: key.clone(), reason })?;
+        Ok(Some((row.get(10)?, decoded)))
+    }
+
+    /// Makes a row for the record; `false` when the key has one already, which stays as it is.
+    fn insert(&mut self, key: &StoreKey, record: &Record) -> rusqlite::Result<bool> {
+        Columns::of(record).run(&mut self.insert, &key.as_str()).map(|rows| rows == 1)
+    }
+
+    fn update(&mut self, id: i64, record: &Record) -> rusqlite::Result<()> {
+        Columns::of(record).run(&mut self.update, &id).map(|_| ())
+    }
+}
 
 /// The record of a key, if there is a row for it. It may have expired.
+#[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
 pub(super) fn read(connection: &Connection, key: &StoreKey) -> Result<Option<Record>, Trouble> {
-    let mut statement = connection.prepare_cached(READ)?;
-    let mut rows = statement.query(params![key.as_str()])?;
-    let Some(row) = rows.next()? else { return Ok(None) };
-    let decoded = decode(row).map_err(|reason| Trouble::Unreadable { key: key.clone(), reason })?;
-    Ok(Some(decoded))
+    Rows::of(connection)?.read(key)
 }
 
 /// Puts a record in the place of whatever row the key has.
+#[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
 pub(super) fn write(connection: &Connection, key: &StoreKey, record: &Record) -> rusqlite::Result<()> {
-    let columns = Columns::of(&record.state);
-    connection.prepare_cached(WRITE)?.execute(params![
-        key.as_str(),
-        columns.state,
-        i64::try_from(record.expires_at.millis()).unwrap_or(i64::MAX),
-        columns.owner,
-        columns.attempt,
-        columns.recovery,
-        columns.fence.map(|Fence(fence)| i64::try_from(fence).unwrap_or(i64::MAX)),
-        record.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice()),
-        columns.handed_over,
-        columns.reason,
-        columns.result,
-    ])?;
-    Ok(())
+    let mut rows = Rows::of(connection)?;
+    if rows.insert(key, record)? {
+        return Ok(());
+    }
+    let id = "SELECT id FROM records WHERE key = ?1";
+    let id = connection.prepare_cached(id)?.query_row([key.as_str()], |row| row.get(0))?;
+    rows.update(id, record)
 }
 
-/// A state, spread over its columns.
+/// A record, spread over its columns.
 struct Columns<'a> {
+    record: &'a Record,
     state: &'static str,
     owner: &'a [u8],
     attempt: u8,
@@ -89,14 +149,15 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(state: &'a State) -> Self {
-        let (name, owner) = match state {
+    fn of(record: &'a Record) -> Self {
+        let (name, owner) = match &record.state {
             State::Pending { token, .. } => ("pending", token.as_bytes().as_slice()),
             State::Released { by, .. } => ("released", by.0.as_slice()),
             State::Completed { by, .. } => ("completed", by.0.as_slice()),
             State::Failed { by, .. } => ("failed", by.0.as_slice()),
         };
         let columns = Self {
+            record,
             state: name,
             owner,
             attempt: 0,
@@ -106,7 +167,7 @@ impl<'a> Columns<'a> {
             reason: "",
             result: None,
         };
-        match state {
+        match &record.state {
             &State::Pending { attempt, recovery, fence, .. } => {
                 let recovery = match recovery {
                     Recovery::None => "none",
@@ -125,40 +186,59 @@ impl<'a> Columns<'a> {
             }
         }
     }
+
+    /// Runs [`INSERT`] for a key or [`UPDATE`] for a row's id.
+    fn run(&self, statement: &mut Statement<'_>, row: &dyn ToSql) -> rusqlite::Result<usize> {
+        statement.execute(params![
+            row,
+            self.state,
+            i64::try_from(self.record.expires_at.millis()).unwrap_or(i64::MAX),
+            self.owner,
+            self.attempt,
+            self.recovery,
+            self.fence.map(|Fence(fence)| i64::try_from(fence).unwrap_or(i64::MAX)),
+            self.record.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice()),
+            self.handed_over,
+            self.reason,
+            self.result,
+        ])
+    }
 }
 
 /// Reads a row that may hold anything: nothing is guessed, and what is wrong is said without the data.
+///
+/// The columns stand in the order of [`READ`].
 fn decode(row: &Row<'_>) -> Result<Record, String> {
-    let expires_at_ms: i64 = column(row, "expires_at_ms")?;
-    let fingerprint: Option<[u8; Fingerprint::BYTES]> = column(row, "fingerprint")?;
-    let fence: Option<i64> = column(row, "fence")?;
-    let fence = fence.map(|fence| u64::try_from(fence).map(Fence).map_err(|_| "fence is negative"));
-    let fence = fence.transpose()?;
-    let attempt: u8 = column(row, "attempt")?;
-    let recovery: String = column(row, "recovery")?;
-    let recovery = match recovery.as_str() {
+    let expires_at_ms: i64 = column(row, 1, "expires_at_ms")?;
+    let attempt: u8 = column(row, 3, "attempt")?;
+    let recovery = match text(row, 4, "recovery")? {
         "none" => Recovery::None,
         "earlier" => Recovery::Earlier,
         "takeover" => Recovery::Takeover,
         _ => return Err("recovery is of no known kind".to_owned()),
     };
-    let state: String = column(row, "state")?;
-    let state = match state.as_str() {
+    let fence: Option<i64> = column(row, 5, "fence")?;
+    let fence = fence.map(|fence| u64::try_from(fence).map(Fence).map_err(|_| "fence is negative"));
+    let fence = fence.transpose()?;
+    let fingerprint: Option<[u8; Fingerprint::BYTES]> = column(row, 6, "fingerprint")?;
+    let by = || column(row, 2, "owner").map(TokenTag);
+    let reason = || text(row, 8, "reason").map(str::to_owned);
+    let state = match text(row, 0, "state")? {
         "pending" => {
-            let token: [u8; 16] = column(row, "owner")?;
+            let token: [u8; 16] = column(row, 2, "owner")?;
             State::Pending { token: Token::from(token), attempt, recovery, fence }
         }
         "released" => {
-            let (by, reason) = (TokenTag(column(row, "owner")?), column(row, "reason")?);
-            State::Released { by, attempt, recovered: recovery.recovered(), fence, reason }
+            let recovered = recovery.recovered();
+            State::Released { by: by()?, attempt, recovered, fence, reason: reason()? }
         }
         "completed" => {
-            let result: Vec<u8> = column(row, "result")?;
-            State::Completed { by: TokenTag(column(row, "owner")?), result: Bytes::from(result) }
+            let result: Vec<u8> = column(row, 9, "result")?;
+            State::Completed { by: by()?, result: Bytes::from(result) }
         }
         "failed" => {
-            let (by, reason) = (TokenTag(column(row, "owner")?), column(row, "reason")?);
-            State::Failed { by, attempt, handed_over: column(row, "handed_over")?, reason }
+            let handed_over = column(row, 7, "handed_over")?;
+            State::Failed { by: by()?, attempt, handed_over, reason: reason()? }
         }
         _ => return Err("state is of no known kind".to_owned()),
     };
@@ -167,8 +247,13 @@ fn decode(row: &Row<'_>) -> Result<Record, String> {
     Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
 }
 
-fn column<T: FromSql>(row: &Row<'_>, name: &str) -> Result<T, String> {
-    row.get(name).map_err(|_| format!("column {name} holds something else"))
+fn column<T: FromSql>(row: &Row<'_>, at: usize, name: &str) -> Result<T, String> {
+    row.get(at).map_err(|_| format!("column {name} holds something else"))
+}
+
+fn text<'r>(row: &'r Row<'_>, at: usize, name: &str) -> Result<&'r str, String> {
+    let value = row.get_ref(at).ok().and_then(|value| value.as_str().ok());
+    value.ok_or_else(|| format!("column {name} holds something else"))
 }
 
 /// What time it is; within a transaction that writes, `keep` what the file must remember of it.

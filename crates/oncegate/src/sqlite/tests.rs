@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use super::*;
 
 mod equivalence;
+mod purge;
 
 /// A file that only its user's test knows.
 struct SqliteBench {
@@ -141,23 +142,6 @@ async fn concurrent_calls_share_a_transaction() {
     let stats = store.stats();
     assert_eq!(stats.commands, 200);
     assert!(stats.transactions <= 2, "{stats:?}");
-}
-
-#[tokio::test]
-async fn expired_records_are_removed_and_others_stay() {
-    let place = Place::new();
-    let store = SqliteStore::builder(place.path()).purge_every(Duration::ZERO).open().await.unwrap();
-    completed(&store, 2_500, DAY).await;
-    let expired: Vec<_> = (0..2_500).step_by(2).map(|number| key(&format!("{number}"))).collect();
-    for key in &expired {
-        store.pass(key, 2 * DAY).await.unwrap();
-    }
-    // Every call lets the thread go on with its walk.
-    while store.stats().purged < expired.len() as u64 {
-        one(&store, claim("busy", 1)).await.unwrap();
-    }
-    let rows: i64 = place.foreign().query_row("SELECT count(*) FROM records", [], |row| row.get(0)).unwrap();
-    assert_eq!(rows, 1_250 + 1);
 }
 
 #[tokio::test]

@@ -48,6 +48,11 @@ impl<J: Job + Send + 'static> Worker<J> {
         }
     }
 
+    /// What the thread works off, for those who hand in jobs beside the owner.
+    pub(super) fn queue(&self) -> &Arc<Queue<J>> {
+        &self.queue
+    }
+
     /// Hands a job to the thread.
     ///
     /// # Errors

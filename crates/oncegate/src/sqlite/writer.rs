@@ -1,19 +1,20 @@
-//! The thread that writes: group commit, and the purge between.
+//! The thread that writes: group commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use oncegate_core::record::StoreTime;
-use oncegate_core::rules::{Operation, Reply, apply};
+use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, StoreError};
-use rusqlite::{Connection, ErrorCode, params};
+use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
 use super::errors::{self, Trouble};
 use super::file::{self, Place, Settings};
+use super::purge::{self, ExpiredRow};
 use super::queue::{Gather, Job, Queue, Turn};
-use super::row;
+use super::row::{self, Rows};
 use super::thread::Worker;
 
 /// The most commands of one transaction, unless a single job has more.
@@ -26,14 +27,8 @@ const GATHER_PART: u32 = 4;
 /// The longest time to gather.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
 
-/// The most rows that one step of the purge looks at.
-const PURGE_STEP_ROWS: i64 = 1_000;
-
-/// How long a walk rests between two steps, so that it takes a small part of the thread's time.
-const PURGE_STEP_PAUSE: Duration = Duration::from_millis(20);
-
-/// How long a thread without a purge sleeps when nothing comes; any time would do.
-const NO_PURGE: Duration = Duration::from_secs(3_600);
+/// How long the thread sleeps when nothing comes; any time would do.
+const PATIENCE: Duration = Duration::from_secs(3_600);
 
 /// What a store has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,8 +92,7 @@ impl Writer {
             let connection = file::open(&settings)?;
             let place = Place::of(&settings.path);
             let transactions = Transactions { connection, place, busy_timeout: settings.busy_timeout };
-            let purge = settings.purge_rest.map(Purge::new);
-            Ok(Thread { transactions, purge, gather: Gather::default(), counters: count })
+            Ok(Thread { transactions, gather: Gather::default(), counters: count })
         };
         let worker = Worker::start("oncegate-sqlite-write", open, Thread::run).await?;
         Ok(Self { worker, counters })
@@ -114,16 +108,16 @@ impl Writer {
     /// Runs something in a transaction of its own.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
-        mut ask: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        ask: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let task = move |transactions: &mut Transactions| {
-            // A caller who has gone away wants no answer.
-            let _ = answer.send(transactions.write(|connection, _| ask(connection)));
-        };
-        self.worker.push(Work::Task(Box::new(task)))?;
-        let lost = |_| StoreError::unknown("the thread of the SQLite store ended before it answered");
-        answered.await.map_err(lost)?
+        let (work, answered) = task(ask);
+        self.worker.push(work)?;
+        answered.await.map_err(thread_ended)?
+    }
+
+    /// How the purge removes rows.
+    pub(super) fn removals(&self) -> Removals {
+        Removals { queue: Arc::clone(self.worker.queue()), counters: Arc::clone(&self.counters) }
     }
 
     pub(super) fn stats(&self) -> SqliteStats {
@@ -135,10 +129,42 @@ impl Writer {
     }
 }
 
+/// Something in a transaction of its own, and where its answer comes.
+fn task<T: Send + 'static>(
+    mut task: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
+) -> (Work, oneshot::Receiver<Result<T, StoreError>>) {
+    let (answer, answered) = oneshot::channel();
+    let run = move |transactions: &mut Transactions| {
+        // A caller who has gone away wants no answer.
+        let _ = answer.send(transactions.write(|connection, _| task(connection)));
+    };
+    (Work::Task(Box::new(run)), answered)
+}
+
+fn thread_ended(_: oneshot::error::RecvError) -> StoreError {
+    StoreError::unknown("the thread of the SQLite store ended before it answered")
+}
+
+/// The writing thread, as the purge sees it.
+pub(super) struct Removals {
+    queue: Arc<Queue<Work>>,
+    counters: Arc<Counters>,
+}
+
+impl Removals {
+    /// Removes rows in one transaction, and waits for it.
+    pub(super) fn remove(&self, rows: Vec<ExpiredRow>) -> Result<(), StoreError> {
+        let (work, answered) = task(move |connection| purge::remove(connection, &rows));
+        self.queue.push(work)?;
+        let removed = answered.blocking_recv().map_err(thread_ended)??;
+        self.counters.purged.fetch_add(removed as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 /// The writing thread, as it sees itself.
 struct Thread {
     transactions: Transactions,
-    purge: Option<Purge>,
     gather: Gather,
     counters: Arc<Counters>,
 }
@@ -146,15 +172,10 @@ struct Thread {
 impl Thread {
     fn run(mut self, queue: &Queue<Work>) {
         loop {
-            let patience = self.purge.as_ref().map_or(NO_PURGE, Purge::due_in);
-            match queue.take(MAX_TRANSACTION_COMMANDS, patience, self.gather) {
+            match queue.take(MAX_TRANSACTION_COMMANDS, PATIENCE, self.gather) {
                 Turn::Jobs(jobs) => self.work(jobs),
                 Turn::Idle => {}
                 Turn::Closed => return,
-            }
-            if let Some(purge) = self.purge.as_mut().filter(|purge| purge.due_in().is_zero()) {
-                let purged = purge.step(&mut self.transactions);
-                self.counters.purged.fetch_add(purged, Ordering::Relaxed);
             }
         }
     }
@@ -201,23 +222,13 @@ fn execute(
     now: StoreTime,
     batches: &[Vec<Command>],
 ) -> rusqlite::Result<Vec<Answers>> {
-    let answer = |command| match execute_one(connection, now, command) {
+    let mut rows = Rows::of(connection)?;
+    let mut answer = |command| match rows.execute(now, command) {
         Ok(reply) => Ok(Ok(reply)),
         Err(Trouble::Sqlite(error)) if !is_its_own(&error) => Err(error),
         Err(trouble) => Ok(Err(StoreError::from(trouble))),
     };
-    batches.iter().map(|commands| commands.iter().map(answer).collect()).collect()
-}
-
-fn execute_one(connection: &Connection, now: StoreTime, command: &Command) -> Result<Reply, Trouble> {
-    let before = row::read(connection, &command.key)?;
-    let (after, reply) = apply(now, before.clone(), &command.operation);
-    match after {
-        Some(record) if before.as_ref() != Some(&record) => row::write(connection, &command.key, &record)?,
-        // Unchanged, or expired: the purge takes what has expired.
-        _ => {}
-    }
-    Ok(reply)
+    batches.iter().map(|commands| commands.iter().map(&mut answer).collect()).collect()
 }
 
 /// Whether an error is about one command's data alone.
@@ -269,62 +280,4 @@ fn transaction<T>(
     *committing = true;
     connection.prepare_cached("COMMIT")?.execute([])?;
     Ok(done)
-}
-
-/// The walk through the file that removes expired records.
-struct Purge {
-    rest: Duration,
-    next: Option<Instant>,
-    after: String,
-}
-
-impl Purge {
-    fn new(rest: Duration) -> Self {
-        Self { rest, next: Instant::now().checked_add(rest), after: String::new() }
-    }
-
-    fn due_in(&self) -> Duration {
-        self.next.map_or(NO_PURGE, |next| next.saturating_duration_since(Instant::now()))
-    }
-
-    /// Looks at the next rows and removes what has expired; returns how many rows that were.
-    ///
-    /// What goes wrong here is not told: the next caller meets it too, and hears of it.
-    fn step(&mut self, transactions: &mut Transactions) -> u64 {
-        let (removed, last) = self.try_step(transactions).unwrap_or_default();
-        let pause = if last.is_empty() { self.rest } else { PURGE_STEP_PAUSE };
-        self.after = last;
-        self.next = Instant::now().checked_add(pause);
-        removed
-    }
-
-    /// Returns how many rows were removed, and the last key that was looked at: empty at the end.
-    fn try_step(&self, transactions: &mut Transactions) -> Result<(u64, String), StoreError> {
-        let looked = self.look(&transactions.connection).map_err(|error| errors::not_executed(&error))?;
-        let Some((last, expired, more)) = looked else { return Ok((0, String::new())) };
-        let mut removed = 0;
-        if expired {
-            removed = transactions.write(|connection, now| {
-                let remove = "DELETE FROM records WHERE key > ?1 AND key <= ?2 AND expires_at_ms < ?3";
-                let now_ms = i64::try_from(now.millis()).unwrap_or(i64::MAX);
-                connection.prepare_cached(remove)?.execute(params![self.after, last, now_ms])
-            })?;
-        }
-        Ok((removed as u64, if more { last } else { String::new() }))
-    }
-
-    /// The last key of the next rows, whether any of them has expired, and whether more may follow.
-    fn look(&self, connection: &Connection) -> rusqlite::Result<Option<(String, bool, bool)>> {
-        let now_ms = i64::try_from(row::now(connection, false)?.millis()).unwrap_or(i64::MAX);
-        let look = "SELECT max(key), min(expires_at_ms), count(*) FROM \
-                    (SELECT key, expires_at_ms FROM records WHERE key > ?1 ORDER BY key LIMIT ?2)";
-        let mut statement = connection.prepare_cached(look)?;
-        statement.query_row(params![self.after, PURGE_STEP_ROWS], |row| {
-            let last: Option<String> = row.get(0)?;
-            let first_end_ms: Option<i64> = row.get(1)?;
-            let rows: i64 = row.get(2)?;
-            let expired = first_end_ms.is_some_and(|end_ms| end_ms < now_ms);
-            Ok(last.map(|last| (last, expired, rows == PURGE_STEP_ROWS)))
-        })
-    }
 }
