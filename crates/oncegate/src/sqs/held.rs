@@ -143,9 +143,9 @@ impl Held {
         self.acked
     }
 
-    /// Whether nothing is left to tell the queue.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.entries.len() == self.in_hand
+    /// Whether nothing is in hand, and nothing left to tell the queue.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// Holds what was received at `now`. `None` when it is held already: then only its handle is news.
@@ -302,7 +302,7 @@ impl Held {
         batches.filter(|batch| !batch.is_empty()).collect()
     }
 
-    /// A delete was answered. Whether the message is gone from the queue.
+    /// A delete was answered. Whether it can no longer be done.
     pub(crate) fn note_delete(
         &mut self,
         now: Instant,
@@ -314,24 +314,22 @@ impl Held {
             return false;
         };
         match answer {
+            // It was received again meanwhile: only the newest handle is sure to delete it.
             Answer::Done | Answer::Gone if entry.handle != target.handle => {
-                // It was received again meanwhile: only the newest handle is sure to delete it.
                 self.deletes.push(now, Arc::clone(&target.id));
-                false
             }
-            Answer::Done => self.forget(&target.id).is_some(),
-            Answer::Gone => {
-                // Whatever comes of it comes as another delivery, which its record answers.
+            // Without a good handle, whatever comes of it comes as another delivery, which its record answers.
+            Answer::Done | Answer::Gone => {
                 self.forget(&target.id);
-                false
+                return answer == Answer::Gone;
             }
             Answer::Failed => {
                 entry.failures += 1;
                 let again_at = now + REPEAT_BACKOFF.wait(entry.failures, fraction);
                 self.deletes.push_later(again_at, Arc::clone(&target.id));
-                false
             }
         }
+        false
     }
 
     /// A change of visibility that was sent at `sent_at` was answered. Whether the message was lost.
