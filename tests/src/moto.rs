@@ -42,10 +42,14 @@ impl Moto {
         match std::env::var(VARIABLE) {
             Ok(endpoint) => {
                 let reached = async || Self { sqs: Sqs::reached(VARIABLE, endpoint).await };
-                NAMED.get_or_init(reached).await.clone()
+                NAMED.get_or_init(reached).await.again()
             }
-            Err(_) => (**OWN.get_or_init(MotoServer::start).await).clone(),
+            Err(_) => OWN.get_or_init(MotoServer::start).await.again(),
         }
+    }
+
+    fn again(&self) -> Self {
+        Self { sqs: self.sqs.again() }
     }
 
     /// The address for clients of any service: `http://host:port`. It takes any credentials.

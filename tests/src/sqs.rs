@@ -52,9 +52,15 @@ impl Sqs {
         static NAMED: OnceCell<Sqs> = OnceCell::const_new();
         static OWN: OnceCell<ElasticmqServer> = OnceCell::const_new();
         match std::env::var(VARIABLE) {
-            Ok(endpoint) => NAMED.get_or_init(|| Self::reached(VARIABLE, endpoint)).await.clone(),
-            Err(_) => (**OWN.get_or_init(ElasticmqServer::start).await).clone(),
+            Ok(endpoint) => NAMED.get_or_init(|| Self::reached(VARIABLE, endpoint)).await.again(),
+            Err(_) => OWN.get_or_init(ElasticmqServer::start).await.again(),
         }
+    }
+
+    /// The same server with a client of its own. Connections live on the runtime that opened them, and each
+    /// test has another.
+    pub(crate) fn again(&self) -> Self {
+        Self::at(self.endpoint.clone())
     }
 
     /// The server that a variable names.

@@ -17,16 +17,15 @@ const KILLS: usize = 10;
 /// How long nothing may move.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-struct Workers<'a> {
-    kafka: &'a Kafka,
+struct Workers {
     arguments: Vec<String>,
     running: Vec<Process>,
 }
 
-impl Workers<'_> {
+impl Workers {
     fn start(&mut self) {
         let mut command = bound_to_parent(env!("CARGO_BIN_EXE_worker"), "KILL");
-        command.arg(self.kafka.bootstrap()).args(&self.arguments);
+        command.args(&self.arguments);
         self.running.push(Process::spawn("worker", command));
     }
 
@@ -70,8 +69,9 @@ async fn nothing_is_lost_and_every_second_effect_is_explained_by_a_kill() {
     let ledger = Ledger::open(folder.path().join("ledger"));
     let group = unique("kill");
     let path = ledger.path().display().to_string();
-    let arguments = vec![topic.clone(), group.clone(), redis.url().to_owned(), unique("kill"), path];
-    let mut workers = Workers { kafka: &kafka, arguments, running: Vec::new() };
+    let (store, scope, brokers) = (redis.url().to_owned(), unique("kill"), kafka.bootstrap().to_owned());
+    let arguments = vec![store, scope, path, "kafka".to_owned(), brokers, topic.clone(), group.clone()];
+    let mut workers = Workers { arguments, running: Vec::new() };
     (0..WORKERS).for_each(|_| workers.start());
 
     let mut killed = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! oncegate makes Kafka consumers safe against duplicates: a handler runs once for the messages that mean the same,
+//! oncegate makes Kafka and SQS consumers safe against duplicates: a handler runs once for the messages that mean the same,
 //! its result is kept, later deliveries get that result, and a message is acknowledged only after that.
 //!
 //! Start with [`Handler`] (the work), [`Key`] (what "the same message" means), [`Gate`] (scope, key and store, leases
@@ -35,8 +35,8 @@
 //! A message walks one way through this crate, and its modules stand in that order:
 //!
 //! ```text
-//! source (kafka)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
-//!        ↑ ack only from here: settle  ←──────────────────────┘ outcome
+//! source (kafka | sqs)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
+//!        ↑ ack only from here: settle  ←────────────────────────────┘ outcome
 //! ```
 //!
 //! # Features

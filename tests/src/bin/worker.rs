@@ -1,4 +1,5 @@
-//! A worker process for the tests that kill it: charges payments from a topic, and writes each charge into a ledger.
+//! A worker process for the tests that kill it: charges payments from a topic or a queue, and writes each charge
+//! into a ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,6 +7,8 @@ use std::time::Duration;
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
+use oncegate::source::Source;
+use oncegate::sqs::SqsSource;
 use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Key, Message};
 use oncegate_tests::Ledger;
 
@@ -35,19 +38,32 @@ impl Handler for Charge {
     }
 }
 
-/// Arguments: the brokers, the topic, the group, the store, the scope, the ledger's path.
+/// How long a queue hides a message after its worker was killed.
+const VISIBILITY: Duration = Duration::from_secs(2);
+/// How long a receive waits, and so at the most how long messages that come back stay unseen.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic and group or `sqs` with
+/// the queue's URL.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [brokers, topic, group, store, scope, ledger] = arguments.as_slice() else {
-        return Err("worker BROKERS TOPIC GROUP STORE SCOPE LEDGER".into());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let [store, scope, ledger, from @ ..] = arguments.as_slice() else {
+        return Err("worker STORE SCOPE LEDGER …".into());
+    };
+    let source: Arc<dyn Source> = match *from {
+        ["kafka", brokers, topic, group] => Arc::new(
+            KafkaSource::new(brokers, group, [topic])
+                .property("session.timeout.ms", "1500")
+                .property("heartbeat.interval.ms", "300"),
+        ),
+        ["sqs", queue] => Arc::new(SqsSource::new(queue).visibility(VISIBILITY).wait(WAIT)),
+        _ => return Err("worker … kafka BROKERS TOPIC GROUP, or … sqs QUEUE-URL".into()),
     };
     let store: Arc<dyn Store> = Arc::new(RedisStore::connect(store).await?);
-    let gate = Gate::new(scope, Key::json(["order"]), store).lease(LEASE);
-    let source = KafkaSource::new(brokers, group, [topic])
-        .property("session.timeout.ms", "1500")
-        .property("heartbeat.interval.ms", "300");
-    let handler = Charge { ledger: Ledger::open(ledger) };
+    let gate = Gate::new(*scope, Key::json(["order"]), store).lease(LEASE);
+    let handler = Charge { ledger: Ledger::open(*ledger) };
     // Ends with its parent; nobody asks it to stop.
     Consumer::new(source, gate, handler).concurrency(8).run_until(std::future::pending()).await?;
     Ok(())

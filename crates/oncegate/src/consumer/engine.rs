@@ -229,11 +229,11 @@ impl Engine {
                 self.shared.in_flight.waits();
             }
             Outcome::Acked | Outcome::NotOurs => {
-                self.shared.in_flight.leave(bytes);
                 self.lanes.leave(place, |ready| {
                     self.shared.in_flight.waits_no_more();
                     self.ready.push_back(ready);
                 });
+                self.shared.in_flight.leave(bytes);
             }
             Outcome::Stop(error) => self.fail(*error),
         }

@@ -109,7 +109,11 @@ impl Api {
     }
 
     /// Waits for up to `most` messages, with everything that the queue knows of them.
-    pub(crate) async fn receive(&self, most: usize) -> Result<Vec<Message>, CallError> {
+    pub(crate) async fn receive(
+        &self,
+        most: usize,
+        attempt: Option<&Attempt>,
+    ) -> Result<Vec<Message>, CallError> {
         let call = self
             .polls
             .receive_message()
@@ -117,6 +121,7 @@ impl Api {
             .max_number_of_messages(i32::try_from(most).unwrap_or(i32::MAX))
             .wait_time_seconds(seconds(self.wait))
             .visibility_timeout(seconds(self.visibility))
+            .set_receive_request_attempt_id(attempt.map(|Attempt(id)| id.clone()))
             .message_system_attribute_names(MessageSystemAttributeName::All)
             .message_attribute_names("All");
         let answer = call.send().await.map_err(|error| CallError::of(&error))?;
@@ -148,6 +153,16 @@ impl Api {
         let answer = call.send().await.map_err(|error| CallError::of(&error))?;
         let done = answer.successful.iter().map(|entry| entry.id.as_str());
         Ok(answers(changes.len(), done, &answer.failed))
+    }
+}
+
+/// A receive from a FIFO queue, by whose name its answer can be had again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Attempt(String);
+
+impl Attempt {
+    pub(crate) fn new() -> Self {
+        Self(format!("{:032x}", rand::random::<u128>()))
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
-use super::api::{CallError, SharedApi};
+use super::api::{Attempt, CallError, SharedApi};
 use super::convert::Reader;
 use super::held::{Answer, Change, Group, Target};
 use super::hub::{End, Fetched, Hub};
@@ -19,6 +19,8 @@ use crate::observe::Event;
 /// The thread looks at what it holds this often.
 const TICKS_PER_VISIBILITY: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
+/// How long a receive is repeated as the same attempt: SQS remembers it for five minutes.
+const SAME_ANSWER: Duration = Duration::from_secs(4 * 60);
 
 /// What goes on for a queue.
 pub(crate) struct Driver {
@@ -27,6 +29,8 @@ pub(crate) struct Driver {
     reader: Reader,
     receivers: Receivers,
     polls: JoinSet<Polled>,
+    /// Receives of a FIFO queue whose answers were lost, and until when the queue gives the same answer again.
+    unanswered: Vec<(Instant, Attempt)>,
     deletes: JoinSet<Deleted>,
     changes: JoinSet<Changed>,
     ticks: Duration,
@@ -34,6 +38,7 @@ pub(crate) struct Driver {
 
 struct Polled {
     asked: usize,
+    attempt: Option<Attempt>,
     result: Result<Vec<aws_sdk_sqs::types::Message>, CallError>,
 }
 
@@ -52,7 +57,8 @@ impl Driver {
     pub(crate) fn new(hub: Arc<Hub>, api: SharedApi, reader: Reader, visibility: Duration) -> Self {
         let (polls, deletes, changes) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
         let ticks = (visibility / TICKS_PER_VISIBILITY).min(LONGEST_TICK);
-        Self { hub, api, reader, receivers: Receivers::new(), polls, deletes, changes, ticks }
+        let (receivers, unanswered) = (Receivers::new(), Vec::new());
+        Self { hub, api, reader, receivers, polls, unanswered, deletes, changes, ticks }
     }
 
     /// Runs until the source leaves and the queue has been told everything, or the deadline is over. Then it
@@ -80,7 +86,7 @@ impl Driver {
     /// Whether nothing is left to do, or no time.
     fn has_left(&self, by: Instant) -> bool {
         if Instant::now() < by {
-            return self.receivers.under_way() == 0 && self.hub.lock().held.is_settled();
+            return self.receivers.under_way() == 0 && self.hub.lock().held.is_empty();
         }
         if self.receivers.under_way() > 0 {
             info!(
@@ -117,8 +123,20 @@ impl Driver {
 
     fn poll(&mut self, asked: usize) {
         self.hub.observe(Event::SqsCalled { operation: "receive" });
-        let api = Arc::clone(&self.api);
-        self.polls.spawn(async move { Polled { asked, result: api.receive(asked).await } });
+        let (api, attempt) = (Arc::clone(&self.api), self.attempt());
+        self.polls.spawn(async move {
+            let result = api.receive(asked, attempt.as_ref()).await;
+            Polled { asked, attempt, result }
+        });
+    }
+
+    /// A lost answer of a FIFO queue would block its groups for the visibility timeout: the same attempt gets it
+    /// again.
+    fn attempt(&mut self) -> Option<Attempt> {
+        let now = Instant::now();
+        self.unanswered.retain(|(until, _)| now < *until);
+        let again = self.unanswered.pop().map(|(_, attempt)| attempt);
+        self.reader.fifo.then(|| again.unwrap_or_else(Attempt::new))
     }
 
     fn delete(&mut self, targets: Vec<Target>) {
@@ -160,10 +178,12 @@ impl Driver {
     }
 
     fn note_polled(&mut self, polled: Result<Polled, JoinError>) {
-        let Some(Polled { asked, result }) = self.ended(polled) else { return };
+        let Some(Polled { asked, attempt, result }) = self.ended(polled) else { return };
         match result {
             Ok(messages) => {
-                self.receivers.answered(asked, messages.len());
+                if self.receivers.answered(asked, messages.len()) {
+                    info!("SQS answers again");
+                }
                 self.admit(messages);
             }
             Err(error) if error.is_no_queue() => {
@@ -172,7 +192,9 @@ impl Driver {
                 self.hub.end(End::Failed(format!("the queue is gone: {error}")));
             }
             Err(error) => {
-                let failures = self.receivers.failed(Instant::now(), asked, rand::random());
+                let now = Instant::now();
+                let failures = self.receivers.failed(now, asked, rand::random());
+                self.unanswered.extend(attempt.map(|attempt| (now + SAME_ANSWER, attempt)));
                 self.report("receive", &error, failures);
             }
         }
@@ -223,12 +245,14 @@ impl Driver {
         let (now, mut gone) = (Instant::now(), 0);
         let mut state = self.hub.lock();
         for (target, answer) in targets.iter().zip(answers) {
-            let deleted = state.held.note_delete(now, target, answer, rand::random());
-            gone += u64::from(answer == Answer::Gone && !deleted);
+            gone += u64::from(state.held.note_delete(now, target, answer, rand::random()));
         }
         drop(state);
         if gone > 0 {
-            warn!(messages = gone, "the queue has taken finished messages back before they were deleted");
+            warn!(
+                messages = gone,
+                "the queue no longer knows the receipts of finished messages: an earlier try has deleted them, or their records will answer their next delivery"
+            );
             self.hub.observe(Event::SqsDeleteFailed { count: gone });
         }
     }

@@ -143,9 +143,9 @@ impl Held {
         self.acked
     }
 
-    /// Whether nothing is left to tell the queue.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.entries.len() == self.in_hand
+    /// Whether nothing is in hand, and nothing left to tell the queue.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// Holds what was received at `now`. `None` when it is held already: then only its handle is news.
@@ -230,26 +230,14 @@ impl Held {
     /// Finds whose visibility is due to be extended, and who has lost it.
     pub(crate) fn look(&mut self, now: Instant) -> Look {
         let (visibility, mut look) = (self.visibility, Look::default());
-        let margin = visibility / MARGIN_OF_VISIBILITY;
-        let (mut due, mut early) = (Vec::new(), Vec::new());
-        let mut over = Vec::new();
+        let (mut due, mut early, mut over) = (Vec::new(), Vec::new(), Vec::new());
         for (id, entry) in &mut self.entries {
-            match entry.state {
-                State::InHand if entry.lost.is_cancelled() => {}
-                State::InHand if now + margin >= entry.visible_at => {
-                    entry.lose();
-                    look.lost += 1;
-                }
-                State::InHand if entry.extending || !entry.may_be_held(now, visibility) => {}
-                State::InHand if now >= entry.extend_at => due.push(entry.target(id)),
-                State::InHand if now + visibility / EARLY_PER_VISIBILITY >= entry.extend_at => {
-                    early.push(entry.target(id));
-                }
-                State::InHand => {}
-                State::Acked | State::Returning { .. } if now >= entry.visible_at => {
-                    over.push(Arc::clone(id))
-                }
-                State::Acked | State::Returning { .. } => {}
+            match entry.need(now, visibility) {
+                Need::Nothing => {}
+                Need::Extension => due.push(entry.target(id)),
+                Need::ExtensionSoon => early.push(entry.target(id)),
+                Need::Loss => look.lost += u64::from(entry.lose()),
+                Need::Forgetting => over.push(Arc::clone(id)),
             }
         }
         for id in over {
@@ -302,7 +290,7 @@ impl Held {
         batches.filter(|batch| !batch.is_empty()).collect()
     }
 
-    /// A delete was answered. Whether the message is gone from the queue.
+    /// A delete was answered. Whether it can no longer be done.
     pub(crate) fn note_delete(
         &mut self,
         now: Instant,
@@ -314,24 +302,22 @@ impl Held {
             return false;
         };
         match answer {
+            // It was received again meanwhile: only the newest handle is sure to delete it.
             Answer::Done | Answer::Gone if entry.handle != target.handle => {
-                // It was received again meanwhile: only the newest handle is sure to delete it.
                 self.deletes.push(now, Arc::clone(&target.id));
-                false
             }
-            Answer::Done => self.forget(&target.id).is_some(),
-            Answer::Gone => {
-                // Whatever comes of it comes as another delivery, which its record answers.
+            // Without a good handle, whatever comes of it comes as another delivery, which its record answers.
+            Answer::Done | Answer::Gone => {
                 self.forget(&target.id);
-                false
+                return answer == Answer::Gone;
             }
             Answer::Failed => {
                 entry.failures += 1;
                 let again_at = now + REPEAT_BACKOFF.wait(entry.failures, fraction);
                 self.deletes.push_later(again_at, Arc::clone(&target.id));
-                false
             }
         }
+        false
     }
 
     /// A change of visibility that was sent at `sent_at` was answered. Whether the message was lost.
@@ -393,7 +379,40 @@ impl Held {
     }
 }
 
+/// What a message needs at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Nothing,
+    Extension,
+    /// Only if a call goes out anyway.
+    ExtensionSoon,
+    /// Its owner must be told that the queue may take it at any moment.
+    Loss,
+    /// The queue shows it again: there is nothing left to tell.
+    Forgetting,
+}
+
 impl Entry {
+    fn need(&self, now: Instant, visibility: Duration) -> Need {
+        if self.state != State::InHand {
+            return if now >= self.visible_at { Need::Forgetting } else { Need::Nothing };
+        }
+        if self.lost.is_cancelled() {
+            return Need::Nothing;
+        }
+        if now + visibility / MARGIN_OF_VISIBILITY >= self.visible_at {
+            return Need::Loss;
+        }
+        if self.extending || !self.may_be_held(now, visibility) {
+            return Need::Nothing;
+        }
+        if now >= self.extend_at {
+            return Need::Extension;
+        }
+        let soon = now + visibility / EARLY_PER_VISIBILITY >= self.extend_at;
+        if soon { Need::ExtensionSoon } else { Need::Nothing }
+    }
+
     fn target(&self, id: &MessageId) -> Target {
         Target { id: Arc::clone(id), handle: Arc::clone(&self.handle) }
     }

@@ -74,15 +74,17 @@ impl Receivers {
     }
 
     /// A receiver that asked for `asked` has got `got`. More of them while there is much, fewer when there is
-    /// nothing.
-    pub(crate) fn answered(&mut self, asked: usize, got: usize) {
+    /// nothing. `true`: it is the first answer after failures.
+    pub(crate) fn answered(&mut self, asked: usize, got: usize) -> bool {
         self.ended(asked);
+        let again = self.failures > 0;
         (self.failures, self.not_before) = (0, None);
         if got == 0 {
             self.width = (self.width / 2).max(1);
         } else if got * 2 >= asked {
             self.width = (self.width * 2).min(RECEIVERS_MOST);
         }
+        again
     }
 
     /// A receiver has failed. How many have in a row.
@@ -124,7 +126,7 @@ mod tests {
         receivers.answered(10, 10);
         receivers.answered(10, 10);
         assert_eq!(asks(&mut receivers, now, 64, true), [10, 10, 10, 10, 10, 10, 4]);
-        (0..6).for_each(|_| receivers.answered(10, 0));
+        assert!((0..6).all(|_| !receivers.answered(10, 0)));
         receivers.answered(4, 0);
         assert_eq!(receivers.asked(), 0);
         assert_eq!(asks(&mut receivers, now, 64, true), [10]);
@@ -155,6 +157,9 @@ mod tests {
         assert_eq!(receivers.ask(again_at, 0, true), None);
         assert_eq!(receivers.next_wake(), None, "nobody would ask");
         assert_eq!(receivers.ask(again_at, 10, true), None);
+        let later = receivers.next_wake().unwrap();
         assert!(receivers.next_wake().unwrap() - again_at > again_at - now, "longer each time");
+        assert_eq!(receivers.ask(later, 10, true), Some(10));
+        assert!(receivers.answered(10, 10), "and the first answer is news");
     }
 }

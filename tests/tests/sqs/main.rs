@@ -1,0 +1,14 @@
+//! The SQS source on real servers: `ElasticMQ`, and moto as a second opinion.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+mod stage;
+
+mod content;
+mod deletes;
+mod fifo;
+mod happy;
+mod held;
+mod kill;
+mod outages;
+mod startup;
+mod stop;
