@@ -20,6 +20,9 @@ mod ledger;
 mod place;
 mod postgres;
 mod redis;
+mod redis_cluster;
+mod redis_sentinel;
+mod until;
 mod watched;
 
 pub use broker::KafkaBroker;
@@ -28,6 +31,9 @@ pub use ledger::{Effect, Ledger};
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
+pub use redis_cluster::RedisCluster;
+pub use redis_sentinel::RedisSentinels;
+pub use until::until;
 pub use watched::Watched;
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.

@@ -10,12 +10,15 @@ use oncegate::sqlite::SqliteStore;
 use crate::exit::{Exit, Problem};
 
 /// What is said wherever a spelling is not known.
-const KNOWN: &str = "known are redis://host:port, and sqlite:path or the plain path of an SQLite file";
+const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host:port, \
+                     redis+sentinel://host:port,host:port/name (rediss for TLS), and sqlite:path or the plain path \
+                     of an SQLite file";
 
 /// Where the records are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// The store: redis://host:port, or an SQLite file as sqlite:path or path
+    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
+    /// TLS), or an SQLite file as sqlite:path or path
     #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
     pub(crate) url: String,
 }
@@ -54,8 +57,10 @@ fn address(url: &str) -> Result<Address, Problem> {
     // A single letter is a drive.
     let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
     match parts {
-        Some(("redis", _)) => Ok(Address::Redis(url.to_owned())),
-        Some(("rediss", _)) => refuse("this build has no TLS for Redis (rediss)".to_owned()),
+        // The store itself says what is wrong with the rest.
+        Some((scheme, _)) if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
+            Ok(Address::Redis(url.to_owned()))
+        }
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
@@ -93,7 +98,14 @@ mod tests {
     #[test]
     fn stores_are_known_by_their_scheme_and_files_by_their_path() {
         let known = |url| address(url).unwrap();
-        assert_eq!(known("redis://cache:6379/2"), Address::Redis("redis://cache:6379/2".to_owned()));
+        for url in [
+            "redis://cache:6379/2",
+            "rediss://cache:6379",
+            "redis+cluster://a:7000,b:7000",
+            "rediss+sentinel://a,b,c/primary",
+        ] {
+            assert_eq!(known(url), Address::Redis(url.to_owned()));
+        }
         for file in ["sqlite:/var/once.db", "sqlite:///var/once.db", "/var/once.db"] {
             assert_eq!(known(file), Address::Sqlite("/var/once.db".into()));
         }
@@ -104,7 +116,6 @@ mod tests {
     #[test]
     fn others_are_refused_with_the_known_ones() {
         for (url, says) in [
-            ("rediss://cache:6379", "TLS"),
             ("postgres://db/once", "`postgres`"),
             ("mysql:once", "`mysql`"),
             ("sqlite:", "no file"),
@@ -119,6 +130,7 @@ mod tests {
     fn nobody_reads_a_password() {
         assert_eq!(redacted("redis://user:p@ss@cache:6379/2"), "redis://***@cache:6379/2");
         assert_eq!(redacted("redis://:secret@cache?pass=secret"), "redis://***@cache?***");
+        assert_eq!(redacted("redis+cluster://u:p@a:1,b:2"), "redis+cluster://***@a:1,b:2");
         assert_eq!(redacted("redis://cache:6379"), "redis://cache:6379");
         assert_eq!(redacted("/var/once.db"), "/var/once.db");
         assert!(!address("postgres://user:secret@db").unwrap_err().to_string().contains("secret"));

@@ -18,7 +18,7 @@ pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> 
             "{store} is too old: oncegate needs Redis {OLDEST_MAJOR}.0 or later, or Valkey"
         )));
     }
-    if info.get("role") == Some("slave") {
+    if info.is_replica() {
         return Err(StoreError::refused(format!("{store} is a replica: name its primary in the URL")));
     }
     let mut warnings = Vec::new();
@@ -56,6 +56,15 @@ pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> 
     Ok(Checkup { store, warnings })
 }
 
+/// One of many: what weakens a node, with its name.
+pub(super) fn of_cluster(nodes: Vec<Checkup>, address: &str) -> Checkup {
+    let store = format!("a cluster of {} primaries at {address}", nodes.len());
+    let warnings = nodes.into_iter().flat_map(|Checkup { store, warnings }| {
+        warnings.into_iter().map(move |warning| format!("{store}: {warning}"))
+    });
+    Checkup { store, warnings: warnings.collect() }
+}
+
 fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
     let (name, version) = match info.get("valkey_version") {
         Some(version) => ("valkey", version),
@@ -68,9 +77,14 @@ fn major(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-struct Info<'a>(&'a str);
+/// What INFO says.
+pub(super) struct Info<'a>(pub(super) &'a str);
 
 impl<'a> Info<'a> {
+    pub(super) fn is_replica(&self) -> bool {
+        self.get("role") == Some("slave")
+    }
+
     fn get(&self, field: &str) -> Option<&'a str> {
         let lines = self.0.lines().filter_map(|line| line.split_once(':'));
         lines.filter(|(name, _)| *name == field).map(|(_, value)| value.trim()).next()
