@@ -25,9 +25,12 @@ mod moto;
 mod place;
 mod postgres;
 mod redis;
+mod redis_cluster;
+mod redis_sentinel;
 mod sqs;
 mod sqs_proxy;
 mod till;
+mod until;
 mod watched;
 mod wire;
 
@@ -42,9 +45,12 @@ pub use postgres::{
 };
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
+pub use redis_cluster::RedisCluster;
+pub use redis_sentinel::RedisSentinels;
 pub use sqs::{Depth, Queue, Sqs, VARIABLE as SQS_VARIABLE};
 pub use sqs_proxy::{Fault, SqsProxy};
 pub use till::{CLIENTS, Client, End, Payment, Till};
+pub use until::until;
 pub use watched::Watched;
 pub use wire::{Step, Then, Wire};
 

@@ -66,6 +66,16 @@ impl Redis {
         connection.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
     }
 
+    /// A section of what it says of itself.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn info(&self, section: &str) -> String {
+        let mut info = ::redis::cmd("INFO");
+        let answer = info.arg(section).query_async(&mut self.connection().await).await;
+        answer.unwrap_or_else(|error| panic!("{} does not tell its {section}: {error}", self.url))
+    }
+
     async fn connect(&self) -> ::redis::RedisResult<MultiplexedConnection> {
         let client = ::redis::Client::open(self.url.as_str())?;
         client.get_multiplexed_async_connection().await
@@ -127,6 +137,18 @@ impl RedisServer {
         };
         server.start_again().await;
         server
+    }
+
+    /// The port of its plain connections.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Whether it has been started and not killed since.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.process.is_some()
     }
 
     /// Kills the server with SIGKILL and waits until it is gone. Its data stays.

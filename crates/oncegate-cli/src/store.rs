@@ -11,12 +11,15 @@ use oncegate::sqlite::SqliteStore;
 use crate::exit::{Exit, Problem};
 
 /// What is said wherever a spelling is not known.
-const KNOWN: &str = "known are redis://host:port, postgres://host:port/database, and sqlite:path or the plain path of an SQLite file";
+const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host:port, \
+                     redis+sentinel://host:port,host:port/name (rediss for TLS), postgres://host:port/database, and \
+                     sqlite:path or the plain path of an SQLite file";
 
 /// Where the records are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// The store: redis://host:port, postgres://host:port/database, or an SQLite file as sqlite:path or path
+    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
+    /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
     #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
     pub(crate) url: String,
 }
@@ -73,9 +76,11 @@ fn address(url: &str) -> Result<Address, Problem> {
     // A single letter is a drive.
     let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
     match parts {
-        Some(("redis", _)) => Ok(Address::Redis(url.to_owned())),
         Some(("postgres" | "postgresql", _)) => Ok(Address::Postgres(url.to_owned())),
-        Some(("rediss", _)) => refuse("this build has no TLS for Redis (rediss)".to_owned()),
+        // The store itself says what is wrong with the rest.
+        Some((scheme, _)) if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
+            Ok(Address::Redis(url.to_owned()))
+        }
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
@@ -113,7 +118,14 @@ mod tests {
     #[test]
     fn stores_are_known_by_their_scheme_and_files_by_their_path() {
         let known = |url| address(url).unwrap();
-        assert_eq!(known("redis://cache:6379/2"), Address::Redis("redis://cache:6379/2".to_owned()));
+        for url in [
+            "redis://cache:6379/2",
+            "rediss://cache:6379",
+            "redis+cluster://a:7000,b:7000",
+            "rediss+sentinel://a,b,c/primary",
+        ] {
+            assert_eq!(known(url), Address::Redis(url.to_owned()));
+        }
         for url in ["postgres://db/once", "postgresql://db/once"] {
             assert_eq!(known(url), Address::Postgres(url.to_owned()));
         }
@@ -126,9 +138,7 @@ mod tests {
 
     #[test]
     fn others_are_refused_with_the_known_ones() {
-        for (url, says) in
-            [("rediss://cache:6379", "TLS"), ("mysql:once", "`mysql`"), ("sqlite:", "no file"), ("", "empty")]
-        {
+        for (url, says) in [("mysql:once", "`mysql`"), ("sqlite:", "no file"), ("", "empty")] {
             let text = address(url).unwrap_err().to_string();
             assert!(text.contains(says) && text.contains("known are redis://"), "{url}: {text}");
         }
@@ -138,6 +148,7 @@ mod tests {
     fn nobody_reads_a_password() {
         assert_eq!(redacted("redis://user:p@ss@cache:6379/2"), "redis://***@cache:6379/2");
         assert_eq!(redacted("redis://:secret@cache?pass=secret"), "redis://***@cache?***");
+        assert_eq!(redacted("redis+cluster://u:p@a:1,b:2"), "redis+cluster://***@a:1,b:2");
         assert_eq!(redacted("redis://cache:6379"), "redis://cache:6379");
         assert_eq!(redacted("/var/once.db"), "/var/once.db");
         assert_eq!(redacted("postgres://user:p@ss@db/once?password=x"), "postgres://***@db/once?***");

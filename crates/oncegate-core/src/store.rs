@@ -70,6 +70,14 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// When the store cannot tell; see [`StoreError`].
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError>;
 
+    /// Which part of the store answers for `key`, where parts fail by themselves: the shards of a cluster.
+    ///
+    /// While one part gives no answer, a consumer holds back that part's keys alone. The number means nothing
+    /// else, and may change when the store moves a key. A store that is one whole says 0 of every key.
+    fn part(&self, _key: &StoreKey) -> u64 {
+        0
+    }
+
     /// Looks at what would break the promise, before the first message is taken.
     ///
     /// # Errors
@@ -104,6 +112,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         (**self).descriptor(scope).await
+    }
+
+    fn part(&self, key: &StoreKey) -> u64 {
+        (**self).part(key)
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

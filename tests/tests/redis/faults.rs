@@ -17,7 +17,7 @@ const HELD: Reply = Reply::Held { recreated: false };
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 /// Repeats an operation until the store has an answer, as the gate does.
-async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation) -> Reply {
+pub(crate) async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation) -> Reply {
     let start = Instant::now();
     loop {
         match apply(store, key, operation.clone()).await {

@@ -1,9 +1,11 @@
 //! The Redis store on real servers.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod cluster;
 mod conformance;
 mod equivalence;
 mod faults;
 mod hand;
 mod proxy;
+mod sentinel;
 mod server;

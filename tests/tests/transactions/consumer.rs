@@ -4,7 +4,7 @@ use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate::codec::Output as _;
+use oncegate::codec::ToStored as _;
 use oncegate::core::record::State;
 use oncegate::{Codec, Failure, Handler, Message};
 use oncegate_tests::{CLIENTS, End, Payment, Till};

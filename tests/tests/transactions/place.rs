@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::codec::Output as _;
+use oncegate::codec::ToStored as _;
 use oncegate::consumer::FloodLimit;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::record::Token;

@@ -1,7 +1,7 @@
 //! The loop that decides what runs when: lanes, permits, waits, outages and the stop.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,10 @@ pub(super) struct Engine {
     /// Waiting for their time, without a permit.
     parked: BinaryHeap<Reverse<(Instant, PlaceId)>>,
     running: JoinSet<Done>,
-    outage: Option<Outage>,
+    /// The parts of the store that were asked so far.
+    parts: BTreeSet<u64>,
+    /// Those of them that do not answer.
+    outages: BTreeMap<u64, Outage>,
     failed: Option<ConsumerError>,
 }
 
@@ -48,16 +51,33 @@ pub(super) struct Engine {
     reason = "nearly all are of the large kind, and a box for each costs more"
 )]
 enum Done {
-    Attempted { place: PlaceId, bytes: usize, asked: bool, outcome: Outcome },
-    Answered { messages: Vec<usize> },
+    /// `asked` is the part of the store that was asked, if any was.
+    Attempted {
+        place: PlaceId,
+        bytes: usize,
+        asked: Option<u64>,
+        outcome: Outcome,
+    },
+    Answered {
+        messages: Vec<usize>,
+    },
 }
 
-/// The store does not answer: nothing is dispatched but one probe at a time.
+/// A part of the store does not answer: of its keys, nothing is dispatched but one probe at a time.
 #[derive(Debug)]
 struct Outage {
     probe_at: Instant,
     probes: u32,
     probing: Option<PlaceId>,
+    /// First in their lanes, waiting for the store.
+    waiting: VecDeque<PlaceId>,
+}
+
+impl Outage {
+    /// When the next probe may start, if one can.
+    fn next_probe(&self) -> Option<Instant> {
+        (self.probing.is_none() && !self.waiting.is_empty()).then_some(self.probe_at)
+    }
 }
 
 impl Engine {
@@ -69,7 +89,8 @@ impl Engine {
             found: VecDeque::new(),
             parked: BinaryHeap::new(),
             running: JoinSet::new(),
-            outage: None,
+            parts: BTreeSet::new(),
+            outages: BTreeMap::new(),
             failed: None,
         }
     }
@@ -106,7 +127,11 @@ impl Engine {
     }
 
     fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.ready.is_empty() && self.found.is_empty() && self.parked.is_empty()
+        self.running.is_empty()
+            && self.ready.is_empty()
+            && self.found.is_empty()
+            && self.parked.is_empty()
+            && self.outages.values().all(|outage| outage.waiting.is_empty())
     }
 
     /// Puts messages into their lanes, or straight to the answers when they are completed and first.
@@ -145,23 +170,46 @@ impl Engine {
                 self.running.spawn(answer_all(Arc::clone(&self.shared), chunk, permit));
                 continue;
             }
-            let Some(place) = self.ready.pop_front() else { return };
+            let (place, probed) = match self.due_probe() {
+                Some((part, place)) => (place, Some(part)),
+                None => match self.ready.pop_front() {
+                    Some(place) => (place, None),
+                    None => return,
+                },
+            };
             let Some(item) = self.lanes.take(place) else { continue };
-            if let Some(outage) = &mut self.outage {
+            // What was held back with a part speaks for it, even if the store has moved its key since.
+            let part = probed.or_else(|| part_of(&item));
+            self.parts.extend(part);
+            if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+                if outage.probing.is_some() || Instant::now() < outage.probe_at {
+                    self.lanes.put_back(place, item);
+                    outage.waiting.push_back(place);
+                    self.shared.in_flight.waits();
+                    continue;
+                }
                 outage.probing = Some(place);
             }
-            self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, permit));
+            self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, part, permit));
         }
     }
 
-    /// A permit, when something is there to start and the store is not known to be down.
+    /// A permit, when something is there to start.
     fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        let waiting = !self.ready.is_empty() || !self.found.is_empty();
-        let open = match &self.outage {
-            None => true,
-            Some(outage) => outage.probing.is_none() && Instant::now() >= outage.probe_at,
-        };
-        if waiting && open { Arc::clone(&self.shared.permits).try_acquire_owned().ok() } else { None }
+        let now = Instant::now();
+        let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
+        let waiting = !self.ready.is_empty() || !self.found.is_empty() || self.outages.values().any(due);
+        if waiting { Arc::clone(&self.shared.permits).try_acquire_owned().ok() } else { None }
+    }
+
+    /// Takes a probe that is due, with the part of the store that it is for.
+    fn due_probe(&mut self) -> Option<(u64, PlaceId)> {
+        let now = Instant::now();
+        let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
+        let (part, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
+        let place = outage.waiting.pop_front()?;
+        self.shared.in_flight.waits_no_more();
+        Some((*part, place))
     }
 
     /// When the loop must look again although nothing else happens.
@@ -170,8 +218,8 @@ impl Engine {
     fn next_wake(&self) -> Option<Instant> {
         let parked = self.parked.peek().map(|Reverse((at, _))| *at);
         let now = Instant::now();
-        let probe = self.outage.as_ref().filter(|outage| outage.probing.is_none() && outage.probe_at > now);
-        parked.into_iter().chain(probe.map(|outage| outage.probe_at)).min()
+        let probes = self.outages.values().filter_map(Outage::next_probe).filter(|at| *at > now);
+        parked.into_iter().chain(probes).min()
     }
 
     fn wake(&mut self) {
@@ -189,7 +237,7 @@ impl Engine {
         match done {
             Ok(Done::Attempted { place, bytes, asked, outcome }) => {
                 self.note_answers(place, asked, &outcome);
-                self.note_attempt(place, bytes, outcome);
+                self.note_attempt(place, bytes, asked, outcome);
             }
             Ok(Done::Answered { messages }) => {
                 messages.into_iter().for_each(|bytes| self.shared.in_flight.leave(bytes));
@@ -198,30 +246,44 @@ impl Engine {
         }
     }
 
-    /// An outage is over when the store has answered, not when a message ended that never asked it.
-    fn note_answers(&mut self, place: PlaceId, asked: bool, outcome: &Outcome) {
-        match outcome {
-            Outcome::NoAnswer { error, .. } => self.no_answer(place, error),
-            _ if asked => {
-                if self.outage.take().is_some() {
+    /// An outage is over when that part of the store has answered, not when a message ended that never asked it.
+    fn note_answers(&mut self, place: PlaceId, asked: Option<u64>, outcome: &Outcome) {
+        match (asked, outcome) {
+            (Some(part), Outcome::NoAnswer { error, .. }) => self.no_answer(part, place, error),
+            (Some(part), _) => {
+                if let Some(outage) = self.outages.remove(&part) {
+                    // They were first before what became ready meanwhile.
+                    for place in outage.waiting.into_iter().rev() {
+                        self.shared.in_flight.waits_no_more();
+                        self.ready.push_front(place);
+                    }
                     self.shared.in_flight.pause(false);
                     info!("the store answers again");
                     self.shared.observer.observe(Event::StorePaused { paused: false });
+                } else if !self.outages.is_empty() {
+                    self.shared.in_flight.pause(false);
                 }
             }
-            _ => {
-                if let Some(outage) = self.outage.as_mut().filter(|outage| outage.probing == Some(place)) {
+            (None, _) => {
+                let mut outages = self.outages.values_mut();
+                if let Some(outage) = outages.find(|outage| outage.probing == Some(place)) {
                     outage.probing = None;
                 }
             }
         }
     }
 
-    fn note_attempt(&mut self, place: PlaceId, bytes: usize, outcome: Outcome) {
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<u64>, outcome: Outcome) {
         match outcome {
             Outcome::NoAnswer { item, .. } => {
                 self.lanes.put_back(place, item);
-                self.ready.push_front(place);
+                match asked.and_then(|part| self.outages.get_mut(&part)) {
+                    Some(outage) => {
+                        self.shared.in_flight.waits();
+                        outage.waiting.push_front(place);
+                    }
+                    None => self.ready.push_front(place),
+                }
             }
             Outcome::Again { item, after } => {
                 self.lanes.put_back(place, item);
@@ -239,10 +301,11 @@ impl Engine {
         }
     }
 
-    /// Stops dispatching, and probes with one message until an answer comes.
-    fn no_answer(&mut self, place: PlaceId, reason: &StoreError) {
-        let fresh = self.outage.is_none();
-        let outage = self.outage.get_or_insert(Outage { probe_at: Instant::now(), probes: 0, probing: None });
+    /// Stops dispatching that part's keys, and probes with one message until an answer comes.
+    fn no_answer(&mut self, part: u64, place: PlaceId, reason: &StoreError) {
+        let fresh = !self.outages.contains_key(&part);
+        let new = || Outage { probe_at: Instant::now(), probes: 0, probing: None, waiting: VecDeque::new() };
+        let outage = self.outages.entry(part).or_insert_with(new);
         if fresh || outage.probing == Some(place) {
             outage.probing = None;
             outage.probes += 1;
@@ -253,7 +316,8 @@ impl Engine {
                 StoreError::Refused { .. } => error!(%reason, "nothing is dispatched until this is changed"),
                 _ => warn!(%reason, "nothing is dispatched until the store answers"),
             }
-            self.shared.in_flight.pause(true);
+            // While another part answers, the messages of this one wait, and others come in.
+            self.shared.in_flight.pause(self.outages.len() >= self.parts.len());
             self.shared.observer.observe(Event::StorePaused { paused: true });
         }
     }
@@ -269,6 +333,7 @@ impl Engine {
         self.ready.clear();
         self.found.clear();
         self.parked.clear();
+        self.outages.clear();
         self.lanes.clear();
         let deadline = Instant::now() + self.shared.settings.stop_deadline;
         if !self.drain(deadline).await {
@@ -319,14 +384,13 @@ async fn attempt_one(
     shared: Arc<Shared>,
     place: PlaceId,
     mut item: Item,
+    asked: Option<u64>,
     permit: OwnedSemaphorePermit,
 ) -> Done {
     let bytes = item.bytes;
     if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
-        return Done::Attempted { place, bytes, asked: false, outcome: Outcome::NotOurs };
+        return Done::Attempted { place, bytes, asked: None, outcome: Outcome::NotOurs };
     }
-    // A bad key needs no store, and neither does what a look ahead has found.
-    let asked = item.identity.is_ok() && item.found.is_none();
     let _started = Started(Arc::clone(&item.delivery.ticket));
     let ending = attempt(&shared, &mut item, permit).await;
     let outcome = settle(&shared, item, ending).await;
@@ -347,6 +411,14 @@ async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphor
     }
     drop(permit);
     Done::Answered { messages }
+}
+
+/// The part of the store that the message's attempt will ask.
+///
+/// A bad key needs no store, and neither does what a look ahead has found.
+fn part_of(item: &Item) -> Option<u64> {
+    let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
+    Some(item.route.gate.part(&identity.key))
 }
 
 /// A lane's number; the kind keeps lanes of different meaning apart.

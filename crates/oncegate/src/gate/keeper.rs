@@ -314,7 +314,11 @@ impl Rounds {
                 due.push((slot, held.token, held.key.clone()));
             }
         }
-        for due in due.chunks(EXTENDS_PER_CALL) {
+        // A part of the store that hangs delays the answers of its own keys alone.
+        let part = |(_, _, key): &(usize, Token, StoreKey)| self.duty.store.part(key);
+        due.sort_by_key(part);
+        let by_part = due.chunk_by(|one, other| part(one) == part(other));
+        for due in by_part.flat_map(|due| due.chunks(EXTENDS_PER_CALL)) {
             let leases = due.iter().map(|(slot, token, _)| (*slot, *token)).collect();
             let lease = self.duty.lease;
             let command = |(_, token, key): &(usize, Token, StoreKey)| {

@@ -404,6 +404,11 @@ impl OpenGate {
         self.execute(key, Operation::HandOver).await.map(drop)
     }
 
+    /// Which part of the store answers for `key`.
+    pub(crate) fn part(&self, key: &StoreKey) -> u64 {
+        self.store.part(key)
+    }
+
     /// Tells every running handler to stop.
     pub(crate) fn cancel_all(&self) {
         self.keeper.cancel_all();

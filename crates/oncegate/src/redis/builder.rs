@@ -3,26 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::{Manager, Pool, Runtime};
+use deadpool_redis::Pool;
 use oncegate_core::store::StoreError;
-use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo as _};
+use redis::ConnectionInfo;
 
-use super::link::{Lanes, Shared};
+use super::address::{self, Address};
+use super::cluster::Cluster;
+use super::connector::{self, Connector, Opener};
+use super::driver::Driver;
+use super::link::{Node, Shared};
 use super::scripts::Scripts;
-use super::{Inner, RedisStore};
+use super::sentinel::Sentinels;
+use super::{Inner, RedisStore, Topology};
 
 /// How long the server may take to answer, unless told otherwise.
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long connecting may take, unless told otherwise.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How many connections a store uses: bulk and heartbeats.
-const CONNECTIONS: usize = 2;
-
-/// What an invalid URL is answered with; the URL itself is not repeated, for it may hold a password.
-const INVALID_URL: &str = "the URL is invalid: redis://[user[:password]@]host[:port][/database] is expected";
 
 /// Options for a [`RedisStore`].
 #[must_use = "nothing happens before connect()"]
@@ -32,6 +30,9 @@ pub struct RedisBuilder {
     response_timeout: Duration,
     connect_timeout: Duration,
     evicting_policy_allowed: bool,
+    sentinel_login: Option<(String, String)>,
+    #[cfg(feature = "redis-tls")]
+    tls_root: Option<Vec<u8>>,
     scripts: Scripts,
 }
 
@@ -49,6 +50,9 @@ impl RedisBuilder {
             response_timeout: DEFAULT_RESPONSE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             evicting_policy_allowed: false,
+            sentinel_login: None,
+            #[cfg(feature = "redis-tls")]
+            tls_root: None,
             scripts: Scripts::default(),
         }
     }
@@ -83,39 +87,104 @@ impl RedisBuilder {
         Ok(self)
     }
 
+    /// The authority that has signed the servers' certificates, in PEM, instead of those that the machine trusts.
+    ///
+    /// For URLs that begin with `rediss`. The certificate must name the host that the URL (or the cluster, or a
+    /// sentinel) names.
+    #[cfg(feature = "redis-tls")]
+    pub fn tls_root(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { tls_root: Some(pem.into()), ..self }
+    }
+
+    /// The user name and password for the sentinels, where they want one. The URL's are for the primary.
+    pub fn sentinel_login(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { sentinel_login: Some((user.into(), password.into())), ..self }
+    }
+
     /// Connects.
     ///
     /// # Errors
-    /// When the URL is invalid, the server cannot be reached, or it refuses the user.
+    /// When the URL is invalid, the server cannot be reached, or it refuses the user. Of a cluster, it is enough that
+    /// one of the named nodes answers.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
-        let (pool, address) = match &self.origin {
-            Origin::Pool(pool) => (pool.clone(), String::new()),
-            Origin::Url(url) => self.pool(url)?,
+        let (response_timeout, evicting_policy_allowed) =
+            (self.response_timeout, self.evicting_policy_allowed);
+        let opener = Opener { connect_timeout: self.connect_timeout };
+        let scripts = Arc::new(self.scripts.clone());
+        let shared = Shared { scripts: Arc::clone(&scripts), response_timeout };
+        let driver = Driver::start()?;
+        let mut warnings = Vec::new();
+        let (topology, address) = match &self.origin {
+            Origin::Pool(pool) => {
+                (one(&driver, Connector::Pool(pool.clone()), "", shared).await?, String::new())
+            }
+            Origin::Url(url) => match address::parse(url)? {
+                Address::Server(info) => {
+                    let info = self.prepared(info, &mut warnings)?;
+                    let address = info.addr().to_string();
+                    (one(&driver, Connector::Server(info, opener), &address, shared).await?, address)
+                }
+                Address::Cluster(seeds) => {
+                    let seeds = seeds.into_iter().map(|seed| self.prepared(seed, &mut warnings));
+                    let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
+                    let address = seeds.first().map(|seed| seed.addr().to_string()).unwrap_or_default();
+                    let cluster = Cluster::start(driver.jobs(), seeds, opener, shared).await?;
+                    (Topology::Cluster(cluster), address)
+                }
+                Address::Sentinels { sentinels, name, primary } => {
+                    let sentinels = sentinels
+                        .into_iter()
+                        .map(|sentinel| self.prepared(self.logged_in(sentinel), &mut warnings));
+                    let sentinels = sentinels.collect::<Result<_, _>>()?;
+                    let primary = self.prepared(primary, &mut warnings)?;
+                    let watched = Sentinels { sentinels, name: name.clone(), primary, opener };
+                    let connector = Connector::Sentinels(Arc::new(watched));
+                    (one(&driver, connector, &name, shared).await?, name)
+                }
+            },
         };
-        let scripts = Arc::new(self.scripts);
-        let shared = Shared { pool, scripts: Arc::clone(&scripts), response_timeout: self.response_timeout };
-        let lanes = Lanes::start(shared).await?;
-        let evicting_policy_allowed = self.evicting_policy_allowed;
-        Ok(RedisStore { inner: Arc::new(Inner { lanes, scripts, address, evicting_policy_allowed }) })
+        let inner = Inner { topology, scripts, address, warnings, evicting_policy_allowed, _driver: driver };
+        Ok(RedisStore { inner: Arc::new(inner) })
     }
 
-    /// The pool for `url`, and the address in words. This is where other topologies will differ.
-    fn pool(&self, url: &str) -> Result<(Pool, String), StoreError> {
-        let info: ConnectionInfo =
-            url.into_connection_info().map_err(|_| StoreError::refused(INVALID_URL))?;
-        let address = info.addr().to_string();
-        // Naming the library to the server is a command that old servers lack and tight rights refuse.
-        let settings = info.redis_settings().clone().set_skip_set_lib_name();
-        let info =
-            info.set_redis_settings(settings).set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        // Pipelines have a time limit of their own, which grows with their size.
-        let config = AsyncConnectionConfig::new()
-            .set_response_timeout(None)
-            .set_connection_timeout(Some(self.connect_timeout));
-        let manager = Manager::new_with_config(info, config).map_err(|_| StoreError::refused(INVALID_URL))?;
-        let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).build();
-        pool.map(|pool| (pool, address)).map_err(|error| StoreError::refused(format!("no pool: {error}")))
+    /// The settings of a connection, with this builder's. What it warns about is noted.
+    fn prepared(
+        &self,
+        info: ConnectionInfo,
+        warnings: &mut Vec<String>,
+    ) -> Result<ConnectionInfo, StoreError> {
+        if warnings.is_empty() && address::shows_password(&info) {
+            warnings.push(
+                "The password travels to another machine in plain text: use a URL that begins with rediss."
+                    .to_owned(),
+            );
+        }
+        let info = connector::with_settings(info);
+        #[cfg(feature = "redis-tls")]
+        let info = super::tls::with_root(info, self.tls_root.as_deref())?;
+        Ok(info)
     }
+
+    fn logged_in(&self, sentinel: ConnectionInfo) -> ConnectionInfo {
+        let Some((user, password)) = &self.sentinel_login else { return sentinel };
+        let settings = sentinel.redis_settings().clone().set_password(password);
+        let settings = if user.is_empty() { settings } else { settings.set_username(user) };
+        sentinel.set_redis_settings(settings)
+    }
+}
+
+/// One server; returns when both of its lanes are connected.
+async fn one(
+    driver: &Driver,
+    connector: Connector,
+    address: &str,
+    shared: Shared,
+) -> Result<Topology, StoreError> {
+    let (node, ups) = Node::start(&driver.jobs(), address.into(), connector, shared);
+    for up in ups {
+        up.await.unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
+    }
+    Ok(Topology::One(node))
 }
 
 impl std::fmt::Debug for RedisBuilder {

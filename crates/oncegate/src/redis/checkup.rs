@@ -22,9 +22,8 @@ pub(super) struct Persistence {
 
 impl Persistence {
     /// From the answer to CONFIG GET, which many users may not ask.
-    pub(super) fn of(answer: Result<Value, StoreError>) -> Self {
-        let settings =
-            answer.ok().and_then(|answer| HashMap::<String, String>::from_redis_value(answer).ok());
+    pub(super) fn of(answer: Option<&Value>) -> Self {
+        let settings = answer.and_then(|answer| HashMap::<String, String>::from_redis_value_ref(answer).ok());
         let mut settings = settings.unwrap_or_default();
         Self { appendfsync: settings.remove("appendfsync"), save: settings.remove("save") }
     }
@@ -45,7 +44,7 @@ pub(super) fn read(
             "{store} is too old: oncegate needs Redis {OLDEST_MAJOR}.0 or later, or Valkey"
         )));
     }
-    if info.get("role") == Some("slave") {
+    if info.is_replica() {
         return Err(StoreError::refused(format!("{store} is a replica: name its primary in the URL")));
     }
     let mut warnings = Vec::new();
@@ -101,6 +100,16 @@ fn durability(info: &Info<'_>, persistence: &Persistence) -> Durability {
     }
 }
 
+/// One of many: as durable as its weakest node, with what weakens each; `None` of no nodes.
+pub(super) fn of_cluster(nodes: Vec<Checkup>, address: &str) -> Option<Checkup> {
+    let store = format!("a cluster of {} primaries at {address}", nodes.len());
+    let durability = nodes.iter().map(|node| node.durability).min()?;
+    let warnings = nodes.into_iter().flat_map(|Checkup { store, warnings, .. }| {
+        warnings.into_iter().map(move |warning| format!("{store}: {warning}"))
+    });
+    Some(Checkup { store, durability, warnings: warnings.collect() })
+}
+
 fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
     let (name, version) = match info.get("valkey_version") {
         Some(version) => ("valkey", version),
@@ -113,9 +122,14 @@ fn major(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-struct Info<'a>(&'a str);
+/// What INFO says.
+pub(super) struct Info<'a>(pub(super) &'a str);
 
 impl<'a> Info<'a> {
+    pub(super) fn is_replica(&self) -> bool {
+        self.get("role") == Some("slave")
+    }
+
     fn get(&self, field: &str) -> Option<&'a str> {
         let lines = self.0.lines().filter_map(|line| line.split_once(':'));
         lines.filter(|(name, _)| *name == field).map(|(_, value)| value.trim()).next()

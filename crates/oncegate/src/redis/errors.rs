@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::store::StoreError;
-use redis::ServerError;
+use redis::{ErrorKind, RedisError, ServerError};
 
 /// The most characters of the server's own words that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;
@@ -63,8 +63,9 @@ const MEANINGS: &[Meaning] = &[
     meaning("NOAUTH", Refused, Replace, "the server wants a password: set it in the URL"),
     meaning("WRONGPASS", Refused, Replace, "the server refuses the user name or password"),
     meaning("NOPERM", Refused, Keep, "the user lacks rights"),
-    meaning("MOVED", Refused, Keep, "the server is a node of a cluster, and was addressed as a single server"),
-    meaning("ASK", Refused, Keep, "the server is a node of a cluster, and was addressed as a single server"),
+    // Of a cluster, both are followed before anybody asks what they mean.
+    meaning("MOVED", Refused, Keep, "the server is a node of a cluster: write redis+cluster:// in the URL"),
+    meaning("ASK", Refused, Keep, "the server is a node of a cluster: write redis+cluster:// in the URL"),
     meaning("WRONGTYPE", Unreadable, Keep, "it is no string"),
     meaning("UNREADABLE", Unreadable, Keep, "it is no record of format 1"),
 ];
@@ -73,6 +74,7 @@ const MEANINGS: &[Meaning] = &[
 #[rustfmt::skip]
 const CODELESS: &[Meaning] = &[
     meaning("max number of clients reached", Unavailable, Replace, "the server has too many clients (maxclients)"),
+    meaning("This instance has cluster support disabled", Refused, Keep, "the server is no node of a cluster: write redis:// in the URL"),
     meaning("unknown command", Refused, Keep, "the server does not know a command that oncegate needs"),
 ];
 
@@ -89,6 +91,23 @@ pub(super) fn store_error(error: &ServerError, key: Option<&StoreKey>) -> StoreE
             StoreError::refused(format!("{}: {}", meaning.text, words(error)))
         }
         (Refused, _) => StoreError::refused(meaning.text),
+    }
+}
+
+/// What the client's own error means before anything was sent: while connecting, or in a question about the server.
+pub(super) fn of_client(error: &RedisError) -> StoreError {
+    let server_error = error.clone().into_server_errors();
+    if let Some((_, error)) = server_error.as_deref().and_then(<[_]>::first) {
+        return store_error(error, None);
+    }
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => {
+            StoreError::refused("the server refuses the user name or password, or is not ready for them")
+        }
+        ErrorKind::InvalidClientConfig => StoreError::refused("the connection's settings are invalid"),
+        _ if error.is_connection_refusal() => StoreError::unavailable("nobody listens there"),
+        _ if error.is_timeout() => StoreError::unavailable("the server does not answer"),
+        _ => StoreError::unavailable(format!("cannot connect: {}", error.category())),
     }
 }
 

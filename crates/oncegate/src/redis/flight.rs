@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use deadpool_redis::{Connection, PoolError};
 use oncegate_core::store::StoreError;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout_at};
 
+use super::checkup;
+use super::connector::Connector;
 use super::errors;
 use super::link::{Answer, Shared};
 use super::scripts::{Request, Scripts};
@@ -22,26 +23,31 @@ const TIMEOUT_PER_COMMAND: Duration = Duration::from_millis(1);
 /// What each kibibyte adds to the time that a pipeline is given.
 const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
 
-/// Checks a connection out and loads the scripts through it, which also shows that the server answers.
-pub(super) async fn connect(shared: &Shared) -> Result<Connection, StoreError> {
-    let mut connection = shared.pool.get().await.map_err(|error| not_connected(&error))?;
-    let mut pipeline = Pipeline::new();
-    append_scripts(&mut pipeline, &shared.scripts);
+/// Connects and loads the scripts, which also shows that the server answers.
+pub(super) async fn connect(
+    connector: &Connector,
+    shared: &Shared,
+) -> Result<MultiplexedConnection, StoreError> {
+    let mut connection = connector.connect().await?;
+    let mut greeting = Pipeline::new();
+    for load in shared.scripts.load() {
+        greeting.add_command(load);
+    }
+    greeting.cmd("INFO");
     let deadline = Instant::now() + shared.response_timeout;
-    let loaded = match send(&mut connection, &pipeline, deadline).await {
-        Ok(values) => values.into_iter().find_map(|value| match value {
-            Value::ServerError(error) => Some(errors::store_error(&error, None)),
-            _ => None,
-        }),
-        Err(lost) => Some(StoreError::unavailable(lost)),
-    };
-    match loaded {
-        None => Ok(connection),
-        Some(error) => {
-            drop(Connection::take(connection));
-            Err(error)
+    let answers = send(&mut connection, &greeting, deadline).await.map_err(StoreError::unavailable)?;
+    for answer in &answers {
+        if let Value::ServerError(error) = answer {
+            return Err(errors::store_error(error, None));
         }
     }
+    if let Some(Value::BulkString(info)) = answers.last()
+        && connector.wants_primary()
+        && checkup::Info(&String::from_utf8_lossy(info)).is_replica()
+    {
+        return Err(StoreError::unavailable("the sentinels name a server that is not the primary yet"));
+    }
+    Ok(connection)
 }
 
 /// Sends a batch as one pipeline and hands the answers to the callers; tells why the connection should be
@@ -53,11 +59,8 @@ pub(super) async fn fly(
 ) -> Option<StoreError> {
     let requests = batch.take_items();
     let deadline = deadline(shared.response_timeout, &requests);
-    let mut pipeline = Pipeline::with_capacity(requests.len());
-    for request in requests {
-        pipeline.add_command(request.cmd);
-    }
-    let mut values = match send(&mut connection, &pipeline, deadline).await {
+    let freight = Freight::of(requests);
+    let mut values = match send(&mut connection, &freight.pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
             batch.answer_all(&Err(StoreError::unknown(&lost)));
@@ -67,19 +70,54 @@ pub(super) async fn fly(
     };
     let mut lost = None;
     if values.iter().any(lacks_script) {
-        lost = repair(&shared.scripts, &mut connection, &pipeline, &mut values, deadline).await.err();
+        lost = repair(&shared.scripts, &mut connection, &freight, &mut values, deadline).await.err();
     }
     let ends = |value: &Value| match value {
         Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
         _ => None,
     };
     let broken = lost.as_ref().map(StoreError::unavailable).or_else(|| values.iter().find_map(ends));
-    batch.answer(values.into_iter().map(|value| match &lost {
+    batch.answer(freight.own(values).map(|value| match &lost {
         // It was sent again, and that answer is lost.
         Some(lost) if lacks_script(&value) => Err(StoreError::unknown(lost)),
         _ => Ok(value),
     }));
     broken
+}
+
+/// Requests as one pipeline, and what travels between them.
+#[derive(Default)]
+struct Freight {
+    pipeline: Pipeline,
+    /// Where ASKING stands: it is no request, and whether it was heard, the answer to the next one tells.
+    asking: Vec<usize>,
+}
+
+impl Freight {
+    fn of(requests: Vec<Request>) -> Self {
+        let mut freight = Self { pipeline: Pipeline::with_capacity(requests.len()), asking: Vec::new() };
+        requests.into_iter().for_each(|request| freight.push(request.cmd, request.asking));
+        freight
+    }
+
+    fn push(&mut self, cmd: Cmd, asking: bool) {
+        if asking {
+            self.asking.push(self.pipeline.len());
+            self.pipeline.cmd("ASKING");
+        }
+        self.pipeline.add_command(cmd);
+    }
+
+    /// Whether the command at `place` needs ASKING before it.
+    fn is_asking(&self, place: usize) -> bool {
+        place.checked_sub(1).is_some_and(|before| self.asking.binary_search(&before).is_ok())
+    }
+
+    /// Of one value for each command, those that answer requests.
+    fn own(&self, values: Vec<Value>) -> impl Iterator<Item = Value> {
+        let places = values.into_iter().enumerate();
+        places.filter(|(place, _)| self.asking.binary_search(place).is_err()).map(|(_, value)| value)
+    }
 }
 
 fn deadline(response_timeout: Duration, requests: &[Request]) -> Instant {
@@ -93,39 +131,30 @@ fn lacks_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if errors::lacks_script(error))
 }
 
-fn append_scripts(pipeline: &mut Pipeline, scripts: &Scripts) -> usize {
-    let load = scripts.load();
-    let count = load.len();
-    for cmd in load {
-        pipeline.add_command(cmd);
-    }
-    count
-}
-
 /// Loads the scripts again and sends those commands again that found none: the others were executed.
 ///
 /// Fails when what was sent again is lost, and tells how; slots that still lack their script were not executed.
 async fn repair(
     scripts: &Scripts,
     connection: &mut MultiplexedConnection,
-    pipeline: &Pipeline,
+    freight: &Freight,
     values: &mut [Value],
     deadline: Instant,
 ) -> Result<(), String> {
     for _ in 0..MAX_REPAIRS {
-        let mut again = Pipeline::new();
-        let loads = append_scripts(&mut again, scripts);
-        let lacking = pipeline.cmd_iter().zip(values.iter()).filter(|(_, value)| lacks_script(value));
-        let lacking: Vec<Cmd> = lacking.map(|(cmd, _)| cmd.clone()).collect();
-        if lacking.is_empty() {
+        let mut again = Freight::default();
+        scripts.load().for_each(|load| again.push(load, false));
+        let loads = again.pipeline.len();
+        let commands = freight.pipeline.cmd_iter().enumerate().zip(values.iter());
+        for ((place, cmd), _) in commands.filter(|(_, value)| lacks_script(value)) {
+            again.push(cmd.clone(), freight.is_asking(place));
+        }
+        if again.pipeline.len() == loads {
             return Ok(());
         }
-        for cmd in lacking {
-            again.add_command(cmd);
-        }
-        let answers = send(connection, &again, deadline).await?;
+        let answers = send(connection, &again.pipeline, deadline).await?;
         let places = values.iter_mut().filter(|value| lacks_script(value));
-        for (place, answer) in places.zip(answers.into_iter().skip(loads)) {
+        for (place, answer) in places.zip(again.own(answers).skip(loads)) {
             *place = answer;
         }
     }
@@ -144,29 +173,5 @@ async fn send(
         Ok(Ok(_)) => Err("the server answered another number of commands".to_owned()),
         Ok(Err(error)) => Err(format!("the connection broke: {}", error.category())),
         Err(_) => Err("no answer in time".to_owned()),
-    }
-}
-
-/// Why there is no connection. The address and the password are not in the text.
-fn not_connected(error: &PoolError) -> StoreError {
-    match error {
-        PoolError::Backend(error) => connect_error(error),
-        other => StoreError::unavailable(format!("no connection from the pool: {other}")),
-    }
-}
-
-fn connect_error(error: &RedisError) -> StoreError {
-    let server_error = error.clone().into_server_errors();
-    if let Some((_, error)) = server_error.as_deref().and_then(<[_]>::first) {
-        return errors::store_error(error, None);
-    }
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            StoreError::refused("the server refuses the user name or password, or is not ready for them")
-        }
-        ErrorKind::InvalidClientConfig => StoreError::refused("the connection's settings are invalid"),
-        _ if error.is_connection_refusal() => StoreError::unavailable("nobody listens there"),
-        _ if error.is_timeout() => StoreError::unavailable("the server does not answer"),
-        _ => StoreError::unavailable(format!("cannot connect: {}", error.category())),
     }
 }

@@ -1,14 +1,13 @@
-//! The connections: a thread of their own, one lane for bulk and one for heartbeats.
+//! The way to one server: one connection for bulk and one for heartbeats, each with its queue.
 //!
-//! deadpool-redis makes and holds the connections. A lane checks one out when it connects and clones it for
-//! each batch: a checkout per call would cost the server three times as much. A lane that has lost its
-//! connection answers at once that the store is unavailable and connects again by itself.
+//! A lane takes a connection when it connects and clones it for each batch: a checkout from a pool per call
+//! would cost the server three times as much. A lane that has lost its connection answers at once that the
+//! store is unavailable and connects again by itself.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use deadpool_redis::{Connection, Pool};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -17,11 +16,12 @@ use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
+use super::connector::Connector;
+use super::driver::Jobs;
 use super::flight;
 use super::scripts::{Request, Scripts};
-use crate::batch::{self, Carrier, Joiner};
+use crate::batch::{self, Carrier, CarrierGone, Joiner};
 
 /// The most pipelines of a lane that are on their way at once: while one is answered, the next is read.
 /// With more of them, each is smaller and costs more.
@@ -39,90 +39,88 @@ const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 /// What the server said in one slot of a pipeline; its own errors are values here.
 pub(super) type Answer = Result<Value, StoreError>;
 
-/// The callers' end of both lanes. Dropping it stops the thread and waits for it.
+/// One server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
+///
+/// Its lanes end when it is dropped.
 #[derive(Debug)]
-pub(super) struct Lanes {
-    /// For everything but heartbeats.
-    pub(super) bulk: Joiner<Request, Answer>,
-    /// For heartbeats, which must not queue behind bulk.
-    pub(super) heartbeats: Joiner<Request, Answer>,
-    stop: CancellationToken,
-    thread: Option<JoinHandle<()>>,
+pub(super) struct Node {
+    /// `host:port`, or empty when a pool was brought.
+    pub(super) address: Arc<str>,
+    /// What [`Store::part`](oncegate_core::store::Store::part) says of its keys.
+    pub(super) part: u64,
+    bulk: Joiner<Request, Answer>,
+    heartbeats: Joiner<Request, Answer>,
 }
 
-/// What both lanes share.
+/// Which lane of a node carries a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneName {
+    Bulk,
+    Heartbeats,
+}
+
+/// What the lanes of all nodes share.
 #[derive(Clone)]
 pub(super) struct Shared {
-    pub(super) pool: Pool,
     pub(super) scripts: Arc<Scripts>,
     /// How long a pipeline may take, besides what its size adds.
     pub(super) response_timeout: Duration,
 }
 
-impl Lanes {
-    /// Starts the thread and connects both lanes.
-    ///
-    /// # Errors
-    /// When a lane cannot connect. Nothing is left running then.
-    pub(super) async fn start(shared: Shared) -> Result<Self, StoreError> {
-        let (bulk, bulk_carrier) = batch::channel();
-        let (heartbeats, heartbeat_carrier) = batch::channel();
-        let (bulk_up, bulk_is_up) = oneshot::channel();
-        let (heartbeats_up, heartbeats_are_up) = oneshot::channel();
-        let stop = CancellationToken::new();
-        let stopped = stop.clone();
-        let drive = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = match runtime {
-                Ok(runtime) => runtime,
-                Err(error) => {
-                    tracing::error!(%error, "no runtime for the store's connections");
-                    return;
-                }
-            };
-            runtime.block_on(async {
-                let bulk = Lane::new("bulk", bulk_carrier, shared.clone());
-                let heartbeats = Lane::new("heartbeats", heartbeat_carrier, shared);
-                let lanes = async { tokio::join!(bulk.run(bulk_up), heartbeats.run(heartbeats_up)) };
-                tokio::select! {
-                    () = stopped.cancelled() => {}
-                    _ = lanes => {}
-                }
-            });
-            // A name that is still being resolved keeps nobody waiting.
-            runtime.shutdown_background();
-        };
-        let thread = std::thread::Builder::new().name("oncegate-redis".to_owned()).spawn(drive);
-        let thread = thread.map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
-        let lanes = Self { bulk, heartbeats, stop, thread: Some(thread) };
-        for up in [bulk_is_up, heartbeats_are_up] {
-            up.await.unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
-        }
-        Ok(lanes)
-    }
-}
+/// Hears how the first try of a lane to connect ended.
+pub(super) type Up = oneshot::Receiver<Result<(), StoreError>>;
 
-impl Drop for Lanes {
-    fn drop(&mut self) {
-        self.stop.cancel();
-        if let Some(thread) = self.thread.take() {
-            // Nobody is left who waits for an answer, so the thread ends at its next wake-up. Whether it
-            // had panicked does not matter any more.
-            let _ = thread.join();
-        }
+impl Node {
+    /// Starts both lanes of a node; they connect by themselves.
+    pub(super) fn start(
+        jobs: &Jobs,
+        address: Arc<str>,
+        connector: Connector,
+        shared: Shared,
+    ) -> (Self, [Up; 2]) {
+        let mut hasher = DefaultHasher::new();
+        address.hash(&mut hasher);
+        let part = hasher.finish();
+        let lane = |name| {
+            let (joiner, carrier) = batch::channel();
+            let (up, is_up) = oneshot::channel();
+            let (connector, shared) = (connector.clone(), shared.clone());
+            let lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
+            jobs.run(lane.run(up));
+            (joiner, is_up)
+        };
+        let (bulk, bulk_is_up) = lane(LaneName::Bulk);
+        let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats);
+        (Self { address, part, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
+    }
+
+    /// Sends requests; there is one answer for each, in their order.
+    pub(super) async fn ask(&self, lane: LaneName, requests: Vec<Request>) -> Vec<Answer> {
+        let count = requests.len();
+        let joiner = match lane {
+            LaneName::Bulk => &self.bulk,
+            LaneName::Heartbeats => &self.heartbeats,
+        };
+        joiner.submit(requests).await.unwrap_or_else(|CarrierGone { unsent }| {
+            let ended = "the store's thread ended";
+            let error = if unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) };
+            vec![Err(error); count]
+        })
     }
 }
 
 /// One connection and its queue.
 struct Lane {
-    name: &'static str,
+    name: LaneName,
+    node: Arc<str>,
     carrier: Carrier<Request, Answer>,
+    connector: Connector,
     shared: Shared,
 }
 
 /// Where a lane stands.
 enum Standing {
-    Up(Connection),
+    Up(MultiplexedConnection),
     Down(StoreError),
     Ended,
 }
@@ -136,10 +134,6 @@ struct Landing {
 }
 
 impl Lane {
-    fn new(name: &'static str, carrier: Carrier<Request, Answer>, shared: Shared) -> Self {
-        Self { name, carrier, shared }
-    }
-
     /// Works until every caller is gone; `up` hears how the first try to connect ended.
     async fn run(mut self, up: oneshot::Sender<Result<(), StoreError>>) {
         let mut up = Some(up);
@@ -159,10 +153,9 @@ impl Lane {
                     pause =
                         if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
                     if let Standing::Down(reason) = &next {
-                        tracing::warn!(lane = self.name, %reason, "the connection to the store is lost");
+                        let (node, lane) = (&*self.node, self.name);
+                        tracing::warn!(node, ?lane, %reason, "the connection to the store is lost");
                     }
-                    // Taken out of the pool, so that nobody is handed a dead one.
-                    drop(Connection::take(connection));
                     next
                 }
             };
@@ -204,10 +197,10 @@ impl Lane {
         flights: &mut Flights,
     ) -> Standing {
         loop {
-            let (shared, pause_now) = (self.shared.clone(), *pause);
+            let (connector, shared, pause_now) = (self.connector.clone(), self.shared.clone(), *pause);
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;
-                flight::connect(&shared).await
+                flight::connect(&connector, &shared).await
             };
             tokio::pin!(attempt);
             let outcome = loop {
@@ -215,7 +208,8 @@ impl Lane {
                     outcome = &mut attempt => break outcome,
                     // What was sent on the old connection is over soon.
                     Some(_) = flights.next(), if !flights.is_empty() => {}
-                    batch = self.carrier.next() => match batch {
+                    // Whoever asks a node that is not yet known to be down waits for the first try.
+                    batch = self.carrier.next(), if up.is_none() => match batch {
                         Some(batch) => batch.answer_all(&Err(reason.clone())),
                         None => return Standing::Ended,
                     },
@@ -228,7 +222,7 @@ impl Lane {
                         // A caller who gave up connecting has dropped the lanes too.
                         let _ = up.send(Ok(()));
                     } else {
-                        tracing::info!(lane = self.name, "connected to the store again");
+                        tracing::info!(node = &*self.node, lane = ?self.name, "connected to the store again");
                     }
                     return Standing::Up(connection);
                 }

@@ -1,15 +1,23 @@
 //! Records in Redis or Valkey: one key each, changed by one Lua script per operation (`lua/`).
 //!
-//! Concurrent calls travel together, one pipeline per round trip, over two connections that a thread of
-//! their own drives: one for bulk, one for heartbeats. See [`RedisStore`].
+//! Concurrent calls travel together, one pipeline per round trip, over two connections to each server that a
+//! thread of their own drives: one for bulk, one for heartbeats. See [`RedisStore`].
 
+mod address;
 mod builder;
 mod checkup;
+mod cluster;
+mod connector;
+mod driver;
 mod errors;
 mod flight;
 mod layout;
 mod link;
 mod scripts;
+mod sentinel;
+mod slots;
+#[cfg(feature = "redis-tls")]
+mod tls;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,17 +33,29 @@ use redis::Value;
 
 use self::builder::Origin;
 use self::checkup::Persistence;
-use self::link::{Answer, Lanes};
+use self::cluster::Cluster;
+use self::driver::Driver;
+use self::link::{Answer, LaneName, Node};
 use self::scripts::{Request, Scripts};
-use crate::batch::{CarrierGone, Joiner, MAX_BATCH_ITEMS};
+use crate::batch::MAX_BATCH_ITEMS;
 
 pub use self::builder::RedisBuilder;
 
-/// Records in one Redis or Valkey server, version 7.0 or later.
+/// Records in Redis or Valkey, version 7.0 or later: one server, a primary that Sentinel watches over, or a cluster.
 ///
-/// A clone is another handle on the same connections. When the server goes away, calls fail at once with
+/// A clone is another handle on the same connections. When a server goes away, calls fail at once with
 /// [`StoreError::Unavailable`], the store connects again by itself, a few tries a second, and calls succeed
-/// again; what was on its way when the connection broke is [`StoreError::Unknown`].
+/// again; what was on its way when the connection broke is [`StoreError::Unknown`]. Of a cluster, this is so for
+/// the keys of that server alone.
+///
+/// | URL | connects to |
+/// |---|---|
+/// | `redis://[user[:password]@]host[:port][/database]` | this server |
+/// | `redis+cluster://[user[:password]@]host[:port],host[:port]…` | the cluster that these nodes belong to; one that answers is enough |
+/// | `redis+sentinel://[user[:password]@]host[:port],host[:port]…/name[/database]` | the primary that these sentinels know by this name; port 26379 when none is given |
+///
+/// With `rediss` instead of `redis`, and the feature `redis-tls`, all connections speak TLS, and the certificate
+/// must name the host.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), oncegate_core::store::StoreError> {
@@ -51,15 +71,53 @@ pub struct RedisStore {
 }
 
 struct Inner {
-    lanes: Lanes,
+    topology: Topology,
     scripts: Arc<Scripts>,
-    /// `host:port`, or empty when a pool was brought.
+    /// `host:port` of the server or of one of the cluster's nodes, the primary's name, or empty when a pool was brought.
     address: String,
+    /// What the URL alone says.
+    warnings: Vec<String>,
     evicting_policy_allowed: bool,
+    _driver: Driver,
+}
+
+/// Where the keys are.
+enum Topology {
+    /// All in one place.
+    One(Node),
+    /// Each in the node that has its slot.
+    Cluster(Cluster),
+}
+
+impl Topology {
+    /// Sends a request for each item to where its key is; the answers stand in the order of the items.
+    async fn ask<T: Sync>(
+        &self,
+        lane: LaneName,
+        items: &[T],
+        key: impl Fn(&T) -> &str + Send,
+        request: impl Fn(&T) -> Request + Send + Sync,
+    ) -> Vec<Answer> {
+        match self {
+            Self::One(node) => node.ask(lane, items.iter().map(request).collect()).await,
+            Self::Cluster(cluster) => cluster.ask(lane, items, key, request).await,
+        }
+    }
+
+    /// Asks every server that holds keys the same; the answers stand beside their addresses.
+    async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
+        match self {
+            Self::One(node) => {
+                let answers = node.ask(LaneName::Bulk, vec![request()]).await;
+                answers.into_iter().map(|answer| (Arc::clone(&node.address), answer)).collect()
+            }
+            Self::Cluster(cluster) => cluster.ask_all(request).await,
+        }
+    }
 }
 
 impl RedisStore {
-    /// Connects to `redis://[user[:password]@]host[:port][/database]` with the default options.
+    /// Connects to one of the URLs above with the default options.
     ///
     /// # Errors
     /// When the URL is invalid, the server cannot be reached, or it refuses the user.
@@ -80,13 +138,14 @@ impl RedisStore {
         RedisBuilder::new(Origin::Pool(pool))
     }
 
-    /// Sends one request that is not about a key.
-    async fn ask_one(&self, request: Request) -> Result<Value, StoreError> {
-        let answers = ask(&self.inner.lanes.bulk, vec![request]).await;
-        match answers.into_iter().next().unwrap_or_else(no_answer)? {
-            Value::ServerError(error) => Err(errors::store_error(&error, None)),
-            value => Ok(value),
-        }
+    /// Sends one request about a key that is no record's.
+    async fn ask_one(
+        &self,
+        key: &str,
+        request: impl Fn(&&str) -> Request + Send + Sync,
+    ) -> Result<Value, StoreError> {
+        let answers = self.inner.topology.ask(LaneName::Bulk, &[key], |key| key, request).await;
+        sound(answers.into_iter().next().unwrap_or_else(no_answer))
     }
 }
 
@@ -106,14 +165,13 @@ impl fmt::Debug for RedisStore {
 #[async_trait]
 impl Store for RedisStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let Inner { lanes, scripts, .. } = &*self.inner;
-        let mut bulk = Vec::with_capacity(commands.len());
-        let mut heartbeats = Vec::new();
-        for command in &commands {
-            let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
-            lane.push(scripts.request(command));
-        }
-        let asked = join(ask(&lanes.bulk, bulk), ask(&lanes.heartbeats, heartbeats)).await;
+        let Inner { topology, scripts, .. } = &*self.inner;
+        let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
+            commands.iter().partition(|command| is_heartbeat(command));
+        let request = |command: &&Command| scripts.request(command);
+        let bulk = topology.ask(LaneName::Bulk, &bulk, key_of, request);
+        let heartbeats = topology.ask(LaneName::Heartbeats, &heartbeats, key_of, request);
+        let asked = join(bulk, heartbeats).await;
         let (mut bulk, mut heartbeats) = (asked.0.into_iter(), asked.1.into_iter());
         let read = |command: &Command| {
             let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
@@ -125,25 +183,32 @@ impl Store for RedisStore {
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        let requests = keys.iter().map(|key| self.inner.scripts.look(key.as_str())).collect();
-        let answers = ask(&self.inner.lanes.bulk, requests).await;
+        let look = |key: &StoreKey| self.inner.scripts.look(key.as_str());
+        let answers = self.inner.topology.ask(LaneName::Bulk, &keys, StoreKey::as_str, look).await;
         keys.iter().zip(answers).map(|(key, answer)| looked(answer, key)).collect()
     }
 
     /// Bare reads: the expiry, which costs more than the record, is left out.
     ///
     /// The first of each batch goes through a script that a demoted primary refuses, and its refusal stands
-    /// for the whole batch: what such a server once knew must not be acknowledged.
+    /// for the whole batch: what such a server once knew must not be acknowledged. A node of a cluster that
+    /// was demoted sends every reader to the primary, so there all are bare.
     async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        let request = |(position, key): (usize, &StoreKey)| match position % MAX_BATCH_ITEMS {
-            0 => self.inner.scripts.look(key.as_str()),
-            _ => Request::get(key.as_str()),
+        let topology = &self.inner.topology;
+        let is_guard =
+            |position: usize| matches!(topology, Topology::One(_)) && position % MAX_BATCH_ITEMS == 0;
+        let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
+        let request = |(position, key): &(usize, &StoreKey)| {
+            if is_guard(*position) {
+                self.inner.scripts.look(key.as_str())
+            } else {
+                Request::get(key.as_str())
+            }
         };
-        let requests = keys.iter().enumerate().map(request).collect();
-        let answers = ask(&self.inner.lanes.bulk, requests).await;
+        let answers = topology.ask(LaneName::Bulk, &items, |(_, key)| key.as_str(), request).await;
         let mut refusal = None;
         let read = |(position, (key, answer)): (usize, (&StoreKey, Answer))| {
-            let record = if position % MAX_BATCH_ITEMS == 0 {
+            let record = if is_guard(position) {
                 let first = looked(answer, key);
                 refusal = first.as_ref().err().filter(|error| is_not_about_a_key(error)).cloned();
                 first?.map(|looked| looked.record)
@@ -162,8 +227,8 @@ impl Store for RedisStore {
         expected: Option<&str>,
         proposed: &str,
     ) -> Result<String, StoreError> {
-        let request = self.inner.scripts.describe(&descriptor_key(scope), expected, proposed);
-        match self.ask_one(request).await? {
+        let request = |key: &&str| self.inner.scripts.describe(key, expected, proposed);
+        match self.ask_one(&descriptor_key(scope), request).await? {
             Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
             Value::BulkString(kept) => Ok(String::from_utf8_lossy(&kept).into_owned()),
             _ => Err(StoreError::unknown("describe.lua said something unheard of")),
@@ -171,24 +236,54 @@ impl Store for RedisStore {
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        match self.ask_one(Request::get(&descriptor_key(scope))).await? {
+        match self.ask_one(&descriptor_key(scope), |key| Request::get(key)).await? {
             Value::Nil => Ok(None),
             Value::BulkString(kept) => Ok(Some(String::from_utf8_lossy(&kept).into_owned())),
             _ => Err(StoreError::unknown("the server said something unheard of")),
         }
     }
 
-    async fn check(&self) -> Result<Checkup, StoreError> {
-        let persistence = Persistence::of(self.ask_one(Request::persistence()).await);
-        match self.ask_one(Request::info()).await? {
-            Value::BulkString(info) => checkup::read(
-                &String::from_utf8_lossy(&info),
-                &persistence,
-                &self.inner.address,
-                self.inner.evicting_policy_allowed,
-            ),
-            _ => Err(StoreError::unknown("INFO said something unheard of")),
+    fn part(&self, key: &StoreKey) -> u64 {
+        match &self.inner.topology {
+            Topology::One(_) => 0,
+            Topology::Cluster(cluster) => cluster.part(key.as_str()),
         }
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        let Inner { topology, address, warnings, evicting_policy_allowed, .. } = &*self.inner;
+        let (infos, persistences) =
+            join(topology.ask_all(Request::info), topology.ask_all(Request::persistence)).await;
+        let mut checkups = Vec::new();
+        for (node, answer) in infos {
+            let Value::BulkString(info) = sound(answer)? else {
+                return Err(StoreError::unknown("INFO said something unheard of"));
+            };
+            let persistence = persistences.iter().find(|(of, _)| *of == node);
+            let persistence = persistence.map(|(_, answer)| Persistence::of(answer.as_ref().ok()));
+            let info = String::from_utf8_lossy(&info);
+            checkups.push(checkup::read(
+                &info,
+                &persistence.unwrap_or_default(),
+                &node,
+                *evicting_policy_allowed,
+            )?);
+        }
+        let checkup = match topology {
+            Topology::One(_) => checkups.pop(),
+            Topology::Cluster(_) => checkup::of_cluster(checkups, address),
+        };
+        let mut checkup = checkup.ok_or_else(|| StoreError::unknown("no server has answered"))?;
+        checkup.warnings.extend(warnings.iter().cloned());
+        Ok(checkup)
+    }
+}
+
+/// What a server said, unless it was an error.
+fn sound(answer: Answer) -> Result<Value, StoreError> {
+    match answer? {
+        Value::ServerError(error) => Err(errors::store_error(&error, None)),
+        value => Ok(value),
     }
 }
 
@@ -197,19 +292,13 @@ fn descriptor_key(scope: &Scope) -> String {
     format!("{}:descriptor", scope.as_str())
 }
 
+fn key_of<'a>(command: &'a &Command) -> &'a str {
+    command.key.as_str()
+}
+
 /// Heartbeats have a connection of their own.
 fn is_heartbeat(command: &Command) -> bool {
     matches!(command.operation, Operation::Extend { .. })
-}
-
-/// Sends requests; there is one answer for each.
-async fn ask(joiner: &Joiner<Request, Answer>, requests: Vec<Request>) -> Vec<Answer> {
-    let count = requests.len();
-    joiner.submit(requests).await.unwrap_or_else(|CarrierGone { unsent }| {
-        let ended = "the store's thread ended";
-        let error = if unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) };
-        vec![Err(error); count]
-    })
 }
 
 fn no_answer() -> Answer {

@@ -160,12 +160,12 @@ impl Scripts {
                 cmd
             }
         };
-        Request { cmd, bytes: OVERHEAD_BYTES + key.len() + payload_bytes }
+        Request::new(cmd, OVERHEAD_BYTES + key.len() + payload_bytes)
     }
 
     /// What asks for a record and the time it has left.
     pub(super) fn look(&self, key: &str) -> Request {
-        Request { cmd: self.call(Verb::Look, key, 0), bytes: OVERHEAD_BYTES + key.len() }
+        Request::new(self.call(Verb::Look, key, 0), OVERHEAD_BYTES + key.len())
     }
 
     /// What compares and sets a descriptor.
@@ -176,7 +176,7 @@ impl Scripts {
         if let Some(expected) = expected {
             cmd.arg(expected);
         }
-        Request { cmd, bytes: OVERHEAD_BYTES + key.len() + bytes }
+        Request::new(cmd, OVERHEAD_BYTES + key.len() + bytes)
     }
 }
 
@@ -184,27 +184,38 @@ impl Scripts {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) cmd: Cmd,
+    /// The node answers only after ASKING: the key's slot is on its way there.
+    pub(super) asking: bool,
     bytes: usize,
 }
 
 impl Request {
+    fn new(cmd: Cmd, bytes: usize) -> Self {
+        Self { cmd, asking: false, bytes }
+    }
+
+    /// The same, for a node that a redirection named for this once.
+    pub(super) fn asking(self, asking: bool) -> Self {
+        Self { asking, ..self }
+    }
+
     /// A bare read of a record.
     pub(super) fn get(key: &str) -> Self {
         let mut cmd = Cmd::with_capacity(2, key.len() + 4);
         cmd.arg("GET").arg(key);
-        Self { cmd, bytes: key.len() + 24 }
+        Self::new(cmd, key.len() + 24)
     }
 
     /// How the server keeps its data; not every user may ask.
     pub(super) fn persistence() -> Self {
         let mut cmd = redis::cmd("CONFIG");
         cmd.arg("GET").arg("appendfsync").arg("save");
-        Self { cmd, bytes: 48 }
+        Self::new(cmd, 48)
     }
 
     /// What the server says of itself.
     pub(super) fn info() -> Self {
-        Self { cmd: redis::cmd("INFO"), bytes: 16 }
+        Self::new(redis::cmd("INFO"), 16)
     }
 }
 

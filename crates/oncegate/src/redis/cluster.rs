@@ -1,0 +1,315 @@
+//! A cluster: the nodes, which slots each has, and the way of a request to the right one.
+//!
+//! The requests of a call are grouped by node and travel as one pipeline per node. What a node redirects is sent
+//! again to the one it names; what is lost on the way is never sent again from here, for the caller decides
+//! about that. A node that is down answers for its own keys alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
+use oncegate_core::store::StoreError;
+use redis::aio::ConnectionLike as _;
+use redis::{ConnectionAddr, ConnectionInfo, Value};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use super::address::moved_to;
+use super::connector::{Connector, Opener};
+use super::driver::Jobs;
+use super::errors;
+use super::link::{Answer, LaneName, Node, Shared};
+use super::scripts::Request;
+use super::slots::{self, Host, Range, Redirect, SLOTS, slot};
+
+/// How often a request follows redirections before it gives up.
+const MAX_ROUNDS: usize = 6;
+
+/// How long the slot map is believed when nothing contradicts it.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(15);
+
+/// How long the slot map rests at least between two refreshes, give or take a quarter.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+
+/// How many nodes are asked for the slot map at once; the first answer counts.
+const ASKED_AT_ONCE: usize = 3;
+
+/// What a call hears when redirections come to no end.
+const MOVING: &str = "the key is being moved between nodes";
+
+/// The callers' end of a cluster.
+pub(super) struct Cluster {
+    nodes: Arc<Nodes>,
+}
+
+/// What the callers and the one who keeps the slot map share.
+struct Nodes {
+    map: RwLock<Arc<Map>>,
+    jobs: Jobs,
+    shared: Shared,
+    opener: Opener,
+    seeds: Vec<ConnectionInfo>,
+    /// Something contradicted the slot map, or a node gave no answer.
+    doubt: Notify,
+}
+
+/// Which node has which slot. It never changes: a change makes another one.
+#[derive(Clone)]
+struct Map {
+    primaries: BTreeMap<Host, Arc<Node>>,
+    /// One for each slot.
+    owners: Box<[Option<Arc<Node>>]>,
+    /// Who else may know the slots.
+    replicas: BTreeSet<Host>,
+}
+
+/// A request on its way.
+struct Turn<'a, T> {
+    position: usize,
+    item: &'a T,
+    slot: u16,
+    /// The node that a redirection named for this once.
+    to: Option<Arc<Node>>,
+}
+
+/// What goes to each node.
+type Groups<'a, T> = Vec<(Arc<Node>, Vec<Turn<'a, T>>)>;
+
+impl Cluster {
+    /// Reads the slots and starts the nodes. One that is down keeps nobody waiting.
+    ///
+    /// # Errors
+    /// When none of `seeds` knows the slots.
+    pub(super) async fn start(
+        jobs: Jobs,
+        seeds: Vec<ConnectionInfo>,
+        opener: Opener,
+        shared: Shared,
+    ) -> Result<Self, StoreError> {
+        let empty =
+            Map { primaries: BTreeMap::new(), owners: vec![None; SLOTS].into(), replicas: BTreeSet::new() };
+        let map = RwLock::new(Arc::new(empty));
+        let nodes = Arc::new(Nodes { map, jobs, shared, opener, seeds, doubt: Notify::new() });
+        nodes.install(nodes.ask_around().await?);
+        nodes.jobs.run(keep_map(Arc::clone(&nodes)));
+        Ok(Self { nodes })
+    }
+
+    /// Sends a request for each item to the node that has its key; the answers stand in the order of the items.
+    pub(super) async fn ask<T: Sync>(
+        &self,
+        lane: LaneName,
+        items: &[T],
+        key: impl Fn(&T) -> &str + Send,
+        request: impl Fn(&T) -> Request + Send + Sync,
+    ) -> Vec<Answer> {
+        let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
+        let turn = |(position, item)| Turn { position, item, slot: slot(key(item)), to: None };
+        let mut open: Vec<Turn<'_, T>> = items.iter().enumerate().map(turn).collect();
+        for _ in 0..MAX_ROUNDS {
+            if open.is_empty() {
+                break;
+            }
+            let asking = self.nodes.group(open, &mut answers).into_iter().map(|(node, turns)| {
+                let requests = turns.iter().map(|turn| request(turn.item).asking(turn.to.is_some()));
+                let requests = requests.collect();
+                async move {
+                    let replies = node.ask(lane, requests).await;
+                    (node, turns, replies)
+                }
+            });
+            let asked = join_all(asking.collect::<Vec<_>>()).await;
+            open = Vec::new();
+            for (node, turns, replies) in asked {
+                for (turn, reply) in turns.into_iter().zip(replies) {
+                    match self.nodes.redirected(&node, &reply) {
+                        Some(redirect) => open.push(self.nodes.follow(turn, &redirect)),
+                        None => settle(&mut answers, turn.position, reply),
+                    }
+                }
+            }
+        }
+        answers
+    }
+
+    /// Asks every primary the same; the answers stand beside their addresses.
+    pub(super) async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
+        let map = self.nodes.map();
+        let asking = map.primaries.values().map(|node| {
+            let requests = vec![request()];
+            async move {
+                let answer = node.ask(LaneName::Bulk, requests).await.into_iter().next();
+                (Arc::clone(&node.address), answer.unwrap_or_else(no_answer))
+            }
+        });
+        join_all(asking.collect::<Vec<_>>()).await
+    }
+
+    /// Which node answers for `key`.
+    pub(super) fn part(&self, key: &str) -> u64 {
+        self.nodes.map().owner(slot(key)).map_or(0, |node| node.part)
+    }
+}
+
+fn settle(answers: &mut [Answer], position: usize, answer: Answer) {
+    if let Some(place) = answers.get_mut(position) {
+        *place = answer;
+    }
+}
+
+impl Map {
+    fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
+        self.owners.get(usize::from(slot))?.as_ref()
+    }
+}
+
+impl Nodes {
+    fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Who goes where. What has nowhere to go is answered.
+    fn group<'a, T>(&self, turns: Vec<Turn<'a, T>>, answers: &mut [Answer]) -> Groups<'a, T> {
+        let map = self.map();
+        let mut groups: BTreeMap<Arc<str>, (Arc<Node>, Vec<Turn<'a, T>>)> = BTreeMap::new();
+        for turn in turns {
+            let Some(node) = turn.to.as_ref().or_else(|| map.owner(turn.slot)).map(Arc::clone) else {
+                self.doubt.notify_one();
+                let error = StoreError::unavailable("no node of the cluster has the key's slot");
+                settle(answers, turn.position, Err(error));
+                continue;
+            };
+            match groups.get_mut(&node.address) {
+                Some((_, group)) => group.push(turn),
+                None => drop(groups.insert(Arc::clone(&node.address), (node, vec![turn]))),
+            }
+        }
+        groups.into_values().collect()
+    }
+
+    /// Where the answer says to ask instead. An answer that makes the slot map doubtful is noted.
+    fn redirected(&self, node: &Node, answer: &Answer) -> Option<Redirect> {
+        let redirect = match answer {
+            Ok(Value::ServerError(error)) => {
+                let asked = node.address.rsplit_once(':').map_or("", |(host, _)| host);
+                let redirect = slots::redirect(error, asked.trim_matches(['[', ']']));
+                if redirect.as_ref().is_none_or(|redirect| redirect.once) && error.code() != "CLUSTERDOWN" {
+                    return redirect;
+                }
+                redirect
+            }
+            Ok(_) => return None,
+            Err(_) => None,
+        };
+        self.doubt.notify_one();
+        redirect
+    }
+
+    fn follow<'a, T>(&self, turn: Turn<'a, T>, redirect: &Redirect) -> Turn<'a, T> {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let node = match map.primaries.get(&redirect.host) {
+            Some(node) => Arc::clone(node),
+            None => {
+                let node = self.start_node(&redirect.host);
+                Arc::make_mut(&mut map).primaries.insert(redirect.host.clone(), Arc::clone(&node));
+                node
+            }
+        };
+        if redirect.once {
+            return Turn { to: Some(node), ..turn };
+        }
+        if map.owner(redirect.slot).is_none_or(|owner| !Arc::ptr_eq(owner, &node))
+            && let Some(owner) = Arc::make_mut(&mut map).owners.get_mut(usize::from(redirect.slot))
+        {
+            *owner = Some(node);
+        }
+        Turn { to: None, ..turn }
+    }
+
+    fn start_node(&self, host: &Host) -> Arc<Node> {
+        let connector = Connector::Server(self.info(host), self.opener);
+        let (node, _) = Node::start(&self.jobs, host.to_string().into(), connector, self.shared.clone());
+        Arc::new(node)
+    }
+
+    /// How to connect to a node: as to the seeds.
+    fn info(&self, host: &Host) -> ConnectionInfo {
+        let seed = self.seeds.first().expect("an address of a cluster names at least one node");
+        moved_to(seed, &host.host, host.port)
+    }
+
+    /// Asks the nodes that are known for the slots, the seeds last; the first answer counts.
+    async fn ask_around(&self) -> Result<Vec<Range>, StoreError> {
+        let map = self.map();
+        let mut hosts: Vec<&Host> = map.primaries.keys().chain(&map.replicas).collect();
+        // So that one which knows less than the others does not stand in the way again and again.
+        fastrand::shuffle(&mut hosts);
+        let infos = hosts.into_iter().map(|host| self.info(host)).chain(self.seeds.iter().cloned());
+        let answers = infos.map(|info| self.ask_one(info)).collect::<Vec<_>>();
+        let mut answers = stream::iter(answers).buffer_unordered(ASKED_AT_ONCE);
+        let mut why = StoreError::unavailable("no node of the cluster answers");
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(ranges) => return Ok(ranges),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    async fn ask_one(&self, info: ConnectionInfo) -> Result<Vec<Range>, StoreError> {
+        let host = match info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
+            _ => String::new(),
+        };
+        let mut connection = self.opener.open(info).await?;
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        match timeout(self.shared.response_timeout, connection.req_packed_command(&question)).await {
+            Ok(Ok(Value::ServerError(error))) => Err(errors::store_error(&error, None)),
+            Ok(Ok(answer)) => slots::ranges(&answer, &host)
+                .filter(|ranges| !ranges.is_empty())
+                .ok_or_else(|| StoreError::unavailable("the cluster has no slots yet")),
+            Ok(Err(error)) => Err(errors::of_client(&error)),
+            Err(_) => Err(StoreError::unavailable("no answer in time")),
+        }
+    }
+
+    /// Makes a map of what a node said. Nodes that are known already keep their connections.
+    fn install(&self, ranges: Vec<Range>) {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut primaries: BTreeMap<Host, Arc<Node>> = BTreeMap::new();
+        let mut owners: Box<[Option<Arc<Node>>]> = vec![None; SLOTS].into();
+        let mut replicas = BTreeSet::new();
+        for Range { first, last, primary, replicas: others } in ranges {
+            let known = || map.primaries.get(&primary).cloned().unwrap_or_else(|| self.start_node(&primary));
+            let node = primaries.entry(primary.clone()).or_insert_with(known);
+            if let Some(owners) = owners.get_mut(usize::from(first)..=usize::from(last)) {
+                owners.fill(Some(Arc::clone(node)));
+            }
+            replicas.extend(others);
+        }
+        *map = Arc::new(Map { primaries, owners, replicas });
+    }
+}
+
+fn no_answer() -> Answer {
+    Err(StoreError::unknown("no answer"))
+}
+
+/// Refreshes the slot map when it is in doubt, and now and then.
+async fn keep_map(nodes: Arc<Nodes>) {
+    loop {
+        tokio::select! {
+            () = nodes.doubt.notified() => {}
+            () = sleep(REFRESH_INTERVAL) => {}
+        }
+        match nodes.ask_around().await {
+            Ok(ranges) => nodes.install(ranges),
+            Err(reason) => tracing::warn!(%reason, "no node tells the cluster's slots; the known ones stay"),
+        }
+        sleep(REFRESH_PAUSE.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+    }
+}

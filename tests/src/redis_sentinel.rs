@@ -1,0 +1,163 @@
+//! Three sentinels over a primary and two replicas.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tempfile::TempDir;
+
+use crate::place::{self, Port};
+use crate::process::{self, Process};
+use crate::redis::RedisServer;
+use crate::until;
+
+/// The name under which the sentinels know the primary.
+const NAME: &str = "watched";
+
+/// How long the sentinels may take until they know each other and the replicas.
+const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a failover may take.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(60);
+
+/// A watched primary; everything dies with this value.
+///
+/// Server 0 begins as the primary.
+#[derive(Debug)]
+pub struct RedisSentinels {
+    servers: Vec<RedisServer>,
+    sentinels: Vec<Process>,
+    ports: Vec<Port>,
+    _dir: TempDir,
+}
+
+impl RedisSentinels {
+    /// Starts servers and sentinels and waits until they know each other.
+    ///
+    /// # Panics
+    /// When it does not come about.
+    pub async fn start() -> Self {
+        let eager = ["--repl-diskless-sync-delay", "0"];
+        let primary = RedisServer::start_with(&eager).await;
+        let port = primary.port().to_string();
+        let follow = ["--replicaof", "127.0.0.1", &port, eager[0], eager[1]];
+        let replicas = join_all([RedisServer::start_with(&follow), RedisServer::start_with(&follow)]).await;
+        let servers: Vec<RedisServer> = std::iter::once(primary).chain(replicas).collect();
+        for replica in servers.iter().skip(1) {
+            until("a replica to follow", AGREEMENT_LIMIT, async || {
+                let info = replica.info("replication").await;
+                info.contains("master_link_status:up").then_some(()).ok_or(info)
+            })
+            .await;
+        }
+        let dir = place::server_dir("sentinel");
+        let ports: Vec<Port> = (0..3).map(|_| Port::reserve()).collect();
+        let sentinels = ports.iter().map(|own| sentinel(own, &port, dir.path())).collect();
+        let watched = Self { servers, sentinels, ports, _dir: dir };
+        watched.agreed().await;
+        watched
+    }
+
+    /// The URL for clients: `redis+sentinel://`, the sentinels and the name.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> = self.ports.iter().map(Port::address).collect();
+        format!("redis+sentinel://{}/{NAME}", hosts.join(","))
+    }
+
+    /// A server.
+    #[must_use]
+    pub fn server(&mut self, number: usize) -> &mut RedisServer {
+        self.servers.get_mut(number).expect("there are three servers")
+    }
+
+    /// Kills a sentinel. The first one stays: the questions below go to it.
+    pub fn kill_sentinel(&mut self, number: usize) {
+        assert_ne!(number, 0, "the first one is asked");
+        self.sentinels.get_mut(number).expect("there are three").kill();
+    }
+
+    /// Which server the first sentinel takes for the primary.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn primary(&self) -> usize {
+        let state = self.state(0).await.expect("the sentinel answers");
+        let port = field(&state, "port").and_then(|port| port.parse().ok()).unwrap_or(0);
+        self.servers.iter().position(|server| server.port() == port).expect("it is one of the servers")
+    }
+
+    /// Waits until the sentinels have made another server than `old` the primary, and it agrees; returns which.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub async fn failed_over_from(&self, old: usize) -> usize {
+        until("the sentinels to fail over", FAILOVER_LIMIT, async || {
+            let now = self.primary().await;
+            if now == old {
+                return Err("they have not".to_owned());
+            }
+            let info = self.servers.get(now).expect("it is one of them").info("replication").await;
+            info.contains("role:master").then_some(now).ok_or(info)
+        })
+        .await
+    }
+
+    /// Asks the first sentinel for a failover while all is well.
+    ///
+    /// # Panics
+    /// When it refuses.
+    pub async fn fail_over(&self) {
+        let mut command = ::redis::cmd("SENTINEL");
+        command.arg("FAILOVER").arg(NAME);
+        let url = format!("redis://{}", self.ports.first().expect("there are three").address());
+        let client = ::redis::Client::open(url).expect("the URL is one");
+        let mut connection = client.get_multiplexed_async_connection().await.expect("the sentinel answers");
+        let () = command.query_async(&mut connection).await.expect("it fails over");
+    }
+
+    async fn agreed(&self) {
+        for number in 0..self.ports.len() {
+            until("the sentinels to know each other", AGREEMENT_LIMIT, async || {
+                let state = self.state(number).await?;
+                let known = |name: &str| field(&state, name).unwrap_or_default();
+                let (others, replicas) = (known("num-other-sentinels"), known("num-slaves"));
+                if (others.as_str(), replicas.as_str()) == ("2", "2") {
+                    return Ok(());
+                }
+                Err(format!("{number} knows {others} other sentinels and {replicas} replicas"))
+            })
+            .await;
+        }
+    }
+
+    async fn state(&self, number: usize) -> Result<Vec<(String, String)>, String> {
+        let url = format!("redis://{}", self.ports.get(number).expect("there are three").address());
+        let answer = async {
+            let client = ::redis::Client::open(url)?;
+            let mut connection = client.get_multiplexed_async_connection().await?;
+            let mut command = ::redis::cmd("SENTINEL");
+            command.arg("MASTER").arg(NAME).query_async(&mut connection).await
+        };
+        answer.await.map_err(|error: ::redis::RedisError| error.to_string())
+    }
+}
+
+fn field(state: &[(String, String)], name: &str) -> Option<String> {
+    state.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+}
+
+fn sentinel(own: &Port, primary: &str, dir: &Path) -> Process {
+    let file = dir.join(format!("{}.conf", own.number()));
+    // It writes into this file what it learns.
+    let text = format!(
+        "bind 127.0.0.1\nport {}\ndir {}\nsentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
+         sentinel down-after-milliseconds {NAME} 700\nsentinel failover-timeout {NAME} 5000\n",
+        own.number(),
+        dir.display(),
+    );
+    std::fs::write(&file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    let mut command = process::bound_to_parent("redis-server", "KILL");
+    command.arg(&file).arg("--sentinel");
+    Process::spawn_logged("a sentinel", command, &file.with_extension("log"))
+}

@@ -1,0 +1,58 @@
+//! A primary that sentinels watch.
+
+use oncegate::redis::RedisStore;
+use oncegate_core::rules::{Reply, Verdict};
+use oncegate_core::store::Store;
+use oncegate_tests::RedisSentinels;
+
+use crate::faults::until_answered;
+use crate::hand::{Hand, apply, claim, complete, key, scope, token};
+
+const HELD: Reply = Reply::Held { recreated: false };
+
+fn completed() -> Reply {
+    Reply::Verdict { verdict: Verdict::Completed { result: b"done".as_slice().into() }, uncompared: false }
+}
+
+#[tokio::test]
+async fn a_demoted_primary_is_dropped_and_the_new_one_found() {
+    let mut watched = RedisSentinels::start().await;
+    let store = RedisStore::connect(&watched.url()).await.unwrap();
+    assert!(store.check().await.unwrap().store.contains("redis 7"));
+    let (scope, owner) = (scope(), token());
+    let [done, running] = [1, 2].map(|number| key(&scope, number));
+    apply(&store, &done, claim(owner)).await.unwrap();
+    assert_eq!(apply(&store, &done, complete(owner, b"done")).await.unwrap(), HELD);
+    apply(&store, &running, claim(owner)).await.unwrap();
+
+    // Nobody is killed: the old primary keeps its connections and answers reads.
+    watched.fail_over().await;
+    let primary = watched.failed_over_from(0).await;
+    assert_eq!(until_answered(&store, &done, &claim(token())).await, completed());
+    assert_eq!(until_answered(&store, &running, &complete(owner, b"done")).await, HELD);
+    let hand = Hand::on(watched.server(primary)).await;
+    let kept: u8 = hand.ask(&["EXISTS", running.as_str()]).await;
+    assert_eq!(kept, 1, "it was written to the new primary");
+}
+
+#[tokio::test]
+async fn a_primary_that_dies_is_replaced_and_a_sentinel_that_dies_is_not_missed() {
+    let mut watched = RedisSentinels::start().await;
+    watched.kill_sentinel(2);
+    let store = RedisStore::connect(&watched.url()).await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    apply(&store, &key, claim(owner)).await.unwrap();
+    watched.server(0).kill();
+    watched.failed_over_from(0).await;
+    assert_eq!(until_answered(&store, &key, &complete(owner, b"done")).await, HELD);
+}
+
+#[tokio::test]
+async fn an_unknown_name_and_a_dead_sentinel_are_told_apart() {
+    let watched = RedisSentinels::start().await;
+    let unknown = RedisStore::connect(&watched.url().replace("/watched", "/other")).await.unwrap_err();
+    assert!(unknown.class() == "refused" && unknown.to_string().contains("`other`"), "{unknown}");
+    let nobody = RedisStore::connect("redis+sentinel://127.0.0.1:1/watched").await.unwrap_err();
+    assert_eq!(nobody.class(), "unavailable", "{nobody}");
+}
