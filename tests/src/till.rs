@@ -85,11 +85,10 @@ impl Till {
         let table = crate::unique("charges").replace('-', "_");
         let make = format!("CREATE TABLE {table} (id bigint NOT NULL, attempt integer NOT NULL)");
         let till = Self { client, url: url.to_owned(), table, on_statement: None };
-        match client {
-            Client::Sqlite => {
-                till.connect_to_file().expect("it opens").execute_batch(&make).expect("a table")
-            }
-            _ => connect(url).await.expect("it connects").batch_execute(&make).await.expect("a table"),
+        if client == Client::Sqlite {
+            till.connect_to_file().expect("it opens").execute_batch(&make).expect("a table");
+        } else {
+            connect(url).await.expect("it connects").batch_execute(&make).await.expect("a table");
         }
         till
     }

@@ -48,6 +48,8 @@ pub enum Then {
     Go,
     /// Both sides lose the connection.
     Cut,
+    /// The connection stays, and nothing ever passes it again.
+    Silence,
     /// The client loses the connection, and the server gets what was sent when this is notified.
     Late(Arc<Notify>),
 }
@@ -110,6 +112,7 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, watch: Watch) {
                 match watch(number, Step::Asked(asked)) {
                     Then::Go => {}
                     Then::Cut => return,
+                    Then::Silence => std::future::pending().await,
                     Then::Late(at) => {
                         drop(client);
                         at.notified().await;

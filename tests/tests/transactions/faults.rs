@@ -143,6 +143,25 @@ async fn a_connection_that_is_cut_around_the_commit_leaves_one_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_falls_silent_at_the_commit_is_given_up() {
+    for client in [Client::TokioPostgres, Client::Sqlx] {
+        let mut place = Place::new(client).await;
+        let silent = AtomicBool::new(false);
+        let wire = Wire::before(&place.till.url, move |_, step| {
+            if step.is_commit() && !silent.swap(true, SeqCst) { Then::Silence } else { Then::Go }
+        });
+        let wire = wire.await;
+        let direct = place.till.clone();
+        wire.url().clone_into(&mut place.till.url);
+        let bench = Bench::of(&[1]);
+        bench.run(place.gate(Duration::from_secs(1)), Charge(place.till.clone()), 1).await;
+        assert_eq!(direct.charges().await[&1].len(), 1, "{client}");
+        assert_eq!(bench.counters.get("handler_runs", "succeeded"), 1, "{client}");
+        assert_eq!(bench.counters.total("handler_runs"), 2, "{client}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_is_still_under_way_is_waited_for() {
     for client in ON_POSTGRES {
         let mut place = Place::new(client).await;

@@ -1,10 +1,11 @@
 //! Loops of one's own.
 
 use std::future::ready;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::{Completion, Entry, Gate, Lease, Message, Origin};
 use oncegate_tests::{CLIENTS, Client, End};
+use tokio_postgres::IsolationLevel::RepeatableRead;
 
 use crate::place::{LEASE, Place, key_of, take_over};
 
@@ -15,9 +16,13 @@ async fn enter(gate: &Gate, id: u64) -> Entry {
 }
 
 async fn granted(gate: &Gate, id: u64) -> Lease {
-    match enter(gate, id).await {
-        Entry::Granted(lease) => lease,
-        other => panic!("{other:?}"),
+    loop {
+        match enter(gate, id).await {
+            Entry::Granted(lease) => return lease,
+            // A retry is due a millisecond after its release.
+            Entry::Busy { retry_in } => tokio::time::sleep(retry_in).await,
+            other => panic!("{other:?}"),
+        }
     }
 }
 
@@ -69,4 +74,45 @@ async fn a_lease_commits_a_transaction_and_reads_it_back() {
     let lease = not_committed.into_lease();
     assert_eq!(lease.commit_with(transaction, &()).await.unwrap(), Completion::Held);
     assert_eq!(place.till.charges().await[&1], [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_the_commit_finds_out_rolls_both_back() {
+    let place = Place::new(Client::TokioPostgres).await;
+    let gate = place.gate(LEASE);
+    let (mut client, driver) = tokio_postgres::connect(&place.till.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(driver);
+    let once = format!("ALTER TABLE {} ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED", place.till.table);
+    client.batch_execute(&once).await.unwrap();
+    let lease = granted(&gate, 1).await;
+    let transaction = client.transaction().await.unwrap();
+    let insert = format!("INSERT INTO {} VALUES (1, 1), (1, 1)", place.till.table);
+    transaction.execute(&insert, &[]).await.unwrap();
+    let not_committed = lease.commit_with(transaction, &()).await.unwrap_err();
+    assert!(not_committed.to_string().contains("23505"), "{not_committed}");
+    assert!(place.till.charges().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
+    let place = Place::new(Client::TokioPostgres).await;
+    let gate = place.gate(Duration::from_secs(3));
+    let (mut client, driver) = tokio_postgres::connect(&place.till.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(driver);
+    let lease = granted(&gate, 1).await;
+    let transaction = client.build_transaction().isolation_level(RepeatableRead).start().await.unwrap();
+    transaction.batch_execute("SELECT 1").await.unwrap();
+    let expiry = async || {
+        place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap().record.expires_at
+    };
+    let (began, begun) = (Instant::now(), expiry().await);
+    while expiry().await == begun {
+        assert!(began.elapsed() < LEASE, "there was no heartbeat");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let not_committed = lease.commit_with(transaction, &()).await.unwrap_err();
+    assert!(not_committed.to_string().contains("40001"), "{not_committed}");
+    // In the default isolation it does not matter.
+    let transaction = client.transaction().await.unwrap();
+    assert_eq!(not_committed.into_lease().commit_with(transaction, &()).await.unwrap(), Completion::Held);
 }

@@ -154,6 +154,7 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran) -> Endi
             let failure = lease.not_committed();
             failed(shared, lease, &failure)
         }
+        // Its effects elsewhere may have happened. The lease lapses, so that the next attempt is told.
         (Committed::No, Ran::Cancelled) => Ending::NotNow { ask_again_in: Duration::ZERO },
     }
 }
