@@ -6,7 +6,8 @@ use tokio::net::TcpStream;
 use crate::unique;
 
 /// In the form of a signature, which nobody checks.
-const SIGNED: &str = "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+const SIGNED: &str =
+    "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
 
 /// A bucket on a server that believes everybody.
 #[derive(Debug)]

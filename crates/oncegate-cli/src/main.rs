@@ -1,8 +1,8 @@
 //! The `oncegate` command: would a replay of a topic run anything again, what is a message's key, and what
 //! does the store hold for it?
 //!
-//! The answer goes to standard output, progress and logs to standard error. No command here changes anything:
-//! neither the store nor the topic, nor what a consumer group has committed.
+//! The answer goes to standard output, progress and logs to standard error. `sweep` deletes large results; no other
+//! command changes anything: neither the store nor the topic, nor what a consumer group has committed.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,13 +20,14 @@ mod output;
 mod promise;
 mod replay;
 mod store;
+mod sweep;
 
 use exit::{Exit, Problem};
 
 /// Exit codes: 0 yes, 1 the answer is no, 2 usage, 65 bad input data, 69 store or broker unreachable, 70 a bug,
 /// 75 timed out, 78 configuration, 130 interrupted.
 #[derive(Debug, Parser)]
-#[command(name = "oncegate", version, about = "Looks at what oncegate has done, and changes nothing")]
+#[command(name = "oncegate", version, about = "Looks at what oncegate has done")]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
@@ -42,6 +43,7 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 enum Command {
     Replay(replay::Args),
     Key(key::Args),
+    Sweep(sweep::Args),
     Inspect(inspect::Args),
 }
 
@@ -66,6 +68,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             match command {
                 Command::Replay(args) => replay::run(args).await,
                 Command::Key(args) => key::run(args).await,
+                Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
             }
         };

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
-use oncegate::results::{ResultStore, ResultStoreError, Swept};
+use oncegate::results::{ResultStore, ResultStoreError, Sweep, Swept};
 use oncegate::{BoxError, Completion, Entry, Failure, Gate, Handler, Message, Origin};
 use tokio::time::Instant;
 
@@ -70,7 +70,7 @@ impl ResultStore for Flaky {
         Ok(found.filter(|found| found.len() as u64 <= most_bytes))
     }
 
-    async fn sweep(&self, _: &Scope, _: Duration) -> Result<Swept, ResultStoreError> {
+    async fn sweep(&self, _: &Scope, _: Duration, _: Sweep) -> Result<Swept, ResultStoreError> {
         Err(ResultStoreError::new("these results have no age"))
     }
 }
