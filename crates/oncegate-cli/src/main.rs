@@ -1,9 +1,9 @@
 //! The `oncegate` command: would a replay of a topic run anything again, what is a message's key, and what
 //! does the store hold for it? And the tables of a store in PostgreSQL.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables, when it is
-//! told to; no other command changes anything: neither the store nor the topic, nor what a consumer group has
-//! committed.
+//! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables and `sweep` deletes
+//! large results, when they are told to; no other command changes anything: neither the store nor the topic, nor
+//! what a consumer group has committed.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +22,7 @@ mod promise;
 mod replay;
 mod schema;
 mod store;
+mod sweep;
 
 use exit::{Exit, Problem};
 
@@ -48,6 +49,7 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 enum Command {
     Replay(replay::Args),
     Key(key::Args),
+    Sweep(sweep::Args),
     Inspect(inspect::Args),
     Sql(schema::SqlArgs),
     Migrate(schema::MigrateArgs),
@@ -74,6 +76,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             match command {
                 Command::Replay(args) => replay::run(args).await,
                 Command::Key(args) => key::run(args).await,
+                Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
                 Command::Sql(args) => schema::sql(args),
                 Command::Migrate(args) => schema::migrate(args).await,

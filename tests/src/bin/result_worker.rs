@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use oncegate::core::key::Scope;
-use oncegate::results::{ObjectResults, ResultStore, ResultStoreError, Swept};
+use oncegate::results::{ObjectResults, ResultStore, ResultStoreError, Sweep, Swept};
 use oncegate::sqlite::SqliteStore;
 use oncegate::{BoxError, Completion, Entry, Gate, Key, Message, Origin};
 use oncegate_tests::Ledger;
@@ -46,8 +46,13 @@ impl ResultStore for Deadly {
         self.results.get(name, most_bytes).await
     }
 
-    async fn sweep(&self, scope: &Scope, older_than: Duration) -> Result<Swept, ResultStoreError> {
-        self.results.sweep(scope, older_than).await
+    async fn sweep(
+        &self,
+        scope: &Scope,
+        older_than: Duration,
+        sweep: Sweep,
+    ) -> Result<Swept, ResultStoreError> {
+        self.results.sweep(scope, older_than, sweep).await
     }
 }
 

@@ -49,11 +49,11 @@ async fn results_come_back_and_are_swept_when_their_records_are_over() {
     age(&dead, 4 * DAY);
     // The record lasts for a day; the margin is two.
     age(file, 3 * DAY - Duration::from_secs(60));
-    assert_eq!(gate.sweep_results().await.unwrap(), Swept { kept: 3, deleted: 1, deleted_bytes: 4 });
+    assert_eq!(gate.sweep_results().await.unwrap(), Swept { kept: 3, over: 1, over_bytes: 4 });
     age(file, 3 * DAY + Duration::from_secs(60));
-    let deleted_bytes = file.metadata().unwrap().len();
+    let over_bytes = file.metadata().unwrap().len();
     // The third that is kept says that the gate was opened.
-    assert_eq!(gate.sweep_results().await.unwrap(), Swept { kept: 2, deleted: 1, deleted_bytes });
+    assert_eq!(gate.sweep_results().await.unwrap(), Swept { kept: 2, over: 1, over_bytes });
     assert!(!file.exists() && !dead.exists() && alive.exists());
     assert_eq!(answer(&gate, 2).await, Ok(second));
     let gone = answer(&gate, 1).await.unwrap_err();

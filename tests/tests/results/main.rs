@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate::core::key::Scope;
-use oncegate::results::{ObjectResults, ResultStore};
+use oncegate::results::{ObjectResults, ResultStore, Sweep};
 use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
 use oncegate_tests::unique;
 
@@ -61,8 +61,8 @@ async fn conforms(results: &ObjectResults) {
         let name = format!("{scope}/ab/abcd.{}", unique("x"));
         results.put(&name, Bytes::from_static(b"dots")).await.unwrap();
         assert_eq!(results.get(&name, 10).await.unwrap().as_deref(), Some(&b"dots"[..]), "{scope}");
-        let swept = results.sweep(&Scope::new(scope).unwrap(), DAY).await.unwrap();
-        assert_eq!((swept.deleted, swept.kept >= 1), (0, true), "{scope}");
+        let swept = results.sweep(&Scope::new(scope).unwrap(), DAY, Sweep::Delete).await.unwrap();
+        assert_eq!((swept.over, swept.kept >= 1), (0, true), "{scope}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use object_store::aws::AmazonS3Builder;
 use oncegate::core::key::Scope;
-use oncegate::results::{ObjectResults, ResultStore};
+use oncegate::results::{ObjectResults, ResultStore, Sweep};
 use oncegate::{Entry, GateError};
 use oncegate_tests::{Bucket, MotoServer, unique};
 
@@ -66,7 +66,11 @@ async fn old_objects_are_swept_and_fresh_ones_stay() {
     while deleted < 1_010 {
         assert!(Instant::now() < deadline, "only {deleted} were found to be old");
         results.put(&format!("{scope}/ab/fresh"), b"fresh".as_slice().into()).await.unwrap();
-        deleted += results.sweep(&scope, Duration::from_secs(2)).await.unwrap().deleted;
+        let age = Duration::from_secs(2);
+        let counted = results.sweep(&scope, age, Sweep::Count).await.unwrap().over;
+        let swept = results.sweep(&scope, age, Sweep::Delete).await.unwrap();
+        assert!(swept.over >= counted, "counting deletes nothing");
+        deleted += swept.over;
     }
     assert_eq!(deleted, 1_010);
     let left = bucket.objects().await;

@@ -45,10 +45,13 @@ async fn each_state_is_told_in_words() {
     assert_eq!(completed.ended(0).line("state"), "state completed");
     assert_eq!(completed.line("result"), "result 14 bytes of JSON");
     assert!(completed.line("forgotten").starts_with("forgotten in 6 d 23 h"));
+    // As the server was started: an append-only file, and Redis's own `appendfsync`.
+    assert!(completed.line("promise").starts_with("promise moments: it survives a crash"), "{completed:?}");
     assert!(!completed.out.contains("4111") && completed.err.is_empty(), "{completed:?}");
 
     let pending = inspect(2, &["--json"]).await.ended(0).json();
     assert_eq!((&pending["state"], &pending["attempt"]), (&"pending".into(), &1.into()));
+    assert_eq!(pending["promise"]["durability"], "moments");
     let left = pending["protected_for_ms"].as_u64().unwrap();
     assert!((1..=60_001).contains(&left), "{left}");
     assert_eq!(pending["fence"].as_u64(), running.message().fence());

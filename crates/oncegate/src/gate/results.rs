@@ -13,7 +13,7 @@ use super::{Gate, GateError, OpenGate};
 use crate::codec::not_kept;
 use crate::failure::BoxError;
 use crate::observe::Event;
-use crate::results::{self, Reference, ResultStore, ResultStoreError, Swept};
+use crate::results::{self, Reference, ResultStore, ResultStoreError, Sweep, Swept};
 
 /// How long one call to the result store may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
@@ -64,7 +64,8 @@ impl Gate {
             let what = "there is nothing to sweep: set `large_results`".to_owned();
             return Err(GateError::Settings { scope: gate.scope().to_owned(), what });
         };
-        Ok(results.sweep(&gate.scope, gate.settings.retention + SWEEP_MARGIN).await?)
+        let older_than = gate.settings.retention + SWEEP_MARGIN;
+        Ok(results.sweep(&gate.scope, older_than, Sweep::Delete).await?)
     }
 }
 
@@ -81,7 +82,8 @@ impl Lease {
             }
             Ok(stored) => {
                 let unfinished = Unfinished::new(self, self.completion(not_kept()));
-                let storable = self.put(stored).await;
+                // On the heap: few results are large, and every message's task would carry the room for it.
+                let storable = Box::pin(self.put(stored)).await;
                 unfinished.finished();
                 storable
             }
@@ -154,7 +156,7 @@ impl OpenGate {
         if !Reference::is(stored) {
             return Ok(stored.clone());
         }
-        let fetched = self.fetch_referred(stored).await;
+        let fetched = Box::pin(self.fetch_referred(stored)).await;
         let scope = self.scope();
         match &fetched {
             Ok(_) => {}

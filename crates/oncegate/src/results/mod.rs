@@ -47,11 +47,17 @@ pub trait ResultStore: Send + Sync + fmt::Debug {
     /// When the store cannot tell. It is asked again later.
     async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, ResultStoreError>;
 
-    /// Deletes what was put under the names of `scope` more than `older_than` ago, by the store's own clock.
+    /// Deletes, or only counts, what was put under the names of `scope` more than `older_than` ago, by the store's
+    /// own clock.
     ///
     /// # Errors
     /// When the store cannot be reached or refuses. What was deleted until then stays deleted.
-    async fn sweep(&self, scope: &Scope, older_than: Duration) -> Result<Swept, ResultStoreError>;
+    async fn sweep(
+        &self,
+        scope: &Scope,
+        older_than: Duration,
+        sweep: Sweep,
+    ) -> Result<Swept, ResultStoreError>;
 }
 
 /// A shared result store is a result store.
@@ -65,20 +71,34 @@ impl<S: ResultStore + ?Sized> ResultStore for Arc<S> {
         (**self).get(name, most_bytes).await
     }
 
-    async fn sweep(&self, scope: &Scope, older_than: Duration) -> Result<Swept, ResultStoreError> {
-        (**self).sweep(scope, older_than).await
+    async fn sweep(
+        &self,
+        scope: &Scope,
+        older_than: Duration,
+        sweep: Sweep,
+    ) -> Result<Swept, ResultStoreError> {
+        (**self).sweep(scope, older_than, sweep).await
     }
 }
 
-/// What a sweep did.
+/// What a sweep does with what is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// Deletes it.
+    Delete,
+    /// Counts it alone.
+    Count,
+}
+
+/// What a sweep found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// How many objects of the scope are still there.
+    /// How many objects of the scope are not over.
     pub kept: u64,
-    /// How many were deleted.
-    pub deleted: u64,
+    /// How many are, and were deleted unless they were only counted.
+    pub over: u64,
     /// Their size in bytes.
-    pub deleted_bytes: u64,
+    pub over_bytes: u64,
 }
 
 /// A result store gave no answer, or cannot be used.

@@ -14,7 +14,7 @@ use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt};
 use oncegate_core::key::Scope;
 
-use super::{ResultStore, ResultStoreError, Swept};
+use super::{ResultStore, ResultStoreError, Sweep, Swept};
 
 /// A result store over the `object_store` crate.
 ///
@@ -100,7 +100,7 @@ impl ObjectResults {
         Ok(self.objects.head(clock).await?.last_modified.into())
     }
 
-    async fn try_sweep(&self, scope: &Scope, older_than: Duration) -> Result<Swept, Error> {
+    async fn try_sweep(&self, scope: &Scope, older_than: Duration, sweep: Sweep) -> Result<Swept, Error> {
         let clock = Path::from(format!("{scope}/clock"));
         let now = self.now(&clock).await?;
         let mut swept = Swept::default();
@@ -109,7 +109,10 @@ impl ObjectResults {
         let mut old = HashMap::new();
         while let Some(object) = listed.try_next().await? {
             if SystemTime::from(object.last_modified) < deadline {
-                old.insert(object.location, object.size);
+                match sweep {
+                    Sweep::Delete => drop(old.insert(object.location, object.size)),
+                    Sweep::Count => swept.add(object.size),
+                }
             } else if object.location != clock {
                 swept.kept += 1;
             }
@@ -128,8 +131,7 @@ impl ObjectResults {
         while let Some(deleted) = deleted.next().await {
             match deleted {
                 Ok(name) => {
-                    swept.deleted += 1;
-                    swept.deleted_bytes += old.get(&name).copied().unwrap_or(0);
+                    swept.add(old.get(&name).copied().unwrap_or(0));
                 }
                 // Somebody else sweeps too.
                 Err(Error::NotFound { .. }) => {}
@@ -190,24 +192,38 @@ impl ResultStore for ObjectResults {
         found.bytes().await.map(Some).map_err(ResultStoreError::new)
     }
 
-    async fn sweep(&self, scope: &Scope, older_than: Duration) -> Result<Swept, ResultStoreError> {
-        let mut swept = self.try_sweep(scope, older_than).await.map_err(ResultStoreError::new)?;
+    async fn sweep(
+        &self,
+        scope: &Scope,
+        older_than: Duration,
+        sweep: Sweep,
+    ) -> Result<Swept, ResultStoreError> {
+        let mut swept = self.try_sweep(scope, older_than, sweep).await.map_err(ResultStoreError::new)?;
         if let Some(folder) = &self.folder {
             let folder = folder.join(Path::from(scope.as_str()).as_ref());
-            let unfinished = tokio::task::spawn_blocking(move || sweep_unfinished(&folder, older_than)).await;
-            let unfinished = unfinished.map_err(std::io::Error::other).and_then(|deleted| deleted);
-            let (deleted, bytes) = unfinished.map_err(ResultStoreError::new)?;
-            swept.deleted += deleted;
-            swept.deleted_bytes += bytes;
+            let sweeping = move || sweep_unfinished(&folder, older_than, sweep, &mut swept).map(|()| swept);
+            let unfinished = tokio::task::spawn_blocking(sweeping).await;
+            swept = unfinished.map_err(std::io::Error::other).flatten().map_err(ResultStoreError::new)?;
         }
         Ok(swept)
     }
 }
 
+impl Swept {
+    fn add(&mut self, bytes: u64) {
+        self.over += 1;
+        self.over_bytes += bytes;
+    }
+}
+
 /// Deletes what processes were writing when they were killed: `name#1`, which no listing shows.
-fn sweep_unfinished(folder: &FilePath, older_than: Duration) -> std::io::Result<(u64, u64)> {
-    let (mut deleted, mut bytes) = (0, 0);
-    let Some(deadline) = SystemTime::now().checked_sub(older_than) else { return Ok((0, 0)) };
+fn sweep_unfinished(
+    folder: &FilePath,
+    older_than: Duration,
+    sweep: Sweep,
+    swept: &mut Swept,
+) -> std::io::Result<()> {
+    let Some(deadline) = SystemTime::now().checked_sub(older_than) else { return Ok(()) };
     for shard in std::fs::read_dir(folder)? {
         let shard = shard?;
         if !shard.file_type()?.is_dir() {
@@ -221,11 +237,11 @@ fn sweep_unfinished(folder: &FilePath, older_than: Duration) -> std::io::Result<
             }
             // Somebody else may sweep too, or the write may end just now.
             let Ok(about) = file.metadata() else { continue };
-            if about.is_file() && about.modified()? < deadline && std::fs::remove_file(file.path()).is_ok() {
-                deleted += 1;
-                bytes += about.len();
+            let over = about.is_file() && about.modified()? < deadline;
+            if over && (sweep == Sweep::Count || std::fs::remove_file(file.path()).is_ok()) {
+                swept.add(about.len());
             }
         }
     }
-    Ok((deleted, bytes))
+    Ok(())
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
-use oncegate::results::{ResultStore, ResultStoreError, Swept};
+use oncegate::results::{ResultStore, ResultStoreError, Sweep, Swept};
 use oncegate::{BoxError, Completion, Entry, Failure, Gate, Handler, Message, Origin};
 use tokio::time::Instant;
 
@@ -19,7 +19,9 @@ use super::{Bench, LEASE};
 #[derive(Debug, Default)]
 struct Flaky {
     objects: Mutex<BTreeMap<String, Bytes>>,
-    /// How many calls about results fail from now on.
+    /// How many calls about results succeed from now on before some fail.
+    spares: AtomicU32,
+    /// How many calls about results fail after those.
     fails: AtomicU32,
     /// How many calls by which a gate tries the store fail.
     fails_at_opening: AtomicU32,
@@ -29,8 +31,11 @@ struct Flaky {
 
 impl Flaky {
     async fn fault(&self, name: &str) -> Result<(), ResultStoreError> {
-        let fails = if name.ends_with("/opened") { &self.fails_at_opening } else { &self.fails };
-        if fails.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_err() {
+        let opening = name.ends_with("/opened");
+        let takes_one =
+            |left: &AtomicU32| left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+        let fails = if opening { &self.fails_at_opening } else { &self.fails };
+        if (!opening && takes_one(&self.spares)) || !takes_one(fails) {
             return Ok(());
         }
         if self.hangs {
@@ -70,7 +75,7 @@ impl ResultStore for Flaky {
         Ok(found.filter(|found| found.len() as u64 <= most_bytes))
     }
 
-    async fn sweep(&self, _: &Scope, _: Duration) -> Result<Swept, ResultStoreError> {
+    async fn sweep(&self, _: &Scope, _: Duration, _: Sweep) -> Result<Swept, ResultStoreError> {
         Err(ResultStoreError::new("these results have no age"))
     }
 }
@@ -141,6 +146,8 @@ impl Scene {
     async fn run(&self, acks: usize, fails: u32) {
         self.results.fails.store(fails, SeqCst);
         let consumer = self.bench.consumer_behind(self.gate(), Shared(Arc::clone(&self.report)));
+        // Small batches, so that there is something to look ahead to.
+        let consumer = consumer.in_flight(16, 1 << 20);
         let acked = self.bench.list.acked().len();
         self.bench.run(consumer, acked + acks).await.unwrap();
         self.results.fails.store(0, SeqCst);
@@ -253,12 +260,15 @@ async fn a_replay_that_looks_ahead_fetches_the_results() {
     let ids: Vec<u64> = (0..40).collect();
     let scene = Scene::of(&ids, Flaky::default());
     scene.run(40, 0).await;
-    // The first ones show that it is a replay; the later ones are looked up ahead.
-    for round in 1..4 {
+    // The first ones show that it is a replay, and the later ones are looked up ahead.
+    const ROUNDS: usize = 20;
+    for _ in 0..ROUNDS {
         ids.iter().for_each(|id| scene.again(*id));
-        scene.run(40, 0).await;
-        assert_eq!(scene.duplicates().len(), 40 * round);
     }
+    scene.results.spares.store(700, SeqCst);
+    scene.run(ROUNDS * 40, 10).await;
+    assert_eq!(scene.count("result_store_errors", "get"), 10);
+    assert_eq!(scene.duplicates().len(), ROUNDS * 40, "none is lost whose result could not be had at once");
     let mut told = scene.duplicates();
     told.sort();
     told.dedup();

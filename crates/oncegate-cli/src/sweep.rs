@@ -1,0 +1,111 @@
+//! `oncegate sweep`: delete large results whose records are over.
+
+use std::time::Duration;
+
+use oncegate::core::key::Scope;
+use oncegate::results::{ObjectResults, ResultStore as _, Sweep, Swept};
+use serde::Serialize;
+
+use crate::args::{duration, within};
+use crate::exit::{Exit, Problem};
+use crate::output::{self, Table};
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.sweep/1";
+
+/// Delete the large results of a scope whose records are over
+///
+/// What is older than --older-than is deleted, by the clock of the place where the results are. Give it the retention
+/// of the scope's gates and two days: a younger result may belong to a record that a duplicate still asks for.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where the results are: a folder, or s3://bucket/prefix with credentials from the AWS variables
+    #[arg(long, value_name = "PLACE", env = "ONCEGATE_RESULTS")]
+    results: String,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Scope,
+
+    /// The retention of the scope's gates and two days: 9d
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    older_than: Duration,
+
+    /// Only count what would be deleted
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+
+    /// Give up after this time: 500ms, 30s, 5m [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    results: &'a str,
+    scope: &'a str,
+    dry_run: bool,
+    /// Deleted, or to be deleted.
+    over: u64,
+    over_bytes: u64,
+    kept: u64,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let results = open(&args.results)?;
+    let sweep = if args.dry_run { Sweep::Count } else { Sweep::Delete };
+    let sweeping = async {
+        let swept = results.sweep(&args.scope, args.older_than, sweep).await;
+        swept.map_err(|error| Problem::new(Exit::Unreachable, error.to_string()))
+    };
+    let Swept { kept, over, over_bytes } = within(args.timeout, sweeping).await?;
+    if args.json {
+        output::answer_json(&Document {
+            schema: SCHEMA,
+            results: &args.results,
+            scope: args.scope.as_str(),
+            dry_run: args.dry_run,
+            over,
+            over_bytes,
+            kept,
+        })?;
+    } else {
+        let mut table = Table::default();
+        table.text("results", &args.results);
+        table.text("scope", args.scope.as_str());
+        table.number(if args.dry_run { "would be deleted" } else { "deleted" }, over);
+        table.number("  bytes", over_bytes);
+        table.number("kept", kept);
+        output::answer(&table.render())?;
+    }
+    Ok(Exit::Yes)
+}
+
+fn open(place: &str) -> Result<ObjectResults, Problem> {
+    let refuse = |why: String| Problem::new(Exit::Configuration, format!("--results: {why}"));
+    #[cfg(feature = "s3")]
+    if place.starts_with("s3://") {
+        return ObjectResults::s3(place).map_err(|error| refuse(error.to_string()));
+    }
+    if place.contains("://") {
+        let with_s3 = if cfg!(feature = "s3") {
+            "s3://bucket/prefix"
+        } else {
+            "(with the feature `s3`) s3://bucket/prefix"
+        };
+        return Err(refuse(format!(
+            "{place} is no place that this build knows; known are a folder, and {with_s3}"
+        )));
+    }
+    // Opening would make it, and there would be nothing to sweep.
+    if !std::path::Path::new(place).is_dir() {
+        return Err(Problem::new(Exit::Unreachable, format!("there is no folder {place}")));
+    }
+    ObjectResults::folder(place).map_err(|error| refuse(error.to_string()))
+}
