@@ -15,6 +15,7 @@
 pub mod process;
 
 mod broker;
+mod disk;
 mod kafka;
 mod ledger;
 mod place;
@@ -23,6 +24,7 @@ mod redis;
 mod watched;
 
 pub use broker::KafkaBroker;
+pub use disk::SmallDisk;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
