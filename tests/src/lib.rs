@@ -17,6 +17,7 @@ pub mod process;
 
 mod broker;
 mod bucket;
+mod disk;
 mod elasticmq;
 mod http;
 mod kafka;
@@ -36,13 +37,12 @@ mod wire;
 
 pub use broker::KafkaBroker;
 pub use bucket::Bucket;
+pub use disk::SmallDisk;
 pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
 pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
-pub use postgres::{
-    Postgres, PostgresServer, SmallDisk, VARIABLE as POSTGRES_VARIABLE, version as postgres_version,
-};
+pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use redis_cluster::RedisCluster;

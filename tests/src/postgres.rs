@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls};
 
+use crate::disk::SmallDisk;
 use crate::place::{self, Port};
 use crate::process::{self, Account, Process};
 
@@ -236,16 +237,11 @@ impl PostgresServer {
     pub fn small_disk(&self, mebibytes: u32) -> SmallDisk {
         let path = self.dir.path().join("small-disk");
         fs::create_dir(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
-        let options = format!("size={mebibytes}m");
-        let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).output();
-        let mounted = mounted.unwrap_or_else(|error| panic!("cannot run mount: {error}"));
-        let said = String::from_utf8_lossy(&mounted.stderr);
-        assert!(mounted.status.success(), "a small disk cannot be mounted, which needs root: {said}");
+        let disk = SmallDisk::mount_on(path, u64::from(mebibytes) << 20);
         if let Some(account) = &self.account {
-            account.own(&path);
+            account.own(disk.path());
         }
-        SmallDisk { path }
+        disk
     }
 
     /// The running server's process, to stop it by a signal for example.
@@ -264,27 +260,6 @@ impl PostgresServer {
         let mut command = process::bound_to_parent_as(self.account.as_ref(), find(program), "KILL");
         command.current_dir(self.dir.path());
         command
-    }
-}
-
-/// A file system that is soon full.
-#[derive(Debug)]
-pub struct SmallDisk {
-    path: PathBuf,
-}
-
-impl SmallDisk {
-    /// Where it is mounted.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily, because the server may have its files open still.
-        drop(Command::new("umount").arg("--lazy").arg(&self.path).output());
     }
 }
 

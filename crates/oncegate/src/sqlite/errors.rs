@@ -49,7 +49,7 @@ pub(super) fn not_executed(error: &Error) -> StoreError {
             StoreError::unavailable("other processes hold the lock of the SQLite file (busy_timeout)")
         }
         Some(Code::DiskFull) => {
-            StoreError::unavailable("the disk or quota under the SQLite file is full; make room")
+            StoreError::unavailable("the disk or quota under the SQLite file is full; make room on it")
         }
         Some(Code::SystemIoFailure) => {
             StoreError::unavailable(Said("reading or writing the SQLite file failed", error))
@@ -82,11 +82,12 @@ pub(super) fn not_committed(error: &Error) -> StoreError {
     }
 }
 
-/// Puts the path in front of what went wrong while a file was opened.
-pub(super) fn at_opening(path: &Path, error: StoreError) -> StoreError {
+/// Puts the path in front of what went wrong with a file.
+pub(super) fn of_file(path: &Path, error: StoreError) -> StoreError {
     let path = path.display();
     match error {
         StoreError::Unavailable { reason } => StoreError::unavailable(format_args!("{path}: {reason}")),
+        StoreError::Unknown { reason } => StoreError::unknown(format_args!("{path}: {reason}")),
         StoreError::Refused { reason } => StoreError::refused(format_args!("{path}: {reason}")),
         other => other,
     }

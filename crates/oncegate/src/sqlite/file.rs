@@ -1,6 +1,7 @@
 //! Opening a file: what it must be, and what is refused.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ impl Settings {
 
 /// Opens the file for writing, and makes its tables if it is new.
 pub(super) fn open(settings: &Settings) -> Result<Connection, StoreError> {
-    try_open(settings).map_err(|error| errors::at_opening(&settings.path, error))
+    try_open(settings).map_err(|error| errors::of_file(&settings.path, error))
 }
 
 /// Opens a second connection to a file that [`open`] has accepted.
@@ -79,7 +80,7 @@ pub(super) fn open_for_reading(settings: &Settings) -> Result<Connection, StoreE
         connection.pragma_update(None, "query_only", true)?;
         Ok(connection)
     };
-    open().map_err(|error| errors::at_opening(&settings.path, errors::not_executed(&error)))
+    open().map_err(|error| errors::of_file(&settings.path, errors::not_executed(&error)))
 }
 
 /// Opens a connection for the user's own transactions to a file that [`open`] has accepted.
@@ -246,16 +247,16 @@ pub(super) struct Identity {
 
 impl Identity {
     #[cfg(unix)]
-    fn of(path: &Path) -> Option<Self> {
+    fn of(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
-        let metadata = fs::metadata(path).ok()?;
-        Some(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
+        let metadata = fs::metadata(path)?;
+        Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
     }
 
     /// Elsewhere an open file can be neither deleted nor replaced.
     #[cfg(not(unix))]
-    fn of(_: &Path) -> Option<Self> {
-        Some(Self {})
+    fn of(_: &Path) -> io::Result<Self> {
+        Ok(Self {})
     }
 }
 
@@ -270,18 +271,25 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn of(path: &Path) -> Self {
-        Self { path: path.to_owned(), opened: Identity::of(path) }
+        Self { path: path.to_owned(), opened: Identity::of(path).ok() }
     }
 
     pub(super) fn check(&self) -> Result<(), StoreError> {
-        let now = Identity::of(&self.path);
-        if now.is_some() && now == self.opened {
-            return Ok(());
-        }
         let path = self.path.display();
-        Err(StoreError::refused(format_args!(
-            "{path} was moved, deleted or replaced while it was open; put it back, or restart"
-        )))
+        match Identity::of(&self.path) {
+            Ok(now) if Some(&now) == self.opened.as_ref() => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::unavailable(format_args!("{path} cannot be looked at: {error}")))
+            }
+            _ => Err(StoreError::refused(format_args!(
+                "{path} was moved, deleted or replaced while it was open; put it back, or restart"
+            ))),
+        }
+    }
+
+    /// Says in which file it went wrong.
+    pub(super) fn name(&self, error: StoreError) -> StoreError {
+        errors::of_file(&self.path, error)
     }
 }
 

@@ -92,6 +92,7 @@ impl Walk {
                 Ok(true) => STEP_PAUSE,
                 Ok(false) => self.rest.max(STEP_PAUSE),
                 Err(error) => {
+                    let error = self.place.name(error);
                     warn!(%error, "expired records stay in the SQLite file for now");
                     self.rest.max(STEP_PAUSE)
                 }

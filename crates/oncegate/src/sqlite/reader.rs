@@ -80,7 +80,8 @@ impl Reader {
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         let question = move |thread: &Thread| {
-            let read = || ask(&thread.connection).map_err(|error| errors::not_executed(&error));
+            let read =
+                || ask(&thread.connection).map_err(|error| thread.place.name(errors::not_executed(&error)));
             // A caller who has gone away wants no answer.
             let _ = answer.send(thread.place.check().and_then(|()| read()));
         };
@@ -148,6 +149,6 @@ impl Thread {
             looks.iter().map(|job| job.keys.iter().map(&mut look).collect()).collect()
         };
         let read: rusqlite::Result<Vec<Answers>> = read();
-        read.map_err(|error| errors::not_executed(&error))
+        read.map_err(|error| self.place.name(errors::not_executed(&error)))
     }
 }

@@ -261,11 +261,10 @@ impl Transactions {
             }
             settled
         });
-        done.map_err(
-            |error| {
-                if committing { errors::not_committed(&error) } else { errors::not_executed(&error) }
-            },
-        )
+        done.map_err(|error| {
+            let classify = if committing { errors::not_committed } else { errors::not_executed };
+            self.place.name(classify(&error))
+        })
     }
 }
 
