@@ -3,6 +3,7 @@
 mod inspect;
 mod key;
 mod replay;
+mod schema;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
