@@ -30,6 +30,7 @@ pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec
     let (mut replies, in_doubt) = match settled {
         Settled::Replies(replies) => (replies, false),
         Settled::InDoubt => (BTreeMap::new(), true),
+        Settled::Held(error) => return transaction::execute_around(shared, commands, error).await,
     };
     let is_left = |(position, _): &(usize, &Command)| !replies.contains_key(position);
     let left: Vec<Command> =
@@ -54,6 +55,8 @@ enum Settled {
     Replies(BTreeMap<usize, Reply>),
     /// Nobody knows what was done.
     InDoubt,
+    /// Nothing was done, because somebody holds one of the rows.
+    Held(StoreError),
 }
 
 /// Claims the keys that have no record.
@@ -117,25 +120,33 @@ fn first_of_each_key(
 }
 
 fn settled(
-    sent: Option<Vec<Row>>,
+    sent: Sent,
     commands: &BTreeMap<&str, (usize, &Operation)>,
     reply: impl Fn(&Row) -> Reply,
 ) -> Settled {
-    let Some(rows) = sent else { return Settled::InDoubt };
     let position = |row: &Row| commands.get(row.get::<_, &str>("key")).map(|(position, _)| *position);
-    Settled::Replies(rows.iter().filter_map(|row| Some((position(row)?, reply(row)))).collect())
+    match sent {
+        Sent::Done(rows) => {
+            Settled::Replies(rows.iter().filter_map(|row| Some((position(row)?, reply(row)))).collect())
+        }
+        Sent::InDoubt => Settled::InDoubt,
+        Sent::Held(error) => Settled::Held(error),
+    }
 }
 
-/// Sends one statement in a transaction of its own, in one round trip, and returns the rows of what it did; `None` when
-/// the connection broke, so that nobody knows.
+/// What became of a statement.
+enum Sent {
+    /// The rows of what it did; none when it should be tried again by the rules.
+    Done(Vec<Row>),
+    InDoubt,
+    Held(StoreError),
+}
+
+/// Sends one statement in a transaction of its own, in one round trip.
 ///
 /// # Errors
 /// When there is no connection, the server does not answer in time, or it refuses.
-async fn send(
-    shared: &Shared,
-    sql: &str,
-    parameters: &[&(dyn ToSql + Sync)],
-) -> Result<Option<Vec<Row>>, StoreError> {
+async fn send(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Sent, StoreError> {
     let client = shared.client().await?;
     let work = async {
         let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
@@ -157,10 +168,10 @@ async fn send(
         return Err(StoreError::unknown("the server did not answer in time"));
     };
     match shared.settle(client, outcome) {
-        Ok(rows) => Ok(Some(rows)),
-        // By the rules it is tried again, and around the row that somebody holds.
-        Err(trouble) if trouble.passing || trouble.row_held => Ok(Some(Vec::new())),
-        Err(Trouble { error: StoreError::Unknown { .. }, .. }) => Ok(None),
+        Ok(rows) => Ok(Sent::Done(rows)),
+        Err(trouble) if trouble.row_held => Ok(Sent::Held(trouble.error)),
+        Err(trouble) if trouble.passing => Ok(Sent::Done(Vec::new())),
+        Err(Trouble { error: StoreError::Unknown { .. }, .. }) => Ok(Sent::InDoubt),
         Err(trouble) => Err(trouble.error),
     }
 }

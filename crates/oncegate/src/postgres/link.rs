@@ -34,9 +34,9 @@ pub(super) const CONNECTIONS: usize = 2 * FLIGHTS + 4;
 /// How many calls of `purge` may wait for their turn.
 const MAX_WAITING_PURGES: usize = 16;
 
-/// Every statement looks its keys up in the index, one after another in the order in which it was given them. The
-/// planner would read a whole table that it takes for small, because nobody has analysed it since it grew; and
-/// in another order two batches could wait for each other.
+/// Every statement looks its keys up in the index, one after another in the order in which it was given them. A
+/// prepared statement that was planned while the table was small would read all of it for ever; and in another
+/// order two batches could wait for each other.
 const PLAN: &str =
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
