@@ -168,6 +168,8 @@ fn crash_relays(
             .arg("--crash")
             .stdin(std::process::Stdio::piped())
             .spawn()?;
+        // Held, because its end would ask the relay to stop.
+        let _input = relay.stdin.take();
         let status = relay.wait()?;
         if status.success() {
             return Err("a relay that should crash has ended well".into());
