@@ -20,7 +20,9 @@ mod ledger;
 mod place;
 mod postgres;
 mod redis;
+mod till;
 mod watched;
+mod wire;
 
 pub use broker::KafkaBroker;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
@@ -30,7 +32,9 @@ pub use postgres::{
 };
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
+pub use till::{CLIENTS, Client, End, Payment, Till};
 pub use watched::Watched;
+pub use wire::{Step, Then, Wire};
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///

@@ -27,7 +27,8 @@
 //!
 //! Nothing is lost; a stale owner cannot write; completed is final for the retention; no two different messages share
 //! a record; and a handler runs once, plus once for each counted fault ([`observe::ExtraRunCause`]) and for each retry
-//! it asks for. Never exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
+//! it asks for. With an SQL store and the effect in the same transaction ([`Message::commit_with`]), exactly one effect
+//! is committed. Never exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
 //! effect and its completion leads to a second run, which [`Message::recovered`] tells.
 //!
 //! # The way of a message
@@ -100,3 +101,8 @@ pub use transaction::{Completing, SqlTransaction};
 #[cfg(all(doctest, feature = "kafka", feature = "redis"))]
 #[doc = include_str!("../README.md")]
 pub mod readme {}
+
+/// The guide's programs, compiled as documentation tests.
+#[cfg(all(doctest, feature = "kafka", feature = "redis", feature = "sqlite", feature = "postgres"))]
+#[doc = include_str!("../../../docs/GUIDE.md")]
+pub mod guide {}

@@ -74,6 +74,16 @@ impl Completing {
         self.lease
     }
 
+    /// The completion as an operation on the record.
+    pub fn operation(&self) -> Operation {
+        Operation::Complete {
+            token: self.token,
+            fingerprint: self.fingerprint,
+            result: self.result.clone(),
+            retention: self.retention,
+        }
+    }
+
     /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it is this run's to complete.
     ///
     /// `record` must have been read at `now` under a lock that is held until the transaction ends.
@@ -85,13 +95,7 @@ impl Completing {
     pub fn apply(&self, now: StoreTime, record: Option<Record>) -> Result<Record, BoxError> {
         let before = record.filter(|record| record.kept(now));
         let completed = matches!(before, Some(Record { state: State::Completed { .. }, .. }));
-        let complete = Operation::Complete {
-            token: self.token,
-            fingerprint: self.fingerprint,
-            result: self.result.clone(),
-            retention: self.retention,
-        };
-        match apply(now, before, &complete) {
+        match apply(now, before, &self.operation()) {
             _ if completed => Err("the key is completed already: the transaction was rolled back".into()),
             (Some(after), Reply::Held { recreated: false }) => Ok(after),
             (_, Reply::Held { .. }) => {

@@ -1,41 +1,23 @@
 //! In the consumer runtime: acknowledgements follow what the record says, and nothing else.
 
+use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate::{Backoff, Consumer, Counters, Failure, Gate, Handler, Message};
+use oncegate::codec::Output as _;
+use oncegate::core::record::State;
+use oncegate::{Codec, Failure, Handler, Message};
+use oncegate_tests::{CLIENTS, End, Payment, Till};
 
-use crate::list::{Letters, List, Listed};
-use crate::place::{CLIENTS, End, Place};
+use crate::place::{Bench, LEASE, Place, key_of, take_over};
 
-const LEASE: Duration = Duration::from_secs(20);
-
-/// Runs a consumer over these payments until so many are acknowledged.
-struct Bench {
-    list: Arc<List>,
-    letters: Arc<Letters>,
-    counters: Arc<Counters>,
+fn receipt(message: &Message) -> String {
+    format!("receipt of attempt {}", message.attempt())
 }
 
-impl Bench {
-    fn of(ids: &[u64]) -> Self {
-        let payments = ids.iter().map(|id| ("", format!(r#"{{"id":{id}}}"#)));
-        Self { list: List::of("payments", payments), letters: Arc::default(), counters: Arc::default() }
-    }
-
-    async fn run(&self, gate: Gate, handler: impl Handler, acks: usize) {
-        let list = Arc::clone(&self.list);
-        let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
-            .dead_letters(Arc::clone(&self.letters))
-            .backoff(Backoff::new(Duration::from_millis(1), Duration::from_millis(5)))
-            .observer(Arc::clone(&self.counters) as _);
-        consumer.run_until(async move { list.until_acked(acks).await }).await.unwrap();
-    }
-}
-
-/// Pays in a transaction, and remembers what duplicates were told.
+/// Charges in a transaction that ends in this way at the first attempt, and remembers what duplicates were told.
 struct Pay {
-    place: Arc<Place>,
+    till: Till,
     first: End,
     told: Arc<Mutex<Vec<String>>>,
 }
@@ -44,9 +26,8 @@ impl Handler for Pay {
     type Output = String;
 
     async fn handle(&self, message: Message) -> Result<String, Failure> {
-        let result = format!("receipt of attempt {}", message.attempt());
         let end = if message.attempt() == 1 { self.first } else { End::Commit };
-        self.place.transact(&message, &result, end).await?;
+        self.till.charge(&message, &receipt(&message), end, ready(())).await?;
         // Not what was committed: the record has the last word.
         Ok("something else".to_owned())
     }
@@ -60,24 +41,140 @@ impl Handler for Pay {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_effect_and_its_completion_are_committed_together() {
     for client in CLIENTS {
-        let place = Arc::new(Place::new(client).await);
+        let place = Place::new(client).await;
         let (bench, told) = (Bench::of(&[1, 2, 1]), Arc::default());
-        let pay = Pay { place: Arc::clone(&place), first: End::Commit, told: Arc::clone(&told) };
+        let pay = Pay { till: place.till.clone(), first: End::Commit, told: Arc::clone(&told) };
         bench.run(place.gate(LEASE).transactional(), pay, 3).await;
-        let effects = place.effects().await;
-        assert_eq!(effects.values().map(Vec::as_slice).collect::<Vec<_>>(), [[1], [1]], "{client:?}");
-        assert_eq!(*told.lock().unwrap(), ["receipt of attempt 1"], "{client:?}");
+        let charges = place.till.charges().await;
+        assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1]], "{client}");
+        assert_eq!(*told.lock().unwrap(), ["receipt of attempt 1"], "{client}");
+        assert_eq!(bench.counters.total("retries"), 0, "{client}");
+        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let State::Completed { result, .. } = looked.record.state else { panic!("{looked:?}") };
+        let stored = "receipt of attempt 1".to_owned().to_stored(Codec::Json).unwrap();
+        assert_eq!(result, stored, "{client}: byte for byte what the codec stores");
+        assert!(looked.record.expires_at > looked.now + Duration::from_secs(6 * 86_400), "{client}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forgotten_transaction_is_tried_again_and_never_acknowledged() {
+async fn a_forgotten_transaction_is_tried_again_and_not_acknowledged() {
+    for client in CLIENTS {
+        let place = Place::new(client).await;
+        let bench = Bench::of(&[1]);
+        let pay = Pay { till: place.till.clone(), first: End::Forget, told: Arc::default() };
+        bench.run(place.gate(LEASE), pay, 1).await;
+        assert_eq!(place.till.charges().await[&1], [2], "{client}");
+        assert_eq!(bench.counters.total("retries"), 1, "{client}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_lost_while_the_transaction_is_open_rolls_it_back() {
     for client in CLIENTS {
         let place = Arc::new(Place::new(client).await);
-        let bench = Bench::of(&[1]);
-        let pay = Pay { place: Arc::clone(&place), first: End::Forget, told: Arc::default() };
+        let (bench, told) = (Bench::of(&[1]), Arc::<Mutex<Vec<String>>>::default());
+        let pay = TakenOver { place: Arc::clone(&place), told: Arc::clone(&told) };
         bench.run(place.gate(LEASE), pay, 1).await;
-        assert_eq!(place.effects().await["1"], [2], "{client:?}");
-        assert_eq!(bench.counters.total("retries"), 1, "{client:?}");
+        assert!(place.till.charges().await.is_empty(), "{client}");
+        assert_eq!(*told.lock().unwrap(), ["theirs"], "{client}");
+        assert_eq!(bench.counters.total("complete_lost"), 1, "{client}");
     }
+}
+
+/// Somebody else takes the key and completes it while the transaction is open; the handler does not care.
+struct TakenOver {
+    place: Arc<Place>,
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+impl Handler for TakenOver {
+    type Output = String;
+
+    async fn handle(&self, message: Message) -> Result<String, Failure> {
+        let meanwhile = take_over(&*self.place.store, key_of(&self.place.scope, 1), "theirs");
+        let refused = self.place.till.charge(&message, &"ours".to_owned(), End::Commit, meanwhile).await;
+        assert!(refused.is_err());
+        Ok("ours".to_owned())
+    }
+
+    async fn duplicate(&self, _: Message, result: String) -> Result<(), Failure> {
+        self.told.lock().unwrap().push(result);
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_handler_does_after_its_commit_changes_nothing() {
+    for client in CLIENTS {
+        let place = Place::new(client).await;
+        let (bench, handler) = (Bench::of(&[1, 2, 3, 4]), Unruly { till: place.till.clone() });
+        let lease = Duration::from_secs(1);
+        bench.run(place.gate(lease).max_run(lease * 2), handler, 4).await;
+        let charges = place.till.charges().await;
+        assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1]; 4], "{client}");
+        assert_eq!(bench.letters.causes(), [""; 0], "{client}");
+        assert_eq!(bench.counters.total("retries"), 0, "{client}");
+        assert_eq!(bench.counters.get("handler_runs", "cancelled"), 1, "{client}");
+    }
+}
+
+/// Charges, and then panics, gives up, hangs, or charges again.
+struct Unruly {
+    till: Till,
+}
+
+impl Handler for Unruly {
+    type Output = String;
+
+    async fn handle(&self, message: Message) -> Result<String, Failure> {
+        self.till.charge(&message, &receipt(&message), End::Commit, ready(())).await?;
+        match message.json::<Payment>()?.id {
+            1 => panic!("simulated"),
+            2 => Err(Failure::permanent("too late to give up")),
+            3 => pending().await,
+            // A second transaction of the same run must not slip through on the first one's completion.
+            _ => match self.till.charge(&message, &"again".to_owned(), End::Commit, ready(())).await {
+                Ok(()) => panic!("one run was committed twice"),
+                Err(_) => Ok(String::new()),
+            },
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transactional_gate_takes_no_ok_without_a_transaction() {
+    let place = Place::new(CLIENTS[2]).await;
+    let bench = Bench::of(&[1]);
+    let handler = async |_: Message| Ok("done".to_owned());
+    bench.run(place.gate(LEASE).transactional(), handler, 1).await;
+    assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), u64::from(Bench::MAX_ATTEMPTS));
+    let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+    let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
+    assert!(reason.contains("commit_with"), "{reason}");
+    // Without the option it is a completion as any other.
+    let plain = Place::new(CLIENTS[2]).await;
+    let bench = Bench::of(&[1]);
+    bench.run(plain.gate(LEASE), handler, 1).await;
+    assert_eq!(bench.letters.causes(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_over_the_limit_is_not_kept_and_the_effect_is() {
+    for client in CLIENTS {
+        let place = Place::new(client).await;
+        let bench = Bench::of(&[1]);
+        let pay = Pay { till: place.till.clone(), first: End::Commit, told: Arc::default() };
+        bench.run(place.gate(LEASE).max_result_bytes(10), pay, 1).await;
+        assert_eq!(place.till.charges().await[&1], [1], "{client}");
+        assert_eq!(bench.counters.total("results_not_kept"), 1, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_does_not_run_completes_nothing() {
+    let origin = oncegate::Origin::Other("nowhere".into());
+    let message = Message::new("payments", origin, Some("{}".into()));
+    assert!(message.completing(&()).unwrap_err().is_permanent());
 }

@@ -4,8 +4,10 @@
 
 #[path = "../../../crates/oncegate/tests/runtime/list.rs"]
 mod list;
-#[path = "../postgres/proxy.rs"]
-mod proxy;
 
 mod consumer;
+mod faults;
+mod kill;
+mod lease;
 mod place;
+mod statement;

@@ -10,7 +10,7 @@ use deadpool_postgres::Object;
 use futures_util::future::{join, join3, try_join3};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, StoreTime};
-use oncegate_core::rules::{Reply, apply};
+use oncegate_core::rules::{Operation, Reply, Verdict, apply};
 use oncegate_core::store::{Command, Looked, StoreError};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -34,6 +34,9 @@ pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec
         // One stalled stranger must not hold up the keys that happen to travel with his.
         Err(Trouble { error, row_held: true, .. }) if commands.len() > 1 => {
             execute_around(shared, commands, error).await
+        }
+        Err(Trouble { error, row_held: true, .. }) => {
+            Ok(commands.iter().map(|command| row_held(shared, command, &error)).collect())
         }
         executed => executed.map_err(|trouble| trouble.error),
     }
@@ -63,15 +66,27 @@ pub(super) async fn execute_around(
     let is_held = |command: &Command| held.contains(command.key.as_str());
     let free: Vec<Command> = commands.iter().filter(|command| !is_held(command)).cloned().collect();
     if free.is_empty() {
-        return Err(error);
+        return Ok(commands.iter().map(|command| row_held(shared, command, &error)).collect());
     }
     let executed = execute_together(shared, &free).await.map_err(|trouble| trouble.error)?;
     let mut executed = executed.into_iter();
     let answer = |command: &Command| match is_held(command) {
-        true => Err(error.clone()),
+        true => row_held(shared, command, &error),
         false => executed.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
     };
     Ok(commands.iter().map(answer).collect())
+}
+
+/// The answer about a row that a transaction of somebody's holds, such as one in which a handler completes its
+/// key. A claim is told so: as "unavailable", one key would stop a consumer for all of them.
+fn row_held(shared: &Shared, command: &Command, error: &StoreError) -> Answer {
+    match command.operation {
+        Operation::Claim { .. } => {
+            let verdict = Verdict::Busy { retry_in: shared.response_timeout / 2 };
+            Ok(Reply::Verdict { verdict, uncompared: false })
+        }
+        _ => Err(error.clone()),
+    }
 }
 
 /// Reads records; there is one answer for each key.

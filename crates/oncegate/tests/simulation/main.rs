@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod broker;
+mod pay;
+mod till;
 mod world;
 
 use std::collections::BTreeMap;

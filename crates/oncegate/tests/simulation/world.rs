@@ -14,14 +14,16 @@ use oncegate::core::store::Store;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
-    Backoff, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, GateError, Handler, Key,
-    MemoryStore, Message, Ordering, Origin,
+    Backoff, BoxError, Consumer, ConsumerError, Counters, Gate, GateError, Key, MemoryStore, Message,
+    Ordering, Origin,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::broker::{Broker, Judge};
+use crate::pay::{Behaviour, Pay, Payment, behaviour};
+use crate::till::{LONGEST_MS, Till};
 
 const LEASE: Duration = Duration::from_secs(1);
 const MAX_RUN: Duration = Duration::from_secs(10);
@@ -29,103 +31,12 @@ const MAX_ATTEMPTS: u32 = 12;
 /// After the faults have stopped, everything must be finished within this time.
 const QUIET_WITHIN: Duration = Duration::from_secs(3 * 3600);
 
-/// How the handler treats a key.
-#[derive(Clone, Copy, Debug)]
-enum Behaviour {
-    Quick,
-    Slow {
-        ms: u64,
-    },
-    FailsAtFirst {
-        times: u32,
-    },
-    FailsAlways,
-    GivesUp,
-    PanicsAtFirst,
-    /// Does not look at its cancellation.
-    Stubborn {
-        ms: u64,
-    },
-    /// Never returns at its first attempt.
-    Hangs,
-}
-
-fn behaviour(rng: &mut Rng) -> Behaviour {
-    match rng.u32(..20) {
-        0..8 => Behaviour::Quick,
-        8..11 => Behaviour::Slow { ms: rng.u64(1..400) },
-        11 => Behaviour::Slow { ms: rng.u64(1_000..5_000) },
-        12..14 => Behaviour::FailsAtFirst { times: rng.u32(1..4) },
-        14 => Behaviour::FailsAlways,
-        15 => Behaviour::GivesUp,
-        16 => Behaviour::PanicsAtFirst,
-        17 => Behaviour::Stubborn { ms: rng.u64(500..3_000) },
-        18 => Behaviour::Hangs,
-        _ => Behaviour::Quick,
-    }
-}
-
 /// What happened, from witnesses that are not oncegate's own code.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    effects: Mutex<BTreeMap<u64, u32>>,
-    results: Mutex<BTreeMap<u64, Vec<String>>>,
+    pub(crate) effects: Mutex<BTreeMap<u64, u32>>,
+    pub(crate) results: Mutex<BTreeMap<u64, Vec<String>>>,
     letters: Mutex<BTreeMap<String, String>>,
-}
-
-struct Pay {
-    behaviours: Arc<Vec<Behaviour>>,
-    ledger: Arc<Ledger>,
-}
-
-#[derive(serde::Deserialize)]
-struct Payment {
-    id: u64,
-}
-
-impl Pay {
-    fn charge(&self, id: u64) -> String {
-        let mut effects = self.ledger.effects.lock().unwrap();
-        let charges = effects.entry(id).or_default();
-        *charges += 1;
-        format!("charge {charges} of {id}")
-    }
-}
-
-impl Handler for Pay {
-    type Output = String;
-
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        let id = message.json::<Payment>()?.id;
-        let behaviour = self.behaviours[usize::try_from(id).unwrap()];
-        match behaviour {
-            Behaviour::Quick => {}
-            Behaviour::Slow { ms } => {
-                tokio::select! {
-                    () = sleep(Duration::from_millis(ms)) => {}
-                    () = message.cancelled() => return Err("cancelled".into()),
-                }
-            }
-            Behaviour::FailsAtFirst { times } if message.attempt() <= times => return Err("not yet".into()),
-            Behaviour::FailsAlways => return Err("never".into()),
-            Behaviour::GivesUp => return Err(Failure::permanent("hopeless")),
-            Behaviour::PanicsAtFirst if message.attempt() == 1 => panic!("simulated"),
-            Behaviour::Hangs if message.attempt() == 1 => std::future::pending().await,
-            Behaviour::Stubborn { ms } => {
-                let result = self.charge(id);
-                sleep(Duration::from_millis(ms)).await;
-                return Ok(result);
-            }
-            Behaviour::FailsAtFirst { .. } | Behaviour::PanicsAtFirst | Behaviour::Hangs => {}
-        }
-        Ok(self.charge(id))
-    }
-
-    async fn duplicate(&self, message: Message, result: String) -> Result<(), Failure> {
-        let id = message.json::<Payment>()?.id;
-        self.ledger.results.lock().unwrap().entry(id).or_default().push(result);
-        Ok(())
-    }
 }
 
 /// Dead letters in memory, which fail now and then.
@@ -164,6 +75,7 @@ pub(crate) struct World {
     memory: Arc<MemoryStore>,
     store: Arc<FaultStore>,
     ledger: Arc<Ledger>,
+    till: Arc<Till>,
     behaviours: Arc<Vec<Behaviour>>,
     counters: Arc<Counters>,
     workers: Vec<Worker>,
@@ -194,12 +106,14 @@ impl World {
         let faults = if rng.u32(..5) == 0 { Faults::default() } else { faults(&mut rng) };
         let store =
             FaultStore::new(Arc::clone(&memory) as Arc<dyn Store>, faults, rng.u64(..)).sleep_with(sleep);
+        let till = Till::new(Arc::clone(&memory), rng.fork());
         Self {
             seed,
             broker: Broker::new(payloads),
             memory,
             store: Arc::new(store),
             ledger: Arc::default(),
+            till,
             behaviours: Arc::new(behaviours),
             counters: Arc::default(),
             workers: Vec::new(),
@@ -239,7 +153,11 @@ impl World {
         self.started += 1;
         let gate =
             Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
-        let handler = Pay { behaviours: Arc::clone(&self.behaviours), ledger: Arc::clone(&self.ledger) };
+        let handler = Pay {
+            behaviours: Arc::clone(&self.behaviours),
+            ledger: Arc::clone(&self.ledger),
+            till: Arc::clone(&self.till),
+        };
         let letters = Letters { ledger: Arc::clone(&self.ledger), rng: Mutex::new(self.rng.fork()) };
         let ordering = [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
         let consumer = Consumer::new(member.clone(), gate.simulated(self.rng.u64(..)), handler)
@@ -268,20 +186,18 @@ impl World {
             self.upset().await;
         }
         self.store.stop_faults();
+        self.till.stop_faults();
         self.finish().await;
         // A worker that has lost its lease may still be at it: its late effect belongs to the first pass.
         self.stop_all().await;
-        let before = self.ledger.effects.lock().unwrap().clone();
+        sleep(Duration::from_millis(LONGEST_MS)).await;
+        let before = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
         let dead = self.ledger.letters.lock().unwrap().len();
         if self.losses() == 0 {
             self.broker.rewind();
             self.finish().await;
-            assert_eq!(
-                before,
-                *self.ledger.effects.lock().unwrap(),
-                "seed {}: a replay had effects",
-                self.seed
-            );
+            let after = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
+            assert_eq!(before, after, "seed {}: a replay had effects", self.seed);
             assert!(
                 self.ledger.letters.lock().unwrap().len() == dead,
                 "seed {}: a replay buried more",
@@ -290,9 +206,10 @@ impl World {
         }
         self.stop_all().await;
         self.judge_effects();
-        let trace = format!("{:?} {:?} {:?}", began.elapsed(), self.ledger, self.counters.snapshot());
+        let trace =
+            format!("{:?} {:?} {:?} {:?}", began.elapsed(), self.ledger, self.till, self.counters.snapshot());
         let injected = self.store.injected();
-        let faults = BTreeMap::from([
+        let mut faults = BTreeMap::from([
             ("unavailable", injected.unavailable),
             ("reply_lost", injected.reply_lost),
             ("request_lost", injected.request_lost),
@@ -302,6 +219,7 @@ impl World {
             ("crash", self.crashes),
             ("store_loss", self.losses().into()),
         ]);
+        faults.extend(self.till.fates());
         Report { counts: self.counters.snapshot(), faults, trace }
     }
 
@@ -317,7 +235,7 @@ impl World {
                 self.store.end_outage();
             }
             8 if self.rng.u32(..4) == 0 => {
-                self.memory.lose_everything();
+                self.till.lose_everything();
                 self.store_losses.fetch_add(1, Relaxed);
             }
             _ => {}
@@ -397,6 +315,11 @@ impl World {
         }
     }
 
+    /// Whether this payment's effect is in the records' database.
+    fn transacts(&self, id: u64) -> bool {
+        usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
+    }
+
     fn losses(&self) -> u32 {
         self.store_losses.load(Relaxed)
     }
@@ -405,6 +328,9 @@ impl World {
     fn judge_effects(&self) {
         let effects = self.ledger.effects.lock().unwrap();
         let letters = self.ledger.letters.lock().unwrap();
+        let (charges, lost) = (self.till.charges(), self.losses() > 0);
+        // No fault explains a second one.
+        assert!(charges.values().all(|count| *count == 1), "seed {}: charged {charges:?}", self.seed);
         let explained = self.counters.total("extra_runs");
         let extra: u64 = effects.values().map(|count| u64::from(count - 1)).sum();
         if self.losses() == 0 {
@@ -416,6 +342,12 @@ impl World {
         let buried: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
         for n in 0..payloads.len() {
             let settled = match id(n) {
+                Some(id) if self.transacts(id) => {
+                    let charged = charges.contains_key(&id);
+                    let letter = buried.contains(&Some(id));
+                    assert!(!charged || !letter || lost, "seed {}: {id} is charged and given up", self.seed);
+                    charged || letter || lost
+                }
                 Some(id) => effects.contains_key(&id) || buried.contains(&Some(id)),
                 None => letters.contains_key(&n.to_string()),
             };

@@ -1,0 +1,107 @@
+//! A worker process for the tests that kill it: charges payments, each in a transaction of its own, and dies or
+//! stops where it is told to.
+
+#![allow(clippy::unwrap_used, reason = "a worker that cannot go on has failed")]
+
+#[path = "../../../crates/oncegate/tests/runtime/list.rs"]
+#[allow(dead_code, reason = "shared with the tests of the runtime")]
+mod list;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use list::{List, Listed};
+use oncegate::consumer::FloodLimit;
+use oncegate::core::store::Store;
+use oncegate::postgres::PostgresStore;
+use oncegate::sqlite::SqliteStore;
+use oncegate::{Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message};
+use oncegate_tests::{Client, End, Step, Then, Till, Wire};
+
+/// Short: a payment of a killed worker waits for it.
+const LEASE: Duration = Duration::from_millis(600);
+/// Kills use up attempts, and none of them may end as a dead letter.
+const MAX_ATTEMPTS: u32 = 254;
+
+struct Pay(Till);
+
+impl Handler for Pay {
+    type Output = String;
+
+    async fn handle(&self, message: Message) -> Result<String, Failure> {
+        let receipt = format!("receipt of attempt {}", message.attempt());
+        self.0.charge(&message, &receipt, End::Commit, std::future::ready(())).await?;
+        Ok(receipt)
+    }
+}
+
+/// How many more times the point is passed; at the last one the process ends or stops.
+static PASSES: AtomicU64 = AtomicU64::new(0);
+/// Whether to stop there instead of dying.
+static STOPS: AtomicU64 = AtomicU64::new(0);
+
+/// The point.
+fn pass() {
+    // From zero it goes down to where it never comes back from.
+    if PASSES.fetch_sub(1, SeqCst) != 1 {
+        return;
+    }
+    if STOPS.load(SeqCst) == 0 {
+        std::process::abort();
+    }
+    let id = std::process::id().to_string();
+    Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status().unwrap();
+}
+
+/// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it dies: the
+/// statement of a connection, the step of that statement, how often that is passed (0: it lives), and `kill`
+/// or `stop`. On an SQLite file the point is every step of every statement.
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [client, url, table, scope, ids, statement, step, passes, action] = arguments.as_slice() else {
+        return Err("payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop".into());
+    };
+    let client: Client = client.parse()?;
+    let (statement, step): (usize, usize) = (statement.parse()?, step.parse()?);
+    PASSES.store(passes.parse()?, SeqCst);
+    STOPS.store(u64::from(action == "stop"), SeqCst);
+    let mut till = Till { client, url: url.clone(), table: table.clone(), on_statement: None };
+    let (store, _wire): (Arc<dyn Store>, Option<Wire>) = if client == Client::Sqlite {
+        till.on_statement = Some(pass);
+        (Arc::new(SqliteStore::open(url).await?), None)
+    } else {
+        let wire = Wire::before(url, move |number, at| {
+            let here = match at {
+                Step::Asked(_) => number == statement && step == 0,
+                Step::Sent(_) => number == statement && step == 1,
+                Step::Answered(_) => number == statement + 1 && step == 2,
+            };
+            if here {
+                pass();
+            }
+            Then::Go
+        });
+        let wire = wire.await;
+        wire.url().clone_into(&mut till.url);
+        (Arc::new(PostgresStore::connect(url).await?), Some(wire))
+    };
+    let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
+    let (count, list) = (payments.len(), List::of("payments", payments));
+    // One at a time on a file, so that the number of the statement tells the point.
+    let concurrency = if client == Client::Sqlite { 1 } else { 3 };
+    Consumer::new(
+        Listed(Arc::clone(&list)),
+        Gate::new(scope, Key::json(["id"]), store).lease(LEASE).transactional(),
+        Pay(till),
+    )
+    .concurrency(concurrency)
+    .max_attempts(MAX_ATTEMPTS)
+    .flood_limit(FloodLimit { in_a_row: 1_000_000, share: 1.1 })
+    .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(50)))
+    .run_until(async move { list.until_acked(count).await })
+    .await?;
+    Ok(())
+}

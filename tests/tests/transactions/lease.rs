@@ -1,0 +1,72 @@
+//! Loops of one's own.
+
+use std::future::ready;
+use std::time::Duration;
+
+use oncegate::{Completion, Entry, Gate, Lease, Message, Origin};
+use oncegate_tests::{CLIENTS, Client, End};
+
+use crate::place::{LEASE, Place, key_of, take_over};
+
+async fn enter(gate: &Gate, id: u64) -> Entry {
+    let message =
+        Message::new("payments", Origin::Other("mine".into()), Some(format!(r#"{{"id":{id}}}"#).into()));
+    gate.enter(&message).await.unwrap()
+}
+
+async fn granted(gate: &Gate, id: u64) -> Lease {
+    match enter(gate, id).await {
+        Entry::Granted(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_tells_what_its_transaction_came_to() {
+    for client in CLIENTS {
+        let place = Place::new(client).await;
+        let (gate, receipt) = (place.gate(LEASE), "receipt".to_owned());
+        let lease = granted(&gate, 1).await;
+        place.till.charge(lease.message(), &receipt, End::Commit, ready(())).await.unwrap();
+        assert_eq!(lease.committed().await.unwrap(), Completion::Held, "{client}");
+        let Entry::Completed(stored) = enter(&gate, 1).await else { panic!("{client}") };
+        assert_eq!(stored.decode::<String>().unwrap(), receipt, "{client}");
+
+        let lease = granted(&gate, 2).await;
+        place.till.charge(lease.message(), &receipt, End::Forget, ready(())).await.unwrap();
+        let not_committed = lease.committed().await.unwrap_err();
+        not_committed.into_lease().release(Duration::ZERO, true, "once more").await;
+        let lease = granted(&gate, 2).await;
+        assert_eq!(lease.message().attempt(), 2, "{client}");
+
+        let meanwhile = take_over(&*place.store, key_of(&place.scope, 2), "theirs");
+        let refused = place.till.charge(lease.message(), &receipt, End::Commit, meanwhile).await;
+        assert!(refused.is_err(), "{client}");
+        assert_eq!(lease.committed().await.unwrap(), Completion::Lost, "{client}");
+        assert_eq!(place.till.charges().await.into_keys().collect::<Vec<_>>(), [1], "{client}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_commits_a_transaction_and_reads_it_back() {
+    let place = Place::new(Client::TokioPostgres).await;
+    let gate = place.gate(LEASE);
+    let (mut client, driver) = tokio_postgres::connect(&place.till.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(driver);
+    let insert = format!("INSERT INTO {} VALUES (1, 1)", place.till.table);
+
+    let lease = granted(&gate, 1).await;
+    let transaction = client.transaction().await.unwrap();
+    transaction.execute(&insert, &[]).await.unwrap();
+    transaction.batch_execute("SAVEPOINT a").await.unwrap();
+    assert!(transaction.batch_execute("SELECT 1 / 0").await.is_err());
+    // The transaction is aborted, which the handler has overlooked.
+    let not_committed = lease.commit_with(transaction, &()).await.unwrap_err();
+    assert!(not_committed.to_string().contains("25P02"), "{not_committed}");
+
+    let transaction = client.transaction().await.unwrap();
+    transaction.execute(&insert, &[]).await.unwrap();
+    let lease = not_committed.into_lease();
+    assert_eq!(lease.commit_with(transaction, &()).await.unwrap(), Completion::Held);
+    assert_eq!(place.till.charges().await[&1], [1]);
+}
