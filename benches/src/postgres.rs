@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 use crate::Benchmark;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate};
+use crate::machine::own_cpu_micros;
 use crate::messages::{fresh_scope, key, messages};
 use crate::rounds::Plan;
 
@@ -48,7 +49,7 @@ const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
 const HANDLERS: usize = 16;
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let server = PostgresServer::start().await;
+    let mut server = PostgresServer::start().await;
     let client = server.connection().await;
     client.batch_execute(&format!("{TABLE}; {EFFECTS}")).await.expect("new tables");
     let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
@@ -60,9 +61,13 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     while rounds.next() {
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
+        let cpu = Cpu::now(&mut server);
         rounds.measure("public API", rate(gate, &messages, IN_FLIGHT)).await;
+        rounds.note("CPU, client and server", cpu.since(&mut server, messages.len()));
         empty(&client).await;
+        let cpu = Cpu::now(&mut server);
         rounds.measure("statements by hand", by_hand(&server, messages.len())).await;
+        rounds.note("CPU by hand", cpu.since(&mut server, messages.len()));
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
         rounds.measure("effect, with the gate", effects(&server, Some(gate), &some)).await;
@@ -73,8 +78,24 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds
             .against("public API", Unit::MessagesPerSecond, "statements by hand")
             .target(Bound::RatioAtLeast, 0.7),
+        rounds.against("CPU, client and server", Unit::MicrosPerMessage, "CPU by hand"),
         rounds.against("effect, with the gate", Unit::MessagesPerSecond, "effect alone"),
     ]
+}
+
+/// The processor time of this process and of the server: what others do on the machine is not in it.
+struct Cpu {
+    micros: f64,
+}
+
+impl Cpu {
+    fn now(server: &mut PostgresServer) -> Self {
+        Self { micros: own_cpu_micros() + server.cpu_time().as_secs_f64() * 1e6 }
+    }
+
+    fn since(&self, server: &mut PostgresServer, messages: usize) -> f64 {
+        (Self::now(server).micros - self.micros) / messages as f64
+    }
 }
 
 /// Every contestant finds empty tables, and a server that has nothing left to write.
