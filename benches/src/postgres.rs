@@ -1,10 +1,11 @@
 //! The store in PostgreSQL, against the same work in statements by hand.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use oncegate::postgres::PostgresStore;
-use oncegate::{Gate, Message};
+use oncegate::{Completion, Entry, Gate, Message};
 use oncegate_tests::{Postgres, PostgresServer};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
@@ -12,6 +13,7 @@ use tokio_postgres::Client;
 use crate::Benchmark;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate};
+use crate::machine::own_cpu_micros;
 use crate::messages::{fresh_scope, key, messages};
 use crate::rounds::Plan;
 
@@ -22,7 +24,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 };
 
 /// As many as the store has for claims and completions.
-const CONNECTIONS: usize = 3;
+const CONNECTIONS: usize = 4;
 
 /// The least that must be written: a claim, and then its completion.
 const TABLE: &str = "\
@@ -32,6 +34,8 @@ CREATE TABLE by_hand (
     expires_at_ms bigint NOT NULL,
     owner         bytea  NOT NULL
 )";
+/// The planner takes the new table for a small one, and would read all of it for each batch.
+const PLAN: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
 const CLAIM: &str = "\
 INSERT INTO by_hand SELECT key, 'pending', 1, owner FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) \
 ON CONFLICT (key) DO NOTHING";
@@ -39,31 +43,64 @@ const COMPLETE: &str = "\
 UPDATE by_hand AS r SET state = 'completed', expires_at_ms = 2 FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) \
 WHERE r.key = n.key AND r.owner = n.owner";
 
+/// An effect in the same database, and how many connections make effects.
+const EFFECTS: &str = "CREATE TABLE effects (id text NOT NULL, amount bigint NOT NULL)";
+const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
+const HANDLERS: usize = 16;
+
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let server = PostgresServer::start().await;
+    let mut server = PostgresServer::start().await;
     let client = server.connection().await;
-    client.batch_execute(TABLE).await.expect("a new table");
+    client.batch_execute(&format!("{TABLE}; {EFFECTS}")).await.expect("new tables");
     let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
     store.create_schema().await.expect("new tables");
     let messages: Arc<[Message]> = messages(plan.size(40_000, 2_000)).into();
-    let mut rounds = plan.rounds("postgres", &["public API", "statements by hand"]);
+    let contestants = ["public API", "statements by hand", "effect, with the gate", "effect alone"];
+    let some: Arc<[Message]> = messages.iter().take(messages.len() / 4).cloned().collect();
+    let mut rounds = plan.rounds("postgres", &contestants);
     while rounds.next() {
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
+        let cpu = Cpu::now(&mut server);
         rounds.measure("public API", rate(gate, &messages, IN_FLIGHT)).await;
+        rounds.note("CPU, client and server", cpu.since(&mut server, messages.len()));
         empty(&client).await;
+        let cpu = Cpu::now(&mut server);
         rounds.measure("statements by hand", by_hand(&server, messages.len())).await;
+        rounds.note("CPU by hand", cpu.since(&mut server, messages.len()));
+        empty(&client).await;
+        let gate = Gate::new(fresh_scope(), key(), store.clone());
+        rounds.measure("effect, with the gate", effects(&server, Some(gate), &some)).await;
+        empty(&client).await;
+        rounds.measure("effect alone", effects(&server, None, &some)).await;
     }
     vec![
         rounds
             .against("public API", Unit::MessagesPerSecond, "statements by hand")
             .target(Bound::RatioAtLeast, 0.7),
+        rounds.against("CPU, client and server", Unit::MicrosPerMessage, "CPU by hand"),
+        rounds.against("effect, with the gate", Unit::MessagesPerSecond, "effect alone"),
     ]
+}
+
+/// The processor time of this process and of the server: what others do on the machine is not in it.
+struct Cpu {
+    micros: f64,
+}
+
+impl Cpu {
+    fn now(server: &mut PostgresServer) -> Self {
+        Self { micros: own_cpu_micros() + server.cpu_time().as_secs_f64() * 1e6 }
+    }
+
+    fn since(&self, server: &mut PostgresServer, messages: usize) -> f64 {
+        (Self::now(server).micros - self.micros) / messages as f64
+    }
 }
 
 /// Every contestant finds empty tables, and a server that has nothing left to write.
 async fn empty(client: &Client) {
-    let empty = "TRUNCATE oncegate_records, by_hand; CHECKPOINT";
+    let empty = "TRUNCATE oncegate_records, by_hand, effects; CHECKPOINT";
     client.batch_execute(empty).await.expect("the tables can be emptied");
 }
 
@@ -73,7 +110,9 @@ async fn by_hand(postgres: &Postgres, count: usize) -> f64 {
     let scope = fresh_scope();
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        clients.push(postgres.connection().await);
+        let client = postgres.connection().await;
+        client.batch_execute(PLAN).await.expect("valid SQL");
+        clients.push(client);
     }
     let started = Instant::now();
     let mut workers = JoinSet::new();
@@ -97,4 +136,51 @@ async fn by_hand(postgres: &Postgres, count: usize) -> f64 {
         worker.expect("no worker panics");
     }
     count as f64 / started.elapsed().as_secs_f64()
+}
+
+/// Messages per second, each an effect in a transaction of its own: with a gate it is claimed before, and completed
+/// in the effect's transaction.
+async fn effects(postgres: &Postgres, gate: Option<Gate>, messages: &Arc<[Message]>) -> f64 {
+    if let Some(gate) = &gate {
+        gate.open().await.expect("the gate opens");
+    }
+    let mut clients = Vec::new();
+    for _ in 0..HANDLERS {
+        clients.push(postgres.connection().await);
+    }
+    let (gate, next) = (Arc::new(gate), Arc::new(AtomicUsize::new(0)));
+    let started = Instant::now();
+    let mut handlers = JoinSet::new();
+    for client in clients {
+        let (gate, next, messages) = (Arc::clone(&gate), Arc::clone(&next), Arc::clone(messages));
+        handlers.spawn(async move { handle(client, gate.as_ref().as_ref(), &next, &messages).await });
+    }
+    while let Some(handler) = handlers.join_next().await {
+        handler.expect("no handler panics");
+    }
+    messages.len() as f64 / started.elapsed().as_secs_f64()
+}
+
+async fn handle(mut client: Client, gate: Option<&Gate>, next: &AtomicUsize, messages: &[Message]) {
+    let effect = client.prepare(EFFECT).await.expect("valid SQL");
+    loop {
+        let number = next.fetch_add(1, Relaxed);
+        let Some(message) = messages.get(number) else { return };
+        let lease = match gate {
+            None => None,
+            Some(gate) => match gate.enter(message).await.expect("the store answers") {
+                Entry::Granted(lease) => Some(lease),
+                other => panic!("a fresh key is {other:?}"),
+            },
+        };
+        let transaction = client.transaction().await.expect("the server answers");
+        transaction.execute(&effect, &[&number.to_string()]).await.expect("the effect is made");
+        match lease {
+            None => transaction.commit().await.expect("the server commits"),
+            Some(lease) => {
+                let committed = lease.commit_with(transaction, &()).await;
+                assert_eq!(committed.expect("it is committed"), Completion::Held);
+            }
+        }
+    }
 }

@@ -1,4 +1,10 @@
-//! Programs to start from: see `payments/`.
+//! The stage that the programs play on: a broker, a database, and worker processes that can be killed.
+//!
+//! What you would write yourself is in `payments/worker.rs`, `payments_postgres/worker.rs` and `outbox/`.
+
+pub mod broker;
+pub mod crew;
+pub mod database;
 
 /// The guide's programs, compiled and run as documentation tests.
 #[cfg(doctest)]

@@ -218,6 +218,16 @@ impl PostgresServer {
         self.process = Some(process);
     }
 
+    /// The processor time that the server has used so far, all its sessions together.
+    ///
+    /// # Panics
+    /// When it has been killed.
+    pub fn cpu_time(&mut self) -> Duration {
+        let id = self.process().id();
+        let sessions = process::children(id).into_iter().map(|child| process::cpu_time(child, false));
+        process::cpu_time(id, true) + sessions.sum::<Duration>()
+    }
+
     /// Starts the killed server again as a standby, which takes no writes.
     ///
     /// # Panics

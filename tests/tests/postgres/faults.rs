@@ -54,32 +54,58 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
     let proxy = Proxy::before(&postgres).await;
     let store = PostgresStore::builder(proxy.url()).response_timeout(PATIENCE).connect().await.unwrap();
     let scope = scope();
+    let mut unknown = 0;
     for (number, cut) in (0..40).zip([Cut::Before, Cut::After].into_iter().cycle()) {
         let (key, owner) = (key(&scope, number), token());
         for operation in [claim(owner), complete(owner, b"first")] {
-            proxy.cut(cut);
-            let lost = apply(&store, &key, operation.clone()).await;
-            assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{cut:?}: {lost:?}");
-            assert!(proxy.has_cut());
-            // Whoever else asks sees what was committed, and nothing else.
-            let seen = direct.look(vec![key.clone()]).await.remove(0).unwrap();
             let completes = matches!(operation, Operation::Complete { .. });
+            // The straight way, and then the one by the rules that finds out about it.
+            proxy.cut(&[cut; 2]);
+            let cut_off = apply(&store, &key, operation.clone()).await;
+            // After a commit there is nothing left to be committed.
+            assert_eq!(proxy.cuts_left(), usize::from(cut == Cut::After));
+            proxy.cut(&[]);
+            let seen = direct.look(vec![key.clone()]).await.remove(0).unwrap();
             let state = seen.map(|looked| looked.record.state);
-            match (completes, cut) {
-                (false, Cut::Before) => assert_eq!(state, None),
-                (_, Cut::Stall) => unreachable!("nothing is stalled here"),
-                (false, Cut::After) | (true, Cut::Before) => {
-                    assert!(
-                        matches!(state, Some(State::Pending { token, .. }) if token == owner),
-                        "{state:?}"
-                    );
+            let reply = match (cut, cut_off) {
+                (Cut::After, Ok(reply)) => reply,
+                (Cut::Before, Err(StoreError::Unknown { .. })) => {
+                    // Whoever else asks sees that nothing was committed.
+                    let own = matches!(state, Some(State::Pending { token, .. }) if token == owner);
+                    assert!(if completes { own } else { state.is_none() }, "{state:?}");
+                    unknown += 1;
+                    until_answered(&store, &key, &operation).await
                 }
-                (true, Cut::After) => assert!(matches!(state, Some(State::Completed { .. })), "{state:?}"),
-            }
-            let reply = until_answered(&store, &key, &operation).await;
+                (_, other) => panic!("{cut:?}: {other:?}"),
+            };
             assert!(if completes { reply == HELD } else { granted_as(1, &reply) }, "{cut:?}: {reply:?}");
         }
         assert!(completed_with(b"first", &apply(&store, &key, claim(token())).await.unwrap()));
+    }
+    assert_eq!(unknown, 40);
+}
+
+#[tokio::test]
+async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
+    let postgres = Postgres::shared().await;
+    let direct = hand::store(&postgres).await;
+    let proxy = Proxy::before(&postgres).await;
+    let store = PostgresStore::builder(proxy.url()).response_timeout(PATIENCE).connect().await.unwrap();
+    let scope = scope();
+    for (number, cut) in (0..20).zip([Cut::Before, Cut::After].into_iter().cycle()) {
+        let (key, owner) = (key(&scope, number), token());
+        assert!(granted_as(1, &apply(&*direct, &key, claim(owner)).await.unwrap()));
+        let fail = || {
+            let (reason, retention) = ("no such account".to_owned(), Duration::from_secs(3_600));
+            Operation::Fail { token: owner, reason, retention }
+        };
+        proxy.cut(&[cut]);
+        let lost = apply(&store, &key, fail()).await;
+        assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{cut:?}: {lost:?}");
+        assert_eq!(proxy.cuts_left(), 0);
+        let state = direct.look(vec![key.clone()]).await.remove(0).unwrap().unwrap().record.state;
+        assert_eq!(matches!(state, State::Failed { .. }), cut == Cut::After, "{state:?}");
+        assert_eq!(until_answered(&store, &key, &fail()).await, HELD);
     }
 }
 
@@ -91,15 +117,15 @@ async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
     let limit = Duration::from_secs(2);
     let store = PostgresStore::builder(proxy.url()).response_timeout(limit).connect().await.unwrap();
     let (key, owner) = (key(&scope(), 1), token());
-    proxy.cut(Cut::Stall);
-    let lost = apply(&store, &key, claim(owner)).await;
+    assert!(granted_as(1, &apply(&*direct, &key, claim(owner)).await.unwrap()));
+    proxy.cut(&[Cut::Stall]);
+    let release =
+        Operation::Release { token: owner, delay: Duration::ZERO, counted: true, reason: String::new() };
+    let lost = apply(&store, &key, release).await;
     assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{lost:?}");
-    assert!(proxy.has_cut());
+    assert_eq!(proxy.cuts_left(), 0);
     // Its row is locked until the server ends the session (25P03); then the key is as it was.
-    let reply = apply(&*direct, &key, claim(token())).await.unwrap();
-    assert!(granted_as(1, &reply), "{reply:?}");
-    let stale = until_answered(&store, &key, &complete(owner, b"stale")).await;
-    assert_eq!(stale, Reply::Lost);
+    assert_eq!(apply(&*direct, &key, complete(owner, b"done")).await.unwrap(), HELD);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! A way to the server that cuts or stalls a connection around a commit, or goes away.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 /// What the server is sent, and answers, for a commit.
 const COMMIT: &[u8] = b"COMMIT\0";
 
-/// What becomes of the next commit's connection, once.
+/// What becomes of a commit's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// The commit does not reach the server.
@@ -27,7 +28,7 @@ pub(crate) enum Cut {
 /// It ends with this value.
 pub(crate) struct Proxy {
     url: String,
-    next: Arc<Mutex<Option<Cut>>>,
+    next: Arc<Mutex<VecDeque<Cut>>>,
     away: watch::Sender<bool>,
     connections: Arc<AtomicUsize>,
     _accepting: JoinSet<()>,
@@ -39,7 +40,7 @@ impl Proxy {
         let (server, database) = place.split_once('/').unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
-        let next = Arc::new(Mutex::new(None));
+        let next = Arc::new(Mutex::default());
         let (server, cuts) = (server.to_owned(), Arc::clone(&next));
         let (away, mut is_away) = watch::channel(false);
         let connections = Arc::new(AtomicUsize::new(0));
@@ -90,26 +91,26 @@ impl Proxy {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Cuts or stalls the connection of the next commit.
-    pub(crate) fn cut(&self, cut: Cut) {
-        *self.next.lock().unwrap() = Some(cut);
+    /// Cuts or stalls the connections of the next commits.
+    pub(crate) fn cut(&self, cuts: &[Cut]) {
+        *self.next.lock().unwrap() = cuts.iter().copied().collect();
     }
 
-    /// Whether the cut was made.
-    pub(crate) fn has_cut(&self) -> bool {
-        self.next.lock().unwrap().is_none()
+    /// How many cuts have not been made yet.
+    pub(crate) fn cuts_left(&self) -> usize {
+        self.next.lock().unwrap().len()
     }
 }
 
 /// Returning closes both sides. The server's end of a transaction that was cut off is a rollback.
-async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<Option<Cut>>>) {
+async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<VecDeque<Cut>>>) {
     let (mut asked, mut answered) = (vec![0; 1 << 20], vec![0; 1 << 16]);
     loop {
         tokio::select! {
             read = client.read(&mut asked) => {
                 let Ok(length @ 1..) = read else { return };
                 let asked = &asked[..length];
-                let cut = if contains(asked, COMMIT) { cuts.lock().unwrap().take() } else { None };
+                let cut = if contains(asked, COMMIT) { cuts.lock().unwrap().pop_front() } else { None };
                 if cut == Some(Cut::Before) {
                     return;
                 }

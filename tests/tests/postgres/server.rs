@@ -1,6 +1,6 @@
 //! What a server may hold, be set to, or refuse.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use oncegate::postgres::PostgresStore;
@@ -8,7 +8,9 @@ use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Postgres, PostgresServer, unique};
 
-use crate::hand::{self, HELD, apply, claim, complete, completed_with, granted_as, key, scope, token};
+use crate::hand::{
+    self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_many_is_granted() {
@@ -175,6 +177,37 @@ async fn the_tables_are_made_once_by_who_may() {
     assert_eq!((change.from, change.to, &*change.sql), (Some(1), 1, ""));
     // What is printed can be run, and run again.
     client.batch_execute(&PostgresStore::schema_sql()).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_statement_reads_the_whole_table() {
+    const KEYS: u128 = 2_000;
+    let server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let (scope, owner) = (scope(), token());
+    let keys: Vec<_> = (0..KEYS).map(|number| key(&scope, number)).collect();
+    // In many batches, so that plans are made while the table is empty, and kept while it grows.
+    for keys in keys.chunks(50) {
+        let extend = || Operation::Extend { token: owner, lease: Duration::from_secs(900) };
+        for operation in [claim(owner), extend(), claim(owner), complete(owner, b"done")] {
+            let commands = keys.iter().map(|key| Command { key: key.clone(), operation: operation.clone() });
+            assert!(store.execute(commands.collect()).await.iter().all(Result::is_ok));
+        }
+        assert!(store.look(keys.to_vec()).await.iter().all(|looked| matches!(looked, Ok(Some(_)))));
+    }
+    let client = server.connection().await;
+    let scans = "SELECT n_tup_ins, seq_scan FROM pg_stat_user_tables WHERE relname = 'oncegate_records'";
+    let start = Instant::now();
+    let scans: i64 = loop {
+        let row = client.query_one(scans, &[]).await.unwrap();
+        // The server counts a little later than it works.
+        if row.get::<_, i64>("n_tup_ins") >= KEYS as i64 {
+            break row.get("seq_scan");
+        }
+        assert!(start.elapsed() < PATIENCE, "{row:?}");
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(scans, 0);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod inspect;
 mod key;
 mod replay;
+mod schema;
 mod sweep;
 
 use std::io::{BufRead, BufReader};

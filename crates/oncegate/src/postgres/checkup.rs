@@ -15,7 +15,7 @@ SELECT current_setting('server_version_num')::integer AS version, current_settin
 current_setting('server_encoding') AS encoding, current_setting('synchronous_commit') AS synchronous_commit, \
 current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
 pg_is_in_recovery() AS standby, current_user::text AS role, \
-current_setting('synchronous_standby_names') AS standbys";
+current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby";
 
 /// What the tables are like, once they are there.
 const ASK_TABLES: &str = "\
@@ -34,8 +34,8 @@ struct Said {
     synchronous_commit: String,
     fsync: String,
     full_page_writes: String,
+    has_synchronous_standby: bool,
     standby: bool,
-    standbys: String,
 }
 
 /// Asks a server, and judges what it says.
@@ -49,7 +49,7 @@ pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Res
         fsync: row.get("fsync"),
         full_page_writes: row.get("full_page_writes"),
         standby: row.get("standby"),
-        standbys: row.get("standbys"),
+        has_synchronous_standby: row.get("has_synchronous_standby"),
     };
     let store = match address {
         "" => format!("postgresql {}", said.words),
@@ -98,7 +98,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
                 .to_owned(),
         );
     }
-    if said.synchronous_commit == "local" && !said.standbys.is_empty() {
+    if said.synchronous_commit == "local" && said.has_synchronous_standby {
         warnings.push(
             "synchronous_commit is local: a failover to a standby may take back the last completions. Set it to on."
                 .to_owned(),
@@ -150,8 +150,8 @@ mod tests {
             synchronous_commit: on(),
             fsync: on(),
             full_page_writes: on(),
+            has_synchronous_standby: false,
             standby: false,
-            standbys: String::new(),
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn what_weakens_the_promise_is_said() {
         let off = || "off".to_owned();
-        let local = Said { synchronous_commit: "local".to_owned(), standbys: "s1".to_owned(), ..good() };
+        let local = Said { synchronous_commit: "local".to_owned(), has_synchronous_standby: true, ..good() };
         let whole = Said { synchronous_commit: off(), fsync: off(), full_page_writes: off(), ..good() };
         let all = Allowed { asynchronous_commit: true, fsync_off: true };
         for (said, warnings) in [(local, 1), (whole, 3)] {

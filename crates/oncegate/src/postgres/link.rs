@@ -1,4 +1,4 @@
-//! The connections: a thread of their own, and a queue each for bulk, heartbeats and looks.
+//! The connections: a thread of their own, and a queue each for claims, their ends, heartbeats and looks.
 //!
 //! deadpool-postgres makes and holds the connections, and replaces those that broke. One is checked out for
 //! a batch, never for a call.
@@ -16,21 +16,29 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::direct;
 use super::errors::{self, Trouble};
 use super::purge::Purge;
 use super::reconnect::Reconnect;
 use super::transaction::{self, Answer, LookAnswer};
 use crate::batch::{self, Batch, Carrier, Item, Joiner};
 
-/// How many connections carry bulk. While one waits for the disk, the next batch gathers and travels.
-const BULK_FLIGHTS: usize = 3;
+/// How many connections carry claims, and how many what ends them. While one waits for the disk, the next batch
+/// gathers and travels.
+const FLIGHTS: usize = 2;
 
-/// How many connections a store uses at most: bulk, heartbeats, looks, the purge, and one for what else is not
-/// about a key.
-pub(super) const CONNECTIONS: usize = BULK_FLIGHTS + 4;
+/// How many connections a store uses at most: claims, their ends, heartbeats, looks, the purge, and one for what
+/// else is not about a key.
+pub(super) const CONNECTIONS: usize = 2 * FLIGHTS + 4;
 
 /// How many calls of `purge` may wait for their turn.
 const MAX_WAITING_PURGES: usize = 16;
+
+/// Every statement looks its keys up in the index, one after another in the order in which it was given them. A
+/// prepared statement that was planned while the table was small would read all of it for ever; and in another
+/// order two batches could wait for each other.
+const PLAN: &str =
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
 /// The longest time limit that the server takes, in milliseconds.
 const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
@@ -54,7 +62,8 @@ impl Shared {
         // For this transaction alone: so they hold on any connection, also behind a pooler.
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; \
-             SET LOCAL statement_timeout = {limit_ms}; SET LOCAL idle_in_transaction_session_timeout = {limit_ms}",
+             SET LOCAL statement_timeout = {limit_ms}; SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; \
+             {PLAN}",
             limit_ms / 2
         );
         Self { pool, response_timeout, begin, reconnect: Reconnect::default() }
@@ -94,8 +103,9 @@ impl Shared {
 
 /// The callers' end. Dropping it stops the thread and waits for it.
 pub(super) struct Link {
-    /// For everything about keys but heartbeats and looks.
-    pub(super) bulk: Joiner<Command, Answer>,
+    pub(super) claims: Joiner<Command, Answer>,
+    /// For everything about keys but claims, heartbeats and looks.
+    pub(super) ends: Joiner<Command, Answer>,
     /// For heartbeats, which must not queue behind bulk.
     pub(super) heartbeats: Joiner<Command, Answer>,
     /// For looks.
@@ -114,7 +124,8 @@ impl Link {
     /// When the system gives no thread.
     pub(super) fn start(shared: Shared, purge: Purge) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
-        let (bulk, bulk_carrier) = batch::channel();
+        let (claims, claim_carrier) = batch::channel();
+        let (ends, end_carrier) = batch::channel();
         let (heartbeats, heartbeat_carrier) = batch::channel();
         let (looks, look_carrier) = batch::channel();
         let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
@@ -126,7 +137,8 @@ impl Link {
         let drive = move || {
             let lanes = async {
                 tokio::join!(
-                    carry(bulk_carrier, BULK_FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(claim_carrier, FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(end_carrier, FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
                     carry(heartbeat_carrier, 1, |batch| execute(Arc::clone(&driven), batch)),
                     carry(look_carrier, 1, |batch| look(Arc::clone(&driven), batch)),
                     purge_when_asked(&driven, &purge, asked_purges),
@@ -144,7 +156,7 @@ impl Link {
         };
         let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
         let thread = Some(thread.map_err(no_thread)?);
-        Ok(Self { bulk, heartbeats, looks, purges, shared, handle, stop, thread })
+        Ok(Self { claims, ends, heartbeats, looks, purges, shared, handle, stop, thread })
     }
 
     /// Walks through the table once, at full speed, and returns how many rows it has removed.
@@ -236,7 +248,7 @@ async fn purge_when_asked(
 
 async fn execute(shared: Arc<Shared>, mut batch: Batch<Command, Answer>) {
     let commands = batch.take_items();
-    match transaction::execute(&shared, &commands).await {
+    match direct::execute(&shared, &commands).await {
         Ok(answers) => batch.answer(answers),
         Err(error) => batch.answer_all(&Err(error)),
     }

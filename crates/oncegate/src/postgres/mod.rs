@@ -1,11 +1,13 @@
 //! Records in PostgreSQL: one row each, in a table that people can read.
 //!
-//! Concurrent calls travel together: a batch is one short transaction of two round trips. It locks its rows
-//! in the order of their keys, runs [`rules::apply`](oncegate_core::rules::apply) on what they hold, writes
-//! what came out, and commits. Time is the server's clock. See [`PostgresStore`].
+//! Concurrent calls travel together. Claims of keys that have no record are one `INSERT`, and completions by their
+//! owners one `UPDATE`, each a transaction of one round trip. What these leave, and all else, is a transaction
+//! of two: it locks its rows in the order of their keys, runs
+//! [`rules::apply`](oncegate_core::rules::apply) on what they hold, writes what came out, and commits. Time is
+//! the server's clock. See [`PostgresStore`].
 //!
 //! - `schema`: the tables; `row`: a record as columns, and the three statements
-//! - `transaction`: a batch; `link`: the thread, the connections and the queues
+//! - `direct`: a batch, the straight way first; `transaction`: a batch by the rules; `link`: the thread, the connections and the queues
 //! - `commit`: a record completed inside a transaction of the user's own
 //! - `purge`: expired records; `reconnect`: how often a server that is away is tried
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
@@ -21,6 +23,7 @@
 mod builder;
 mod checkup;
 mod commit;
+mod direct;
 mod errors;
 mod link;
 mod purge;
@@ -92,7 +95,7 @@ impl PostgresStore {
         PostgresBuilder::new(Origin::Url(url.to_owned()))
     }
 
-    /// Options for a store over a pool of the caller's, with TLS for example. It needs room for seven
+    /// Options for a store over a pool of the caller's, with TLS for example. It needs room for eight
     /// connections, and should be the store's own: the store's thread drives what it opens.
     pub fn from_pool(pool: Pool) -> PostgresBuilder {
         PostgresBuilder::new(Origin::Pool(pool))
@@ -167,16 +170,28 @@ impl fmt::Debug for PostgresStore {
 impl Store for PostgresStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let link = &self.inner.link;
-        let heartbeat: Vec<bool> = commands.iter().map(is_heartbeat).collect();
-        let (heartbeats, bulk) = commands.into_iter().partition(is_heartbeat);
-        let asked =
-            futures_util::future::join(ask(&link.bulk, bulk), ask(&link.heartbeats, heartbeats)).await;
-        let (mut bulk, mut heartbeats) = (asked.0.into_iter(), asked.1.into_iter());
-        let answer = |is_heartbeat| {
-            let lane = if is_heartbeat { &mut heartbeats } else { &mut bulk };
+        let lanes: Vec<Lane> = commands.iter().map(Lane::of).collect();
+        let (claims, others): (Vec<_>, _) =
+            commands.into_iter().partition(|command| Lane::of(command) == Lane::Claims);
+        let (heartbeats, ends) =
+            others.into_iter().partition(|command| Lane::of(command) == Lane::Heartbeats);
+        let asked = futures_util::future::join3(
+            ask(&link.claims, claims),
+            ask(&link.heartbeats, heartbeats),
+            ask(&link.ends, ends),
+        );
+        let (claims, heartbeats, ends) = asked.await;
+        let (mut claims, mut heartbeats, mut ends) =
+            (claims.into_iter(), heartbeats.into_iter(), ends.into_iter());
+        let answer = |lane| {
+            let lane = match lane {
+                Lane::Claims => &mut claims,
+                Lane::Heartbeats => &mut heartbeats,
+                Lane::Ends => &mut ends,
+            };
             lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
         };
-        heartbeat.into_iter().map(answer).collect()
+        lanes.into_iter().map(answer).collect()
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
@@ -218,9 +233,23 @@ impl Store for PostgresStore {
     }
 }
 
-/// Heartbeats have a connection of their own.
-fn is_heartbeat(command: &Command) -> bool {
-    matches!(command.operation, Operation::Extend { .. })
+/// What travels together: so a batch of claims is one statement, and one of completions too, and heartbeats have a
+/// connection of their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    Claims,
+    Heartbeats,
+    Ends,
+}
+
+impl Lane {
+    fn of(command: &Command) -> Self {
+        match command.operation {
+            Operation::Claim { .. } => Self::Claims,
+            Operation::Extend { .. } => Self::Heartbeats,
+            _ => Self::Ends,
+        }
+    }
 }
 
 /// Sends items; there is one answer for each.

@@ -107,9 +107,9 @@ impl Purge {
         while page < pages {
             let started = Instant::now();
             let step = self.step(shared, page).await?;
-            removed += step;
+            removed += step.removed;
             // When it was as much as a step takes, there may be more in these pages.
-            if step < STEP_ROWS.unsigned_abs() {
+            if step.found < STEP_ROWS.unsigned_abs() || step.removed == 0 {
                 page += STEP_PAGES;
             }
             if rest_factor > 0 {
@@ -119,14 +119,15 @@ impl Purge {
         Ok(removed)
     }
 
-    async fn step(&self, shared: &Shared, page: i64) -> Result<u64, StoreError> {
+    async fn step(&self, shared: &Shared, page: i64) -> Result<Step, StoreError> {
         let (from, to) = (format!("({page},0)"), format!("({},0)", page + STEP_PAGES));
         let Some(archive) = &self.archive else {
             let removed = with_client(shared, async |client| {
                 let removed = client.execute(REMOVE, &[&from, &to, &STEP_ROWS]).await;
                 removed.map_err(|error| errors::in_doubt(&error))
             });
-            return removed.await;
+            let removed = removed.await?;
+            return Ok(Step { found: removed, removed });
         };
         let expired = with_client(shared, async |client| {
             let rows = client.query(READ, &[&from, &to, &STEP_ROWS]).await;
@@ -134,8 +135,9 @@ impl Purge {
         });
         let expired = expired.await?;
         if expired.is_empty() {
-            return Ok(0);
+            return Ok(Step::default());
         }
+        let found = expired.len() as u64;
         let keys: Vec<String> = expired.iter().map(|expired| expired.key.as_str().to_owned()).collect();
         let expiries_ms: Vec<i64> = expired.iter().map(|expired| row::expiry_ms(&expired.record)).collect();
         let archive = archive.clone();
@@ -146,8 +148,16 @@ impl Purge {
             let removed = client.execute(REMOVE_ARCHIVED, &[&keys, &expiries_ms]).await;
             removed.map_err(|error| errors::in_doubt(&error))
         });
-        removed.await
+        Ok(Step { found, removed: removed.await? })
     }
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Default)]
+struct Step {
+    found: u64,
+    /// Less when somebody works on a row.
+    removed: u64,
 }
 
 /// The records of these rows. A row that is no record is not archived, and so not removed.

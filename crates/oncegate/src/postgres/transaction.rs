@@ -52,7 +52,7 @@ async fn execute_together(shared: &Shared, commands: &[Command]) -> Result<Vec<A
 }
 
 /// Applies the commands whose rows nobody holds; the others get `error`.
-async fn execute_around(
+pub(super) async fn execute_around(
     shared: &Shared,
     commands: &[Command],
     error: StoreError,
@@ -226,7 +226,14 @@ async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result
     let texts: Vec<&str> = keys.iter().map(StoreKey::as_str).collect();
     let query = async {
         let statement = client.prepare_cached(row::READ).await?;
-        client.query(&statement, &[&texts]).await
+        let parameters: [&(dyn ToSql + Sync); 1] = [&texts];
+        let sent = join3(
+            client.batch_execute(&shared.begin),
+            client.query(&statement, &parameters),
+            client.batch_execute("COMMIT"),
+        );
+        let (begun, rows, committed) = sent.await;
+        begun.and(committed).and(rows)
     };
     let query = async { query.await.map_err(|error| errors::not_executed(&error)) };
     let rows = within(shared.response_timeout, query).await?;

@@ -1,0 +1,129 @@
+//! The two consumers: what you would write yourself. One ships orders, the other hears of shipments.
+
+use std::str::FromStr as _;
+
+use clap::Args;
+use deadpool_postgres::{Manager, Pool};
+use oncegate::kafka::KafkaSource;
+use oncegate::postgres::PostgresStore;
+use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Key, Message, OrPermanent};
+use oncegate_examples::crew::{start_logging, told_to_stop};
+use serde::{Deserialize, Serialize};
+use tokio_postgres::NoTls;
+use tokio_util::sync::CancellationToken;
+
+use crate::relay::ID;
+
+const CONCURRENCY: u32 = 16;
+
+#[derive(Debug, Args)]
+pub(crate) struct Consumers {
+    #[arg(long)]
+    bootstrap: String,
+    #[arg(long)]
+    postgres: String,
+    #[arg(long)]
+    run: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Order {
+    order_id: String,
+    customer: String,
+}
+
+/// What is published.
+#[derive(Debug, Serialize, Deserialize)]
+struct Shipped {
+    order_id: String,
+    customer: String,
+    sequence: i64,
+}
+
+/// Ships an order, and puts the news into the outbox.
+struct Shipping {
+    pool: Pool,
+    run: String,
+}
+
+impl Handler for Shipping {
+    type Output = ();
+
+    async fn handle(&self, message: Message) -> Result<(), Failure> {
+        let Order { order_id, customer } = message.json()?;
+        let mut client = self.pool.get().await?;
+        let transaction = client.transaction().await?;
+        let ship = "INSERT INTO shipments (run, order_id) VALUES ($1, $2)";
+        transaction.execute(ship, &[&self.run, &order_id]).await?;
+        let id = message.downstream_key("shipped");
+        let news = "INSERT INTO outbox (id, run, customer, payload) VALUES ($1::text::uuid, $2, $3, '') RETURNING sequence";
+        let sequence: i64 = transaction.query_one(news, &[&id, &self.run, &customer]).await?.get(0);
+        let payload = serde_json::to_string(&Shipped { order_id, customer, sequence })?;
+        transaction
+            .execute("UPDATE outbox SET payload = $2 WHERE sequence = $1", &[&sequence, &payload])
+            .await?;
+        message.commit_with(transaction, &()).await
+    }
+}
+
+/// Hears of a shipment. It knows nothing of the outbox but the header's name.
+struct Notices {
+    pool: Pool,
+    run: String,
+}
+
+impl Handler for Notices {
+    type Output = ();
+
+    async fn handle(&self, message: Message) -> Result<(), Failure> {
+        let shipped: Shipped = message.json()?;
+        // The broker's key orders messages; here it must be the customer's.
+        (message.key() == Some(shipped.customer.as_bytes())).then_some(()).or_permanent()?;
+        let mut client = self.pool.get().await?;
+        let transaction = client.transaction().await?;
+        let insert = "INSERT INTO notices (run, order_id, customer, sequence) VALUES ($1, $2, $3, $4)";
+        let notice: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&self.run, &shipped.order_id, &shipped.customer, &shipped.sequence];
+        transaction.execute(insert, &notice).await?;
+        message.commit_with(transaction, &()).await
+    }
+}
+
+impl Consumers {
+    #[tokio::main]
+    pub(crate) async fn run(self) -> Result<(), BoxError> {
+        start_logging();
+        let config = tokio_postgres::Config::from_str(&self.postgres)?;
+        let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2 * CONCURRENCY as usize).build()?;
+        let store = PostgresStore::connect(&self.postgres).await?;
+        let source = |topic: &str| {
+            let group = format!("{}-{topic}", self.run);
+            let topic = format!("{}-{}", self.run, if topic == "notices" { "shipments" } else { topic });
+            KafkaSource::new(&self.bootstrap, group, [topic])
+        };
+        let gate =
+            |name: &str, key| Gate::new(format!("{}-{name}", self.run), key, store.clone()).transactional();
+        let stop = CancellationToken::new();
+
+        let orders = gate("shipping", Key::json(["order_id"]));
+        let shipping = Shipping { pool: pool.clone(), run: self.run.clone() };
+        let shipping = Consumer::new(source("orders"), orders, shipping).concurrency(CONCURRENCY);
+
+        // The id is the same however often the relay has published it.
+        let shipments = gate("notices", Key::header(ID));
+        let notices = Notices { pool, run: self.run.clone() };
+        let notices = Consumer::new(source("notices"), shipments, notices).concurrency(CONCURRENCY);
+
+        let told = async {
+            told_to_stop().await;
+            stop.cancel();
+            Ok(())
+        };
+        let (shipping, notices) = (
+            shipping.run_until(stop.clone().cancelled_owned()),
+            notices.run_until(stop.clone().cancelled_owned()),
+        );
+        tokio::try_join!(shipping, notices, told)?;
+        Ok(())
+    }
+}

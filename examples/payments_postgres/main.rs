@@ -1,0 +1,185 @@
+//! Payments from a Kafka topic, each charged exactly once: the charge and the mark that it is done are rows of one
+//! PostgreSQL database, committed together.
+//!
+//! `cargo run --example payments_postgres` starts a Kafka-speaking broker in this process, and a PostgreSQL server
+//! from the programs that are installed on this machine. `--bootstrap localhost:9092 --postgres
+//! postgres://localhost/test` does the same on servers that are there. In the middle, one worker is killed in its
+//! transactions and the connections of all others are cut; then the topic is replayed. It prints what happened as
+//! a table, and exits with 1 when the proof fails.
+
+mod proof;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use indicatif::ProgressBar;
+use oncegate::BoxError;
+use oncegate_examples::broker::Broker;
+use oncegate_examples::crew::{Crew, Progress, progress_bar};
+use oncegate_examples::database::Database;
+
+use proof::Proof;
+
+const WORKERS: usize = 3;
+/// The kill comes when this share of the payments is charged.
+const KILL_AT: f64 = 0.4;
+
+/// Nothing here keeps an order from being charged twice: that is what is to be shown.
+const TABLES: &str = "\
+CREATE TABLE IF NOT EXISTS charges (
+    run       text    NOT NULL,
+    order_id  text    NOT NULL,
+    amount    text    NOT NULL,
+    charge    text    NOT NULL,
+    recovered boolean NOT NULL,              -- an earlier attempt had ended without a word
+    pid       integer NOT NULL,
+    made      bigint  GENERATED ALWAYS AS IDENTITY
+);
+CREATE TABLE IF NOT EXISTS answers (
+    run      text NOT NULL,
+    order_id text NOT NULL,
+    charge   text NOT NULL
+)";
+
+#[derive(Debug, Parser)]
+#[command(
+    about = "Consumes payments with duplicates into PostgreSQL, kills a worker, replays the topic, and proves that each was charged exactly once"
+)]
+struct Args {
+    /// How many messages to produce; about a third of them are duplicates.
+    #[arg(long, default_value_t = 6_000)]
+    messages: u32,
+    /// A Kafka broker, `host:port`; without it one is started in this process.
+    #[arg(long)]
+    bootstrap: Option<String>,
+    /// A PostgreSQL database, `postgres://user@host:port/database`; without it a server is started.
+    #[arg(long)]
+    postgres: Option<String>,
+    /// Print the proof as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Makes the same messages again.
+    #[arg(long)]
+    seed: Option<u64>,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Role {
+    /// One of the worker processes; started by the main one.
+    #[command(hide = true)]
+    Worker(worker::Worker),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let outcome = match args.role {
+        Some(Role::Worker(worker)) => worker.run().map(|()| true),
+        None => run(&args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Produces, consumes, kills, replays, and says whether the proof holds.
+fn run(args: &Args) -> Result<bool, BoxError> {
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let run = format!("payments-{seed:x}");
+    let topic = format!("{run}-topic");
+    let bar = progress_bar(args.json);
+    let stage = |name: &'static str, length: u64| {
+        bar.reset();
+        bar.set_length(length);
+        bar.set_message(name);
+    };
+
+    stage("producing", args.messages.into());
+    let database = Database::open(args.postgres.as_deref(), TABLES)?;
+    let broker = Broker::start(args.bootstrap.as_deref())?;
+    broker.create_topic(&topic)?;
+    let produced = broker.produce_payments(&topic, args.messages, seed, &bar)?;
+    let stage_set = Stage { broker: &broker, database: &database, topic: &topic, run: &run };
+
+    stage("consuming; a kill and cut connections on the way", produced.payments);
+    let mut first = stage_set.start("first")?;
+    let some = (produced.payments as f64 * KILL_AT) as u64;
+    let charged = first.crew.wait_for(&bar, || stage_set.progress(), |progress| progress.charges >= some)?;
+    first.crew.kill_one(charged)?;
+    let cut = stage_set.cut_connections()?;
+    stage_set.finish(&mut first, &bar)?;
+    let before_replay = stage_set.progress()?;
+
+    stage("replaying the whole topic", produced.messages);
+    let mut second = stage_set.start("replay")?;
+    stage_set.finish(&mut second, &bar)?;
+    bar.finish_and_clear();
+
+    let proof = Proof::new(&database, &run, &produced, before_replay, cut)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&proof)?);
+    } else {
+        println!("{proof}");
+    }
+    Ok(proof.holds())
+}
+
+/// What all workers share.
+struct Stage<'a> {
+    broker: &'a Broker,
+    database: &'a Database,
+    topic: &'a str,
+    run: &'a str,
+}
+
+/// One pass over the topic.
+struct Pass {
+    group: String,
+    crew: Crew,
+}
+
+impl Stage<'_> {
+    fn start(&self, pass: &str) -> Result<Pass, BoxError> {
+        let group = format!("{}-{pass}", self.run);
+        let arguments = ["worker", "--bootstrap", self.broker.bootstrap(), "--topic", self.topic];
+        let url = self.database.url_named(self.run);
+        let arguments = arguments.into_iter().chain(["--group", &group, "--postgres", &url]);
+        let arguments = arguments.chain(["--run", self.run]).map(str::to_owned);
+        let crew = Crew::start(WORKERS, &arguments.collect::<Vec<_>>())?;
+        Ok(Pass { group, crew })
+    }
+
+    /// Waits until every message of the topic is acknowledged, and stops the workers.
+    fn finish(&self, pass: &mut Pass, bar: &ProgressBar) -> Result<(), BoxError> {
+        let asker = self.broker.asker(&pass.group)?;
+        // A question that fails is asked again; that nothing moves any more is noticed all the same.
+        let is_consumed = |_: &Progress| self.broker.is_consumed(&asker, self.topic).unwrap_or(false);
+        pass.crew.wait_for(bar, || self.progress(), is_consumed)?;
+        pass.crew.stop()
+    }
+
+    fn progress(&self) -> Result<Progress, BoxError> {
+        let question = "SELECT (SELECT count(*) FROM charges WHERE run = $1) AS charges, \
+                        (SELECT count(*) FROM answers WHERE run = $1) AS answers, \
+                        coalesce((SELECT pid FROM charges WHERE run = $1 ORDER BY made DESC LIMIT 1), 0) AS last_pid";
+        let row = self.database.ask(question, &[&self.run])?;
+        Ok(Progress {
+            charges: row.try_get::<_, i64>("charges")?.unsigned_abs(),
+            answers: row.try_get::<_, i64>("answers")?.unsigned_abs(),
+            last_pid: row.try_get::<_, i32>("last_pid")?.unsigned_abs(),
+        })
+    }
+
+    /// Cuts every connection of the workers that are left, and returns how many there were.
+    fn cut_connections(&self) -> Result<u64, BoxError> {
+        let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
+        self.database.count(cut, &[&self.run])
+    }
+}

@@ -1,0 +1,105 @@
+//! A worker process: what you would write yourself.
+
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use clap::Args;
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
+use oncegate::kafka::KafkaSource;
+use oncegate::postgres::PostgresStore;
+use oncegate::{BoxError, Consumer, Failure, Field, Gate, Handler, Key, Message};
+use oncegate_examples::crew::{start_logging, told_to_stop};
+use serde::{Deserialize, Serialize};
+use tokio_postgres::NoTls;
+
+/// The fields that make two payments the same, whatever else the messages say.
+fn key() -> Key {
+    Key::json([Field::from("order_id"), Field::path("amount").decimal()])
+}
+
+const CONCURRENCY: u32 = 16;
+/// How long the rest of the work in the transaction takes.
+const BOOKING_TAKES: Duration = Duration::from_millis(2);
+/// Short, so that the payments of the killed worker are taken over soon.
+const LEASE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Args)]
+pub(crate) struct Worker {
+    #[arg(long)]
+    bootstrap: String,
+    #[arg(long)]
+    topic: String,
+    #[arg(long)]
+    group: String,
+    #[arg(long)]
+    postgres: String,
+    #[arg(long)]
+    run: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Payment {
+    order_id: String,
+    amount: serde_json::Number,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Receipt {
+    charge: String,
+}
+
+struct Billing {
+    pool: Pool,
+    run: String,
+}
+
+impl Handler for Billing {
+    type Output = Receipt;
+
+    async fn handle(&self, message: Message) -> Result<Receipt, Failure> {
+        let payment: Payment = message.json()?;
+        let receipt = Receipt { charge: message.downstream_key("charge") };
+        let mut client = self.pool.get().await?;
+        let transaction = client.transaction().await?;
+        let insert = "INSERT INTO charges (run, order_id, amount, charge, recovered, pid) \
+                      VALUES ($1, $2, $3, $4, $5, $6)";
+        let (amount, pid) = (payment.amount.to_string(), i32::try_from(std::process::id())?);
+        let charge: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+            [&self.run, &payment.order_id, &amount, &receipt.charge, &message.recovered(), &pid];
+        transaction.execute(insert, &charge).await?;
+        // A kill here takes the charge back.
+        tokio::time::sleep(BOOKING_TAKES).await;
+        message.commit_with(transaction, &receipt).await?;
+        Ok(receipt)
+    }
+
+    async fn duplicate(&self, message: Message, receipt: Receipt) -> Result<(), Failure> {
+        let payment: Payment = message.json()?;
+        let client = self.pool.get().await?;
+        let insert = "INSERT INTO answers (run, order_id, charge) VALUES ($1, $2, $3)";
+        client.execute(insert, &[&self.run, &payment.order_id, &receipt.charge]).await?;
+        Ok(())
+    }
+}
+
+impl Worker {
+    #[tokio::main]
+    pub(crate) async fn run(self) -> Result<(), BoxError> {
+        start_logging();
+        let store = PostgresStore::connect(&self.postgres).await?;
+        let gate = Gate::new(&*self.run, key(), store).lease(LEASE).transactional();
+        let source =
+            KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
+        let billing = Billing { pool: pool(&self.postgres)?, run: self.run };
+        Consumer::new(source, gate, billing).concurrency(CONCURRENCY).run_until(told_to_stop()).await?;
+        Ok(())
+    }
+}
+
+/// The connections of the handlers; the store has its own.
+fn pool(url: &str) -> Result<Pool, BoxError> {
+    let config = tokio_postgres::Config::from_str(url)?;
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(config, NoTls, recycling);
+    Ok(Pool::builder(manager).max_size(CONCURRENCY as usize).build()?)
+}
