@@ -53,7 +53,7 @@ impl Queue {
         at(&mut self.state.lock().unwrap())
     }
 
-    async fn until(&self, so: impl Fn(&State) -> bool) {
+    async fn until(&self, so: impl Fn(&State) -> bool + Send + Sync) {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
