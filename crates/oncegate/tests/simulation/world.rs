@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::broker::{Broker, Judge};
+use crate::broker::{Broker, Judge, Kind};
 use crate::pay::{Behaviour, Pay, Payment, behaviour};
 use crate::till::{LONGEST_MS, Till};
 
@@ -81,6 +81,7 @@ pub(crate) struct World {
     workers: Vec<Worker>,
     store_losses: Arc<AtomicU32>,
     crashes: u64,
+    taken_back: u64,
     started: u64,
 }
 
@@ -109,7 +110,7 @@ impl World {
         let till = Till::new(Arc::clone(&memory), rng.fork());
         Self {
             seed,
-            broker: Broker::new(payloads),
+            broker: Broker::new(if rng.bool() { Kind::Queue } else { Kind::Log }, payloads),
             memory,
             store: Arc::new(store),
             ledger: Arc::default(),
@@ -119,6 +120,7 @@ impl World {
             workers: Vec::new(),
             store_losses: Arc::default(),
             crashes: 0,
+            taken_back: 0,
             started: 0,
             rng,
         }
@@ -217,6 +219,7 @@ impl World {
             ("slow", injected.slow),
             ("outage", injected.outage),
             ("crash", self.crashes),
+            ("taken_back", self.taken_back),
             ("store_loss", self.losses().into()),
         ]);
         faults.extend(self.till.fates());
@@ -225,7 +228,7 @@ impl World {
 
     /// Something happens to the workers or the store.
     async fn upset(&mut self) {
-        match self.rng.u32(..10) {
+        match self.rng.u32(..12) {
             0..4 => self.crash(),
             4..6 => self.start_worker(),
             6 => self.stop_one().await,
@@ -234,6 +237,7 @@ impl World {
                 sleep(Duration::from_millis(self.rng.u64(10..6_000))).await;
                 self.store.end_outage();
             }
+            10..12 => self.taken_back += u64::from(self.broker.lose_one(self.rng.usize(..64))),
             8 if self.rng.u32(..4) == 0 => {
                 self.till.lose_everything();
                 self.store_losses.fetch_add(1, Relaxed);
