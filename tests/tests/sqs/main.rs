@@ -10,5 +10,6 @@ mod happy;
 mod held;
 mod kill;
 mod outages;
+mod retries;
 mod startup;
 mod stop;

@@ -27,7 +27,7 @@ pub(super) struct InFlight {
     bytes: AtomicUsize,
     /// Those that could not use a permit now: parked, or behind another in a lane.
     waiting: AtomicUsize,
-    /// Nothing may come in that must run at once.
+    /// The store is away: no more than one may be there that is not waiting.
     paused: AtomicBool,
     /// How many may be there that are not waiting, when the source gives messages on demand.
     most_at_once: Option<usize>,
@@ -89,57 +89,41 @@ impl InFlight {
         let free_bytes = self.most_bytes.saturating_sub(self.bytes.load(Relaxed)) / typical_bytes.max(1);
         let room = self.most_messages.saturating_sub(messages).min(free_bytes).min(RECEIVE_MOST);
         let room = if messages == 0 { room.max(1) } else { room };
-        match self.most_at_once {
-            None => room,
-            Some(_) if self.paused.load(Relaxed) => 0,
-            // Whoever is counted twice for a moment is asked for a little later.
-            Some(most) => room.min((most + self.waiting.load(Relaxed)).saturating_sub(messages)),
-        }
+        let Some(most) = self.most_at_once else { return room };
+        // One is let in when none is there, to find out whether the store is back.
+        let most = if self.paused.load(Relaxed) { 1 } else { most };
+        // Whoever is counted twice for a moment is asked for a little later.
+        room.min((most + self.waiting.load(Relaxed)).saturating_sub(messages))
     }
 
-    /// Waits until there is more than `room`, and says how much.
-    async fn more_room(&self, room: usize, typical_bytes: usize) -> usize {
+    /// Waits until there is more or less room than this, and says how much.
+    async fn room_other_than(&self, room: usize, typical_bytes: usize) -> usize {
         loop {
             let freed = self.freed.notified();
             let now = self.room(typical_bytes);
-            if now > room {
+            if now != room {
                 return now;
             }
             freed.await;
         }
     }
 
-    /// Receives as many as may run. What is asked for follows what becomes free.
+    /// Receives as many as there is room for. From a source on demand, what is asked for follows the room.
     async fn receive(
         &self,
         source: &dyn Source,
         typical_bytes: usize,
     ) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let mut room = self.more_room(0, typical_bytes).await;
+        let mut room = self.room_other_than(0, typical_bytes).await;
         if self.most_at_once.is_none() {
             return source.receive(room).await;
         }
         loop {
             tokio::select! {
                 biased;
-                received = source.receive(room) => return received,
-                more = self.changed_room(room, typical_bytes) => room = more,
+                received = source.receive(room), if room > 0 => return received,
+                other = self.room_other_than(room, typical_bytes) => room = other,
             }
-            if room == 0 {
-                room = self.more_room(0, typical_bytes).await;
-            }
-        }
-    }
-
-    /// Waits until there is more than `room`, or until nothing may come in.
-    async fn changed_room(&self, room: usize, typical_bytes: usize) -> usize {
-        loop {
-            let freed = self.freed.notified();
-            let now = self.room(typical_bytes);
-            if now > room || now == 0 {
-                return now;
-            }
-            freed.await;
         }
     }
 }

@@ -14,12 +14,12 @@ use aws_sdk_sqs::types::{
 };
 
 use super::held::{Answer, Change, Target};
+use super::settings::CONNECT_TIMEOUT;
 
 /// How long a call that does not wait for messages may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much longer than its wait a receive may take.
 const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a queue does not have any more when it is gone.
 const NO_QUEUE: [&str; 2] = ["QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"];

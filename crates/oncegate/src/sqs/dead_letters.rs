@@ -2,11 +2,9 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_sdk_sqs::Client;
-use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::MessageAttributeValue;
 use tracing::warn;
@@ -20,8 +18,6 @@ use crate::dead_letters::{DeadLetter, DeadLetters};
 use crate::failure::BoxError;
 use crate::message::Origin;
 
-/// How long SQS may take to answer one letter, repeats by the client included.
-const SEND_TIMEOUT: Duration = Duration::from_secs(15);
 /// What a message may have in bytes when the queue does not say.
 const MESSAGE_MAX_BYTES: usize = 256 * 1024;
 /// The longest group that SQS takes, in bytes.
@@ -103,8 +99,6 @@ impl DeadLetters for SqsDeadLetters {
         }
         let client = self.connection.client(&self.queue).await;
         let queue = queue::find(&client, &self.queue).await?;
-        let timeouts = TimeoutConfig::builder().operation_timeout(SEND_TIMEOUT).build();
-        let client = Client::from_conf(client.config().to_builder().timeout_config(timeouts).build());
         let open = Arc::new(Open { client, queue });
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(open);
         Ok(())

@@ -64,6 +64,8 @@ struct Entry {
     state: State,
     failures: u32,
     lost: CancellationToken,
+    /// It was lost, and came back to us while its owner had it still.
+    regained: bool,
     group: Option<Group>,
 }
 
@@ -161,6 +163,7 @@ impl Held {
             if !matches!(entry.state, State::Returning { .. }) {
                 (entry.handle, entry.received_at) = (handle, now);
                 (entry.visible_at, entry.extend_at) = (visible_at, extend_at);
+                entry.regained = entry.lost.is_cancelled();
                 return None;
             }
             // It came back before it was handed back: nothing is left to hand back.
@@ -178,6 +181,7 @@ impl Held {
             state: State::InHand,
             failures: 0,
             lost: lost.clone(),
+            regained: false,
             group,
         };
         self.entries.insert(Arc::clone(id), entry);
@@ -198,11 +202,10 @@ impl Held {
         })
     }
 
-    /// The message is finished: it may be deleted. One that was lost is left to its next delivery.
+    /// The message is finished: it may be deleted. One that was lost is left to its next delivery, unless that
+    /// came to us.
     pub(crate) fn ack(&mut self, now: Instant, id: &MessageId, delivery: u64) {
-        let Some(entry) = self.in_hand_mut(id, delivery).filter(|entry| !entry.lost.is_cancelled()) else {
-            return;
-        };
+        let Some(entry) = self.in_hand_mut(id, delivery).filter(|entry| entry.is_ours()) else { return };
         entry.state = State::Acked;
         self.in_hand -= 1;
         self.acked += 1;
@@ -397,7 +400,7 @@ impl Entry {
         if self.state != State::InHand {
             return if now >= self.visible_at { Need::Forgetting } else { Need::Nothing };
         }
-        if self.lost.is_cancelled() {
+        if !self.is_ours() {
             return Need::Nothing;
         }
         if now + visibility / MARGIN_OF_VISIBILITY >= self.visible_at {
@@ -422,9 +425,15 @@ impl Entry {
         now + visibility <= self.received_at + HOLD_MOST
     }
 
+    /// Whether the queue hides it for us.
+    fn is_ours(&self) -> bool {
+        self.regained || !self.lost.is_cancelled()
+    }
+
     /// `true` when it was not lost before.
-    fn lose(&self) -> bool {
+    fn lose(&mut self) -> bool {
         let first = !self.lost.is_cancelled();
+        self.regained = false;
         self.break_group();
         self.lost.cancel();
         first

@@ -171,6 +171,21 @@ fn a_message_received_again_while_it_is_held_is_not_handed_out_twice() {
 }
 
 #[test]
+fn a_message_that_comes_back_while_its_handler_does_not_end_is_held_again() {
+    let mut world = World::new();
+    let admitted = world.admit(0, "a");
+    assert_eq!(world.look(48).lost, 1);
+    assert!(world.look(70).extends.is_empty());
+    assert!(world.admit_grouped(80, "a", None).is_none(), "a second delivery would only wait for the first");
+    let look = world.look(110);
+    assert_eq!(look.extends.len(), 1, "or each visibility timeout would use up a receive");
+    assert!(!world.may_start(111, "a", &admitted), "nothing begins that was cancelled");
+    world.held.ack(world.at(112), &"a".into(), admitted.delivery);
+    assert_eq!(&*world.deletes(112)[0].handle, "a@80", "it is finished, and the queue hides it for us");
+    assert_eq!(look.lost, 0);
+}
+
+#[test]
 fn a_retry_is_set_after_the_heartbeat_that_is_under_way() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");

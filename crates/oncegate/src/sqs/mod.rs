@@ -27,6 +27,13 @@
 //! groups beside each other. Nothing later of a group runs while an earlier one waits for its retry, is busy
 //! elsewhere, or has gone back. The group is the message's key; in a standard queue, a group is a header and no key.
 //!
+//! # Rights
+//!
+//! A source calls `sqs:GetQueueUrl` (for a name), `sqs:GetQueueAttributes`, `sqs:ReceiveMessage`, `sqs:DeleteMessage`
+//! and `sqs:ChangeMessageVisibility`, and looks at its start whether it may; dead letters call `sqs:GetQueueUrl`,
+//! `sqs:GetQueueAttributes` and `sqs:SendMessage`. A key of KMS needs `kms:Decrypt`, and for letters
+//! `kms:GenerateDataKey`.
+//!
 //! # Headers
 //!
 //! A sender's message attributes are headers by their names. What SQS says of a message stands in headers beginning

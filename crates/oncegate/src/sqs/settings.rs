@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_sdk_sqs::Client;
+use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 
 use crate::source::SourceError;
@@ -31,6 +32,10 @@ pub(crate) struct Settings {
     pub(crate) body: Body,
     pub(crate) routes_from_attributes: bool,
 }
+
+/// How long a call outside of the source's loop may take, repeats by the client included.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 const VISIBILITY_MIN: Duration = Duration::from_secs(1);
 const VISIBILITY_MAX: Duration = Duration::from_secs(6 * 3_600);
@@ -77,12 +82,19 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The client that was given, or one by the usual ways of the AWS SDK. What those do not say, the queue's
-    /// own URL may.
+    /// The client that was given, or one by the usual ways of the AWS SDK, with a limit on each call. What those
+    /// ways do not say, the queue's own URL may.
     pub(crate) async fn client(&self, queue: &str) -> Client {
-        if let Some(client) = &self.client {
-            return client.clone();
-        }
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => self.new_client(queue).await,
+        };
+        let timeouts =
+            TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).operation_timeout(CALL_TIMEOUT);
+        Client::from_conf(client.config().to_builder().timeout_config(timeouts.build()).build())
+    }
+
+    async fn new_client(&self, queue: &str) -> Client {
         let place = Place::of(queue);
         let mut loader = aws_config::defaults(BehaviorVersion::latest());
         if let Some(region) = self.region.clone().or(place.region) {

@@ -57,7 +57,7 @@ impl SqsSource {
         Self::with(Connection::default(), queue.into())
     }
 
-    /// The same with a client of one's own. Its time limits and retries are replaced by the source's.
+    /// The same with a client of one's own, whose time limits are replaced, and whose retries while consuming.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
         Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
     }

@@ -1,18 +1,35 @@
-//! A broker in memory: it delivers again whatever was not acknowledged, and judges every ack.
+//! A broker in memory: it delivers again whatever was not acknowledged, and judges every ack. It is a log, dealt out
+//! to the members of a group, or a queue, which takes messages back.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::observe::Observer;
-use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
 use oncegate::{Message, Origin};
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// How long a queue hides a message whose worker is gone.
+const VISIBILITY: Duration = Duration::from_secs(2);
+/// A retry that comes sooner stays with its worker.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+
+/// What kind of broker it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Log,
+    Queue,
+}
 
 /// What was produced, what was acknowledged, and who reads it now.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Broker {
+    kind: Kind,
     state: Mutex<State>,
     moved: Notify,
 }
@@ -27,15 +44,28 @@ struct State {
     given: BTreeSet<(usize, usize)>,
     members: BTreeSet<usize>,
     next_member: usize,
+    /// What members of a queue hold.
+    held: BTreeMap<usize, Hold>,
+    /// From when on the queue shows a message again.
+    visible_from: BTreeMap<usize, Instant>,
+    next_hold: u64,
+}
+
+/// A message of a queue in the hands of a member.
+#[derive(Clone, Debug)]
+struct Hold {
+    number: u64,
+    member: usize,
+    lost: CancellationToken,
 }
 
 /// Asked at each ack: may this message be acknowledged? It panics with the reason when it may not.
 pub(crate) type Judge = Arc<dyn Fn(usize) + Send + Sync>;
 
 impl Broker {
-    pub(crate) fn new(payloads: Vec<String>) -> Arc<Self> {
+    pub(crate) fn new(kind: Kind, payloads: Vec<String>) -> Arc<Self> {
         let state = State { payloads, ..State::default() };
-        Arc::new(Self { state: Mutex::new(state), moved: Notify::new() })
+        Arc::new(Self { kind, state: Mutex::new(state), moved: Notify::new() })
     }
 
     /// A new member of the group; the messages are dealt out anew.
@@ -54,7 +84,26 @@ impl Broker {
         let mut state = self.state.lock().unwrap();
         state.members.remove(&member);
         state.deal();
+        let left: Vec<usize> =
+            state.held.iter().filter(|(_, hold)| hold.member == member).map(|(n, _)| *n).collect();
+        for n in left {
+            state.held.remove(&n);
+            state.visible_from.insert(n, Instant::now() + VISIBILITY);
+        }
         self.moved.notify_waiters();
+    }
+
+    /// The queue takes a message back whose worker is at it. `false`: nobody holds one.
+    pub(crate) fn lose_one(&self, which: usize) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let held: Vec<usize> = state.held.keys().copied().collect();
+        let Some(n) = (!held.is_empty()).then(|| held[which % held.len()]) else { return false };
+        if let Some(hold) = state.held.remove(&n) {
+            hold.lost.cancel();
+        }
+        state.visible_from.insert(n, Instant::now());
+        self.moved.notify_waiters();
+        true
     }
 
     pub(crate) fn unacked(&self) -> Vec<usize> {
@@ -67,6 +116,7 @@ impl Broker {
         let mut state = self.state.lock().unwrap();
         state.acked.clear();
         state.given.clear();
+        state.visible_from.clear();
         self.moved.notify_waiters();
     }
 
@@ -97,6 +147,24 @@ impl State {
         }
     }
 
+    /// What the queue shows, each with what its member gets of it; and when it shows more.
+    fn take_visible(&mut self, member: usize, most: usize) -> (Vec<(usize, Hold)>, Option<Instant>) {
+        let now = Instant::now();
+        let visible = |n: &usize| {
+            let hidden = self.visible_from.get(n).is_some_and(|from| *from > now);
+            !hidden && !self.acked.contains(n) && !self.held.contains_key(n)
+        };
+        let taken: Vec<usize> = (0..self.payloads.len()).filter(visible).take(most).collect();
+        let mut holds = Vec::new();
+        for n in taken {
+            self.next_hold += 1;
+            let hold = Hold { number: self.next_hold, member, lost: CancellationToken::new() };
+            self.held.insert(n, hold.clone());
+            holds.push((n, hold));
+        }
+        (holds, self.visible_from.values().filter(|from| **from > now).min().copied())
+    }
+
     fn take(&mut self, member: usize, most: usize) -> Vec<usize> {
         let mine = |n: &usize| {
             self.owner.get(n) == Some(&member)
@@ -125,6 +193,13 @@ impl std::fmt::Debug for Member {
 
 #[async_trait]
 impl Source for Member {
+    fn agree(&self, _: &Terms) -> Supply {
+        match self.broker.kind {
+            Kind::Log => Supply::Ahead,
+            Kind::Queue => Supply::OnDemand,
+        }
+    }
+
     async fn open(&self, _: Arc<dyn Observer>) -> Result<(), SourceError> {
         Ok(())
     }
@@ -132,11 +207,14 @@ impl Source for Member {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         loop {
             let moved = self.broker.moved.notified();
-            let taken = self.broker.state.lock().unwrap().take(self.id, most);
-            if !taken.is_empty() {
-                return Ok(Some(taken.into_iter().map(|n| self.deliver(n)).collect()));
+            let (deliveries, next) = self.take(most);
+            if !deliveries.is_empty() {
+                return Ok(Some(deliveries));
             }
-            moved.await;
+            match next {
+                Some(at) => tokio::select! { () = moved => {}, () = sleep_until(at) => {} },
+                None => moved.await,
+            }
         }
     }
 
@@ -146,10 +224,26 @@ impl Source for Member {
 }
 
 impl Member {
-    fn deliver(&self, n: usize) -> Delivery {
-        let payload = self.broker.state.lock().unwrap().payloads[n].clone();
-        let message = Message::new("payments", Origin::Other(n.to_string().into()), Some(payload.into()));
-        Delivery { message, ticket: Arc::new(Receipt { n, member: self.clone() }) }
+    fn take(&self, most: usize) -> (Vec<Delivery>, Option<Instant>) {
+        let mut state = self.broker.state.lock().unwrap();
+        let (taken, next) = match self.broker.kind {
+            Kind::Log => (state.take(self.id, most).into_iter().map(|n| (n, None)).collect(), None),
+            Kind::Queue => {
+                let (taken, next) = state.take_visible(self.id, most);
+                (taken.into_iter().map(|(n, hold)| (n, Some(hold))).collect::<Vec<_>>(), next)
+            }
+        };
+        let deliver = |(n, hold): (usize, Option<Hold>)| -> Delivery {
+            let origin = Origin::Other(n.to_string().into());
+            let message = Message::new("payments", origin, Some(state.payloads[n].clone().into()));
+            let member = self.clone();
+            let ticket: Arc<dyn Ticket> = match hold {
+                None => Arc::new(Receipt { n, member }),
+                Some(hold) => Arc::new(Handle { n, hold, member }),
+            };
+            Delivery { message, ticket }
+        };
+        (taken.into_iter().map(deliver).collect(), next)
     }
 }
 
@@ -173,4 +267,63 @@ impl Ticket for Receipt {
     }
 
     fn stop(&self) {}
+}
+
+/// A message of a queue, as its worker has it.
+#[derive(Debug)]
+struct Handle {
+    n: usize,
+    hold: Hold,
+    member: Member,
+}
+
+impl Handle {
+    /// Ends the hold, if it still is this one.
+    fn end(&self, then: impl FnOnce(&mut State)) {
+        let mut state = self.member.broker.state.lock().unwrap();
+        if state.held.get(&self.n).is_some_and(|hold| hold.number == self.hold.number) {
+            state.held.remove(&self.n);
+            then(&mut state);
+            self.member.broker.moved.notify_waiters();
+        }
+    }
+
+    fn give_back(&self, delay: Duration) {
+        self.end(|state| {
+            state.visible_from.insert(self.n, Instant::now() + delay);
+        });
+    }
+}
+
+impl Ticket for Handle {
+    fn start(&self) -> bool {
+        !self.hold.lost.is_cancelled()
+    }
+
+    fn ack(&self) {
+        (self.member.judge)(self.n);
+        self.end(|state| {
+            state.acked.insert(self.n);
+        });
+    }
+
+    fn stop(&self) {}
+
+    fn hand_back(&self, delay: Duration) -> bool {
+        let goes = delay >= SHORTEST_RETRY;
+        if goes {
+            self.give_back(delay);
+        }
+        goes
+    }
+
+    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
+        Some(Box::pin(self.hold.lost.cancelled()))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.give_back(Duration::ZERO);
+    }
 }

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::broker::{Broker, Judge};
+use crate::broker::{Broker, Judge, Kind};
 
 const LEASE: Duration = Duration::from_secs(1);
 const MAX_RUN: Duration = Duration::from_secs(10);
@@ -169,6 +169,7 @@ pub(crate) struct World {
     workers: Vec<Worker>,
     store_losses: Arc<AtomicU32>,
     crashes: u64,
+    taken_back: u64,
     started: u64,
 }
 
@@ -196,7 +197,7 @@ impl World {
             FaultStore::new(Arc::clone(&memory) as Arc<dyn Store>, faults, rng.u64(..)).sleep_with(sleep);
         Self {
             seed,
-            broker: Broker::new(payloads),
+            broker: Broker::new(if rng.bool() { Kind::Queue } else { Kind::Log }, payloads),
             memory,
             store: Arc::new(store),
             ledger: Arc::default(),
@@ -205,6 +206,7 @@ impl World {
             workers: Vec::new(),
             store_losses: Arc::default(),
             crashes: 0,
+            taken_back: 0,
             started: 0,
             rng,
         }
@@ -300,6 +302,7 @@ impl World {
             ("slow", injected.slow),
             ("outage", injected.outage),
             ("crash", self.crashes),
+            ("taken_back", self.taken_back),
             ("store_loss", self.losses().into()),
         ]);
         Report { counts: self.counters.snapshot(), faults, trace }
@@ -307,7 +310,7 @@ impl World {
 
     /// Something happens to the workers or the store.
     async fn upset(&mut self) {
-        match self.rng.u32(..10) {
+        match self.rng.u32(..12) {
             0..4 => self.crash(),
             4..6 => self.start_worker(),
             6 => self.stop_one().await,
@@ -316,6 +319,7 @@ impl World {
                 sleep(Duration::from_millis(self.rng.u64(10..6_000))).await;
                 self.store.end_outage();
             }
+            10..12 => self.taken_back += u64::from(self.broker.lose_one(self.rng.usize(..64))),
             8 if self.rng.u32(..4) == 0 => {
                 self.memory.lose_everything();
                 self.store_losses.fetch_add(1, Relaxed);
