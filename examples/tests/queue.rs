@@ -15,14 +15,14 @@ fn example() -> Command {
 
 /// Runs it with these arguments, and reads and judges its proof.
 fn prove(arguments: &[&str]) {
-    let output = example().args(["--json", "--messages", "4000"]).args(arguments).output();
+    let output = example().args(["--json", "--messages", "1500"]).args(arguments).output();
     let output = output.expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
     let proof: serde_json::Value = serde_json::from_str(&text).expect("the proof is JSON");
     let number = |name: &str| proof[name].as_u64().unwrap_or_else(|| panic!("no {name} in {proof}"));
-    assert_eq!(number("messages"), 4_000);
+    assert_eq!(number("messages"), 1_500);
     assert_eq!(number("lost"), 0);
     assert_eq!(number("charged_twice"), number("charged_twice_explained_by_the_kill"));
     assert_eq!(number("charges"), number("distinct_payments") + number("charged_twice"));
