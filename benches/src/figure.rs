@@ -29,6 +29,8 @@ pub(crate) enum Unit {
     BytesPerResult,
     #[serde(rename = "B/key")]
     BytesPerKey,
+    #[serde(rename = "calls/1000 msg")]
+    CallsPerThousand,
 }
 
 /// What a figure is compared with.
@@ -109,6 +111,7 @@ impl Unit {
             Self::NanosPerMessage => "ns/msg",
             Self::BytesPerResult => "B",
             Self::BytesPerKey => "B/key",
+            Self::CallsPerThousand => "calls",
         }
     }
 }

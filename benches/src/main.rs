@@ -18,6 +18,7 @@ mod postgres;
 mod server_cpu;
 mod sizes;
 mod sqlite;
+mod sqs;
 
 use std::process::ExitCode;
 
@@ -35,12 +36,13 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 9] = [
+const BENCHMARKS: [Benchmark; 10] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
+    sqs::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
     sizes::BENCHMARK,

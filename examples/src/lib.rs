@@ -1,6 +1,7 @@
 //! The stage that the programs play on: a broker, a database, and worker processes that can be killed.
 //!
-//! What you would write yourself is in `payments/worker.rs`, `payments_postgres/worker.rs` and `outbox/`.
+//! What you would write yourself is in `payments/worker.rs`, `payments_sqs/worker.rs`,
+//! `payments_postgres/worker.rs` and `outbox/`.
 
 pub mod broker;
 pub mod crew;

@@ -34,6 +34,7 @@ mod till;
 mod until;
 mod watched;
 mod wire;
+mod workers;
 
 pub use broker::KafkaBroker;
 pub use bucket::Bucket;
@@ -53,6 +54,7 @@ pub use till::{CLIENTS, Client, End, Payment, Till};
 pub use until::until;
 pub use watched::Watched;
 pub use wire::{Step, Then, Wire};
+pub use workers::Workers;
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///

@@ -1,9 +1,9 @@
-//! The `oncegate` command: would a replay of a topic run anything again, what is a message's key, and what
-//! does the store hold for it? And the tables of a store in PostgreSQL.
+//! The `oncegate` command: would a replay of a topic run anything again, what is in a queue, what is a message's
+//! key, and what does the store hold for it? And the tables of a store in PostgreSQL.
 //!
 //! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables and `sweep` deletes
 //! large results, when they are told to; no other command changes anything: neither the store nor the topic, nor
-//! what a consumer group has committed.
+//! what a consumer group has committed. `peek` alone uses up receives of a queue's messages, and asks for leave.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +18,7 @@ mod exit;
 mod inspect;
 mod key;
 mod output;
+mod peek;
 mod promise;
 mod replay;
 mod schema;
@@ -48,6 +49,7 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 #[derive(Debug, Subcommand)]
 enum Command {
     Replay(replay::Args),
+    Peek(peek::Args),
     Key(key::Args),
     Sweep(sweep::Args),
     Inspect(inspect::Args),
@@ -75,6 +77,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Replay(args) => replay::run(args).await,
+                Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,

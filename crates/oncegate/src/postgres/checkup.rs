@@ -132,7 +132,7 @@ fn durability(said: &Said) -> Durability {
     match said.synchronous_commit.as_str() {
         "off" => Durability::Moments,
         "local" => Durability::Disk,
-        _ if !said.standbys.is_empty() => Durability::Replicated,
+        _ if said.has_synchronous_standby => Durability::Replicated,
         _ => Durability::Disk,
     }
 }
@@ -179,19 +179,19 @@ mod tests {
     #[test]
     fn the_settings_decide_what_a_completion_survives() {
         let all = Allowed { asynchronous_commit: true, fsync_off: true };
-        let said = |synchronous_commit: &str, fsync: &str, standbys: &str| Said {
+        let said = |synchronous_commit: &str, fsync: &str, has_synchronous_standby| Said {
             synchronous_commit: synchronous_commit.to_owned(),
             fsync: fsync.to_owned(),
-            standbys: standbys.to_owned(),
+            has_synchronous_standby,
             ..good()
         };
         for (said, durability) in [
-            (said("on", "on", "s1"), Durability::Replicated),
-            (said("remote_apply", "on", "s1"), Durability::Replicated),
-            (said("local", "on", "s1"), Durability::Disk),
-            (said("on", "on", ""), Durability::Disk),
-            (said("off", "on", "s1"), Durability::Moments),
-            (said("on", "off", "s1"), Durability::Unsynced),
+            (said("on", "on", true), Durability::Replicated),
+            (said("remote_apply", "on", true), Durability::Replicated),
+            (said("local", "on", true), Durability::Disk),
+            (said("on", "on", false), Durability::Disk),
+            (said("off", "on", true), Durability::Moments),
+            (said("on", "off", true), Durability::Unsynced),
         ] {
             assert_eq!(judge(&said, String::new(), all).unwrap().durability, durability, "{said:?}");
         }

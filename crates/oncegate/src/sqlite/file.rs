@@ -91,7 +91,7 @@ pub(super) fn open_for_effects(settings: &Settings) -> Result<Connection, StoreE
         tune(&connection, Synchronous::Full)?;
         Ok(connection)
     };
-    open().map_err(|error| errors::at_opening(&settings.path, errors::not_executed(&error)))
+    open().map_err(|error| errors::of_file(&settings.path, errors::not_executed(&error)))
 }
 
 /// Whether a connection's main file holds records of this format.
