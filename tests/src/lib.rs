@@ -15,6 +15,7 @@
 pub mod process;
 
 mod broker;
+mod certificates;
 mod kafka;
 mod ledger;
 mod place;
@@ -26,8 +27,10 @@ mod until;
 mod watched;
 
 pub use broker::KafkaBroker;
+pub use certificates::Certificates;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
+pub use place::Port as LoopbackPort;
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};

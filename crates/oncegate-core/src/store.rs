@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -76,6 +77,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         0
     }
 
+    /// When the store last noticed that it has forgotten records, on this process's wall clock; `None` while it knows
+    /// of no such thing, and for a store that does not look.
+    fn lost_at(&self) -> Option<SystemTime> {
+        None
+    }
+
     /// Looks at what would break the promise, before the first message is taken.
     ///
     /// # Errors
@@ -114,6 +121,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn part(&self, key: &StoreKey) -> u64 {
         (**self).part(key)
+    }
+
+    fn lost_at(&self) -> Option<SystemTime> {
+        (**self).lost_at()
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

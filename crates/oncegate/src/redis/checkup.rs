@@ -2,6 +2,8 @@
 
 use oncegate_core::store::{Checkup, StoreError};
 
+use super::durability::Durability;
+
 /// The first version with script flags and `SET NX GET`.
 const OLDEST_MAJOR: u32 = 7;
 
@@ -9,11 +11,15 @@ const OLDEST_MAJOR: u32 = 7;
 const SAFE_POLICY: &str = "noeviction";
 
 /// Judges a server by its INFO.
-pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> Result<Checkup, StoreError> {
-    let info = Info(info);
+pub(super) fn read(
+    info: &Info<'_>,
+    address: &str,
+    durability: Durability,
+    evicting_policy_allowed: bool,
+) -> Result<Checkup, StoreError> {
     let version = info.get("redis_version").unwrap_or("of an unknown version");
-    let store = describe(&info, version, address);
-    if major(version).is_none_or(|major| major < OLDEST_MAJOR) {
+    let store = describe(info, version, address);
+    if !info.is_at_least(OLDEST_MAJOR, 0) {
         return Err(StoreError::refused(format!(
             "{store} is too old: oncegate needs Redis {OLDEST_MAJOR}.0 or later, or Valkey"
         )));
@@ -50,7 +56,9 @@ pub(super) fn read(info: &str, address: &str, evicting_policy_allowed: bool) -> 
             warnings.push(format!("The server could not write its last {what}: see its log and its disk."));
         }
     }
-    if info.get("connected_slaves").is_none_or(|count| count == "0") {
+    if let Some(warning) = durability.warning(info) {
+        warnings.push(warning);
+    } else if info.get("connected_slaves").is_none_or(|count| count == "0") {
         warnings.push("The server has no replica: if its disk is lost, so are the records.".to_owned());
     }
     Ok(Checkup { store, warnings })
@@ -73,19 +81,26 @@ fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
     if address.is_empty() { format!("{name} {version}") } else { format!("{name} {version} at {address}") }
 }
 
-fn major(version: &str) -> Option<u32> {
-    version.split('.').next()?.parse().ok()
-}
-
 /// What INFO says.
 pub(super) struct Info<'a>(pub(super) &'a str);
 
 impl<'a> Info<'a> {
+    pub(super) fn number(&self, field: &str) -> Option<u64> {
+        self.get(field)?.parse().ok()
+    }
+
+    /// Whether it is of this version or a later one. Valkey says which Redis it is like.
+    pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
+        let version = self.get("redis_version").unwrap_or_default();
+        let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
+        (parts.next(), parts.next().or(Some(0))) >= (Some(major), Some(minor))
+    }
+
     pub(super) fn is_replica(&self) -> bool {
         self.get("role") == Some("slave")
     }
 
-    fn get(&self, field: &str) -> Option<&'a str> {
+    pub(super) fn get(&self, field: &str) -> Option<&'a str> {
         let lines = self.0.lines().filter_map(|line| line.split_once(':'));
         lines.filter(|(name, _)| *name == field).map(|(_, value)| value.trim()).next()
     }
@@ -94,6 +109,10 @@ impl<'a> Info<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(info: &str, address: &str, allowed: bool) -> Result<Checkup, StoreError> {
+        super::read(&Info(info), address, Durability::Primary, allowed)
+    }
 
     const GOOD: &str = "redis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
         aof_last_write_status:ok\r\nrdb_last_bgsave_status:ok\r\nrole:master\r\nconnected_slaves:1\r\n";
