@@ -140,6 +140,13 @@ async fn a_failover_that_loses_nothing_and_a_restart_with_its_data_raise_no_alar
     let second = key(&scope, 2);
     until_answered(&store, &second, &complete(token(), b"")).await;
 
+    // A replica writes its file anew after it was given everything; killed before, it has nothing.
+    until("the replica's file to be whole", LIMIT, async || {
+        let info = servers.replica.info("persistence").await;
+        let whole = ["aof_rewrite_in_progress:0\r", "aof_rewrite_scheduled:0\r"];
+        whole.iter().all(|line| info.contains(line)).then_some(()).ok_or(info)
+    })
+    .await;
     servers.replica.kill();
     servers.replica.start_again().await;
     let () = Hand::on(&servers.replica).await.ask(&["REPLICAOF", "NO", "ONE"]).await;

@@ -1,5 +1,7 @@
 //! TLS, and who answers.
 
+use std::time::Duration;
+
 use oncegate::redis::RedisStore;
 use oncegate_core::rules::Reply;
 use oncegate_core::store::Store;
@@ -18,7 +20,9 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     let (certificates, port) = (Certificates::for_names("DNS:localhost"), LoopbackPort::reserve());
     let _server = server(&certificates, &port).await;
     let at = |host: &str| format!("rediss://{host}:{}", port.number());
-    let known = |url: &str| RedisStore::builder(url).tls_root(certificates.authority()).connect();
+    // Handshakes take their time on a busy machine.
+    let builder = |url: &str| RedisStore::builder(url).connect_timeout(Duration::from_secs(60));
+    let known = |url: &str| builder(url).tls_root(certificates.authority()).connect();
     let store = known(&at("localhost")).await.unwrap();
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
@@ -30,10 +34,9 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     let misnamed = known(&at("127.0.0.1")).await.unwrap_err();
     assert!(misnamed.class() == "refused" && misnamed.to_string().contains("certificate"), "{misnamed}");
     // The same name from an authority that nobody has named.
-    let stranger = RedisStore::connect(&at("localhost")).await.unwrap_err();
+    let stranger = builder(&at("localhost")).connect().await.unwrap_err();
     assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
-    let garbage =
-        RedisStore::builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();
+    let garbage = builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();
     assert!(garbage.class() == "refused" && garbage.to_string().contains("tls_root"), "{garbage}");
     // Without TLS, nothing is understood.
     let plain = RedisStore::connect(&at("localhost").replace("rediss", "redis")).await.unwrap_err();
