@@ -4,6 +4,8 @@
 -- ARGV[1]  the record of a first attempt: "P", token (16 bytes), fingerprint (7), attempt 1 (1 byte);
 --          the attempt is left out when a fence is wanted
 -- ARGV[2]  lease + 30 days, in milliseconds
+-- ARGV[3]  "1" when the answer must be as durable as a write: what is settled is written once more, so that
+--          there is something to wait for; absent otherwise
 -- Reply    the claim's record       granted; its first byte tells the recovery
 --          "C" result               completed
 --          "B" milliseconds         busy; ask again then
@@ -65,6 +67,13 @@ local function say(letter, rest)
   return (compared and letter or string.lower(letter)) .. rest
 end
 
+if ARGV[3] and (state == 'C' or failed) then
+  local expires_at = redis.call('PEXPIRETIME', KEYS[1])
+  -- Unlike SET, this is allowed at maxmemory.
+  if expires_at > 0 then
+    redis.call('PEXPIREAT', KEYS[1], expires_at)
+  end
+end
 if state == 'C' then
   return say('C', string.sub(old, 13))
 end

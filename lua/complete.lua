@@ -38,6 +38,8 @@ if state == 'P' or state == 'Q' or state == 'R' then
   return 'H'
 end
 if state == 'C' and #old >= 12 then
+  -- Written once more: on another connection than before there would be nothing to wait for (WAIT).
+  redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5) and 'H' or 'L'
 end
 if ((state == 'S' or state == 'T') and #old >= 29) or ((state == 'F' or state == 'G') and #old >= 13) then

@@ -27,6 +27,8 @@ if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)
   return 'H'
 end
 if (state == 'F' or state == 'G') and #old >= 13 then
+  -- Written once more: on another connection than before there would be nothing to wait for (WAIT).
+  redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
 end
 if (state == 'C' and #old >= 12) or ((state == 'S' or state == 'T') and #old >= 29) then

@@ -16,6 +16,8 @@ if state == 'F' and #old >= 13 then
   return 'H'
 end
 if state == 'G' and #old >= 13 then
+  -- Written once more: on another connection than before there would be nothing to wait for (WAIT).
+  redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return 'H'
 end
 if (state == 'C' and #old >= 12) or ((state == 'S' or state == 'T') and #old >= 29)

@@ -2,6 +2,8 @@
 -- Reads a record together with its expiry and the time.
 --
 -- KEYS[1]  the record
+-- ARGV[1]  "1" when the answer must be as durable as a write: the record is written once more, so that there is
+--          something to wait for; absent otherwise
 -- Reply    nil     nothing there
 --          otherwise the time (microseconds since 1970), a blank, the record's expiry (milliseconds since
 --          1970; -1 for never), a blank, and the record
@@ -13,5 +15,8 @@ if not record then
   return record
 end
 local time = redis.call('TIME')
-local expires_at = string.format(' %d ', redis.call('PEXPIRETIME', KEYS[1]))
-return time[1] .. string.sub('00000' .. time[2], -6) .. expires_at .. record
+local expires_at = redis.call('PEXPIRETIME', KEYS[1])
+if ARGV[1] and expires_at > 0 then
+  redis.call('PEXPIREAT', KEYS[1], expires_at)
+end
+return time[1] .. string.sub('00000' .. time[2], -6) .. string.format(' %d ', expires_at) .. record

@@ -17,6 +17,7 @@ pub mod process;
 
 mod broker;
 mod bucket;
+mod certificates;
 mod disk;
 mod elasticmq;
 mod http;
@@ -38,11 +39,13 @@ mod workers;
 
 pub use broker::KafkaBroker;
 pub use bucket::Bucket;
+pub use certificates::Certificates;
 pub use disk::SmallDisk;
 pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
 pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
+pub use place::Port as LoopbackPort;
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};

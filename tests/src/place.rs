@@ -19,7 +19,7 @@ const PORT_TRIES: usize = 200;
 /// A loopback port that no other test process will take while this value lives, also while the server
 /// on it is stopped.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub struct Port {
     number: u16,
     /// The same port of another loopback address: bound, it tells other test processes that the port is
     /// taken, without being in the server's way. The kernel frees it however we die.
@@ -27,7 +27,12 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn reserve() -> Self {
+    /// Takes a free one.
+    ///
+    /// # Panics
+    /// When none is found.
+    #[must_use]
+    pub fn reserve() -> Self {
         for number in std::iter::repeat_with(|| fastrand::u16(PORTS)).take(PORT_TRIES) {
             let Ok(mark) = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), number)) else {
                 continue;
@@ -39,7 +44,9 @@ impl Port {
         panic!("no free loopback port among {PORT_TRIES} tries in {PORTS:?}")
     }
 
-    pub(crate) fn number(&self) -> u16 {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u16 {
         self.number
     }
 

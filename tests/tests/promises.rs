@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use oncegate::MemoryStore;
-use oncegate::core::store::{Durability, Promise, Store};
+use oncegate::core::store::{Promise, Store, Survives};
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::{SqliteStore, Synchronous};
@@ -35,8 +35,8 @@ async fn says(store: &dyn Store, found: &str) {
         panic!("no row, or more than one, has {found:?}")
     };
     let checkup = store.check().await.unwrap();
-    assert_eq!(checkup.durability.as_str(), row[1], "{found}: {checkup:?}");
-    let worth_a_warning = checkup.durability < Durability::Moments;
+    assert_eq!(checkup.survives.as_str(), row[1], "{found}: {checkup:?}");
+    let worth_a_warning = checkup.survives < Survives::Moments;
     assert!(!worth_a_warning || !checkup.warnings.is_empty(), "{checkup:?}");
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate::kafka::KafkaSource;
-use oncegate::redis::RedisStore;
+use oncegate::redis::{OnStoreLoss, RedisStore};
 use oncegate::{Consumer, ConsumerError, Gate, Key, Message, Ordering};
 use oncegate_tests::{Kafka, Record, RedisCluster, RedisSentinels, Watched, unique};
 use tokio::sync::oneshot;
@@ -51,7 +51,8 @@ impl Load {
             }
         };
         let (group, watched) = (unique("scale"), Watched::new());
-        let store = RedisStore::connect(url).await.unwrap();
+        // A primary that is killed may take its last writes with it, which is counted.
+        let store = RedisStore::builder(url).on_store_loss(OnStoreLoss::Continue).connect().await.unwrap();
         // The lease outlives a failover, so that no run is cut short and none is taken over.
         let gate = Gate::new(unique("scale"), Key::json(["id"]), store).lease(Duration::from_secs(60));
         let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);

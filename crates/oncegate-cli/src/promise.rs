@@ -13,7 +13,7 @@ pub(crate) enum Promised {
         /// The store in a few words.
         found: String,
         /// The row's name.
-        durability: &'static str,
+        row: &'static str,
         holds: &'static str,
         adds_a_run: &'static str,
         warnings: Vec<String>,
@@ -25,11 +25,11 @@ pub(crate) enum Promised {
 impl Promised {
     pub(crate) async fn by(store: &dyn Store) -> Self {
         match store.check().await {
-            Ok(Checkup { store, durability, warnings }) => {
-                let promise = durability.promise();
+            Ok(Checkup { store, survives, warnings }) => {
+                let promise = survives.promise();
                 Self::Known {
                     found: store,
-                    durability: promise.name,
+                    row: promise.name,
                     holds: promise.holds,
                     adds_a_run: promise.adds_a_run,
                     warnings,
@@ -42,9 +42,9 @@ impl Promised {
     /// Adds its lines.
     pub(crate) fn tell(&self, table: &mut Table) {
         match self {
-            Self::Known { found, durability, holds, adds_a_run, warnings } => {
+            Self::Known { found, row, holds, adds_a_run, warnings } => {
                 table.text("found", found);
-                table.text("promise", format!("{durability}: {holds}"));
+                table.text("promise", format!("{row}: {holds}"));
                 table.text("runs again", format!("after {adds_a_run}"));
                 warnings.iter().for_each(|warning| table.text("warning", warning));
             }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,7 +15,7 @@ mod memory;
 mod promise;
 
 pub use memory::MemoryStore;
-pub use promise::{Durability, Promise};
+pub use promise::{Promise, Survives};
 
 /// One operation on one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +79,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         0
     }
 
+    /// When the store last noticed that it has forgotten records, on this process's wall clock; `None` while it knows
+    /// of no such thing, and for a store that does not look.
+    fn lost_at(&self) -> Option<SystemTime> {
+        None
+    }
+
     /// Looks at what would break the promise, before the first message is taken.
     ///
     /// # Errors
@@ -116,6 +123,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn part(&self, key: &StoreKey) -> u64 {
         (**self).part(key)
+    }
+
+    fn lost_at(&self) -> Option<SystemTime> {
+        (**self).lost_at()
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
@@ -158,7 +169,7 @@ pub struct Checkup {
     /// The store in a few words, such as `redis 7.0.15 at localhost:6379`. Never a password.
     pub store: String,
     /// What a completion survives there, with the settings as they were found.
-    pub durability: Durability,
+    pub survives: Survives,
     /// What weakens the promise, each with its remedy, in whole sentences.
     pub warnings: Vec<String>,
 }

@@ -45,7 +45,8 @@
 //! | feature | what | default |
 //! |---|---|---|
 //! | `kafka` | [`kafka`]: source, dead letters, topic reader, over librdkafka | yes |
-//! | `redis` | [`redis`]: the store in Redis or Valkey | yes |
+//! | `redis` | [`redis`]: the store in Redis or Valkey: one server, Sentinel or Cluster | yes |
+//! | `redis-tls` | TLS for it (`rediss://`) | no |
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |

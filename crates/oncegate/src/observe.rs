@@ -98,6 +98,11 @@ pub enum Event<'a> {
         /// `unavailable`, `unknown`, `unreadable` or `refused`.
         class: &'static str,
     },
+    /// The store has noticed that it has forgotten records: some messages may run again.
+    StoreLost {
+        /// The gate's scope.
+        scope: &'a str,
+    },
     /// Dispatching has stopped because the store does not answer, or goes on again.
     StorePaused {
         /// Whether it has stopped.
@@ -179,7 +184,8 @@ pub enum ExtraRunCause {
     CrashTakeover,
     /// This process lost its lease while its handler ran; another one may run it now.
     LeaseLost,
-    /// A completion found no record: the store has lost data.
+    /// The store has lost data: a completion found no record, or a message that was there before the loss runs for
+    /// the first time as far as the store knows.
     StoreLoss,
     /// The message is older than the retention, so its completed record may be forgotten.
     Retention,
@@ -231,6 +237,7 @@ impl Event<'_> {
             Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),
             Self::Acked { count } => ("acks", "", count),
             Self::StoreError { class, .. } => ("store_errors", class, 1),
+            Self::StoreLost { .. } => ("store_losses", "", 1),
             Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
             Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),

@@ -241,6 +241,28 @@ async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Ope
 }
 
 #[tokio::test]
+async fn the_fewest_rights_are_enough_in_a_cluster_too() {
+    let mut cluster = RedisCluster::start().await;
+    let hands = hands(&mut cluster).await;
+    let (scope, owner) = (scope(), token());
+    let rules = RedisStore::connect(&cluster.url()).await.unwrap().acl_rules(&scope);
+    for hand in &hands {
+        let words = ["ACL", "SETUSER", "billing", "on", ">right"].into_iter().chain(rules.split(' '));
+        let () = hand.ask(&words.collect::<Vec<&str>>()).await;
+    }
+    let url = cluster.url().replace("redis+cluster://", "redis+cluster://billing:right@");
+    let store = RedisStore::connect(&url).await.unwrap();
+    store.check().await.unwrap();
+    store.describe(&scope, None, "descriptor").await.unwrap();
+    let (slot, keys) = keys_of_one_slot(&hands[0], &scope).await;
+    let from = cluster.primary_of(slot).await;
+    cluster.begin_move(slot, from, (from + 1) % 3).await;
+    for key in &keys {
+        assert!(is_granted(&apply(&store, key, claim(owner)).await), "by ASKING");
+    }
+}
+
+#[tokio::test]
 async fn who_names_the_wrong_kind_of_server_is_told_so() {
     let mut cluster = RedisCluster::start().await;
     let single = RedisStore::connect(cluster.node(0).url()).await.unwrap();

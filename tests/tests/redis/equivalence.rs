@@ -105,7 +105,11 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("fail", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("fail", "string.sub(old, 18, 25)", "string.sub(old, 18, 24) .. '\\1'"),
     // A hand-over that keeps the record for ever, or marks nothing.
-    ("hand_over", ", 'KEEPTTL')", ")"),
+    ("hand_over", "string.sub(old, 2), 'KEEPTTL')", "string.sub(old, 2))"),
+    // What is found settled is written once more, but with another record or another expiry.
+    ("hand_over", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], old)"),
+    ("complete", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], ARGV[2], 'KEEPTTL')"),
+    ("fail", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], old)"),
     ("hand_over", "'G' .. string.sub(old, 2)", "'F' .. string.sub(old, 2)"),
     // A reopen of whatever is there, or of nothing.
     ("reopen", "if old == ARGV[1] then", "if old then"),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use oncegate::redis::RedisStore;
+use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
@@ -15,6 +15,11 @@ const HELD: Reply = Reply::Held { recreated: false };
 
 /// How long a store may take to find its server again.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
+
+/// A store whose every reply is asked for by the test.
+fn unwatched(proxy: &Proxy) -> RedisBuilder {
+    RedisStore::builder(&proxy.url()).watch_interval(Duration::from_secs(86_400))
+}
 
 /// Repeats an operation until the store has an answer, as the gate does.
 pub(crate) async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation) -> Reply {
@@ -39,7 +44,7 @@ fn granted_as(attempt: u8, reply: &Reply) -> bool {
 async fn a_repeat_with_the_same_token_finds_out_what_a_lost_reply_said() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
-    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let store = unwatched(&proxy).connect().await.unwrap();
     let (scope, token) = (scope(), token());
     let key = key(&scope, 1);
     for (operation, answered) in [
@@ -63,7 +68,7 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_lost_reply_said() {
 async fn heartbeats_do_not_queue_behind_bulk() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
-    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let store = unwatched(&proxy).connect().await.unwrap();
     let (scope, token) = (scope(), token());
     let held_key = key(&scope, 0);
     assert!(granted_as(1, &apply(&store, &held_key, claim(token)).await.unwrap()));
@@ -85,7 +90,7 @@ async fn heartbeats_do_not_queue_behind_bulk() {
 async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_replaced() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
-    let builder = RedisStore::builder(&proxy.url()).response_timeout(Duration::from_millis(200));
+    let builder = unwatched(&proxy).response_timeout(Duration::from_millis(200));
     let store = builder.connect().await.unwrap();
     let (scope, token) = (scope(), token());
     let key = key(&scope, 1);
@@ -134,7 +139,7 @@ async fn a_dropped_store_leaves_no_connection_behind() {
     let proxy = Proxy::before(&server).await;
     let hand = crate::hand::Hand::on(&server).await;
     let before: String = hand.ask(&["CLIENT", "LIST"]).await;
-    let store = RedisStore::connect(&proxy.url()).await.unwrap();
+    let store = unwatched(&proxy).connect().await.unwrap();
     {
         // A call that nobody waits for any more does not keep the thread alive either.
         let scope = scope();

@@ -3,9 +3,13 @@
 
 mod cluster;
 mod conformance;
+mod durability;
 mod equivalence;
 mod faults;
 mod hand;
+mod losses;
+mod lost_replies;
 mod proxy;
 mod sentinel;
 mod server;
+mod tls;

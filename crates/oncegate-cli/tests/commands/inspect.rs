@@ -51,7 +51,7 @@ async fn each_state_is_told_in_words() {
 
     let pending = inspect(2, &["--json"]).await.ended(0).json();
     assert_eq!((&pending["state"], &pending["attempt"]), (&"pending".into(), &1.into()));
-    assert_eq!(pending["promise"]["durability"], "moments");
+    assert_eq!(pending["promise"]["row"], "moments");
     let left = pending["protected_for_ms"].as_u64().unwrap();
     assert!((1..=60_001).contains(&left), "{left}");
     assert_eq!(pending["fence"].as_u64(), running.message().fence());

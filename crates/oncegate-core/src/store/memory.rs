@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
-use super::{Checkup, Command, Durability, Looked, Store, StoreError};
+use super::{Checkup, Command, Looked, Store, StoreError, Survives};
 use crate::key::{Scope, StoreKey};
 use crate::record::{Record, StoreTime};
 use crate::rules::{Reply, apply};
@@ -98,6 +98,6 @@ impl Store for MemoryStore {
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         let warnings = vec!["records live in this process alone and are gone when it ends".to_owned()];
-        Ok(Checkup { store: "memory".to_owned(), durability: Durability::Process, warnings })
+        Ok(Checkup { store: "memory".to_owned(), survives: Survives::Process, warnings })
     }
 }

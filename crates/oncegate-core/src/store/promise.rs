@@ -8,7 +8,7 @@ use std::fmt;
 /// settings of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Durability {
+pub enum Survives {
     /// The server may throw records away while it runs.
     Evictable,
     /// Records live in the process that made them.
@@ -43,11 +43,11 @@ pub struct Promise {
     pub noticed_by: &'static str,
 }
 
-/// Where only a record that is lost while its handler runs can be missed.
-const AT_COMPLETION: &str = "`extra_runs{store_loss}`, if it was lost while its handler ran; afterwards its message \
-                             looks new";
+/// Redis watches its servers; elsewhere only a record that is lost while its handler runs can be missed.
+const AT_COMPLETION: &str = "Redis: `store_losses` and `extra_runs{store_loss}`; others: the latter, if it was lost while its \
+                             handler ran, afterwards its message looks new";
 
-impl Durability {
+impl Survives {
     /// All of them, from the least to the most.
     pub const ALL: [Self; 8] = [
         Self::Evictable,
@@ -122,7 +122,7 @@ impl Durability {
 }
 
 impl Promise {
-    /// The row that applies when the effect is committed in the store's own transaction, whatever the durability:
+    /// The row that applies when the effect is committed in the store's own transaction, whatever the store survives:
     /// what takes the record takes its effect as well.
     pub const SAME_TRANSACTION: Self = Self {
         name: "same-transaction",
@@ -134,11 +134,11 @@ impl Promise {
 
     /// Every row of the table, in its order.
     pub fn all() -> impl Iterator<Item = Self> {
-        Durability::ALL.into_iter().map(Durability::promise).chain([Self::SAME_TRANSACTION])
+        Survives::ALL.into_iter().map(Survives::promise).chain([Self::SAME_TRANSACTION])
     }
 }
 
-impl fmt::Display for Durability {
+impl fmt::Display for Survives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_order_is_that_of_the_table_and_every_name_is_a_word_of_its_own() {
-        assert!(Durability::ALL.is_sorted());
+        assert!(Survives::ALL.is_sorted());
         let names: std::collections::BTreeSet<_> = Promise::all().map(|row| row.name).collect();
         assert_eq!(names.len(), Promise::all().count());
         assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-')));

@@ -233,7 +233,7 @@ impl Consumer {
             gate.set_observer(Arc::clone(&self.observer));
             let gate = Arc::clone(gate.opened().await?);
             let checkup = gate.checkup();
-            let promise = checkup.durability.promise();
+            let promise = checkup.survives.promise();
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");

@@ -74,6 +74,10 @@ impl OpenGate {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
                 } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });
+                } else if grant.attempt == 1
+                    && self.store.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at))
+                {
+                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
                 (
                     "granted",
@@ -99,11 +103,14 @@ impl OpenGate {
 ///
 /// The wall clock decides nothing here but a count.
 fn is_older_than(message: &Message, retention: Duration) -> bool {
-    let Some(produced) = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok()) else {
-        return false;
-    };
-    let produced = SystemTime::UNIX_EPOCH + Duration::from_millis(produced);
-    SystemTime::now().duration_since(produced).is_ok_and(|age| age > retention)
+    let forgotten = SystemTime::now().checked_sub(retention);
+    forgotten.is_some_and(|forgotten| is_produced_before(message, forgotten))
+}
+
+/// A message without a time is never taken to be old.
+fn is_produced_before(message: &Message, time: SystemTime) -> bool {
+    let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
+    produced.is_some_and(|millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis) < time)
 }
 
 /// Releases in the background unless it is disarmed.

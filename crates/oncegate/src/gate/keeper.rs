@@ -4,7 +4,7 @@
 //! starve the heartbeats of others, nor its own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Token;
@@ -74,8 +74,14 @@ impl Keeper {
         let (errands, inbox) = mpsc::unbounded_channel();
         let (lease, max_run, place) = (duty.lease, duty.max_run, duty.place);
         let scope = duty.scope.as_str().to_owned();
-        let rounds =
-            Rounds { duty: Arc::new(duty), leases: Arc::clone(&leases), inbox, closed: closed.clone() };
+        let lost_at = duty.store.lost_at();
+        let rounds = Rounds {
+            duty: Arc::new(duty),
+            leases: Arc::clone(&leases),
+            inbox,
+            lost_at,
+            closed: closed.clone(),
+        };
         let thread = match place {
             Place::CallersRuntime => {
                 tokio::spawn(rounds.run());
@@ -264,6 +270,8 @@ struct Rounds {
     duty: Arc<Duty>,
     leases: Arc<Leases>,
     inbox: mpsc::UnboundedReceiver<Command>,
+    /// The last loss that the observer has heard of.
+    lost_at: Option<SystemTime>,
     closed: CancellationToken,
 }
 
@@ -290,12 +298,24 @@ impl Rounds {
                         Err(panic) => self.note_panic(&panic),
                     }
                 }
-                _ = ticks.tick() => self.look(&mut extends),
+                _ = ticks.tick() => {
+                    self.look(&mut extends);
+                    self.notice_loss();
+                }
                 Some(command) = self.inbox.recv() => {
                     errands.spawn(finish(Arc::clone(&self.duty), command));
                 }
                 Some(_) = errands.join_next() => {}
             }
+        }
+    }
+
+    /// A store has no observer: its gates tell.
+    fn notice_loss(&mut self) {
+        let lost_at = self.duty.store.lost_at();
+        if lost_at != self.lost_at {
+            self.lost_at = lost_at;
+            self.duty.observer.observe(Event::StoreLost { scope: self.duty.scope.as_str() });
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a server says about keeping the promise.
 
 use deadpool_postgres::Object;
-use oncegate_core::store::{Checkup, Durability, StoreError};
+use oncegate_core::store::{Checkup, StoreError, Survives};
 
 use super::builder::Allowed;
 use super::errors::{self, Trouble};
@@ -122,18 +122,18 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
                 .to_owned(),
         );
     }
-    Ok(Checkup { store, durability: durability(said), warnings })
+    Ok(Checkup { store, survives: survives(said), warnings })
 }
 
-fn durability(said: &Said) -> Durability {
+fn survives(said: &Said) -> Survives {
     if said.fsync != "on" || said.full_page_writes != "on" {
-        return Durability::Unsynced;
+        return Survives::Unsynced;
     }
     match said.synchronous_commit.as_str() {
-        "off" => Durability::Moments,
-        "local" => Durability::Disk,
-        _ if said.has_synchronous_standby => Durability::Replicated,
-        _ => Durability::Disk,
+        "off" => Survives::Moments,
+        "local" => Survives::Disk,
+        _ if said.has_synchronous_standby => Survives::Replicated,
+        _ => Survives::Disk,
     }
 }
 
@@ -185,15 +185,15 @@ mod tests {
             has_synchronous_standby,
             ..good()
         };
-        for (said, durability) in [
-            (said("on", "on", true), Durability::Replicated),
-            (said("remote_apply", "on", true), Durability::Replicated),
-            (said("local", "on", true), Durability::Disk),
-            (said("on", "on", false), Durability::Disk),
-            (said("off", "on", true), Durability::Moments),
-            (said("on", "off", true), Durability::Unsynced),
+        for (said, survives) in [
+            (said("on", "on", true), Survives::Replicated),
+            (said("remote_apply", "on", true), Survives::Replicated),
+            (said("local", "on", true), Survives::Disk),
+            (said("on", "on", false), Survives::Disk),
+            (said("off", "on", true), Survives::Moments),
+            (said("on", "off", true), Survives::Unsynced),
         ] {
-            assert_eq!(judge(&said, String::new(), all).unwrap().durability, durability, "{said:?}");
+            assert_eq!(judge(&said, String::new(), all).unwrap().survives, survives, "{said:?}");
         }
     }
 

@@ -131,7 +131,7 @@ mod tests {
         let Address::Cluster(seeds) = parse("redis+cluster://u:p%40ss@a,b:7001,[::1]:7002").unwrap() else {
             panic!()
         };
-        assert_eq!(addresses(&seeds), ["a:6379", "b:7001", "[::1]:7002"]);
+        assert_eq!(addresses(&seeds), ["a:6379", "b:7001", "::1:7002"]);
         assert!(seeds.iter().all(|seed| seed.redis_settings().password() == Some("p@ss")));
         let Address::Sentinels { sentinels, name, primary } =
             parse("redis+sentinel://:pw@a,b:7001/mymaster/3").unwrap()

@@ -11,9 +11,12 @@ use super::address::{self, Address};
 use super::cluster::Cluster;
 use super::connector::{self, Connector, Opener};
 use super::driver::Driver;
+use super::durability::Durability;
 use super::link::{Node, Shared};
+use super::losses::{Losses, OnStoreLoss};
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
+use super::watch::{WATCH_INTERVAL, watch};
 use super::{Inner, RedisStore, Topology};
 
 /// How long the server may take to answer, unless told otherwise.
@@ -30,6 +33,9 @@ pub struct RedisBuilder {
     response_timeout: Duration,
     connect_timeout: Duration,
     evicting_policy_allowed: bool,
+    durability: Durability,
+    on_store_loss: OnStoreLoss,
+    watch_interval: Duration,
     sentinel_login: Option<(String, String)>,
     #[cfg(feature = "redis-tls")]
     tls_root: Option<Vec<u8>>,
@@ -50,6 +56,9 @@ impl RedisBuilder {
             response_timeout: DEFAULT_RESPONSE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             evicting_policy_allowed: false,
+            durability: Durability::Primary,
+            on_store_loss: OnStoreLoss::Halt,
+            watch_interval: WATCH_INTERVAL,
             sentinel_login: None,
             #[cfg(feature = "redis-tls")]
             tls_root: None,
@@ -69,11 +78,35 @@ impl RedisBuilder {
         Self { connect_timeout, ..self }
     }
 
+    /// How far a record must have gone before it counts: [`Durability::Primary`] by default.
+    ///
+    /// More costs a round trip to the replicas, or a flush to the disk, for each pipeline. Keep its time limit well
+    /// below the lease.
+    pub fn durability(self, durability: Durability) -> Self {
+        Self { durability, ..self }
+    }
+
+    /// What happens when a server has forgotten records: [`OnStoreLoss::Halt`] by default.
+    ///
+    /// It is noticed when a connection is made again, before a claim is answered, and every 2 s: the last completion of
+    /// this process is gone, or more of the replication history is missing than pings and sentinels write (16 KiB).
+    /// Less than that, of other processes, they notice themselves.
+    pub fn on_store_loss(self, on_store_loss: OnStoreLoss) -> Self {
+        Self { on_store_loss, ..self }
+    }
+
     /// Accepts a server whose `maxmemory-policy` may evict records. By default the check refuses it.
     ///
     /// An evicted record is a forgotten message: its next delivery runs again.
     pub fn allow_evicting_policy(self) -> Self {
         Self { evicting_policy_allowed: true, ..self }
+    }
+
+    /// How often the servers are looked at, for tests that count replies; every 2 s otherwise.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn watch_interval(self, watch_interval: Duration) -> Self {
+        Self { watch_interval, ..self }
     }
 
     /// Changes one place of a script, to prove that a test notices.
@@ -107,44 +140,79 @@ impl RedisBuilder {
     /// When the URL is invalid, the server cannot be reached, or it refuses the user. Of a cluster, it is enough that
     /// one of the named nodes answers.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
-        let (response_timeout, evicting_policy_allowed) =
-            (self.response_timeout, self.evicting_policy_allowed);
+        let Self {
+            response_timeout, evicting_policy_allowed, durability, on_store_loss, watch_interval, ..
+        } = self;
         let opener = Opener { connect_timeout: self.connect_timeout };
-        let scripts = Arc::new(self.scripts.clone());
-        let shared = Shared { scripts: Arc::clone(&scripts), response_timeout };
+        let scripts = Arc::new(self.scripts.clone().durable(durability != Durability::Primary));
+        let losses = Arc::new(Losses::new(on_store_loss, evicting_policy_allowed));
+        let shared = Shared {
+            scripts: Arc::clone(&scripts),
+            response_timeout,
+            durability,
+            losses: Arc::clone(&losses),
+        };
         let driver = Driver::start()?;
         let mut warnings = Vec::new();
-        let (topology, address) = match &self.origin {
-            Origin::Pool(pool) => {
-                (one(&driver, Connector::Pool(pool.clone()), "", shared).await?, String::new())
+        let (topology, address) = self.reach(&driver, opener, shared, &mut warnings).await?;
+        let (watched, jobs) = (Arc::clone(&losses), driver.jobs());
+        match &topology {
+            Topology::One(node) => {
+                let node = Arc::clone(node);
+                jobs.run(watch(watched, watch_interval, move || vec![Arc::clone(&node)]));
             }
-            Origin::Url(url) => match address::parse(url)? {
-                Address::Server(info) => {
-                    let info = self.prepared(info, &mut warnings)?;
-                    let address = info.addr().to_string();
-                    (one(&driver, Connector::Server(info, opener), &address, shared).await?, address)
-                }
-                Address::Cluster(seeds) => {
-                    let seeds = seeds.into_iter().map(|seed| self.prepared(seed, &mut warnings));
-                    let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
-                    let address = seeds.first().map(|seed| seed.addr().to_string()).unwrap_or_default();
-                    let cluster = Cluster::start(driver.jobs(), seeds, opener, shared).await?;
-                    (Topology::Cluster(cluster), address)
-                }
-                Address::Sentinels { sentinels, name, primary } => {
-                    let sentinels = sentinels
-                        .into_iter()
-                        .map(|sentinel| self.prepared(self.logged_in(sentinel), &mut warnings));
-                    let sentinels = sentinels.collect::<Result<_, _>>()?;
-                    let primary = self.prepared(primary, &mut warnings)?;
-                    let watched = Sentinels { sentinels, name: name.clone(), primary, opener };
-                    let connector = Connector::Sentinels(Arc::new(watched));
-                    (one(&driver, connector, &name, shared).await?, name)
-                }
-            },
+            Topology::Cluster(cluster) => jobs.run(watch(watched, watch_interval, cluster.lister())),
+        }
+        let inner = Inner {
+            topology,
+            scripts,
+            address,
+            warnings,
+            durability,
+            evicting_policy_allowed,
+            losses,
+            _driver: driver,
         };
-        let inner = Inner { topology, scripts, address, warnings, evicting_policy_allowed, _driver: driver };
         Ok(RedisStore { inner: Arc::new(inner) })
+    }
+
+    /// Connects to what the URL says, and names it.
+    async fn reach(
+        &self,
+        driver: &Driver,
+        opener: Opener,
+        shared: Shared,
+        warnings: &mut Vec<String>,
+    ) -> Result<(Topology, String), StoreError> {
+        let url = match &self.origin {
+            Origin::Pool(pool) => {
+                return Ok((one(driver, Connector::Pool(pool.clone()), "", shared).await?, String::new()));
+            }
+            Origin::Url(url) => url,
+        };
+        match address::parse(url)? {
+            Address::Server(info) => {
+                let info = self.prepared(info, warnings)?;
+                let address = info.addr().to_string();
+                Ok((one(driver, Connector::Server(info, opener), &address, shared).await?, address))
+            }
+            Address::Cluster(seeds) => {
+                let seeds = seeds.into_iter().map(|seed| self.prepared(seed, warnings));
+                let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
+                let address = seeds.first().map(|seed| seed.addr().to_string()).unwrap_or_default();
+                let cluster = Cluster::start(driver.jobs(), seeds, opener, shared).await?;
+                Ok((Topology::Cluster(cluster), address))
+            }
+            Address::Sentinels { sentinels, name, primary } => {
+                let sentinels =
+                    sentinels.into_iter().map(|info| self.prepared(self.logged_in(info), warnings));
+                let sentinels = sentinels.collect::<Result<_, _>>()?;
+                let primary = self.prepared(primary, warnings)?;
+                let watched = Sentinels { sentinels, name: name.clone(), primary, opener };
+                let connector = Connector::Sentinels(Arc::new(watched));
+                Ok((one(driver, connector, &name, shared).await?, name))
+            }
+        }
     }
 
     /// The settings of a connection, with this builder's. What it warns about is noted.
@@ -184,7 +252,7 @@ async fn one(
     for up in ups {
         up.await.unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
     }
-    Ok(Topology::One(node))
+    Ok(Topology::One(Arc::new(node)))
 }
 
 impl std::fmt::Debug for RedisBuilder {

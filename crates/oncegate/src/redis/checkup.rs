@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use oncegate_core::store::{Checkup, Durability, StoreError};
+use oncegate_core::store::{Checkup, StoreError, Survives};
 use redis::{FromRedisValue as _, Value};
+
+use super::durability::Durability;
 
 /// The first version with script flags and `SET NX GET`.
 const OLDEST_MAJOR: u32 = 7;
@@ -31,15 +33,15 @@ impl Persistence {
 
 /// Judges a server by its INFO, and by what it says of its persistence.
 pub(super) fn read(
-    info: &str,
+    info: &Info<'_>,
     persistence: &Persistence,
     address: &str,
+    durability: Durability,
     evicting_policy_allowed: bool,
 ) -> Result<Checkup, StoreError> {
-    let info = Info(info);
     let version = info.get("redis_version").unwrap_or("of an unknown version");
-    let store = describe(&info, version, address);
-    if major(version).is_none_or(|major| major < OLDEST_MAJOR) {
+    let store = describe(info, version, address);
+    if !info.is_at_least(OLDEST_MAJOR, 0) {
         return Err(StoreError::refused(format!(
             "{store} is too old: oncegate needs Redis {OLDEST_MAJOR}.0 or later, or Valkey"
         )));
@@ -76,38 +78,46 @@ pub(super) fn read(
             warnings.push(format!("The server could not write its last {what}: see its log and its disk."));
         }
     }
-    if info.get("connected_slaves").is_none_or(|count| count == "0") {
+    if let Some(warning) = durability.warning(info) {
+        warnings.push(warning);
+    } else if info.get("connected_slaves").is_none_or(|count| count == "0") {
         warnings.push("The server has no replica: if its disk is lost, so are the records.".to_owned());
     }
-    Ok(Checkup { store, durability: durability(&info, persistence), warnings })
+    Ok(Checkup { store, survives: survives(info, persistence, durability), warnings })
 }
 
 /// What a user may not read is taken for the default, and a snapshot that nobody has seen for none.
-fn durability(info: &Info<'_>, persistence: &Persistence) -> Durability {
+fn survives(info: &Info<'_>, persistence: &Persistence, durability: Durability) -> Survives {
     if info.get("maxmemory_policy") != Some(SAFE_POLICY) {
-        return Durability::Evictable;
+        return Survives::Evictable;
+    }
+    match durability {
+        Durability::Fsync { replicas: 0, .. } => return Survives::Disk,
+        Durability::Fsync { .. } => return Survives::Replicated,
+        // A power cut may take a server's memory and its replicas' at once.
+        Durability::Primary | Durability::Replicas { .. } => {}
     }
     if info.get("aof_enabled") == Some("1") {
         return match persistence.appendfsync.as_deref() {
-            Some("always") => Durability::Disk,
-            Some("no") => Durability::Unsynced,
-            _ => Durability::Moments,
+            Some("always") => Survives::Disk,
+            Some("no") => Survives::Unsynced,
+            _ => Survives::Moments,
         };
     }
     match persistence.save.as_deref() {
-        None | Some("") => Durability::Memory,
-        Some(_) => Durability::Snapshots,
+        None | Some("") => Survives::Memory,
+        Some(_) => Survives::Snapshots,
     }
 }
 
 /// One of many: as durable as its weakest node, with what weakens each; `None` of no nodes.
 pub(super) fn of_cluster(nodes: Vec<Checkup>, address: &str) -> Option<Checkup> {
     let store = format!("a cluster of {} primaries at {address}", nodes.len());
-    let durability = nodes.iter().map(|node| node.durability).min()?;
+    let survives = nodes.iter().map(|node| node.survives).min()?;
     let warnings = nodes.into_iter().flat_map(|Checkup { store, warnings, .. }| {
         warnings.into_iter().map(move |warning| format!("{store}: {warning}"))
     });
-    Some(Checkup { store, durability, warnings: warnings.collect() })
+    Some(Checkup { store, survives, warnings: warnings.collect() })
 }
 
 fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
@@ -118,19 +128,26 @@ fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
     if address.is_empty() { format!("{name} {version}") } else { format!("{name} {version} at {address}") }
 }
 
-fn major(version: &str) -> Option<u32> {
-    version.split('.').next()?.parse().ok()
-}
-
 /// What INFO says.
 pub(super) struct Info<'a>(pub(super) &'a str);
 
 impl<'a> Info<'a> {
+    pub(super) fn number(&self, field: &str) -> Option<u64> {
+        self.get(field)?.parse().ok()
+    }
+
+    /// Whether it is of this version or a later one. Valkey says which Redis it is like.
+    pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
+        let version = self.get("redis_version").unwrap_or_default();
+        let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
+        (parts.next(), parts.next().or(Some(0))) >= (Some(major), Some(minor))
+    }
+
     pub(super) fn is_replica(&self) -> bool {
         self.get("role") == Some("slave")
     }
 
-    fn get(&self, field: &str) -> Option<&'a str> {
+    pub(super) fn get(&self, field: &str) -> Option<&'a str> {
         let lines = self.0.lines().filter_map(|line| line.split_once(':'));
         lines.filter(|(name, _)| *name == field).map(|(_, value)| value.trim()).next()
     }
@@ -138,7 +155,18 @@ impl<'a> Info<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    fn read(
+        info: &str,
+        persistence: &Persistence,
+        address: &str,
+        allowed: bool,
+    ) -> Result<Checkup, StoreError> {
+        super::read(&Info(info), persistence, address, Durability::Primary, allowed)
+    }
 
     const GOOD: &str = "redis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
         aof_last_write_status:ok\r\nrdb_last_bgsave_status:ok\r\nrole:master\r\nconnected_slaves:1\r\n";
@@ -182,20 +210,25 @@ mod tests {
     fn the_settings_decide_what_a_completion_survives() {
         let off = GOOD.replace("aof_enabled:1", "aof_enabled:0");
         let evicting = GOOD.replace("noeviction", "volatile-ttl");
-        for (info, appendfsync, save, durability) in [
-            (GOOD, Some("always"), Some(""), Durability::Disk),
-            (GOOD, Some("everysec"), Some("3600 1"), Durability::Moments),
-            (GOOD, Some("no"), Some("3600 1"), Durability::Unsynced),
-            (GOOD, None, None, Durability::Moments),
-            (&off, Some("always"), Some("3600 1"), Durability::Snapshots),
-            (&off, Some("always"), Some(""), Durability::Memory),
-            (&off, None, None, Durability::Memory),
-            (&evicting, Some("always"), Some(""), Durability::Evictable),
+        for (info, appendfsync, save, survives) in [
+            (GOOD, Some("always"), Some(""), Survives::Disk),
+            (GOOD, Some("everysec"), Some("3600 1"), Survives::Moments),
+            (GOOD, Some("no"), Some("3600 1"), Survives::Unsynced),
+            (GOOD, None, None, Survives::Moments),
+            (&off, Some("always"), Some("3600 1"), Survives::Snapshots),
+            (&off, Some("always"), Some(""), Survives::Memory),
+            (&off, None, None, Survives::Memory),
+            (&evicting, Some("always"), Some(""), Survives::Evictable),
         ] {
             let persistence =
                 Persistence { appendfsync: appendfsync.map(Into::into), save: save.map(Into::into) };
-            let found = read(info, &persistence, "", true).unwrap().durability;
-            assert_eq!(found, durability, "{appendfsync:?} {save:?}");
+            let found = read(info, &persistence, "", true).unwrap().survives;
+            assert_eq!(found, survives, "{appendfsync:?} {save:?}");
+        }
+        for (replicas, survives) in [(0, Survives::Disk), (1, Survives::Replicated)] {
+            let durability = Durability::Fsync { replicas, timeout: Duration::from_secs(1) };
+            let found = super::read(&Info(GOOD), &Persistence::default(), "", durability, false);
+            assert_eq!(found.unwrap().survives, survives, "{durability:?}");
         }
     }
 }

@@ -147,6 +147,12 @@ impl Cluster {
         join_all(asking.collect::<Vec<_>>()).await
     }
 
+    /// The nodes that hold keys, each time it is asked.
+    pub(super) fn lister(&self) -> impl Fn() -> Vec<Arc<Node>> + Send + use<> {
+        let nodes = Arc::clone(&self.nodes);
+        move || nodes.map().primaries.values().cloned().collect()
+    }
+
     /// Which node answers for `key`.
     pub(super) fn part(&self, key: &str) -> u64 {
         self.nodes.map().owner(slot(key)).map_or(0, |node| node.part)

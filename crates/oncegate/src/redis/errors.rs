@@ -75,6 +75,9 @@ const MEANINGS: &[Meaning] = &[
 const CODELESS: &[Meaning] = &[
     meaning("max number of clients reached", Unavailable, Replace, "the server has too many clients (maxclients)"),
     meaning("This instance has cluster support disabled", Refused, Keep, "the server is no node of a cluster: write redis:// in the URL"),
+    meaning("WAITAOF cannot be used", Refused, Keep, "Durability::Fsync needs WAITAOF and the append-only file: set appendonly yes"),
+    meaning("WAIT cannot be used", Unavailable, Replace, "the server is a replica"),
+    meaning("The user executing the script", Refused, Keep, "the user lacks rights that a script needs"),
     meaning("unknown command", Refused, Keep, "the server does not know a command that oncegate needs"),
 ];
 
@@ -105,6 +108,11 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
             StoreError::refused("the server refuses the user name or password, or is not ready for them")
         }
         ErrorKind::InvalidClientConfig => StoreError::refused("the connection's settings are invalid"),
+        // rustls says so in the text of an I/O error; a lane goes on trying, for it may be renewed.
+        ErrorKind::Io if error.to_string().contains("invalid peer certificate") => StoreError::refused(
+            "the server's certificate is not accepted: it must name the host, and RedisBuilder::tls_root() or \
+             the machine must know its authority",
+        ),
         _ if error.is_connection_refusal() => StoreError::unavailable("nobody listens there"),
         _ if error.is_timeout() => StoreError::unavailable("the server does not answer"),
         _ => StoreError::unavailable(format!("cannot connect: {}", error.category())),

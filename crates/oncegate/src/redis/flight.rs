@@ -1,5 +1,6 @@
 //! One pipeline: out, back, and repaired where the server had forgotten a script.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
@@ -7,10 +8,12 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout_at};
 
-use super::checkup;
+use super::checkup::Info;
 use super::connector::Connector;
+use super::durability::Durability;
 use super::errors;
 use super::link::{Answer, Shared};
+use super::losses::Witness;
 use super::scripts::{Request, Scripts};
 use crate::batch::{Batch, Item as _};
 
@@ -23,30 +26,41 @@ const TIMEOUT_PER_COMMAND: Duration = Duration::from_millis(1);
 /// What each kibibyte adds to the time that a pipeline is given.
 const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
 
-/// Connects and loads the scripts, which also shows that the server answers.
+/// Connects and loads the scripts, which also shows that the server answers; and looks whether it has forgotten
+/// anything before anybody relies on it.
 pub(super) async fn connect(
     connector: &Connector,
     shared: &Shared,
+    address: &str,
 ) -> Result<MultiplexedConnection, StoreError> {
+    let question = shared.losses.question();
     let mut connection = connector.connect().await?;
-    let mut greeting = Pipeline::new();
-    for load in shared.scripts.load() {
-        greeting.add_command(load);
-    }
-    greeting.cmd("INFO");
+    let mut greeting = Freight::default();
+    shared.scripts.load().for_each(|load| greeting.push(load, false));
+    let loads = greeting.pipeline.len();
+    greeting.push(Request::info().cmd, false);
+    question.keys().for_each(|key| greeting.push(Request::get(key).cmd, false));
     let deadline = Instant::now() + shared.response_timeout;
-    let answers = send(&mut connection, &greeting, deadline).await.map_err(StoreError::unavailable)?;
-    for answer in &answers {
+    let answers =
+        send(&mut connection, &greeting.pipeline, deadline).await.map_err(StoreError::unavailable)?;
+    // Keys that are elsewhere, or of other scopes, are answered by an error, and that is fine.
+    for answer in answers.iter().take(loads + 1) {
         if let Value::ServerError(error) = answer {
             return Err(errors::store_error(error, None));
         }
     }
-    if let Some(Value::BulkString(info)) = answers.last()
-        && connector.wants_primary()
-        && checkup::Info(&String::from_utf8_lossy(info)).is_replica()
-    {
+    let (info, held) = match answers.get(loads..).and_then(<[_]>::split_first) {
+        Some((Value::BulkString(info), held)) => (String::from_utf8_lossy(info), held),
+        _ => return Err(StoreError::unavailable("INFO said something unheard of")),
+    };
+    let info = Info(&info);
+    if connector.wants_primary() && info.is_replica() {
         return Err(StoreError::unavailable("the sentinels name a server that is not the primary yet"));
     }
+    if let Some(refusal) = shared.durability.refusal(&info) {
+        return Err(refusal);
+    }
+    shared.losses.judge(&question, address, &info, held);
     Ok(connection)
 }
 
@@ -54,12 +68,13 @@ pub(super) async fn connect(
 /// replaced, if it should.
 pub(super) async fn fly(
     shared: Shared,
+    address: Arc<str>,
     mut connection: MultiplexedConnection,
     mut batch: Batch<Request, Answer>,
 ) -> Option<StoreError> {
     let requests = batch.take_items();
-    let deadline = deadline(shared.response_timeout, &requests);
-    let freight = Freight::of(requests);
+    let deadline = deadline(shared.response_timeout + shared.durability.patience(), &requests);
+    let freight = Freight::of(requests, shared.durability);
     let mut values = match send(&mut connection, &freight.pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
@@ -68,35 +83,60 @@ pub(super) async fn fly(
             return Some(StoreError::unavailable(lost));
         }
     };
+    let mut missing = freight.missing(&mut values, shared.durability);
     let mut lost = None;
     if values.iter().any(lacks_script) {
-        lost = repair(&shared.scripts, &mut connection, &freight, &mut values, deadline).await.err();
+        match repair(&shared, &mut connection, &freight, &mut values, deadline).await {
+            // It came later on the same connection, so it speaks for what was before, too.
+            Ok(again) => missing = again,
+            Err(error) => lost = Some(error),
+        }
+    }
+    if let Some(witness) = freight.witness(&values) {
+        shared.losses.note_completed(&address, witness);
     }
     let ends = |value: &Value| match value {
         Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
         _ => None,
     };
     let broken = lost.as_ref().map(StoreError::unavailable).or_else(|| values.iter().find_map(ends));
-    batch.answer(freight.own(values).map(|value| match &lost {
+    batch.answer(freight.own(values).map(|value| match (&lost, &missing) {
         // It was sent again, and that answer is lost.
-        Some(lost) if lacks_script(&value) => Err(StoreError::unknown(lost)),
+        (Some(lost), _) if lacks_script(&value) => Err(StoreError::unknown(lost)),
+        // An error was no write, and is as good as ever.
+        (_, Some(missing)) if !matches!(value, Value::ServerError(_)) => Err(missing.clone()),
         _ => Ok(value),
     }));
     broken
 }
 
-/// Requests as one pipeline, and what travels between them.
+/// Requests as one pipeline, and what travels with them.
 #[derive(Default)]
 struct Freight {
     pipeline: Pipeline,
     /// Where ASKING stands: it is no request, and whether it was heard, the answer to the next one tells.
     asking: Vec<usize>,
+    /// Where completions stand.
+    completing: Vec<usize>,
+    /// Whether the last command asks how far the others have gone.
+    confirmed: bool,
 }
 
 impl Freight {
-    fn of(requests: Vec<Request>) -> Self {
-        let mut freight = Self { pipeline: Pipeline::with_capacity(requests.len()), asking: Vec::new() };
-        requests.into_iter().for_each(|request| freight.push(request.cmd, request.asking));
+    fn of(requests: Vec<Request>, durability: Durability) -> Self {
+        let pipeline = Pipeline::with_capacity(requests.len() + 1);
+        let mut freight = Self { pipeline, ..Self::default() };
+        let mut confirm = false;
+        for request in requests {
+            confirm |= request.confirm;
+            freight.push(request.cmd, request.asking);
+            if request.completes {
+                freight.completing.push(freight.pipeline.len() - 1);
+            }
+        }
+        if confirm {
+            freight.confirm(durability);
+        }
         freight
     }
 
@@ -108,6 +148,20 @@ impl Freight {
         self.pipeline.add_command(cmd);
     }
 
+    /// Asks at the end how far all of it has gone: on another connection, the answer would mean nothing.
+    fn confirm(&mut self, durability: Durability) {
+        if let Some(question) = durability.question() {
+            self.pipeline.add_command(question);
+            self.confirmed = true;
+        }
+    }
+
+    /// Takes the last value away if it says how far the others have gone: why they do not count yet, if so.
+    fn missing(&self, values: &mut Vec<Value>, durability: Durability) -> Option<StoreError> {
+        let said = if self.confirmed { values.pop() } else { None };
+        durability.missing(&said?)
+    }
+
     /// Whether the command at `place` needs ASKING before it.
     fn is_asking(&self, place: usize) -> bool {
         place.checked_sub(1).is_some_and(|before| self.asking.binary_search(&before).is_ok())
@@ -117,6 +171,13 @@ impl Freight {
     fn own(&self, values: Vec<Value>) -> impl Iterator<Item = Value> {
         let places = values.into_iter().enumerate();
         places.filter(|(place, _)| self.asking.binary_search(place).is_err()).map(|(_, value)| value)
+    }
+
+    /// The last completion that the server has said yes to.
+    fn witness(&self, values: &[Value]) -> Option<Witness> {
+        let is_held = |place: &&usize| matches!(values.get(**place), Some(Value::BulkString(said)) if matches!(said.as_slice(), b"H" | b"R"));
+        let place = self.completing.iter().rev().find(is_held)?;
+        Scripts::witness(self.pipeline.cmd_iter().nth(*place)?)
     }
 }
 
@@ -131,34 +192,40 @@ fn lacks_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if errors::lacks_script(error))
 }
 
-/// Loads the scripts again and sends those commands again that found none: the others were executed.
+/// Loads the scripts again and sends those commands again that found none: the others were executed. Returns why
+/// nothing counts yet, if so.
 ///
 /// Fails when what was sent again is lost, and tells how; slots that still lack their script were not executed.
 async fn repair(
-    scripts: &Scripts,
+    shared: &Shared,
     connection: &mut MultiplexedConnection,
     freight: &Freight,
     values: &mut [Value],
     deadline: Instant,
-) -> Result<(), String> {
+) -> Result<Option<StoreError>, String> {
+    let mut missing = None;
     for _ in 0..MAX_REPAIRS {
         let mut again = Freight::default();
-        scripts.load().for_each(|load| again.push(load, false));
+        shared.scripts.load().for_each(|load| again.push(load, false));
         let loads = again.pipeline.len();
         let commands = freight.pipeline.cmd_iter().enumerate().zip(values.iter());
         for ((place, cmd), _) in commands.filter(|(_, value)| lacks_script(value)) {
             again.push(cmd.clone(), freight.is_asking(place));
         }
         if again.pipeline.len() == loads {
-            return Ok(());
+            break;
         }
-        let answers = send(connection, &again.pipeline, deadline).await?;
+        if freight.confirmed {
+            again.confirm(shared.durability);
+        }
+        let mut answers = send(connection, &again.pipeline, deadline).await?;
+        missing = again.missing(&mut answers, shared.durability);
         let places = values.iter_mut().filter(|value| lacks_script(value));
         for (place, answer) in places.zip(again.own(answers).skip(loads)) {
             *place = answer;
         }
     }
-    Ok(())
+    Ok(missing)
 }
 
 /// The server's answers, its errors among them; or how they were lost.

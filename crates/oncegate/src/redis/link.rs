@@ -19,7 +19,9 @@ use tokio::time::Instant;
 
 use super::connector::Connector;
 use super::driver::Jobs;
+use super::durability::Durability;
 use super::flight;
+use super::losses::Losses;
 use super::scripts::{Request, Scripts};
 use crate::batch::{self, Carrier, CarrierGone, Joiner};
 
@@ -65,6 +67,8 @@ pub(super) struct Shared {
     pub(super) scripts: Arc<Scripts>,
     /// How long a pipeline may take, besides what its size adds.
     pub(super) response_timeout: Duration,
+    pub(super) durability: Durability,
+    pub(super) losses: Arc<Losses>,
 }
 
 /// Hears how the first try of a lane to connect ended.
@@ -181,7 +185,7 @@ impl Lane {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
-                    let flight = flight::fly(self.shared.clone(), connection.clone(), batch);
+                    let flight = flight::fly(self.shared.clone(), Arc::clone(&self.node), connection.clone(), batch);
                     flights.push(flight.map(move |broken| Landing { generation, broken }).boxed());
                 }
             }
@@ -197,10 +201,12 @@ impl Lane {
         flights: &mut Flights,
     ) -> Standing {
         loop {
-            let (connector, shared, pause_now) = (self.connector.clone(), self.shared.clone(), *pause);
+            let (connector, shared, node) =
+                (self.connector.clone(), self.shared.clone(), Arc::clone(&self.node));
+            let pause_now = *pause;
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;
-                flight::connect(&connector, &shared).await
+                flight::connect(&connector, &shared, &node).await
             };
             tokio::pin!(attempt);
             let outcome = loop {

@@ -9,18 +9,23 @@ mod checkup;
 mod cluster;
 mod connector;
 mod driver;
+mod durability;
 mod errors;
 mod flight;
 mod layout;
 mod link;
+mod losses;
+mod rights;
 mod scripts;
 mod sentinel;
 mod slots;
 #[cfg(feature = "redis-tls")]
 mod tls;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use deadpool_redis::Pool;
@@ -36,10 +41,13 @@ use self::checkup::Persistence;
 use self::cluster::Cluster;
 use self::driver::Driver;
 use self::link::{Answer, LaneName, Node};
+use self::losses::Losses;
 use self::scripts::{Request, Scripts};
 use crate::batch::MAX_BATCH_ITEMS;
 
 pub use self::builder::RedisBuilder;
+pub use self::durability::Durability;
+pub use self::losses::OnStoreLoss;
 
 /// Records in Redis or Valkey, version 7.0 or later: one server, a primary that Sentinel watches over, or a cluster.
 ///
@@ -77,14 +85,16 @@ struct Inner {
     address: String,
     /// What the URL alone says.
     warnings: Vec<String>,
+    durability: Durability,
     evicting_policy_allowed: bool,
+    losses: Arc<Losses>,
     _driver: Driver,
 }
 
 /// Where the keys are.
 enum Topology {
     /// All in one place.
-    One(Node),
+    One(Arc<Node>),
     /// Each in the node that has its slot.
     Cluster(Cluster),
 }
@@ -138,6 +148,10 @@ impl RedisStore {
         RedisBuilder::new(Origin::Pool(pool))
     }
 
+    fn is_cluster(&self) -> bool {
+        matches!(self.inner.topology, Topology::Cluster(_))
+    }
+
     /// Sends one request about a key that is no record's.
     async fn ask_one(
         &self,
@@ -165,17 +179,28 @@ impl fmt::Debug for RedisStore {
 #[async_trait]
 impl Store for RedisStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let Inner { topology, scripts, .. } = &*self.inner;
+        let Inner { topology, scripts, losses, .. } = &*self.inner;
+        let refused_before = losses.refusal();
+        let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
         let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
-            commands.iter().partition(|command| is_heartbeat(command));
+            commands.iter().filter(is_sent).partition(|command| is_heartbeat(command));
         let request = |command: &&Command| scripts.request(command);
         let bulk = topology.ask(LaneName::Bulk, &bulk, key_of, request);
         let heartbeats = topology.ask(LaneName::Heartbeats, &heartbeats, key_of, request);
         let asked = join(bulk, heartbeats).await;
         let (mut bulk, mut heartbeats) = (asked.0.into_iter(), asked.1.into_iter());
+        // A loss may have been noticed meanwhile, and then the server knows less than it should.
+        let refused = losses.refusal().map(StoreError::refused);
         let read = |command: &Command| {
+            if !is_sent(&command) {
+                return Err(StoreError::refused(refused_before.as_deref().unwrap_or_default()));
+            }
             let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
-            let said = bulk_string(lane.next().unwrap_or_else(no_answer), &command.key)?;
+            let answer = lane.next().unwrap_or_else(no_answer);
+            if let Some(refused) = refused.as_ref().filter(|_| is_claim(command)) {
+                return Err(refused.clone());
+            }
+            let said = bulk_string(answer, &command.key)?;
             scripts::reply(&command.operation, said.unwrap_or_default())
                 .map_err(|why| StoreError::unreadable(command.key.clone(), why))
         };
@@ -195,12 +220,15 @@ impl Store for RedisStore {
     /// was demoted sends every reader to the primary, so there all are bare.
     async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
         let topology = &self.inner.topology;
-        let is_guard =
-            |position: usize| matches!(topology, Topology::One(_)) && position % MAX_BATCH_ITEMS == 0;
+        // What is to be durable has to be written once more, and only a script can do that.
+        let durable = self.inner.durability != Durability::Primary;
+        let is_guard = |position: usize| {
+            durable || (matches!(topology, Topology::One(_)) && position % MAX_BATCH_ITEMS == 0)
+        };
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
         let request = |(position, key): &(usize, &StoreKey)| {
             if is_guard(*position) {
-                self.inner.scripts.look(key.as_str())
+                self.inner.scripts.look_ahead(key.as_str())
             } else {
                 Request::get(key.as_str())
             }
@@ -227,6 +255,7 @@ impl Store for RedisStore {
         expected: Option<&str>,
         proposed: &str,
     ) -> Result<String, StoreError> {
+        self.try_rights(scope).await?;
         let request = |key: &&str| self.inner.scripts.describe(key, expected, proposed);
         match self.ask_one(&descriptor_key(scope), request).await? {
             Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
@@ -250,8 +279,12 @@ impl Store for RedisStore {
         }
     }
 
+    fn lost_at(&self) -> Option<SystemTime> {
+        self.inner.losses.lost_at()
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let Inner { topology, address, warnings, evicting_policy_allowed, .. } = &*self.inner;
+        let Inner { topology, address, warnings, durability, evicting_policy_allowed, .. } = &*self.inner;
         let (infos, persistences) =
             join(topology.ask_all(Request::info), topology.ask_all(Request::persistence)).await;
         let mut checkups = Vec::new();
@@ -263,9 +296,10 @@ impl Store for RedisStore {
             let persistence = persistence.map(|(_, answer)| Persistence::of(answer.as_ref().ok()));
             let info = String::from_utf8_lossy(&info);
             checkups.push(checkup::read(
-                &info,
+                &checkup::Info(&info),
                 &persistence.unwrap_or_default(),
                 &node,
+                *durability,
                 *evicting_policy_allowed,
             )?);
         }
@@ -294,6 +328,10 @@ fn descriptor_key(scope: &Scope) -> String {
 
 fn key_of<'a>(command: &'a &Command) -> &'a str {
     command.key.as_str()
+}
+
+fn is_claim(command: &Command) -> bool {
+    matches!(command.operation, Operation::Claim { .. })
 }
 
 /// Heartbeats have a connection of their own.

@@ -7,9 +7,10 @@ use bytes::Bytes;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, TokenTag};
 use oncegate_core::rules::{Operation, REOPENED, Reply, Verdict, cut_reason};
 use oncegate_core::store::{Command, Looked};
-use redis::Cmd;
+use redis::{Arg, Cmd};
 
 use super::layout::{self, Garbage};
+use super::losses::Witness;
 use crate::batch::Item;
 
 /// About what a request costs on the wire besides its key and its payload.
@@ -35,6 +36,7 @@ const VERBS: usize = 9;
 #[derive(Clone, Debug)]
 pub(super) struct Scripts {
     sources: [Source; VERBS],
+    durable: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -65,11 +67,16 @@ impl Default for Scripts {
             Source::new(include_str!("../../lua/look.lua")),
             Source::new(include_str!("../../lua/describe.lua")),
         ];
-        Self { sources }
+        Self { sources, durable: false }
     }
 }
 
 impl Scripts {
+    /// Whether what is found settled is written once more, so that its durability can be waited for.
+    pub(super) fn durable(self, durable: bool) -> Self {
+        Self { durable, ..self }
+    }
+
     /// Replaces the one place where `from` stands in a script, to prove that a test notices.
     ///
     /// # Errors
@@ -119,6 +126,9 @@ impl Scripts {
                     _ => cmd.arg(&record),
                 };
                 cmd.arg(layout::millis(*lease + TAIL));
+                if self.durable {
+                    cmd.arg("1");
+                }
                 cmd
             }
             Operation::Extend { token, lease } => {
@@ -160,12 +170,37 @@ impl Scripts {
                 cmd
             }
         };
-        Request::new(cmd, OVERHEAD_BYTES + key.len() + payload_bytes)
+        let completes = matches!(command.operation, Operation::Complete { .. });
+        // A heartbeat waits for nobody.
+        let confirm = !matches!(command.operation, Operation::Extend { .. });
+        Request { completes, confirm, ..Request::new(cmd, OVERHEAD_BYTES + key.len() + payload_bytes) }
     }
 
     /// What asks for a record and the time it has left.
     pub(super) fn look(&self, key: &str) -> Request {
         Request::new(self.call(Verb::Look, key, 0), OVERHEAD_BYTES + key.len())
+    }
+
+    /// The same, for what will be acknowledged if it is completed.
+    pub(super) fn look_ahead(&self, key: &str) -> Request {
+        let mut request = self.look(key);
+        if self.durable {
+            request.cmd.arg("1");
+        }
+        request.confirmed()
+    }
+
+    /// The key, the tag and the retention of a request that completes.
+    pub(super) fn witness(cmd: &Cmd) -> Option<Witness> {
+        // EVALSHA, the script, the number of keys, the key, the first attempt, the record, the retention.
+        let mut args = cmd.args_iter().skip(3).filter_map(|arg| match arg {
+            Arg::Simple(bytes) => Some(bytes),
+            _ => None,
+        });
+        let (key, _, record, retention) = (args.next()?, args.next()?, args.next()?, args.next()?);
+        let text = |bytes| std::str::from_utf8(bytes).ok();
+        let tag = record.get(1..5)?.try_into().ok()?;
+        Witness::new(text(key)?, tag, Duration::from_millis(text(retention)?.parse().ok()?))
     }
 
     /// What compares and sets a descriptor.
@@ -176,7 +211,7 @@ impl Scripts {
         if let Some(expected) = expected {
             cmd.arg(expected);
         }
-        Request::new(cmd, OVERHEAD_BYTES + key.len() + bytes)
+        Request::new(cmd, OVERHEAD_BYTES + key.len() + bytes).confirmed()
     }
 }
 
@@ -186,12 +221,20 @@ pub(super) struct Request {
     pub(super) cmd: Cmd,
     /// The node answers only after ASKING: the key's slot is on its way there.
     pub(super) asking: bool,
+    /// The answer counts only when all before it is as durable as was asked for.
+    pub(super) confirm: bool,
+    /// It writes a completion.
+    pub(super) completes: bool,
     bytes: usize,
 }
 
 impl Request {
     fn new(cmd: Cmd, bytes: usize) -> Self {
-        Self { cmd, asking: false, bytes }
+        Self { cmd, asking: false, confirm: false, completes: false, bytes }
+    }
+
+    fn confirmed(self) -> Self {
+        Self { confirm: true, ..self }
     }
 
     /// The same, for a node that a redirection named for this once.

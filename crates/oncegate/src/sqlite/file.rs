@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use oncegate_core::store::{Checkup, Durability, StoreError};
+use oncegate_core::store::{Checkup, StoreError, Survives};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
@@ -298,13 +298,13 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
     let version = rusqlite::version();
     let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
-    let durability = match synchronous {
-        ..1 => Durability::Unsynced,
-        1 => Durability::Moments,
-        2.. => Durability::Disk,
+    let survives = match synchronous {
+        ..1 => Survives::Unsynced,
+        1 => Survives::Moments,
+        2.. => Survives::Disk,
     };
     let mut warnings = Vec::new();
-    if durability < Durability::Disk {
+    if survives < Survives::Disk {
         warnings.push(
             "synchronous is NORMAL: a power cut may take back completions that were acknowledged; \
              use Synchronous::Full"
@@ -312,5 +312,5 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
         );
     }
     let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
-    Ok(Checkup { store, durability, warnings })
+    Ok(Checkup { store, survives, warnings })
 }

@@ -1,0 +1,157 @@
+//! How far a write must have gone before it counts.
+
+use std::time::Duration;
+
+use oncegate_core::store::StoreError;
+use redis::{Cmd, Value};
+
+use super::checkup::Info;
+use super::errors;
+
+/// How far a record must have gone before the store answers about it.
+///
+/// Whatever is beyond [`Primary`](Self::Primary) is asked for at the end of each pipeline, on the connection that has
+/// written. What does not get there in time is [`StoreError::Unknown`]: it is asked for again with the same token,
+/// and nothing is acknowledged meanwhile. So it is with a record that was found completed. Heartbeats do not wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// In the primary's memory: its persistence and replication follow when they do. The default.
+    #[default]
+    Primary,
+    /// In the memory of the primary and of replicas (`WAIT`).
+    Replicas {
+        /// Of how many replicas.
+        count: u32,
+        /// How long to wait for them, per pipeline.
+        timeout: Duration,
+    },
+    /// In the append-only file of the primary, and of replicas if any are asked for, written through to the disk
+    /// (`WAITAOF`): Redis 7.2 or later, or Valkey.
+    Fsync {
+        /// In the files of how many replicas besides.
+        replicas: u32,
+        /// How long to wait, per pipeline.
+        timeout: Duration,
+    },
+}
+
+impl Durability {
+    /// What asks the server whether everything before has gone so far.
+    pub(super) fn question(self) -> Option<Cmd> {
+        let mut question = Cmd::new();
+        match self {
+            Self::Primary => return None,
+            Self::Replicas { count, timeout } => question.arg("WAIT").arg(count).arg(millis(timeout)),
+            Self::Fsync { replicas, timeout } => {
+                question.arg("WAITAOF").arg(1).arg(replicas).arg(millis(timeout))
+            }
+        };
+        Some(question)
+    }
+
+    /// How long the answer may take.
+    pub(super) fn patience(self) -> Duration {
+        match self {
+            Self::Primary => Duration::ZERO,
+            Self::Replicas { timeout, .. } | Self::Fsync { timeout, .. } => timeout,
+        }
+    }
+
+    /// Why everything before `said` does not count yet, if it does not.
+    pub(super) fn missing(self, said: &Value) -> Option<StoreError> {
+        let said = match said {
+            Value::ServerError(error) => {
+                return Some(match errors::store_error(error, None) {
+                    refused @ StoreError::Refused { .. } => refused,
+                    other => StoreError::unknown(other),
+                });
+            }
+            Value::Array(parts) => parts.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        let wanted: &[u32] = match self {
+            Self::Primary => return None,
+            Self::Replicas { count, .. } => &[count],
+            Self::Fsync { replicas, .. } => &[1, replicas],
+        };
+        let reached = wanted.len() == said.len()
+            && wanted
+                .iter()
+                .zip(said)
+                .all(|(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)));
+        let unknown =
+            || StoreError::unknown("too few replicas or disks have it yet (RedisBuilder::durability)");
+        (!reached).then(unknown)
+    }
+
+    /// Why a server cannot do this, if it cannot.
+    pub(super) fn refusal(self, info: &Info<'_>) -> Option<StoreError> {
+        let Self::Fsync { .. } = self else { return None };
+        if !info.is_at_least(7, 2) {
+            let version = info.get("redis_version").unwrap_or("of an unknown version");
+            return Some(StoreError::refused(format!(
+                "Durability::Fsync needs WAITAOF of Redis 7.2 or later, or Valkey, and this is redis {version}: use \
+                 Durability::Replicas, or appendfsync always"
+            )));
+        }
+        let without_file = info.get("aof_enabled") != Some("1");
+        without_file
+            .then(|| StoreError::refused("Durability::Fsync needs the append-only file: set appendonly yes"))
+    }
+
+    /// What a server lacks at the moment for it, if anything.
+    pub(super) fn warning(self, info: &Info<'_>) -> Option<String> {
+        let (Self::Replicas { count: wanted, .. } | Self::Fsync { replicas: wanted, .. }) = self else {
+            return None;
+        };
+        let connected = info.get("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0_u32);
+        (connected < wanted).then(|| {
+            format!(
+                "The durability asks for {wanted} replicas, and {connected} are connected: nothing runs or is \
+                 completed until there are enough."
+            )
+        })
+    }
+
+    /// The commands that a user needs the right to besides, for `ACL SETUSER`.
+    pub(super) fn rights(self) -> &'static str {
+        match self {
+            Self::Primary => "",
+            Self::Replicas { .. } => " +pexpireat +wait",
+            Self::Fsync { .. } => " +pexpireat +waitaof",
+        }
+    }
+}
+
+/// Never zero, which would wait without an end.
+fn millis(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_gone_so_far_counts() {
+        let timeout = Duration::from_secs(1);
+        let replicas = Durability::Replicas { count: 2, timeout };
+        let fsync = Durability::Fsync { replicas: 1, timeout };
+        let both = |local, replicas| Value::Array(vec![Value::Int(local), Value::Int(replicas)]);
+        for (level, said, reached) in [
+            (replicas, Value::Int(2), true),
+            (replicas, Value::Int(3), true),
+            (replicas, Value::Int(1), false),
+            (replicas, Value::Nil, false),
+            (fsync, both(1, 1), true),
+            (fsync, both(0, 1), false),
+            (fsync, both(1, 0), false),
+            (fsync, Value::Int(1), false),
+        ] {
+            let missing = level.missing(&said);
+            assert_eq!(missing.is_none(), reached, "{level:?} {said:?}");
+            assert!(missing.is_none_or(|error| error.class() == "unknown"));
+        }
+    }
+}

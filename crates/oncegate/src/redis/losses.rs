@@ -1,0 +1,374 @@
+//! Notices that a server has forgotten records.
+//!
+//! Two witnesses. The last completion of this process on each server: replicas and files keep a beginning of what was
+//! written, so while the last one is there, all are. And the replication history, for what others have written: an
+//! offset that was reached is reached for ever, and a replica that takes over says where its history left the old one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use redis::Value;
+
+use super::checkup::Info;
+
+/// How many servers are remembered: of a cluster, those that were primaries.
+const MAX_SERVERS: usize = 256;
+
+/// How much of a history may be missing after a failover without a record among it: servers ping their replicas, and
+/// sentinels talk through the old primary until it steps down, some 100 B/s each.
+const IDLE_TALK_BYTES: u64 = 16 * 1_024;
+
+/// What happens when the store has lost records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnStoreLoss {
+    /// Refuse every claim until the process starts again; what runs may end, and is recorded. The default.
+    #[default]
+    Halt,
+    /// Say so, and go on: messages whose records are lost run again when they are delivered again.
+    Continue,
+}
+
+/// What is known of every server that holds records.
+#[derive(Debug)]
+pub(super) struct Losses {
+    on_loss: OnStoreLoss,
+    evicting_policy_allowed: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    servers: Vec<Known>,
+    lost_at: Option<SystemTime>,
+    /// Why no claim is taken any more.
+    halted: Option<String>,
+    /// Servers whose policy may evict now, and which.
+    evicting: Vec<(String, String)>,
+}
+
+/// The history of one server, as far as it was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    address: String,
+    replication: String,
+    offset: u64,
+    witness: Option<Witness>,
+}
+
+/// A completion that was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Witness {
+    pub(super) key: String,
+    pub(super) tag: [u8; 4],
+    /// Until then the record has not expired, whatever the clocks say.
+    pub(super) until: Instant,
+}
+
+impl Witness {
+    /// Half of the retention is believed.
+    pub(super) fn new(key: &str, tag: [u8; 4], retention: Duration) -> Option<Self> {
+        let until = Instant::now().checked_add(retention / 2)?;
+        Some(Self { key: key.to_owned(), tag, until })
+    }
+
+    /// Whether what the server holds now cannot have followed that completion.
+    fn is_contradicted_by(&self, held: &Value) -> bool {
+        match held {
+            Value::Nil => true,
+            // Our own claim: what came after it is forgotten.
+            Value::BulkString(record) => {
+                matches!(record.first(), Some(b'P' | b'Q' | b'R')) && record.get(1..5) == Some(&self.tag)
+            }
+            // It is elsewhere now, or the server says nothing about it.
+            _ => false,
+        }
+    }
+}
+
+/// What was known before a server was asked: an answer that is on its way may be older than what comes meanwhile.
+#[derive(Debug)]
+pub(super) struct Question {
+    servers: Vec<Known>,
+    witnesses: Vec<Witness>,
+}
+
+impl Question {
+    /// The keys to be read after INFO.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.witnesses.iter().map(|witness| witness.key.as_str())
+    }
+}
+
+impl Losses {
+    pub(super) fn new(on_loss: OnStoreLoss, evicting_policy_allowed: bool) -> Self {
+        Self { on_loss, evicting_policy_allowed, state: Mutex::default() }
+    }
+
+    /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lost_at(&self) -> Option<SystemTime> {
+        self.lock().lost_at
+    }
+
+    /// Why no claim is taken, if none is.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let state = self.lock();
+        let evicting = state.evicting.first().filter(|_| !self.evicting_policy_allowed);
+        let evicting = evicting.map(|(address, policy)| {
+            format!(
+                "maxmemory-policy of {address} is {policy} now, which may evict records: set it to noeviction"
+            )
+        });
+        state.halted.clone().or(evicting)
+    }
+
+    /// Remembers the last completion that the server at `address` has answered.
+    pub(super) fn note_completed(&self, address: &str, witness: Witness) {
+        let mut state = self.lock();
+        if let Some(known) = state.servers.iter_mut().find(|known| known.address == address) {
+            known.witness = Some(witness);
+        }
+    }
+
+    /// What to ask a server.
+    pub(super) fn question(&self) -> Question {
+        let servers = self.lock().servers.clone();
+        let now = Instant::now();
+        let witnesses = servers.iter().filter_map(|known| known.witness.clone());
+        let witnesses = witnesses.filter(|witness| witness.until > now).collect();
+        Question { servers, witnesses }
+    }
+
+    /// Judges what the server at `address` says: its INFO, and what it holds for the question's keys.
+    pub(super) fn judge(&self, question: &Question, address: &str, info: &Info<'_>, held: &[Value]) {
+        self.note_policy(address, info);
+        let (replication, offset) = (info.get("master_replid"), info.number("master_repl_offset"));
+        let (Some(replication), Some(offset), false) = (replication, offset, info.is_replica()) else {
+            return;
+        };
+        let earlier = earlier(&question.servers, address, info);
+        let mut state = self.lock();
+        let forgotten = question.witnesses.iter().zip(held).find(|(witness, held)| {
+            let is_news = |known: &Known| known.witness.as_ref() == Some(witness);
+            witness.is_contradicted_by(held) && state.servers.iter().any(is_news)
+        });
+        let cut_off = earlier.and_then(|(known, kept)| {
+            // Not yet said by another connection.
+            let is_news = |now: &Known| {
+                now.address == known.address
+                    && now.replication == known.replication
+                    && now.offset >= known.offset
+            };
+            let bytes = known.offset.checked_sub(kept).filter(|bytes| *bytes > IDLE_TALK_BYTES);
+            bytes.filter(|_| state.servers.iter().any(is_news))
+        });
+        let why = match (forgotten, cut_off) {
+            (_, Some(bytes)) => Some(format!("{bytes} bytes of its history are missing")),
+            (Some(_), None) => Some("a record that it had completed is missing".to_owned()),
+            (None, None) => None,
+        };
+        if let Some((witness, _)) = forgotten {
+            // Said once.
+            for known in &mut state.servers {
+                known.witness.take_if(|known| known == witness);
+            }
+        }
+        state.remember(address, replication, offset, earlier.map(|(known, _)| known), why.is_some());
+        if let Some(why) = why {
+            state.lost_at = Some(SystemTime::now());
+            tracing::error!(node = address, why, on_store_loss = ?self.on_loss, "the store has lost records");
+            if self.on_loss == OnStoreLoss::Halt {
+                state.halted.get_or_insert_with(|| {
+                    format!(
+                        "the store has lost records ({why}): find out what would run again (`oncegate replay`), then \
+                         start again; RedisBuilder::on_store_loss(OnStoreLoss::Continue) goes on by itself"
+                    )
+                });
+            }
+        }
+    }
+
+    /// A policy that may evict is an error only once; then it is in every refusal.
+    fn note_policy(&self, address: &str, info: &Info<'_>) {
+        let Some(policy) = info.get("maxmemory_policy") else { return };
+        let mut state = self.lock();
+        let before = state.evicting.iter().position(|(known, _)| known == address);
+        match (policy, before) {
+            ("noeviction", Some(place)) => {
+                state.evicting.swap_remove(place);
+                tracing::info!(node = address, "maxmemory-policy is noeviction again");
+            }
+            ("noeviction", None) | (_, Some(_)) => {}
+            (policy, None) => {
+                state.evicting.push((address.to_owned(), policy.to_owned()));
+                tracing::error!(node = address, policy, "maxmemory-policy may evict records now");
+            }
+        }
+    }
+}
+
+/// The history that a server goes on with, and up to which offset it has it; `None` when it goes on with none that is
+/// known.
+fn earlier<'a>(servers: &'a [Known], address: &str, info: &Info<'_>) -> Option<(&'a Known, u64)> {
+    let find = |replication: &str| servers.iter().find(|known| known.replication == replication);
+    if let Some(same) = info.get("master_replid").and_then(find) {
+        return Some((same, info.number("master_repl_offset")?));
+    }
+    if let Some(left) = info.get("master_replid2").and_then(find) {
+        // The first offset that the two histories do not share.
+        return Some((left, info.number("second_repl_offset")?.saturating_sub(1)));
+    }
+    // It has begun a new history, as a restart from a file does: offsets say nothing.
+    servers.iter().find(|known| known.address == address).map(|known| (known, u64::MAX))
+}
+
+impl State {
+    /// Keeps what the server at `address` has said. Of the one whose history it goes on with, only the witness stays.
+    fn remember(
+        &mut self,
+        address: &str,
+        replication: &str,
+        offset: u64,
+        earlier: Option<&Known>,
+        lost: bool,
+    ) {
+        let same =
+            |known: &Known, old: &Known| known.address == old.address && known.replication == old.replication;
+        let inherited =
+            earlier.and_then(|old| self.servers.iter().find(|known| same(known, old))?.witness.clone());
+        self.servers.retain(|known| known.address == address || !earlier.is_some_and(|old| same(known, old)));
+        let is_room = self.servers.len() < MAX_SERVERS;
+        match self.servers.iter_mut().find(|known| known.address == address) {
+            // The answer may be older than what another connection has heard meanwhile.
+            Some(known) if known.replication == replication && !lost => {
+                known.offset = known.offset.max(offset)
+            }
+            Some(known) => {
+                known.replication = replication.to_owned();
+                known.offset = offset;
+            }
+            None if is_room => {
+                let (address, replication) = (address.to_owned(), replication.to_owned());
+                self.servers.push(Known { address, replication, offset, witness: inherited });
+            }
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "aaaa";
+    const B: &str = "bbbb";
+    const BEYOND: u64 = IDLE_TALK_BYTES + 1;
+
+    fn info(replication: &str, offset: u64, left: Option<(&str, u64)>) -> String {
+        let (left, second) = left.unwrap_or(("0000", 0));
+        format!(
+            "role:master\r\nmaster_replid:{replication}\r\nmaster_replid2:{left}\r\nmaster_repl_offset:{offset}\r\n\
+             second_repl_offset:{second}\r\nmaxmemory_policy:noeviction\r\n"
+        )
+    }
+
+    fn hear(losses: &Losses, address: &str, info: &str, held: &[Value]) {
+        losses.judge(&losses.question(), address, &Info(info), held);
+    }
+
+    fn losses() -> Losses {
+        let losses = Losses::new(OnStoreLoss::Halt, false);
+        hear(&losses, "one", &info(A, 100, None), &[]);
+        assert_eq!(losses.lost_at(), None);
+        losses
+    }
+
+    #[test]
+    fn a_history_that_goes_on_raises_no_alarm_and_one_that_went_back_does() {
+        let losses = losses();
+        hear(&losses, "one", &info(A, 100, None), &[]);
+        hear(&losses, "one", &info(A, 150, None), &[]);
+        assert_eq!((losses.lost_at(), losses.refusal()), (None, None));
+        hear(&losses, "one", &info(A, 150 + BEYOND, None), &[]);
+        hear(&losses, "one", &info(A, 150, None), &[]);
+        assert!(losses.lost_at().is_some());
+        let why = losses.refusal().unwrap();
+        assert!(why.contains(&format!("{BEYOND} bytes")) && why.contains("on_store_loss"), "{why}");
+    }
+
+    #[test]
+    fn a_replica_that_takes_over_says_where_it_left() {
+        // It has everything: the first offset that it does not share comes after the last one seen.
+        let clean = losses();
+        hear(&clean, "two", &info(B, 130, Some((A, 101))), &[]);
+        hear(&clean, "two", &info(B, 140, Some((A, 101))), &[]);
+        assert_eq!(clean.lost_at(), None);
+        // Pings and what sentinels say to each other are no records.
+        let idle = losses();
+        hear(&idle, "two", &info(B, 130, Some((A, 1))), &[]);
+        assert_eq!(idle.lost_at(), None);
+        let lossy = losses();
+        hear(&lossy, "one", &info(A, 100 + BEYOND, None), &[]);
+        hear(&lossy, "two", &info(B, 130, Some((A, 101))), &[]);
+        assert!(lossy.lost_at().is_some());
+    }
+
+    #[test]
+    fn an_answer_that_was_overtaken_by_another_one_raises_no_alarm() {
+        let losses = losses();
+        let early = losses.question();
+        hear(&losses, "one", &info(A, 200 + BEYOND, None), &[]);
+        losses.judge(&early, "one", &Info(&info(A, 120, None)), &[]);
+        assert_eq!(losses.lost_at(), None);
+        // And the later one still counts.
+        hear(&losses, "one", &info(A, 200, None), &[]);
+        assert!(losses.lost_at().is_some());
+    }
+
+    #[test]
+    fn a_completion_that_is_gone_raises_an_alarm_once() {
+        let witness = || Witness::new("key", *b"0123", Duration::from_secs(3_600)).unwrap();
+        let bytes = |record: &[u8]| Value::BulkString(record.to_vec());
+        for (held, lost) in [
+            (Value::Nil, true),
+            (bytes(b"P0123456789abcdef"), true),
+            (bytes(b"P9999999999999999"), false),
+            (bytes(b"C0123"), false),
+            (bytes(b"Soooo"), false),
+            (Value::Okay, false),
+        ] {
+            let losses = losses();
+            losses.note_completed("one", witness());
+            assert_eq!(losses.question().keys().collect::<Vec<_>>(), ["key"]);
+            hear(&losses, "one", &info(B, 1, None), std::slice::from_ref(&held));
+            assert_eq!(losses.lost_at().is_some(), lost, "{held:?}");
+            assert_eq!(losses.question().keys().count(), usize::from(!lost));
+        }
+        // What has expired by itself is not missed.
+        let losses = losses();
+        losses.note_completed("one", Witness::new("key", *b"0123", Duration::ZERO).unwrap());
+        assert_eq!(losses.question().keys().count(), 0);
+    }
+
+    #[test]
+    fn an_evicting_policy_refuses_claims_until_it_is_gone() {
+        let losses = losses();
+        let evicting = info(A, 100, None).replace("noeviction", "allkeys-lru");
+        hear(&losses, "one", &evicting, &[]);
+        assert!(losses.refusal().is_some_and(|why| why.contains("allkeys-lru")));
+        hear(&losses, "one", &info(A, 100, None), &[]);
+        assert_eq!((losses.refusal(), losses.lost_at()), (None, None));
+    }
+
+    #[test]
+    fn who_goes_on_after_a_loss_is_not_refused() {
+        let losses = Losses::new(OnStoreLoss::Continue, false);
+        hear(&losses, "one", &info(A, 100 + BEYOND, None), &[]);
+        hear(&losses, "one", &info(A, 100, None), &[]);
+        assert!(losses.lost_at().is_some() && losses.refusal().is_none());
+    }
+}

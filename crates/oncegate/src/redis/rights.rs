@@ -1,0 +1,78 @@
+//! The fewest rights that a Redis user needs, and the look whether it has them.
+
+use std::time::Duration;
+
+use oncegate_core::key::{Digest, Scope, StoreKey};
+use oncegate_core::record::Token;
+use oncegate_core::rules::Operation;
+use oncegate_core::store::{Command, Store, StoreError};
+
+use super::RedisStore;
+
+/// What the look at the rights leaves behind goes by itself after this time.
+const PROBE_LEFT: Duration = Duration::from_secs(1);
+
+/// What every server must allow: the scripts, what they call, and the look at the server.
+const ALWAYS: &str = "+evalsha +script|load +get +set +pttl +pexpire +pexpiretime +time +info";
+
+/// What a node of a cluster must allow besides.
+const IN_A_CLUSTER: &str = "+cluster|slots +asking";
+
+impl RedisStore {
+    /// The rules for `ACL SETUSER` that let a user work on this scope and on nothing else.
+    ///
+    /// They are the fewest that are enough for this store: its topology and its durability are seen to. Give them to
+    /// the user on every server, replicas included: `ACL SETUSER billing on >password` and then these. When the gate
+    /// opens the scope, the store tries each of them, and refuses with these rules in the error when one is missing.
+    pub fn acl_rules(&self, scope: &Scope) -> String {
+        let mut rules = format!("~{}:* -@all {ALWAYS}", scope.as_str());
+        if self.is_cluster() {
+            rules = format!("{rules} {IN_A_CLUSTER}");
+        }
+        rules + self.inner.durability.rights()
+    }
+
+    /// Goes through the life of a record, so that a right that is missing is missed before the first message.
+    pub(super) async fn try_rights(&self, scope: &Scope) -> Result<(), StoreError> {
+        // No message has this digest, and what a user without rights leaves behind is one record at most.
+        let key = StoreKey::new(scope, Digest::from_bytes(*b"oncegate: rights"));
+        let [owner, other] = [Token::from_bits(fastrand::u128(1..)), Token::from_bits(fastrand::u128(1..))];
+        let lease = Duration::from_secs(1);
+        let claim = |token, fenced| Operation::Claim { token, lease, fingerprint: None, fenced };
+        let complete = Operation::Complete {
+            token: owner,
+            fingerprint: None,
+            result: b"".as_slice().into(),
+            retention: PROBE_LEFT,
+        };
+        // The first claim calls TIME, the second PTTL, and the last, where it must be durable, PEXPIREAT.
+        let mut refusal = None;
+        for operation in [claim(owner, true), claim(other, false), Operation::Extend { token: owner, lease }]
+        {
+            refusal = refusal.or(self.refusal_of(&key, operation).await);
+        }
+        let looked = self.look(vec![key.clone()]).await.into_iter().find_map(Result::err);
+        refusal = refusal.or(looked.filter(is_refusal));
+        for operation in [complete, claim(other, false)] {
+            refusal = refusal.or(self.refusal_of(&key, operation).await);
+        }
+        refusal.map_or(Ok(()), |refusal| {
+            let rules = self.acl_rules(scope);
+            let why = match &refusal {
+                StoreError::Refused { reason } => reason.to_string(),
+                other => other.to_string(),
+            };
+            Err(StoreError::refused(format!("{why}. The user needs the rules `{rules}`")))
+        })
+    }
+
+    async fn refusal_of(&self, key: &StoreKey, operation: Operation) -> Option<StoreError> {
+        let answers = self.execute(vec![Command { key: key.clone(), operation }]).await;
+        answers.into_iter().find_map(Result::err).filter(is_refusal)
+    }
+}
+
+/// A server that is full or away says nothing about rights.
+fn is_refusal(error: &StoreError) -> bool {
+    matches!(error, StoreError::Refused { .. })
+}

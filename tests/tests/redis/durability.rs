@@ -1,0 +1,205 @@
+//! Levels of durability: what counts, and what does not count yet.
+
+use std::time::Duration;
+
+use oncegate::redis::{Durability, RedisStore};
+use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::store::{Command, Store, StoreError};
+use oncegate_tests::{RedisServer, until};
+
+use crate::hand::{Hand, apply, claim, complete, key, scope, token};
+use crate::proxy::{Mode, Proxy};
+
+const HELD: Reply = Reply::Held { recreated: false };
+const LIMIT: Duration = Duration::from_secs(60);
+/// Long enough for a busy machine, and short enough to be waited for.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// A primary, and a replica that hears of it through a proxy.
+struct Pair {
+    primary: RedisServer,
+    replica: RedisServer,
+    between: Proxy,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let primary = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
+        let between = Proxy::before(&primary).await;
+        let port = between.url().rsplit(':').next().unwrap().to_owned();
+        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        until("the replica to follow", LIMIT, async || {
+            let info = replica.info("replication").await;
+            info.contains("master_link_status:up").then_some(()).ok_or(info)
+        })
+        .await;
+        Self { primary, replica, between }
+    }
+
+    async fn store(&self) -> RedisStore {
+        let level = Durability::Replicas { count: 1, timeout: PATIENCE };
+        RedisStore::builder(self.primary.url()).durability(level).connect().await.unwrap()
+    }
+
+    /// The replica hears nothing more, and the primary cannot tell why.
+    fn cut(&self) {
+        self.between.hold_all();
+    }
+
+    fn join(&self) {
+        self.between.set(Mode::Pass);
+    }
+}
+
+fn is_unknown<T: std::fmt::Debug>(answer: &Result<T, StoreError>) -> bool {
+    matches!(answer, Err(StoreError::Unknown { .. }))
+}
+
+async fn until_held(store: &RedisStore, key: &oncegate_core::key::StoreKey, operation: Operation) -> Reply {
+    until("the replica to confirm", LIMIT, async || {
+        apply(store, key, operation.clone()).await.map_err(|error| error.to_string())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_found_completed() {
+    let pair = Pair::start().await;
+    let store = pair.store().await;
+    let plain = RedisStore::connect(pair.primary.url()).await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let [confirmed, completing, found, failed] = [1, 2, 3, 4].map(|number| key(&scope, number));
+    for key in [&confirmed, &completing, &found, &failed] {
+        // A replica that has just begun to follow takes its time.
+        let granted = until_held(&store, key, claim(owner)).await;
+        assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
+    }
+    assert_eq!(until_held(&store, &confirmed, complete(owner, b"1")).await, HELD);
+    let hand = Hand::on(&pair.replica).await;
+    assert_eq!(
+        hand.ask::<Option<Vec<u8>>>(&["GET", confirmed.as_str()]).await.map(|record| record[0]),
+        Some(b'C')
+    );
+
+    pair.cut();
+    let retention = Duration::from_secs(3_600);
+    let fail = Operation::Fail { token: owner, reason: "hopeless".to_owned(), retention };
+    assert!(is_unknown(&apply(&store, &completing, complete(owner, b"2")).await));
+    assert!(is_unknown(&apply(&store, &failed, fail.clone()).await));
+    // Somebody else completes without waiting: whoever finds it completed still must not acknowledge it.
+    assert_eq!(apply(&plain, &found, complete(owner, b"3")).await.unwrap(), HELD);
+    // Each on a connection that has written nothing yet, where a bare WAIT would say yes at once.
+    for key in [&completing, &found, &failed] {
+        let fresh = pair.store().await;
+        assert!(is_unknown(&apply(&fresh, key, claim(token())).await), "{key}");
+        let fresh = pair.store().await;
+        assert!(is_unknown(&fresh.look_ahead(vec![key.clone()]).await.remove(0)), "{key}");
+    }
+    for (key, operation) in
+        [(&completing, complete(owner, b"2")), (&failed, fail.clone()), (&failed, Operation::HandOver)]
+    {
+        let fresh = pair.store().await;
+        assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}");
+        let fresh = pair.store().await;
+        assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}, again");
+    }
+    // A heartbeat waits for nobody.
+    let running = crate::hand::key(&scope, 5);
+    assert!(is_unknown(&apply(&store, &running, claim(owner)).await));
+    let extend = Operation::Extend { token: owner, lease: Duration::from_secs(60) };
+    assert_eq!(apply(&store, &running, extend).await.unwrap(), HELD);
+
+    pair.join();
+    assert_eq!(until_held(&store, &completing, complete(owner, b"2")).await, HELD);
+    for (key, result) in [(&completing, b"2".as_slice()), (&found, b"3")] {
+        let settled =
+            Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
+        assert_eq!(until_held(&store, key, claim(token())).await, settled);
+        let ahead = until("the replica to confirm", LIMIT, async || {
+            store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+        });
+        let ahead = ahead.await.unwrap();
+        assert_eq!(ahead.result, result);
+        let record: Option<Vec<u8>> = hand.ask(&["GET", key.as_str()]).await;
+        assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
+    }
+}
+
+#[tokio::test]
+async fn the_rights_for_waiting_are_asked_for_and_enough() {
+    let pair = Pair::start().await;
+    let (scope, rules) = (scope(), pair.store().await);
+    let rules = rules.acl_rules(&scope);
+    let hand = Hand::on(&pair.primary).await;
+    let url = pair.primary.url().replace("redis://", "redis://billing:right@");
+    let level = Durability::Replicas { count: 1, timeout: Duration::from_secs(5) };
+    for (missing, enough) in [("+wait", false), ("+pexpireat", false), ("", true)] {
+        let granted = rules.split(' ').filter(|rule| *rule != missing);
+        let words = ["ACL", "SETUSER", "billing", "reset", "on", ">right"].into_iter().chain(granted);
+        let () = hand.ask(&words.collect::<Vec<&str>>()).await;
+        let store = RedisStore::builder(&url).durability(level).connect().await.unwrap();
+        let described = store.describe(&scope, None, "descriptor").await;
+        assert_eq!(described.is_ok(), enough, "without {missing}: {described:?}");
+        assert!(described.is_ok() || described.is_err_and(|error| error.to_string().contains(&rules)));
+    }
+}
+
+#[tokio::test]
+async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
+    let pair = Pair::start().await;
+    let store = pair.store().await;
+    let (hand, scope, owner) = (Hand::on(&pair.primary).await, scope(), token());
+    let commands = |keys: std::ops::Range<u128>| -> Vec<Command> {
+        keys.map(|number| Command { key: key(&scope, number), operation: complete(owner, b"") }).collect()
+    };
+    let () = hand.ask(&["SCRIPT", "FLUSH"]).await;
+    until("the replica to confirm", LIMIT, async || {
+        let error = store.execute(commands(0..100)).await.into_iter().find_map(Result::err);
+        error.map_or(Ok(()), |error| Err(error.to_string()))
+    })
+    .await;
+    pair.cut();
+    let () = hand.ask(&["SCRIPT", "FLUSH"]).await;
+    assert!(store.execute(commands(100..200)).await.iter().all(is_unknown));
+}
+
+/// Which of the two it is, the server that is installed decides.
+#[tokio::test]
+async fn disks_are_waited_for_where_the_server_can_and_refused_at_once_where_it_cannot() {
+    let server = RedisServer::start().await;
+    let level = Durability::Fsync { replicas: 0, timeout: Duration::from_secs(5) };
+    let connected = RedisStore::builder(server.url()).durability(level).connect().await;
+    let info = server.info("server").await;
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
+    if version.starts_with("7.0") {
+        let refused = connected.unwrap_err();
+        assert_eq!(refused.class(), "refused");
+        for named in ["WAITAOF", "7.2", "Durability::Replicas"] {
+            assert!(refused.to_string().contains(named), "{refused}");
+        }
+        return;
+    }
+    let (store, scope, owner) = (connected.unwrap(), scope(), token());
+    let key = key(&scope, 1);
+    let granted = apply(&store, &key, claim(owner)).await.unwrap();
+    assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
+    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), HELD);
+    // One disk more than there are.
+    let level = Durability::Fsync { replicas: 1, timeout: PATIENCE };
+    let wanting = RedisStore::builder(server.url()).durability(level).connect().await.unwrap();
+    assert!(is_unknown(&apply(&wanting, &key, claim(token())).await));
+    let () = Hand::on(&server).await.ask(&["CONFIG", "SET", "appendonly", "no"]).await;
+    let refused = RedisStore::builder(server.url()).durability(level).connect().await.unwrap_err();
+    assert!(refused.class() == "refused" && refused.to_string().contains("appendonly"), "{refused}");
+    let refused = apply(&store, &key, claim(token())).await.unwrap_err();
+    assert!(refused.class() == "refused" && refused.to_string().contains("WAITAOF"), "{refused}");
+}
+
+#[tokio::test]
+async fn replicas_that_are_missing_are_said_at_start_up() {
+    let server = RedisServer::start().await;
+    let level = Durability::Replicas { count: 2, timeout: PATIENCE };
+    let store = RedisStore::builder(server.url()).durability(level).connect().await.unwrap();
+    let warnings = store.check().await.unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("2 replicas, and 0")), "{warnings:?}");
+}

@@ -1,0 +1,235 @@
+//! Servers that have forgotten something, and servers that have not.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use oncegate::redis::{OnStoreLoss, RedisStore};
+use oncegate::{Completion, Counters, Entry, Gate, Key, Message, Origin};
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::record::{Fence, Token};
+use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::store::Store;
+use oncegate_tests::{RedisServer, unique, until};
+
+use crate::faults::until_answered;
+use crate::hand::{Hand, apply, claim, complete, key, scope, token};
+use crate::proxy::Proxy;
+
+const HELD: Reply = Reply::Held { recreated: false };
+const LIMIT: Duration = Duration::from_secs(60);
+
+async fn store(url: &str, on_loss: OnStoreLoss) -> RedisStore {
+    RedisStore::builder(url).on_store_loss(on_loss).connect().await.unwrap()
+}
+
+async fn loss_noticed(store: &RedisStore) {
+    until("the loss to be noticed", LIMIT, async || store.lost_at().map(drop).ok_or("it is not".to_owned()))
+        .await;
+}
+
+/// A refusal is an answer too, so it is not waited out.
+async fn refusal(store: &RedisStore, key: &StoreKey) -> String {
+    until("the claim to be refused", LIMIT, async || match apply(store, key, claim(token())).await {
+        Err(error) if error.class() == "refused" => Ok(error.to_string()),
+        other => Err(format!("{other:?}")),
+    })
+    .await
+}
+
+fn fenced(token: Token) -> Operation {
+    Operation::Claim { token, lease: Duration::from_secs(30), fingerprint: None, fenced: true }
+}
+
+fn fence(reply: &Reply) -> Fence {
+    match reply {
+        Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant.fence.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn finish(store: &RedisStore, scope: &Scope, number: u128) -> StoreKey {
+    let (key, owner) = (key(scope, number), token());
+    apply(store, &key, claim(owner)).await.unwrap();
+    assert_eq!(apply(store, &key, complete(owner, b"done")).await.unwrap(), HELD);
+    key
+}
+
+/// A primary whose clients come through `front`, and a replica that hears of it through `between`.
+struct Watched {
+    primary: RedisServer,
+    replica: RedisServer,
+    front: Proxy,
+    between: Proxy,
+}
+
+impl Watched {
+    async fn start() -> Self {
+        let primary = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
+        let (front, between) = (Proxy::before(&primary).await, Proxy::before(&primary).await);
+        let port = between.url().rsplit(':').next().unwrap().to_owned();
+        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        until("the replica to follow", LIMIT, async || {
+            let info = replica.info("replication").await;
+            info.contains("master_link_status:up").then_some(()).ok_or(info)
+        })
+        .await;
+        Self { primary, replica, front, between }
+    }
+
+    async fn caught_up(&self) {
+        let (primary, replica) = (Hand::on(&self.primary).await, Hand::on(&self.replica).await);
+        until("the replica to have everything", LIMIT, async || {
+            let there = primary.info("replication", "master_repl_offset").await;
+            let here = replica.info("replication", "slave_repl_offset").await;
+            if there == here { Ok(()) } else { Err(format!("{here} of {there}")) }
+        })
+        .await;
+    }
+
+    /// The replica takes over, and clients find it where the primary was.
+    async fn fail_over(&mut self) {
+        self.primary.kill();
+        let () = Hand::on(&self.replica).await.ask(&["REPLICAOF", "NO", "ONE"]).await;
+        self.front.point_at(&self.replica);
+    }
+}
+
+#[tokio::test]
+async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_grows() {
+    let mut servers = Watched::start().await;
+    let (halting, going_on) = (
+        store(&servers.front.url(), OnStoreLoss::Halt).await,
+        store(&servers.front.url(), OnStoreLoss::Continue).await,
+    );
+    let scope = scope();
+    let kept = finish(&halting, &scope, 1).await;
+    servers.caught_up().await;
+    servers.between.hold_all();
+    let lost = finish(&halting, &scope, 2).await;
+    let _ = finish(&going_on, &scope, 3).await;
+    let running = [token(), token()];
+    let keys = [key(&scope, 4), key(&scope, 5)];
+    apply(&halting, &keys[0], claim(running[0])).await.unwrap();
+    let before = fence(&apply(&going_on, &keys[1], fenced(running[1])).await.unwrap());
+
+    servers.fail_over().await;
+    assert!(refusal(&halting, &lost).await.contains("on_store_loss"));
+    // What runs may end, and is recorded.
+    let recreated = Reply::Held { recreated: true };
+    assert_eq!(until_answered(&halting, &keys[0], &complete(running[0], b"")).await, recreated);
+    // Who goes on runs again what is lost, and knows the rest.
+    let again = until_answered(&going_on, &lost, &claim(token())).await;
+    assert!(matches!(again, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{again:?}");
+    assert!(going_on.lost_at().is_some() && halting.lost_at().is_some());
+    let known = until_answered(&going_on, &kept, &claim(token())).await;
+    assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
+    let after = fence(&until_answered(&going_on, &keys[1], &fenced(token())).await);
+    assert!(after > before, "{before:?} {after:?}");
+}
+
+#[tokio::test]
+async fn a_failover_that_loses_nothing_and_a_restart_with_its_data_raise_no_alarm() {
+    let mut servers = Watched::start().await;
+    let store = store(&servers.front.url(), OnStoreLoss::Halt).await;
+    let scope = scope();
+    let first = finish(&store, &scope, 1).await;
+    servers.caught_up().await;
+    servers.fail_over().await;
+    let known = until_answered(&store, &first, &claim(token())).await;
+    assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
+    let second = key(&scope, 2);
+    until_answered(&store, &second, &complete(token(), b"")).await;
+
+    // A replica writes its file anew after it was given everything; killed before, it has nothing.
+    until("the replica's file to be whole", LIMIT, async || {
+        let info = servers.replica.info("persistence").await;
+        let whole = ["aof_rewrite_in_progress:0\r", "aof_rewrite_scheduled:0\r"];
+        whole.iter().all(|line| info.contains(line)).then_some(()).ok_or(info)
+    })
+    .await;
+    servers.replica.kill();
+    servers.replica.start_again().await;
+    let () = Hand::on(&servers.replica).await.ask(&["REPLICAOF", "NO", "ONE"]).await;
+    for key in [first, second] {
+        let known = until_answered(&store, &key, &claim(token())).await;
+        assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
+    }
+    assert_eq!(store.lost_at(), None);
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_empty_is_noticed_before_it_answers_a_claim() {
+    let mut server = RedisServer::start().await;
+    let store = store(server.url(), OnStoreLoss::Halt).await;
+    let scope = scope();
+    let lost = finish(&store, &scope, 1).await;
+    server.kill();
+    server.wipe();
+    server.start_again().await;
+    assert!(refusal(&store, &lost).await.contains("lost records"));
+    let held: u8 = Hand::on(&server).await.ask(&["EXISTS", lost.as_str()]).await;
+    assert_eq!(held, 0, "nothing was claimed on it");
+}
+
+#[tokio::test]
+async fn a_server_that_is_emptied_and_a_completion_that_is_deleted_are_noticed_without_a_broken_connection() {
+    for words in [&["FLUSHALL"][..], &["DEL"]] {
+        let server = RedisServer::start().await;
+        let (hand, store) = (Hand::on(&server).await, store(server.url(), OnStoreLoss::Continue).await);
+        let scope = scope();
+        let key = finish(&store, &scope, 1).await;
+        let words: Vec<&str> = if words == ["DEL"] { vec!["DEL", key.as_str()] } else { words.to_vec() };
+        let () = hand.ask(&words).await;
+        loss_noticed(&store).await;
+        let noticed = store.lost_at();
+        // A claim that is deleted is noticed by its own end.
+        let (running, owner) = (crate::hand::key(&scope, 2), token());
+        apply(&store, &running, claim(owner)).await.unwrap();
+        let () = hand.ask(&["DEL", running.as_str()]).await;
+        let ended = apply(&store, &running, complete(owner, b"")).await.unwrap();
+        assert_eq!(ended, Reply::Held { recreated: true });
+        assert_eq!(store.lost_at(), noticed, "it is said once");
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_may_evict_is_noticed_while_running_and_so_is_its_end() {
+    let server = RedisServer::start().await;
+    let (hand, store) = (Hand::on(&server).await, RedisStore::connect(server.url()).await.unwrap());
+    let (scope, owner) = (scope(), token());
+    let running = key(&scope, 1);
+    apply(&store, &running, claim(owner)).await.unwrap();
+    let () = hand.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    let refused = refusal(&store, &key(&scope, 2)).await;
+    assert!(refused.contains("allkeys-lru") && refused.contains("noeviction"), "{refused}");
+    assert_eq!(apply(&store, &running, complete(owner, b"")).await.unwrap(), HELD);
+    let () = hand.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    until("claims to be taken again", LIMIT, async || {
+        apply(&store, &key(&scope, 3), claim(token())).await.map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
+    let server = RedisServer::start().await;
+    let store = store(server.url(), OnStoreLoss::Continue).await;
+    let counters = Arc::new(Counters::default());
+    let gate = Gate::new(unique("loss"), Key::json(["id"]), store).observer(Arc::clone(&counters) as _);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+    let first = Message::new("orders", Origin::Other("test".into()), Some(r#"{"id":1}"#.into()))
+        .with_timestamp_ms(i64::try_from(now).unwrap());
+    let Entry::Granted(lease) = gate.enter(&first).await.unwrap() else { panic!("it is new") };
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(counters.total("extra_runs"), 0);
+
+    let () = Hand::on(&server).await.ask(&["FLUSHALL"]).await;
+    until("the gate to tell", LIMIT, async || match counters.total("store_losses") {
+        0 => Err("it has not".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    let Entry::Granted(lease) = gate.enter(&first).await.unwrap() else { panic!("it is lost") };
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(counters.get("extra_runs", "store_loss"), 1);
+}

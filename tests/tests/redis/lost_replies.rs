@@ -1,0 +1,180 @@
+//! Every operation and every verdict, with its reply lost in several ways after the server has executed it.
+
+use std::time::Duration;
+
+use oncegate::redis::RedisStore;
+use oncegate_core::key::{Fingerprint, StoreKey};
+use oncegate_core::record::Token;
+use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::store::{Store, StoreError};
+use oncegate_tests::Redis;
+
+use crate::faults::until_answered;
+use crate::hand::{apply, claim, complete, key, scope, token};
+use crate::proxy::{Mode, Proxy};
+
+/// How a reply is lost.
+const WAYS: [Mode; 3] = [Mode::Lose, Mode::Cut, Mode::Stall];
+
+const TIMEOUT: Duration = Duration::from_millis(150);
+
+fn fail(token: Token) -> Operation {
+    Operation::Fail { token, reason: "hopeless".to_owned(), retention: Duration::from_secs(3_600) }
+}
+
+fn printed(token: Token, digit: u8) -> Operation {
+    let fingerprint = Some(Fingerprint::from_bytes([1, 0, 0, 0, 0, 0, digit]));
+    Operation::Claim { token, lease: Duration::from_secs(30), fingerprint, fenced: false }
+}
+
+/// What happens before, by its owner; then the operation whose reply is lost; then what its repeat must say.
+struct Case {
+    name: &'static str,
+    before: Vec<Operation>,
+    operation: Operation,
+    says: fn(&Reply) -> bool,
+}
+
+fn held(reply: &Reply) -> bool {
+    *reply == Reply::Held { recreated: false }
+}
+
+fn lost(reply: &Reply) -> bool {
+    *reply == Reply::Lost
+}
+
+fn cases(owner: Token) -> Vec<Case> {
+    let other = token();
+    let lease = Duration::from_secs(60);
+    let release = |token| Operation::Release {
+        token,
+        delay: Duration::ZERO,
+        counted: true,
+        reason: "later".to_owned(),
+    };
+    let case = |name, before: Vec<Operation>, operation, says| Case { name, before, operation, says };
+    let mine = || claim(owner);
+    vec![
+        case(
+            "granted",
+            vec![],
+            mine(),
+            |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Granted(grant), .. } if grant.attempt == 1),
+        ),
+        case(
+            "granted again",
+            vec![mine(), release(owner)],
+            claim(other),
+            |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Granted(grant), .. } if grant.attempt == 2),
+        ),
+        case(
+            "completed",
+            vec![mine(), complete(owner, b"done")],
+            claim(other),
+            |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Completed { result }, .. } if result == "done"),
+        ),
+        case("busy", vec![mine()], claim(other), |reply| {
+            matches!(reply, Reply::Verdict { verdict: Verdict::Busy { .. }, .. })
+        }),
+        case("failed", vec![mine(), fail(owner)], claim(other), |reply| {
+            matches!(reply, Reply::Verdict { verdict: Verdict::Failed { handed_over: false, .. }, .. })
+        }),
+        case("handed over", vec![mine(), fail(owner), Operation::HandOver], claim(other), |reply| {
+            matches!(reply, Reply::Verdict { verdict: Verdict::Failed { handed_over: true, .. }, .. })
+        }),
+        case("mismatch", vec![printed(owner, 1)], printed(other, 2), |reply| {
+            matches!(reply, Reply::Verdict { verdict: Verdict::Mismatch, .. })
+        }),
+        case("extend", vec![mine()], Operation::Extend { token: owner, lease }, held),
+        case("extend, lost", vec![mine()], Operation::Extend { token: other, lease }, lost),
+        case("complete", vec![mine()], complete(owner, b"done"), held),
+        case("complete, lost", vec![mine()], complete(other, b"done"), lost),
+        case("complete, recreated", vec![], complete(owner, b"done"), |reply| {
+            // The repeat finds what the first sending has written.
+            matches!(reply, Reply::Held { .. })
+        }),
+        case("release", vec![mine()], release(owner), held),
+        case("release, lost", vec![mine()], release(other), lost),
+        case("fail", vec![mine()], fail(owner), held),
+        case("fail, lost", vec![mine()], fail(other), lost),
+        case("hand over", vec![mine(), fail(owner)], Operation::HandOver, held),
+        case("hand over, lost", vec![mine()], Operation::HandOver, lost),
+    ]
+}
+
+/// Unknown, or not sent because the connection is being replaced: never an answer.
+fn is_no_answer<T>(answer: &Result<T, StoreError>) -> bool {
+    matches!(answer, Err(StoreError::Unknown { .. } | StoreError::Unavailable { .. }))
+}
+
+async fn store(proxy: &Proxy) -> RedisStore {
+    // Nobody else's reply is to be lost.
+    let never = Duration::from_secs(86_400);
+    let builder = RedisStore::builder(&proxy.url()).response_timeout(TIMEOUT).watch_interval(never);
+    builder.connect().await.unwrap()
+}
+
+/// Waits until the store has a connection again.
+async fn settled(store: &RedisStore, key: &StoreKey) {
+    until_answered(store, key, &Operation::HandOver).await;
+    until_answered(store, key, &Operation::Extend { token: token(), lease: Duration::from_secs(1) }).await;
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_never_an_answer_and_its_repeat_says_what_it_said() {
+    let redis = Redis::shared().await;
+    let proxy = Proxy::before(&redis).await;
+    let store = store(&proxy).await;
+    let (scope, mut number) = (scope(), 0);
+    for way in WAYS {
+        let owner = token();
+        for Case { name, before, operation, says } in cases(owner) {
+            number += 1;
+            let key = key(&scope, number);
+            for step in before {
+                until_answered(&store, &key, &step).await;
+            }
+            settled(&store, &crate::hand::key(&scope, 1_000_000)).await;
+            proxy.set(way);
+            let answer = apply(&store, &key, operation.clone()).await;
+            assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{name}, {way:?}: {answer:?}");
+            proxy.set(Mode::Pass);
+            let again = until_answered(&store, &key, &operation).await;
+            assert!(says(&again), "{name}, {way:?}: {again:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lost_look_or_description_is_never_an_answer() {
+    let redis = Redis::shared().await;
+    let proxy = Proxy::before(&redis).await;
+    let store = store(&proxy).await;
+    let (scope, owner) = (scope(), token());
+    let keys: Vec<StoreKey> = (0..50).map(|number| key(&scope, number)).collect();
+    for key in &keys {
+        until_answered(&store, key, &complete(owner, b"done")).await;
+    }
+    let absent = crate::hand::key(&scope, 1_000_000);
+    for way in WAYS {
+        settled(&store, &absent).await;
+        proxy.set(way);
+        // Of a batch that is cut in the middle of a reply, no part is an answer.
+        assert!(store.look_ahead(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
+        proxy.set(Mode::Pass);
+        settled(&store, &absent).await;
+        proxy.set(way);
+        assert!(store.look(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
+        proxy.set(Mode::Pass);
+        settled(&store, &absent).await;
+        proxy.set(way);
+        assert!(is_no_answer(&store.descriptor(&scope).await), "{way:?}");
+        proxy.set(Mode::Pass);
+        settled(&store, &absent).await;
+        proxy.set(way);
+        assert!(is_no_answer(&store.check().await), "{way:?}");
+        proxy.set(Mode::Pass);
+    }
+    settled(&store, &absent).await;
+    assert!(store.look_ahead(keys).await.iter().all(|answer| matches!(answer, Ok(Some(_)))));
+}

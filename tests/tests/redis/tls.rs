@@ -1,0 +1,59 @@
+//! TLS, and who answers.
+
+use std::time::Duration;
+
+use oncegate::redis::RedisStore;
+use oncegate_core::rules::Reply;
+use oncegate_core::store::Store;
+use oncegate_tests::{Certificates, LoopbackPort, RedisServer};
+
+use crate::hand::{apply, claim, complete, key, scope, token};
+
+async fn server(certificates: &Certificates, port: &LoopbackPort) -> RedisServer {
+    let arguments = certificates.redis_arguments(&port.number().to_string());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    RedisServer::start_with(&arguments).await
+}
+
+#[tokio::test]
+async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
+    let (certificates, port) = (Certificates::for_names("DNS:localhost"), LoopbackPort::reserve());
+    let _server = server(&certificates, &port).await;
+    let at = |host: &str| format!("rediss://{host}:{}", port.number());
+    // Handshakes take their time on a busy machine.
+    let builder = |url: &str| RedisStore::builder(url).connect_timeout(Duration::from_secs(60));
+    let known = |url: &str| builder(url).tls_root(certificates.authority()).connect();
+    let store = known(&at("localhost")).await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    apply(&store, &key, claim(owner)).await.unwrap();
+    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), Reply::Held { recreated: false });
+    assert!(!store.check().await.unwrap().warnings.iter().any(|warning| warning.contains("plain text")));
+
+    // The same server by a name that its certificate does not have.
+    let misnamed = known(&at("127.0.0.1")).await.unwrap_err();
+    assert!(misnamed.class() == "refused" && misnamed.to_string().contains("certificate"), "{misnamed}");
+    // The same name from an authority that nobody has named.
+    let stranger = builder(&at("localhost")).connect().await.unwrap_err();
+    assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
+    let garbage = builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();
+    assert!(garbage.class() == "refused" && garbage.to_string().contains("tls_root"), "{garbage}");
+    // Without TLS, nothing is understood.
+    let plain = RedisStore::connect(&at("localhost").replace("rediss", "redis")).await.unwrap_err();
+    assert_eq!(plain.class(), "unavailable", "{plain}");
+}
+
+#[tokio::test]
+async fn a_password_in_plain_text_to_another_machine_is_warned_about() {
+    let server = RedisServer::start_with(&["--requirepass", ""]).await;
+    let hand = crate::hand::Hand::on(&server).await;
+    let () = hand.ask(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"]).await;
+    // A spelling of 127.0.0.1 that does not look like it.
+    let url = format!("redis://billing:right@127.1:{}", server.port());
+    let store = RedisStore::connect(&url).await.unwrap();
+    let warnings = store.check().await.unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("plain text")), "{warnings:?}");
+    let local = RedisStore::connect(&url.replace("127.1:", "127.0.0.1:")).await.unwrap();
+    let warnings = local.check().await.unwrap().warnings;
+    assert!(!warnings.iter().any(|warning| warning.contains("plain text")), "{warnings:?}");
+}
