@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, Token};
 use oncegate_core::rules::{Grant, Operation, Reply};
 use oncegate_core::store::StoreError;
@@ -149,6 +150,11 @@ impl Lease {
     /// The message, which now knows its attempt, its fence and its downstream keys.
     pub fn message(&self) -> &Message {
         &self.message
+    }
+
+    /// The record's key in the store: scope and digest. It tells nothing of the message, so it may be logged.
+    pub fn store_key(&self) -> &StoreKey {
+        &self.identity.key
     }
 
     pub(crate) fn attempt(&self) -> u32 {
