@@ -15,6 +15,7 @@
 pub mod process;
 
 mod broker;
+mod http;
 mod kafka;
 mod ledger;
 mod place;
@@ -23,6 +24,7 @@ mod redis;
 mod watched;
 
 pub use broker::KafkaBroker;
+pub use http::{HttpAnswer, HttpClient, HttpServer, Sent};
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};

@@ -197,6 +197,11 @@ impl Gate {
         &self.key
     }
 
+    /// How long a claim of it lasts without a heartbeat.
+    pub fn lease_period(&self) -> Duration {
+        self.settings.lease
+    }
+
     /// How long it keeps a completed record.
     pub fn retention_period(&self) -> Duration {
         self.settings.retention

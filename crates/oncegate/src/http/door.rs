@@ -37,8 +37,8 @@ pub(super) enum Door {
     Open(Lease),
     /// It is answered.
     Answered(Response<Body>),
-    /// Another one has its key.
-    Busy,
+    /// Another one has its key, for this long at the most.
+    Busy { retry_in: Duration },
     /// The store is away, and the route chose to run without it.
     Unguarded,
 }
@@ -60,21 +60,27 @@ pub(super) async fn serve<E: Send + 'static>(
     };
     let give_up_at = Instant::now() + layer.settings.wait;
     let mut wait = FIRST_WAIT;
+    let mut waited = false;
     loop {
         // What is claimed runs at once, so there must be a place to run in.
         let Some(place) = layer.tasks.place() else { return Ok(layer.refuse(&Problem::Overloaded)) };
-        match layer.knock(&parts, &caller, &body).await {
+        let retry_in = match layer.knock(&parts, &caller, &body).await {
             Door::Open(lease) => {
                 let request = Request::from_parts(parts, Body::from(body));
                 return run::start(layer, place, lease, request, handle).await;
             }
             Door::Answered(response) => return Ok(response),
             Door::Unguarded => return handle(Request::from_parts(parts, Body::from(body))).await,
-            Door::Busy if Instant::now() + wait > give_up_at => return Ok(layer.refuse(&Problem::InProgress)),
-            Door::Busy => {}
-        }
+            Door::Busy { retry_in } => retry_in,
+        };
         drop(place);
-        sleep(wait).await;
+        // A key that was released is due a moment later; that is not worth a refusal.
+        let is_due = retry_in <= FIRST_WAIT && !waited;
+        if !is_due && Instant::now() + wait > give_up_at {
+            return Ok(layer.refuse(&Problem::InProgress));
+        }
+        sleep(wait.min(retry_in)).await;
+        waited = true;
         wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
@@ -114,7 +120,7 @@ impl IdempotencyLayer {
         }
         match entry {
             Ok(Entry::Granted(lease)) => Door::Open(lease),
-            Ok(Entry::Busy { .. }) => Door::Busy,
+            Ok(Entry::Busy { retry_in }) => Door::Busy { retry_in },
             Ok(other) => Door::Answered(self.repeat(other)),
             Err(GateError::Store(error)) => self.without_store(&error),
             Err(GateError::BadKey(_)) => {

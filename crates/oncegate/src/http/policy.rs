@@ -4,7 +4,7 @@ use ::http::StatusCode;
 use ::http::response::Parts;
 
 /// A handler's own word on what becomes of its key, put into the extensions of its response; it wins over the
-/// status. In axum: `(Extension(Settle::Retry), StatusCode::CONFLICT)`.
+/// status. In axum: `(StatusCode::CONFLICT, Extension(Settle::Retry), "not yet")`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
     /// The work is done: keep this response for repetitions, whatever its status.

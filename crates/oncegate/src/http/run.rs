@@ -79,7 +79,7 @@ impl<E: Send + 'static> Run<E> {
         }
         request.extensions_mut().insert(Attempt::of(lease.message().clone()));
         let started = Instant::now();
-        let ran = call(&lease, request, handle).await;
+        let ran = call(&lease, self.grace(), request, handle).await;
         let took = started.elapsed();
         match ran {
             Ran::Answered(response) => self.settle(lease, response, None, took).await,
@@ -222,6 +222,11 @@ impl<E: Send + 'static> Run<E> {
         }
     }
 
+    /// How long a handler may go on after its cancellation.
+    fn grace(&self) -> Duration {
+        self.layer.gate.lease_period().min(CANCELLATION_GRACE)
+    }
+
     fn ran(&self, outcome: RunOutcome, took: Duration) {
         let gate = &self.layer.gate;
         gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
@@ -253,14 +258,14 @@ impl<E: Send + 'static> Run<E> {
     }
 }
 
-async fn call<E>(lease: &Lease, request: Request<Body>, handle: Handle<E>) -> Ran<E> {
+async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle: Handle<E>) -> Ran<E> {
     // Making the future runs code of the user's as well.
     let work = async move { handle(request).await };
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
     let ran = tokio::select! {
         biased;
         ran = &mut work => Some(ran),
-        () = lease.cancelled().cancelled() => timeout(CANCELLATION_GRACE, work).await.ok(),
+        () = lease.cancelled().cancelled() => timeout(grace, work).await.ok(),
     };
     match ran {
         Some(Ok(Ok(response))) => Ran::Answered(response),
