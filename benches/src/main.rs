@@ -11,6 +11,7 @@ mod stopwatch;
 
 mod gate;
 mod handler;
+mod http;
 mod kafka;
 mod key;
 mod memory;
@@ -33,13 +34,14 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 7] = [
+const BENCHMARKS: [Benchmark; 8] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
     sqlite::BENCHMARK,
+    http::BENCHMARK,
     key::BENCHMARK,
 ];
 
