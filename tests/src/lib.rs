@@ -15,22 +15,22 @@
 pub mod process;
 
 mod broker;
-mod http;
 mod kafka;
 mod ledger;
 mod place;
 mod postgres;
 mod redis;
 mod watched;
+mod web;
 
 pub use broker::KafkaBroker;
-pub use http::{HttpAnswer, HttpClient, HttpServer, Sent};
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE};
 pub use process::Process;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use watched::Watched;
+pub use web::{HttpAnswer, HttpClient, HttpServer, Sent};
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///

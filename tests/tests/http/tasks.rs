@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::held::HeldStore;
-use crate::world::{LIMIT, ORDER, World, headers, told};
+use crate::world::{LIMIT, ORDER, World, headers, settled, told};
 
 #[tokio::test]
 async fn a_client_that_goes_away_ends_nothing() {
@@ -119,6 +119,45 @@ async fn a_drain_cuts_off_what_does_not_end() {
     let successor = World::over(Arc::clone(&store), store, |gate| gate.lease(short), |layer| layer).await;
     assert_eq!(successor.settled("k").await.status, 201);
     assert_eq!(successor.runs(), [(2, true)]);
+}
+
+#[tokio::test]
+async fn a_request_that_ends_its_process_again_and_again_is_given_up_before_it_runs() {
+    let store = Arc::new(MemoryStore::new());
+    let short = Duration::from_millis(200);
+    for attempt in 1..=2 {
+        let world =
+            World::over(Arc::clone(&store), Arc::clone(&store), |gate| gate.lease(short), |layer| layer)
+                .await;
+        let client = world.http1();
+        let sent = tokio::spawn(async move { settled(&client, told("k", &headers("hold"))).await });
+        world.work.started(1).await;
+        world.layer.drain(Duration::ZERO).await;
+        sent.abort();
+        assert_eq!(world.runs(), [(attempt, attempt > 1)]);
+    }
+    let world =
+        World::over(Arc::clone(&store), store, |gate| gate.lease(short), |layer| layer.max_attempts(2)).await;
+    let answer = world.settled("k").await;
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (500, "attempts-exhausted"));
+    assert_eq!(world.runs(), []);
+}
+
+#[tokio::test]
+async fn a_handler_gets_keys_for_downstream_and_a_fence() {
+    let store = Arc::new(MemoryStore::new());
+    let world = World::over(store.clone(), store, |gate| gate.fenced(), |layer| layer).await;
+    let mut told = Vec::new();
+    for user in ["one", "one", "two"] {
+        let headers = [("content-type", "application/json"), ("x-do", "tell"), ("x-user", user)];
+        let answer = world.http1().send(Sent::post("/charges", "k", ORDER).headers(&headers)).await;
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        let (key, fence) = text.split_once(' ').unwrap();
+        told.push((key.to_owned(), fence.parse::<u64>().unwrap()));
+    }
+    assert_eq!(told[0].0, told[1].0, "two attempts of one request");
+    assert_ne!(told[0].0, told[2].0, "the same key of another caller");
+    assert!(told[0].1 < told[1].1, "the fence grows: {told:?}");
 }
 
 #[tokio::test]

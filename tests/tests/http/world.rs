@@ -228,7 +228,14 @@ async fn handle(
     };
     work.started.send_modify(|count| *count += 1);
     let what = headers.get("x-do").map_or("charge", |what| what.to_str().unwrap());
-    let response = act(&work, what, run, &body).await;
+    let response = match (what, attempt) {
+        ("tell", Some(Extension(attempt))) => {
+            let told =
+                format!("{} {}", attempt.downstream_key("charge"), attempt.fence().unwrap_or_default());
+            (StatusCode::BAD_GATEWAY, told).into_response()
+        }
+        _ => act(&work, what, run, &body).await,
+    };
     work.finished.send_modify(|count| *count += 1);
     response
 }

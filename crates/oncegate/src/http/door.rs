@@ -85,6 +85,11 @@ pub(super) async fn serve<E: Send + 'static>(
     }
 }
 
+/// Whether somebody must change the program before requests can be served.
+fn is_setting(error: &GateError) -> bool {
+    matches!(error, GateError::Settings { .. } | GateError::Key(_) | GateError::OtherDescriptor { .. })
+}
+
 impl IdempotencyLayer {
     /// Whose request it is, and under which key; `None` when it needs no key.
     fn caller(&self, request: &Parts) -> Result<Option<Caller>, Problem> {
@@ -126,9 +131,14 @@ impl IdempotencyLayer {
             Err(GateError::BadKey(_)) => {
                 Door::Answered(self.refuse(&Problem::KeyInvalid("no key can be made of it")))
             }
-            Err(error) => {
+            Err(error) if is_setting(&error) => {
                 error!(scope = self.gate.scope(), %error, "requests with an Idempotency-Key cannot be served");
                 Door::Answered(self.refuse(&Problem::Misconfigured))
+            }
+            Err(error) => {
+                // There may be a response, and it cannot be read now: never a reason to run.
+                warn!(scope = self.gate.scope(), %error, "a request is refused because its record gives no answer");
+                Door::Answered(self.refuse(&Problem::StoreUnavailable))
             }
         }
     }

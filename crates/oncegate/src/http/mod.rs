@@ -127,6 +127,8 @@ const MAX_ATTEMPTS_LIMIT: u32 = 254;
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     gate: Arc<Gate>,
+    /// Whether the gate's key is that of requests.
+    fits: bool,
     tasks: Arc<Tasks>,
     settings: Settings,
 }
@@ -188,7 +190,8 @@ impl IdempotencyLayer {
             problems_at: problem::DEFAULT_PROBLEMS_AT.into(),
         };
         let tasks = Arc::new(Tasks::new(Self::DEFAULT_MAX_IN_FLIGHT));
-        Self { gate: Arc::new(gate), tasks, settings }
+        let fits = *gate.key() == request::key();
+        Self { gate: Arc::new(gate), fits, tasks, settings }
     }
 
     /// Lets POST and PATCH pass without a key, unprotected. By default they need one.
@@ -316,7 +319,7 @@ impl IdempotencyLayer {
             let (scope, what) = (self.gate.scope().to_owned(), what.to_owned());
             Err(GateError::Settings { scope, what })
         };
-        if *self.gate.key() != request::key() {
+        if !self.fits {
             return refuse("its key is not that of HTTP requests; make it with `Gate::http`");
         }
         if max_request_bytes > MAX_REQUEST_BYTES_LIMIT {

@@ -66,3 +66,50 @@ impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
         f.debug_struct("Idempotency").field("inner", &self.inner).field("layer", &self.layer).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{Ready, ready};
+
+    use ::http::StatusCode;
+
+    use super::*;
+    use crate::gate::Gate;
+    use crate::http::{Attempt, Principal};
+    use crate::memory::MemoryStore;
+
+    /// Fails at its first attempt without a response.
+    #[derive(Clone)]
+    struct Flaky;
+
+    impl Service<Request<Body>> for Flaky {
+        type Response = Response<Body>;
+        type Error = &'static str;
+        type Future = Ready<Result<Response<Body>, &'static str>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<Body>) -> Self::Future {
+            let first = request.extensions().get::<Attempt>().is_some_and(|attempt| attempt.number() == 1);
+            ready(if first { Err("told to") } else { Ok(Response::new(Body::empty())) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_of_the_inner_service_is_a_failed_attempt_and_passes_through() {
+        let layer =
+            IdempotencyLayer::new(Gate::http("payments", MemoryStore::new()), Principal::single_tenant());
+        let mut service = layer.layer(Flaky);
+        let request = || Request::post("/").header("idempotency-key", "k").body(Body::empty()).unwrap();
+        assert_eq!(service.call(request()).await.unwrap_err(), "told to");
+        let response = service.call(request()).await.unwrap();
+        assert_eq!(
+            (response.status(), response.headers().contains_key("idempotent-replayed")),
+            (StatusCode::OK, false)
+        );
+        let response = service.call(request()).await.unwrap();
+        assert!(response.headers().contains_key("idempotent-replayed"));
+    }
+}
