@@ -16,6 +16,11 @@ const LEASE: Duration = Duration::from_secs(120);
 /// How long requests wait for a store that is away.
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// What it has answered survives its kill: with `everysec`, a write may wait for a sync that is under way.
+async fn durable_redis() -> RedisServer {
+    RedisServer::start_with(&["--appendfsync", "always"]).await
+}
+
 async fn world(redis: &RedisServer, settings: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> World {
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let patient = |layer: IdempotencyLayer| settings(layer.claim_timeout(PATIENCE).settle_timeout(PATIENCE));
@@ -35,7 +40,7 @@ async fn held(world: &World) -> JoinHandle<HttpAnswer> {
 
 #[tokio::test]
 async fn nothing_runs_while_the_store_is_away() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     redis.kill();
     let answer = world.post("k", ORDER).await;
@@ -50,7 +55,7 @@ async fn nothing_runs_while_the_store_is_away() {
 
 #[tokio::test]
 async fn a_claim_whose_answer_comes_too_late_is_given_back() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     redis.process().signal("STOP");
     assert_eq!(world.post("k", ORDER).await.problem(), "store-unavailable");
@@ -62,7 +67,7 @@ async fn a_claim_whose_answer_comes_too_late_is_given_back() {
 
 #[tokio::test]
 async fn a_store_that_goes_away_under_the_handler_makes_the_outcome_unknown_and_not_a_second_run() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     let sent = held(&world).await;
     redis.kill();
@@ -77,7 +82,7 @@ async fn a_store_that_goes_away_under_the_handler_makes_the_outcome_unknown_and_
 
 #[tokio::test]
 async fn a_store_that_stalls_under_the_completion_makes_the_outcome_unknown_and_not_a_second_run() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     let sent = held(&world).await;
     redis.process().signal("STOP");
@@ -90,7 +95,7 @@ async fn a_store_that_stalls_under_the_completion_makes_the_outcome_unknown_and_
 
 #[tokio::test]
 async fn a_completed_request_waits_for_the_store_and_is_not_run_again() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     let first = world.post("k", ORDER).await;
     redis.kill();
@@ -103,7 +108,7 @@ async fn a_completed_request_waits_for_the_store_and_is_not_run_again() {
 
 #[tokio::test]
 async fn running_without_the_store_is_a_choice_and_counted() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer.fail_open()).await;
     redis.kill();
     for run in 1..=2 {

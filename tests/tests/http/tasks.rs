@@ -36,7 +36,7 @@ async fn a_client_that_goes_away_ends_nothing() {
 async fn a_response_leaves_only_after_its_completion() {
     for what in ["charge", "big", "endless", "fail"] {
         let store = Arc::new(MemoryStore::new());
-        let held = HeldStore::before(&store);
+        let held = HeldStore::endings(&store);
         let brief = Duration::from_millis(50);
         let world = World::over(store, held.clone(), |gate| gate, |layer| layer.settle_timeout(brief)).await;
         let answer = world.told("k", what).await;
@@ -102,6 +102,32 @@ async fn a_drain_waits_for_handlers_whose_clients_have_gone() {
     assert!(!drained.is_finished());
     world.work.open();
     assert_eq!(drained.await.unwrap(), 0);
+    assert!(world.all_completed());
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_a_request_that_is_being_claimed() {
+    let store = Arc::new(MemoryStore::new());
+    let held = HeldStore::claims(&store);
+    let world = World::over(store, held.clone(), |gate| gate, |layer| layer.claim_timeout(LIMIT)).await;
+    let client = world.http1();
+    let sent = tokio::spawn(async move { client.send(told("k", &headers("charge"))).await });
+    held.seen().await;
+    let layer = world.layer.clone();
+    let drained = tokio::spawn(async move { layer.drain(LIMIT).await });
+    let refused = async {
+        // What came before the drain waits for its claim.
+        let other = world.http1();
+        while tokio::time::timeout(Duration::from_millis(20), other.send(told("l", &headers("charge"))))
+            .await
+            .is_err()
+        {}
+    };
+    tokio::time::timeout(LIMIT, refused).await.unwrap();
+    assert!(!drained.is_finished());
+    held.open();
+    assert_eq!(drained.await.unwrap(), 0);
+    assert_eq!(sent.await.unwrap().status, 201);
     assert!(world.all_completed());
 }
 

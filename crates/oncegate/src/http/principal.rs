@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use ::http::request::Parts;
 
+type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
 /// Whose key it is: a required part of every key, so that no caller meets another's responses.
 ///
 /// It is read from the request after authentication, so the layer belongs inside of that. A request without a
@@ -12,7 +14,7 @@ use ::http::request::Parts;
 /// it goes into the key's digest.
 #[derive(Clone)]
 pub struct Principal {
-    of: Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>,
+    of: Arc<Function>,
 }
 
 impl Principal {

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::http::{Request, Response, StatusCode, header};
 use futures_util::FutureExt;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
@@ -20,6 +20,7 @@ use super::policy::Decision;
 use super::problem::{Cause, GivenUp, Problem};
 use super::request::Attempt;
 use super::response::{Kept, mark_expiry};
+use super::tasks::Place;
 use crate::codec::Raw;
 use crate::gate::{Completion, Entry, Lease};
 use crate::message::{CANCELLATION_GRACE, Message};
@@ -31,6 +32,11 @@ struct Waiting<E> {
 }
 
 impl<E> Waiting<E> {
+    /// Whether somebody waits who was not told yet.
+    fn is_there(&self) -> bool {
+        self.client.as_ref().is_some_and(|client| !client.is_closed())
+    }
+
     /// A client that has gone away asks again under its key.
     fn answer(&mut self, answer: Result<Response<Body>, E>) {
         if let Some(client) = self.client.take() {
@@ -42,7 +48,7 @@ impl<E> Waiting<E> {
 /// Runs the request in a task of its own, and waits for its answer. Dropping this future ends nothing.
 pub(super) async fn start<E: Send + 'static>(
     layer: Arc<IdempotencyLayer>,
-    place: OwnedSemaphorePermit,
+    place: Place,
     lease: Lease,
     request: Request<Body>,
     handle: Handle<E>,
@@ -173,7 +179,9 @@ impl<E: Send + 'static> Run<E> {
             }
         }
         mark_expiry(&mut parts.headers, expires_unix_s);
-        self.layer.gate.observe(Event::Acked { count: 1 });
+        if self.waiting.is_there() {
+            self.layer.gate.observe(Event::Acked { count: 1 });
+        }
         self.send(Response::from_parts(parts, collected.body), "handled");
     }
 
@@ -242,16 +250,16 @@ impl<E: Send + 'static> Run<E> {
         problem.response(&self.layer.settings.problems_at)
     }
 
-    /// A client that was told already is not told again.
+    /// A client that was told already or has gone is not told, and not counted.
     fn send(&mut self, response: Response<Body>, answer: &'static str) {
-        if self.waiting.client.is_some() {
+        if self.waiting.is_there() {
             self.layer.note(answer);
             self.waiting.answer(Ok(response));
         }
     }
 
     fn refuse(&mut self, problem: &Problem) {
-        if self.waiting.client.is_some() {
+        if self.waiting.is_there() {
             let response = self.layer.refuse(problem);
             self.waiting.answer(Ok(response));
         }

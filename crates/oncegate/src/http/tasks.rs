@@ -8,10 +8,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
 /// How long handlers have to end that were cut off.
 const CUT_OFF_GRACE: Duration = Duration::from_secs(1);
+
+/// The right to run a handler, and the promise that a [`drain`](Tasks::drain) waits for it.
+#[derive(Debug)]
+pub(super) struct Place {
+    _permit: OwnedSemaphorePermit,
+    _tracked: TaskTrackerToken,
+}
 
 /// Runs handlers apart from the futures of their responses: a client that goes away ends nothing.
 #[derive(Debug)]
@@ -28,21 +36,24 @@ impl Tasks {
     }
 
     /// A place to run in; `None` when all are taken, or when the service stops.
-    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.places).try_acquire_owned().ok()
+    pub(super) fn place(&self) -> Option<Place> {
+        let tracked = self.running.token();
+        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        Some(Place { _permit: permit, _tracked: tracked })
     }
 
-    pub(super) fn spawn(&self, place: OwnedSemaphorePermit, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, place: Place, work: impl Future<Output = ()> + Send + 'static) {
         let cut_off = self.cut_off.clone();
         let work = async move {
             tokio::select! {
                 biased;
-                () = work => {}
                 () = cut_off.cancelled() => {}
+                () = work => {}
             }
             drop(place);
         };
-        self.running.spawn(work.in_current_span());
+        // Its place is what a drain waits for.
+        drop(tokio::spawn(work.in_current_span()));
     }
 
     /// Takes nothing new, waits for what runs, and cuts off what still runs after `deadline`. Says how many.
