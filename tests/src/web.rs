@@ -10,7 +10,7 @@ use hyper::{HeaderMap, Request, Response, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use serde_json::Value;
+use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -123,6 +123,15 @@ impl<'a> Sent<'a> {
     }
 }
 
+/// What every problem says of itself.
+#[derive(Debug, Deserialize)]
+struct Details {
+    r#type: String,
+    title: String,
+    status: u16,
+    detail: String,
+}
+
 impl HttpAnswer {
     /// A header's text, if it is there.
     #[must_use]
@@ -143,11 +152,10 @@ impl HttpAnswer {
     #[must_use]
     pub fn problem(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
-        let details: Value = serde_json::from_slice(&self.body).expect("problem details are JSON");
-        assert_eq!(details["status"], self.status.as_u16(), "{details}");
-        assert!(details["title"].is_string() && details["detail"].is_string(), "{details}");
-        let name = details["type"].as_str().expect("a type");
-        name.rsplit(['#', '/']).next().unwrap_or_default().to_owned()
+        let details: Details = serde_json::from_slice(&self.body).expect("problem details are JSON");
+        assert_eq!(details.status, self.status.as_u16(), "{details:?}");
+        assert!(!details.title.is_empty() && !details.detail.is_empty(), "{details:?}");
+        details.r#type.rsplit(['#', '/']).next().unwrap_or_default().to_owned()
     }
 }
 
