@@ -11,6 +11,7 @@ mod stopwatch;
 
 mod gate;
 mod handler;
+mod http;
 mod kafka;
 mod key;
 mod memory;
@@ -36,7 +37,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 10] = [
+const BENCHMARKS: [Benchmark; 11] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
@@ -46,6 +47,7 @@ const BENCHMARKS: [Benchmark; 10] = [
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
     sizes::BENCHMARK,
+    http::BENCHMARK,
     key::BENCHMARK,
 ];
 

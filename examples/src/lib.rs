@@ -1,6 +1,6 @@
 //! The stage that the programs play on: a broker, a database, and worker processes that can be killed.
 //!
-//! What you would write yourself is in `payments/worker.rs`, `payments_sqs/worker.rs`,
+//! What you would write yourself is in `payments/worker.rs`, `payments_sqs/worker.rs`, `payments_http/`,
 //! `payments_postgres/worker.rs` and `outbox/`.
 
 pub mod broker;
@@ -11,3 +11,8 @@ pub mod database;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/GUIDE.md")]
 pub mod guide {}
+
+/// The programs of the HTTP manual, compiled as documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/HTTP.md")]
+pub mod http {}

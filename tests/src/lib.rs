@@ -34,6 +34,7 @@ mod sqs_proxy;
 mod till;
 mod until;
 mod watched;
+mod web;
 mod wire;
 mod workers;
 
@@ -56,6 +57,7 @@ pub use sqs_proxy::{Fault, SqsProxy};
 pub use till::{CLIENTS, Client, End, Payment, Till};
 pub use until::until;
 pub use watched::Watched;
+pub use web::{HttpAnswer, HttpClient, HttpServer, Sent};
 pub use wire::{Step, Then, Wire};
 pub use workers::Workers;
 

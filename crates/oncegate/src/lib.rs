@@ -50,6 +50,7 @@
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
+//! | `http` | `http`: `Idempotency-Key` for tower and axum | no |
 //! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
 //! | `sqlx` | [`Message::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
@@ -79,6 +80,8 @@ pub mod transaction;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod batch;
 
+#[cfg(feature = "http")]
+pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "postgres")]

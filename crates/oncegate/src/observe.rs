@@ -86,6 +86,13 @@ pub enum Event<'a> {
         /// Why.
         cause: DeadLetterCause,
     },
+    /// An HTTP request under an idempotency key was answered.
+    Answered {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `handled`, `replayed`, `released`, `given-up`, `unguarded`, or the name of a problem.
+        answer: &'static str,
+    },
     /// Messages were acknowledged to the source.
     Acked {
         /// How many.
@@ -235,6 +242,7 @@ impl Event<'_> {
             Self::DuplicateHookFailed { .. } => ("duplicate_hooks_failed", "", 1),
             Self::Retried { .. } => ("retries", "", 1),
             Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),
+            Self::Answered { answer, .. } => ("answers", answer, 1),
             Self::Acked { count } => ("acks", "", count),
             Self::StoreError { class, .. } => ("store_errors", class, 1),
             Self::StoreLost { .. } => ("store_losses", "", 1),

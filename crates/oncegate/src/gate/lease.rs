@@ -178,7 +178,8 @@ impl Lease {
         &self.message
     }
 
-    pub(super) fn key(&self) -> &StoreKey {
+    /// The record's key in the store: scope and digest. It tells nothing of the message, so it may be logged.
+    pub fn store_key(&self) -> &StoreKey {
         &self.identity.key
     }
 

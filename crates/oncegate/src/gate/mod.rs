@@ -233,6 +233,31 @@ impl Gate {
         self
     }
 
+    /// The namespace of its keys.
+    pub fn scope(&self) -> &str {
+        &self.scope
+    }
+
+    /// What its keys are made of.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// How long a claim of it lasts without a heartbeat.
+    pub fn lease_period(&self) -> Duration {
+        self.settings.lease
+    }
+
+    /// How long it keeps a completed record.
+    pub fn retention_period(&self) -> Duration {
+        self.settings.retention
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn observe(&self, event: Event<'_>) {
+        self.observer.observe(event);
+    }
+
     /// A gate that was opened before is opened again: its keeper tells the old observer.
     pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
         self.observer = observer;

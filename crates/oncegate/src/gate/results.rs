@@ -112,7 +112,7 @@ impl Lease {
                 format!("the result has {size} bytes, `max_large_result_bytes` is {most}").into(),
             );
         }
-        let reference = Reference::to(results::name(self.key(), self.token()), &object);
+        let reference = Reference::to(results::name(self.store_key(), self.token()), &object);
         let put = self.put_patiently(&**results, &reference.name, object);
         let put = tokio::select! {
             biased;

@@ -1,0 +1,205 @@
+//! What a request meets before its handler: its key, its caller, its body, and the gate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::request::Parts;
+use ::http::{Request, Response};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use oncegate_core::store::StoreError;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, warn};
+
+use super::IdempotencyLayer;
+use super::body::{Body, Cut, collect};
+use super::key;
+use super::problem::{Cause, GivenUp, Problem};
+use super::request::{Caller, Duty, Form, message};
+use super::response::Kept;
+use super::run;
+use crate::codec::Raw;
+use crate::gate::{Entry, GateError, Lease, Stored};
+use crate::message::Message;
+use crate::observe::Event;
+
+/// A handler and what stands between, once.
+pub(super) type Handle<E> =
+    Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Response<Body>, E>> + Send>;
+
+/// The waits of a duplicate that was told to wait: from the first up to the longest, doubling.
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_millis(250);
+
+/// What the gate says to a request.
+pub(super) enum Door {
+    /// Its handler runs.
+    Open(Lease),
+    /// It is answered.
+    Answered(Response<Body>),
+    /// Another one has its key, for this long at the most.
+    Busy { retry_in: Duration },
+    /// The store is away, and the route chose to run without it.
+    Unguarded,
+}
+
+pub(super) async fn serve<E: Send + 'static>(
+    layer: Arc<IdempotencyLayer>,
+    request: Request<Body>,
+    handle: Handle<E>,
+) -> Result<Response<Body>, E> {
+    let (parts, body) = request.into_parts();
+    let caller = match layer.caller(&parts) {
+        Ok(Some(caller)) => caller,
+        Ok(None) => return handle(Request::from_parts(parts, body)).await,
+        Err(problem) => return Ok(layer.refuse(&problem)),
+    };
+    let body = match layer.read(body).await {
+        Ok(body) => body,
+        Err(problem) => return Ok(layer.refuse(&problem)),
+    };
+    let give_up_at = Instant::now() + layer.settings.wait;
+    let mut wait = FIRST_WAIT;
+    let mut waited = false;
+    loop {
+        // What is claimed runs at once, so there must be a place to run in.
+        let Some(place) = layer.tasks.place() else { return Ok(layer.refuse(&Problem::Overloaded)) };
+        let retry_in = match layer.knock(&parts, &caller, &body).await {
+            Door::Open(lease) => {
+                let request = Request::from_parts(parts, Body::from(body));
+                return run::start(layer, place, lease, request, handle).await;
+            }
+            Door::Answered(response) => return Ok(response),
+            Door::Unguarded => return handle(Request::from_parts(parts, Body::from(body))).await,
+            Door::Busy { retry_in } => retry_in,
+        };
+        drop(place);
+        // A key that was released is due a moment later; that is not worth a refusal.
+        let is_due = retry_in <= FIRST_WAIT && !waited;
+        if !is_due && Instant::now() + wait > give_up_at {
+            return Ok(layer.refuse(&Problem::InProgress));
+        }
+        sleep(wait.min(retry_in)).await;
+        waited = true;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// Whether somebody must change the program before requests can be served.
+fn is_setting(error: &GateError) -> bool {
+    matches!(error, GateError::Settings { .. } | GateError::Key(_) | GateError::OtherDescriptor { .. })
+}
+
+impl IdempotencyLayer {
+    /// Whose request it is, and under which key; `None` when it needs no key.
+    fn caller(&self, request: &Parts) -> Result<Option<Caller>, Problem> {
+        let duty = Duty::of(&request.method);
+        if duty == Duty::Safe {
+            return Ok(None);
+        }
+        let Some(key) = key::of(&request.headers, self.settings.strict).map_err(Problem::KeyInvalid)? else {
+            let required = self.settings.required && duty == Duty::Enforce;
+            return if required { Err(Problem::KeyMissing) } else { Ok(None) };
+        };
+        let principal = self.settings.principal.of(request).ok_or(Problem::PrincipalMissing)?;
+        Ok(Some(Caller { principal, key }))
+    }
+
+    /// Reads the body before the claim: a slow upload holds no lease.
+    async fn read(&self, body: Body) -> Result<Bytes, Problem> {
+        let limit_bytes = self.settings.max_request_bytes;
+        let collected = collect(body, limit_bytes, self.settings.request_timeout).await;
+        collected.whole.map_err(|cut| match cut {
+            Cut::TooLarge => Problem::RequestTooLarge { limit_bytes },
+            Cut::TooSlow => Problem::RequestTooSlow,
+            Cut::Broken => Problem::RequestBroken,
+        })
+    }
+
+    async fn knock(&self, request: &Parts, caller: &Caller, body: &Bytes) -> Door {
+        let as_json = message(request, caller, body, Form::Json);
+        let mut entry = self.ask(&as_json).await;
+        if let Err(GateError::BadKey(_)) = entry {
+            // JSON that cannot be compared, such as one with a name twice. Its bytes can.
+            entry = self.ask(&message(request, caller, body, Form::Bytes)).await;
+        }
+        match entry {
+            Ok(Entry::Granted(lease)) => Door::Open(lease),
+            Ok(Entry::Busy { retry_in }) => Door::Busy { retry_in },
+            Ok(other) => Door::Answered(self.repeat(other)),
+            Err(GateError::Store(error)) => self.without_store(&error),
+            Err(GateError::BadKey(_)) => {
+                Door::Answered(self.refuse(&Problem::KeyInvalid("no key can be made of it")))
+            }
+            Err(error) if is_setting(&error) => {
+                error!(scope = self.gate.scope(), %error, "requests with an Idempotency-Key cannot be served");
+                Door::Answered(self.refuse(&Problem::Misconfigured))
+            }
+            Err(error) => {
+                // There may be a response, and it cannot be read now: never a reason to run.
+                warn!(scope = self.gate.scope(), %error, "a request is refused because its record gives no answer");
+                Door::Answered(self.refuse(&Problem::StoreUnavailable))
+            }
+        }
+    }
+
+    /// Asks the gate, for a limited time. Giving up gives back what may have been granted.
+    pub(super) async fn ask(&self, message: &Message) -> Result<Entry, GateError> {
+        self.check()?;
+        let patience = self.settings.claim_timeout;
+        let asked = timeout(patience, self.gate.enter(message)).await;
+        asked.unwrap_or_else(|_| Err(StoreError::unknown(format!("no answer within {patience:?}")).into()))
+    }
+
+    fn without_store(&self, error: &StoreError) -> Door {
+        let scope = self.gate.scope();
+        // A record that cannot be read is a record: the request may have been handled.
+        let may_run = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
+        if self.settings.fail_open && may_run {
+            warn!(scope, %error, "a request runs without protection against its repetition");
+            self.gate.observe(Event::Answered { scope, answer: "unguarded" });
+            return Door::Unguarded;
+        }
+        warn!(scope, %error, "a request is refused because the store gives no answer");
+        Door::Answered(self.refuse(&Problem::StoreUnavailable))
+    }
+
+    /// The answer to a request whose handler does not run.
+    pub(super) fn repeat(&self, entry: Entry) -> Response<Body> {
+        let problem = match entry {
+            Entry::Completed(stored) => return self.replay(&stored),
+            Entry::Mismatch => Problem::KeyReused,
+            Entry::Failed { reason, .. } => {
+                let server_error = GivenUp {
+                    cause: Cause::AttemptsExhausted,
+                    status: ::http::StatusCode::INTERNAL_SERVER_ERROR,
+                };
+                Problem::Failed(reason.parse().unwrap_or(server_error))
+            }
+            Entry::Granted(_) | Entry::Busy { .. } => Problem::InProgress,
+        };
+        self.refuse(&problem)
+    }
+
+    fn replay(&self, stored: &Stored) -> Response<Body> {
+        let kept = stored.decode::<Raw>().ok().and_then(|Raw(bytes)| Kept::decode(&bytes));
+        let status = kept.as_ref().map(|kept| kept.status);
+        match kept.and_then(Kept::replay) {
+            Some(response) => {
+                self.gate.observe(Event::Acked { count: 1 });
+                self.note("replayed");
+                response
+            }
+            None => self.refuse(&Problem::ResponseNotKept { status }),
+        }
+    }
+
+    pub(super) fn refuse(&self, problem: &Problem) -> Response<Body> {
+        self.note(problem.name());
+        problem.response(&self.settings.problems_at)
+    }
+
+    pub(super) fn note(&self, answer: &'static str) {
+        self.gate.observe(Event::Answered { scope: self.gate.scope(), answer });
+    }
+}

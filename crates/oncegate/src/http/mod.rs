@@ -1,0 +1,342 @@
+//! `Idempotency-Key` for tower and axum: a request that is sent again is answered, not handled again.
+//!
+//! In HTTP the response is the acknowledgement, so it leaves only after the record of its request is COMPLETED in
+//! the store. `docs/HTTP.md` of the repository is the manual: what clients see, the settings, and the limits.
+//!
+//! ```
+//! use axum::routing::post;
+//! use axum::{Extension, Router};
+//! use oncegate::http::{Attempt, IdempotencyLayer, Principal};
+//! use oncegate::{Gate, MemoryStore};
+//!
+//! #[derive(Clone)]
+//! struct UserId(u64);
+//! # impl std::fmt::Display for UserId {
+//! #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { self.0.fmt(f) }
+//! # }
+//!
+//! async fn charge(Extension(attempt): Extension<Attempt>, order: String) -> String {
+//!     format!("charged {order} under {}", attempt.downstream_key("charge"))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), oncegate::BoxError> {
+//! let gate = Gate::http("payments", MemoryStore::new());
+//! let idempotency = IdempotencyLayer::new(gate, Principal::extension::<UserId>());
+//! idempotency.open().await?; // says now what would be wrong later
+//!
+//! let app: Router = Router::new()
+//!     .route("/charges", post(charge))
+//!     .layer(idempotency.clone()) // inside authentication, outside the handler
+//!     .layer(Extension(UserId(7))); // stands for authentication here
+//! // axum::serve(listener, app).with_graceful_shutdown(shutdown_signal()).await?;
+//! idempotency.drain(std::time::Duration::from_secs(20)).await;
+//! # let _ = app;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What clients see
+//!
+//! | situation | answer |
+//! |---|---|
+//! | the first request with a key | the handler's response, with `Idempotency-Expires: @<seconds since 1970>` |
+//! | the same again, after it | the same status, body and kept headers, with `Idempotent-Replayed: true` |
+//! | the same again, while it runs | 409 `in-progress`, `Retry-After: 1` |
+//! | the key with another request | 422 `key-reused` |
+//!
+//! Everything that does not come from the handler is `application/problem+json`; the `type` of a problem is
+//! the address of its description below.
+//!
+//! # key-missing
+//! 400. The operation requires an `Idempotency-Key`. Nothing was done.
+//! # key-invalid
+//! 400. The `Idempotency-Key` is no quoted string and no plain token of up to 255 bytes, or occurs twice.
+//! # principal-missing
+//! 401. Keys belong to a caller, and authentication has put none into the request.
+//! # request-too-large
+//! 413. The body is larger than [`max_request_bytes`](IdempotencyLayer::max_request_bytes). Nothing was done.
+//! # request-too-slow
+//! 408. The body took longer than [`request_timeout`](IdempotencyLayer::request_timeout). Nothing was done.
+//! # request-broken
+//! 400. The body ended too early. Nothing was done.
+//! # key-reused
+//! 422. The key was used with another method, path, query or body. Use a new key for a new operation.
+//! # in-progress
+//! 409 with `Retry-After`. The first request with this key is still being handled; send the same request again.
+//! # outcome-unknown
+//! 503 with `Retry-After`. The request may have been handled, and the store could not say so in time. Send it again
+//! with the same key: it is handled at most as often as the record says.
+//! # response-not-kept
+//! 409 without `Retry-After`. The request was handled; its response was too large to keep, or without end.
+//! # store-unavailable
+//! 503 with `Retry-After`. Nothing was done, because repetitions could not be told apart.
+//! # overloaded
+//! 503 with `Retry-After`. Too many handlers are running, or the service stops. Nothing was done.
+//! # handler-panicked
+//! 500. The handler has failed badly. Another request with the same key runs it again.
+//! # attempts-exhausted
+//! The status of the last attempt. Every attempt has failed, and the request is not handled again under this key.
+//! # given-up
+//! The status of the response. The handler gave up for good.
+//! # misconfigured
+//! 500. The gate cannot be opened; the service's log says what to change.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::store::Checkup;
+
+use crate::gate::{Gate, GateError};
+
+mod body;
+mod door;
+mod key;
+mod policy;
+mod principal;
+mod problem;
+mod request;
+mod response;
+mod run;
+mod service;
+mod tasks;
+
+pub use body::Body;
+pub use policy::Settle;
+pub use principal::Principal;
+pub use request::Attempt;
+pub use service::Idempotency;
+
+use policy::Policy;
+use tasks::Tasks;
+
+/// The highest value for [`IdempotencyLayer::max_request_bytes`]: 64 MiB.
+pub const MAX_REQUEST_BYTES_LIMIT: usize = 64 * 1024 * 1024;
+
+/// The highest value for [`IdempotencyLayer::max_response_bytes`]: 8 MiB.
+pub const MAX_RESPONSE_BYTES_LIMIT: usize = 8 * 1024 * 1024;
+
+/// The highest value for [`IdempotencyLayer::max_attempts`]: what a record can count.
+const MAX_ATTEMPTS_LIMIT: u32 = 254;
+
+/// Honours `Idempotency-Key`. Cheap to clone; clones share the gate and the running handlers.
+///
+/// Place it inside authentication, outside the handler, and inside compression and whatever else changes
+/// responses. A clone may have other settings, for another route: `layer.clone().optional()`.
+#[derive(Clone)]
+pub struct IdempotencyLayer {
+    gate: Arc<Gate>,
+    /// Whether the gate's key is that of requests.
+    fits: bool,
+    tasks: Arc<Tasks>,
+    settings: Settings,
+}
+
+#[derive(Clone, Debug)]
+struct Settings {
+    principal: Principal,
+    required: bool,
+    strict: bool,
+    policy: Policy,
+    max_request_bytes: usize,
+    request_timeout: Duration,
+    max_response_bytes: usize,
+    response_patience: Duration,
+    claim_timeout: Duration,
+    settle_timeout: Duration,
+    wait: Duration,
+    max_attempts: u32,
+    fail_open: bool,
+    problems_at: Arc<str>,
+}
+
+impl IdempotencyLayer {
+    /// 1 MiB.
+    pub const DEFAULT_MAX_REQUEST_BYTES: usize = 1024 * 1024;
+    /// 30 seconds.
+    pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+    /// 64 KiB.
+    pub const DEFAULT_MAX_RESPONSE_BYTES: usize = 64 * 1024;
+    /// 5 seconds.
+    pub const DEFAULT_RESPONSE_PATIENCE: Duration = Duration::from_secs(5);
+    /// 5 seconds.
+    pub const DEFAULT_CLAIM_TIMEOUT: Duration = Duration::from_secs(5);
+    /// 10 seconds.
+    pub const DEFAULT_SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+    /// 10.
+    pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
+    /// 1,024.
+    pub const DEFAULT_MAX_IN_FLIGHT: usize = 1_024;
+
+    /// A layer over a gate made by [`Gate::http`], for requests that come from `principal`.
+    ///
+    /// Lease, retention, fence and observer are the gate's.
+    pub fn new(gate: Gate, principal: Principal) -> Self {
+        let settings = Settings {
+            principal,
+            required: true,
+            strict: false,
+            policy: Policy::ByStatus,
+            max_request_bytes: Self::DEFAULT_MAX_REQUEST_BYTES,
+            request_timeout: Self::DEFAULT_REQUEST_TIMEOUT,
+            max_response_bytes: Self::DEFAULT_MAX_RESPONSE_BYTES,
+            response_patience: Self::DEFAULT_RESPONSE_PATIENCE,
+            claim_timeout: Self::DEFAULT_CLAIM_TIMEOUT,
+            settle_timeout: Self::DEFAULT_SETTLE_TIMEOUT,
+            wait: Duration::ZERO,
+            max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
+            fail_open: false,
+            problems_at: problem::DEFAULT_PROBLEMS_AT.into(),
+        };
+        let tasks = Arc::new(Tasks::new(Self::DEFAULT_MAX_IN_FLIGHT));
+        let fits = *gate.key() == request::key();
+        Self { gate: Arc::new(gate), fits, tasks, settings }
+    }
+
+    /// Lets POST and PATCH pass without a key, unprotected. By default they need one.
+    ///
+    /// PUT, DELETE and other methods that are not safe never need a key, and it is honoured when it is there.
+    pub fn optional(mut self) -> Self {
+        self.settings.required = false;
+        self
+    }
+
+    /// Refuses keys without quotes. By default `abc` and `"abc"` are one key: the draft asks for quotes, and many
+    /// clients send none.
+    pub fn strict(mut self) -> Self {
+        self.settings.strict = true;
+        self
+    }
+
+    /// Keeps every response once the handler has begun, 5xx and panics included. By default 401, 403, 408, 409,
+    /// 425, 429 and 5xx are not kept, and the request may come again.
+    pub fn keep_everything(mut self) -> Self {
+        self.settings.policy = Policy::KeepEverything;
+        self
+    }
+
+    /// The largest request body: 1 MiB by default, up to 64 MiB. Larger ones get 413. It is read before the
+    /// claim, and held in memory.
+    pub fn max_request_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_request_bytes = bytes;
+        self
+    }
+
+    /// How long the request body may take: 30 s by default. Then the answer is 408.
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.request_timeout = timeout;
+        self
+    }
+
+    /// The largest response body that is kept: 64 KiB by default, up to 8 MiB. A larger one is recorded as done
+    /// without its body before its first byte leaves, and repetitions get 409 `response-not-kept`.
+    ///
+    /// The gate's [`max_result_bytes`](Gate::max_result_bytes) limits body and headers together.
+    pub fn max_response_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_response_bytes = bytes;
+        self
+    }
+
+    /// How long the layer waits for the end of a response body before it takes it for one without end: 5 s by
+    /// default. Server-sent events are known by their content type, and not waited for.
+    pub fn response_patience(mut self, patience: Duration) -> Self {
+        self.settings.response_patience = patience;
+        self
+    }
+
+    /// How long a request waits for the store's answer to its claim: 5 s by default. Then it gets 503
+    /// `store-unavailable`, and nothing runs.
+    pub fn claim_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.claim_timeout = timeout;
+        self
+    }
+
+    /// How long a response waits for its completion: 10 s by default. Then the client gets 503
+    /// `outcome-unknown`, and the completion is tried on.
+    pub fn settle_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.settle_timeout = timeout;
+        self
+    }
+
+    /// How long a repetition waits for the first request's response before it gets 409 `in-progress`: not at all
+    /// by default. Who waits asks the store every 20 to 250 ms.
+    pub fn wait(mut self, patience: Duration) -> Self {
+        self.settings.wait = patience;
+        self
+    }
+
+    /// How many attempts of a key may fail or end their process before it is given up: 10 by default, 1 to 254.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.settings.max_attempts = attempts;
+        self
+    }
+
+    /// How many handlers may run at once: 1,024 by default. More requests get 503 `overloaded`. Limits outside
+    /// of this layer do not count handlers whose clients have gone.
+    ///
+    /// Clones made before share another count.
+    pub fn max_in_flight(mut self, handlers: usize) -> Self {
+        self.tasks = Arc::new(Tasks::new(handlers));
+        self
+    }
+
+    /// Runs requests *without protection* when the store does not answer their claim. By default they get 503,
+    /// and nothing runs. Each is counted as the answer `unguarded`.
+    pub fn fail_open(mut self) -> Self {
+        self.settings.fail_open = true;
+        self
+    }
+
+    /// Where your documentation describes the problems, such as `https://api.example.com/problems/`; the
+    /// problem's name is appended. By default, the documentation of this module.
+    pub fn problems_at(mut self, address: impl Into<Arc<str>>) -> Self {
+        self.settings.problems_at = address.into();
+        self
+    }
+
+    /// Checks the settings and opens the gate. A layer that is not opened opens at its first request.
+    ///
+    /// # Errors
+    /// [`GateError`] says what to change.
+    pub async fn open(&self) -> Result<Checkup, GateError> {
+        self.check()?;
+        self.gate.open().await
+    }
+
+    /// For a shutdown, after the server has stopped accepting: takes nothing new, waits until no handler runs,
+    /// and cuts off those that still do after `deadline`. Returns how many those were.
+    ///
+    /// A handler that is cut off is dropped at its next `await`. Its lease lapses, and the next attempt is told
+    /// that this one may have had its effect.
+    pub async fn drain(&self, deadline: Duration) -> usize {
+        self.tasks.drain(deadline).await
+    }
+
+    fn check(&self) -> Result<(), GateError> {
+        let Settings { max_request_bytes, max_response_bytes, max_attempts, .. } = self.settings;
+        let refuse = |what: &str| {
+            let (scope, what) = (self.gate.scope().to_owned(), what.to_owned());
+            Err(GateError::Settings { scope, what })
+        };
+        if !self.fits {
+            return refuse("its key is not that of HTTP requests; make it with `Gate::http`");
+        }
+        if max_request_bytes > MAX_REQUEST_BYTES_LIMIT {
+            return refuse("`max_request_bytes` must be at most 64 MiB");
+        }
+        if max_response_bytes > MAX_RESPONSE_BYTES_LIMIT {
+            return refuse("`max_response_bytes` must be at most 8 MiB");
+        }
+        if !(1..=MAX_ATTEMPTS_LIMIT).contains(&max_attempts) {
+            return refuse("`max_attempts` must be between 1 and 254");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

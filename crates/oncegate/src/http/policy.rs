@@ -1,0 +1,89 @@
+//! What a response means for its key.
+
+use ::http::StatusCode;
+use ::http::response::Parts;
+
+/// A handler's own word on what becomes of its key, put into the extensions of its response; it wins over the
+/// status. In axum: `(StatusCode::CONFLICT, Extension(Settle::Retry), "not yet")`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settle {
+    /// The work is done: keep this response for repetitions, whatever its status.
+    Complete,
+    /// Nothing is kept, and the next request runs the handler again. The attempt counts.
+    Retry,
+    /// It is given up for good: repetitions get the status of this response, and never run.
+    Fail,
+}
+
+/// What becomes of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Complete,
+    Release { counted: bool },
+    Fail,
+}
+
+/// By status, unless the response says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// Results are kept; what another attempt may change is released.
+    ByStatus,
+    /// Everything is kept once the handler has begun.
+    KeepEverything,
+}
+
+impl Policy {
+    pub(super) fn decide(self, response: &Parts) -> Decision {
+        match response.extensions.get::<Settle>() {
+            Some(Settle::Complete) => return Decision::Complete,
+            Some(Settle::Retry) => return Decision::Release { counted: true },
+            Some(Settle::Fail) => return Decision::Fail,
+            None => {}
+        }
+        match response.status {
+            _ if self == Self::KeepEverything => Decision::Complete,
+            // Not about the work: about who asks, how often, or when.
+            StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::CONFLICT
+            | StatusCode::TOO_EARLY
+            | StatusCode::TOO_MANY_REQUESTS => Decision::Release { counted: false },
+            status if status.is_server_error() => Decision::Release { counted: true },
+            _ => Decision::Complete,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::http::Response;
+
+    use super::*;
+
+    fn decide(policy: Policy, status: u16, word: Option<Settle>) -> Decision {
+        let mut response = Response::builder().status(status).body(()).unwrap();
+        if let Some(word) = word {
+            response.extensions_mut().insert(word);
+        }
+        policy.decide(&response.into_parts().0)
+    }
+
+    #[test]
+    fn the_status_decides_unless_the_handler_does() {
+        let (free, counted) = (Decision::Release { counted: false }, Decision::Release { counted: true });
+        for status in [200, 201, 204, 302, 400, 402, 404, 410, 413, 422, 451] {
+            assert_eq!(decide(Policy::ByStatus, status, None), Decision::Complete, "{status}");
+        }
+        for status in [401, 403, 408, 409, 425, 429] {
+            assert_eq!(decide(Policy::ByStatus, status, None), free, "{status}");
+        }
+        for status in [500, 502, 503, 504, 599] {
+            assert_eq!(decide(Policy::ByStatus, status, None), counted, "{status}");
+            assert_eq!(decide(Policy::KeepEverything, status, None), Decision::Complete, "{status}");
+            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Complete)), Decision::Complete);
+        }
+        assert_eq!(decide(Policy::KeepEverything, 200, Some(Settle::Retry)), counted);
+        assert_eq!(decide(Policy::ByStatus, 200, Some(Settle::Fail)), Decision::Fail);
+    }
+}

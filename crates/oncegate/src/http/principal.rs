@@ -1,0 +1,68 @@
+//! Who a request comes from.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::http::request::Parts;
+
+type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+/// Whose key it is: a required part of every key, so that no caller meets another's responses.
+///
+/// It is read from the request after authentication, so the layer belongs inside of that. A request without a
+/// principal gets 401, never a scope that is shared with others. Nothing of it appears in the store or in logs;
+/// it goes into the key's digest.
+#[derive(Clone)]
+pub struct Principal {
+    of: Arc<Function>,
+}
+
+impl Principal {
+    /// The text of a request extension that authentication has put there, such as a user's or tenant's id. Two
+    /// callers must never have the same text.
+    ///
+    /// ```
+    /// use oncegate::http::Principal;
+    ///
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// impl std::fmt::Display for UserId {
+    ///     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    ///         write!(f, "{}", self.0)
+    ///     }
+    /// }
+    ///
+    /// let principal = Principal::extension::<UserId>();
+    /// # let _ = principal;
+    /// ```
+    pub fn extension<T: fmt::Display + Send + Sync + 'static>() -> Self {
+        Self::from_fn(|request| request.extensions.get::<T>().map(ToString::to_string))
+    }
+
+    /// Whatever `of` makes of a request; `None` and blank texts are answered with 401.
+    pub fn from_fn(of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self { of: Arc::new(move |request| of(request).filter(|text| !text.trim().is_empty()).map(named)) }
+    }
+
+    /// All requests come from one caller. Whoever knows or guesses a key gets its response: only for services
+    /// that have a single client.
+    pub fn single_tenant() -> Self {
+        Self { of: Arc::new(|_| Some("single tenant".to_owned())) }
+    }
+
+    pub(super) fn of(&self, request: &Parts) -> Option<String> {
+        (self.of)(request)
+    }
+}
+
+/// Apart from the single tenant, whatever a caller is called.
+fn named(text: String) -> String {
+    format!("named {text}")
+}
+
+impl fmt::Debug for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Principal").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,215 @@
+//! A request as the gate sees it, and as the handler sees its attempt.
+
+use ::http::request::Parts;
+use ::http::{HeaderMap, Method, header};
+use bytes::Bytes;
+use oncegate_core::key::{FingerprintSpec, Key, TenantSource};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::gate::Gate;
+use crate::message::{Header, Message, Origin};
+
+/// The same for all requests: a key that comes again on another path is a mistake of the client's, not another key.
+const ROUTE: &str = "http";
+const KEY: &str = "idempotency-key";
+const PRINCIPAL: &str = "principal";
+
+/// The largest request, as the document below: more than [`super::IdempotencyLayer::max_request_bytes`] allows.
+const MAX_DOCUMENT_BYTES: usize = 2 * super::MAX_REQUEST_BYTES_LIMIT;
+
+impl Gate {
+    /// A gate for requests: the key is the caller and the header `Idempotency-Key`, the fingerprint is the rest of
+    /// the request.
+    ///
+    /// The fingerprint sees a request as a JSON document `{"method", "path", "query", "body"}`; the body is the
+    /// request's own JSON, whose spelling does not count, or a hash of its bytes if it is anything else. What a
+    /// client may change when it repeats a request is left out with
+    /// `.fingerprint(FingerprintSpec::payload().except(["body.sent_at"]))`.
+    pub fn http(scope: impl Into<String>, store: impl oncegate_core::store::Store + 'static) -> Self {
+        Self::new(scope, key(), store).fingerprint(FingerprintSpec::payload())
+    }
+}
+
+/// The key of every request, as plain data: `oncegate` commands understand it.
+pub(super) fn key() -> Key {
+    Key::header(KEY).tenant(TenantSource::header(PRINCIPAL)).max_payload_bytes(MAX_DOCUMENT_BYTES)
+}
+
+/// Who asks, and under which key.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) principal: String,
+    pub(super) key: String,
+}
+
+/// How the fingerprint sees the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As JSON, if it says that it is.
+    Json,
+    /// As bytes.
+    Bytes,
+}
+
+/// What the fingerprint is made of.
+#[derive(Serialize)]
+struct Document<'a> {
+    method: &'a str,
+    path: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_hash: Option<String>,
+}
+
+/// The request as a message.
+pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form) -> Message {
+    let json = if form == Form::Json && is_json(&request.headers) {
+        serde_json::from_slice::<&RawValue>(body).ok()
+    } else {
+        None
+    };
+    let document = Document {
+        method: request.method.as_str(),
+        path: request.uri.path(),
+        query: request.uri.query(),
+        body: json,
+        body_hash: json.is_none().then(|| blake3::hash(body).to_hex().to_string()),
+    };
+    // Texts, and JSON that has been read: they can always be written.
+    let document = serde_json::to_vec(&document).unwrap_or_default();
+    let header = |name: &str, value: &str| Header {
+        name: name.into(),
+        value: Some(Bytes::copy_from_slice(value.as_bytes())),
+    };
+    Message::new(ROUTE, Origin::Other("an HTTP request".into()), Some(document.into()))
+        .with_headers(vec![header(KEY, &caller.key), header(PRINCIPAL, &caller.principal)])
+}
+
+/// `application/json`, or anything `+json`.
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
+        return false;
+    };
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || essence.ends_with("+json")
+}
+
+/// What a method means for the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Duty {
+    /// It changes nothing: it passes, with or without a key.
+    Safe,
+    /// It may change something, and repeating it does no harm by itself: a key is honoured, not asked for.
+    Honour,
+    /// Repeating it may do harm.
+    Enforce,
+}
+
+impl Duty {
+    pub(super) fn of(method: &Method) -> Self {
+        match *method {
+            Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE => Self::Safe,
+            Method::POST | Method::PATCH => Self::Enforce,
+            _ => Self::Honour,
+        }
+    }
+}
+
+/// What a handler knows of its attempt: in the extensions of every request that was granted. In axum:
+/// `Extension(attempt): Extension<Attempt>`.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    message: Message,
+}
+
+impl Attempt {
+    pub(super) fn of(message: Message) -> Self {
+        Self { message }
+    }
+
+    /// Which attempt of this key runs, from 1. It is counted in the record, so it survives crashes.
+    pub fn number(&self) -> u32 {
+        self.message.attempt()
+    }
+
+    /// Whether an earlier attempt ended without a word, so that its effect may have happened. A handler that can
+    /// ask its downstream "did this happen?" should ask when this is true.
+    pub fn recovered(&self) -> bool {
+        self.message.recovered()
+    }
+
+    /// A number that only grows for this key, when the gate is `.fenced()`.
+    pub fn fence(&self) -> Option<u64> {
+        self.message.fence()
+    }
+
+    /// An idempotency key to hand to a downstream system; see [`Message::downstream_key`].
+    pub fn downstream_key(&self, step: &str) -> String {
+        self.message.downstream_key(step)
+    }
+
+    /// Resolves when the run should stop: its lease is lost, or it has run for too long. The handler's future is
+    /// dropped a little later if it has not returned.
+    pub async fn cancelled(&self) {
+        self.message.cancelled().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::http::Request;
+    use oncegate_core::key::{CompiledFingerprint, Fingerprint};
+
+    use super::*;
+
+    fn fingerprint(method: &str, uri: &str, content_type: &str, body: &'static str) -> Fingerprint {
+        let request = Request::builder().method(method).uri(uri).header("content-type", content_type);
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        let caller = Caller { principal: "p".to_owned(), key: "k".to_owned() };
+        let spec: CompiledFingerprint =
+            FingerprintSpec::payload().except(["body.sent_at"]).compile(&key()).unwrap();
+        let of = |form| spec.derive(&message(&parts, &caller, &Bytes::from_static(body.as_bytes()), form));
+        of(Form::Json).or_else(|_| of(Form::Bytes)).unwrap()
+    }
+
+    #[test]
+    fn the_spelling_of_json_does_not_count_and_its_content_does() {
+        let of = |body| fingerprint("POST", "/c", "application/json; charset=utf-8", body);
+        assert_eq!(of(r#"{"a":10,"b":"x","sent_at":1}"#), of(r#"{ "b":"x", "sent_at":2, "a":1e1 }"#));
+        assert_ne!(of(r#"{"a":10}"#), of(r#"{"a":11}"#));
+        assert_ne!(of(r#"{"a":9007199254740993}"#), of(r#"{"a":9007199254740992}"#));
+        assert_eq!(of("{}"), of(" {} "));
+        let text = |body| fingerprint("POST", "/c", "text/plain", body);
+        assert_ne!(text(r#"{"a":1}"#), text(r#"{ "a":1}"#));
+    }
+
+    #[test]
+    fn what_only_claims_to_be_json_counts_by_its_bytes() {
+        let of = |body| fingerprint("POST", "/c", "application/json", body);
+        for body in ["", "{", r#"{"a":1,"a":2}"#, r#"1,"path":"/d""#, "[1]]", "\u{feff}{}"] {
+            assert_eq!(of(body), of(body), "{body:?}");
+            assert_ne!(of(body), of(r#"{"a":1}"#), "{body:?}");
+        }
+        assert_ne!(of(r#"{"a":1,"a":2}"#), of(r#"{"a":2,"a":1}"#));
+    }
+
+    #[test]
+    fn method_path_and_query_count() {
+        let of = |method, uri| fingerprint(method, uri, "application/json", r#"{"a":1}"#);
+        let all = [
+            of("POST", "/c"),
+            of("PATCH", "/c"),
+            of("POST", "/d"),
+            of("POST", "/c?x=1"),
+            of("POST", "/c?x=2"),
+            of("POST", "/c?"),
+        ];
+        for (n, one) in all.iter().enumerate() {
+            assert!(all.iter().skip(n + 1).all(|other| other != one), "{n}");
+        }
+    }
+}

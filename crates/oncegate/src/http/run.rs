@@ -1,0 +1,289 @@
+//! A granted request: its handler, and the one way by which its response leaves.
+//!
+//! Whoever doubts that a response leaves only after COMPLETED reads `settle` and `complete`.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ::http::{Request, Response, StatusCode, header};
+use futures_util::FutureExt;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::IdempotencyLayer;
+use super::body::{Body, collect};
+use super::door::Handle;
+use super::policy::Decision;
+use super::problem::{Cause, GivenUp, Problem};
+use super::request::Attempt;
+use super::response::{Kept, mark_expiry};
+use super::tasks::Place;
+use crate::codec::Raw;
+use crate::gate::{Completion, Entry, Lease};
+use crate::message::{CANCELLATION_GRACE, Message};
+use crate::observe::{Event, RunOutcome};
+
+/// Where the response is waited for, if it still is.
+struct Waiting<E> {
+    client: Option<oneshot::Sender<Result<Response<Body>, E>>>,
+}
+
+impl<E> Waiting<E> {
+    /// Whether somebody waits who was not told yet.
+    fn is_there(&self) -> bool {
+        self.client.as_ref().is_some_and(|client| !client.is_closed())
+    }
+
+    /// A client that has gone away asks again under its key.
+    fn answer(&mut self, answer: Result<Response<Body>, E>) {
+        if let Some(client) = self.client.take() {
+            _ = client.send(answer);
+        }
+    }
+}
+
+/// Runs the request in a task of its own, and waits for its answer. Dropping this future ends nothing.
+pub(super) async fn start<E: Send + 'static>(
+    layer: Arc<IdempotencyLayer>,
+    place: Place,
+    lease: Lease,
+    request: Request<Body>,
+    handle: Handle<E>,
+) -> Result<Response<Body>, E> {
+    let (client, answered) = oneshot::channel();
+    let run = Run { layer: Arc::clone(&layer), waiting: Waiting { client: Some(client) } };
+    layer.tasks.spawn(place, run.run(lease, request, handle));
+    // Without an answer the task was cut off, or a body has panicked: its lease lapses.
+    answered.await.unwrap_or_else(|_| Ok(layer.refuse(&Problem::OutcomeUnknown)))
+}
+
+/// What came of the handler.
+enum Ran<E> {
+    Answered(Response<Body>),
+    Failed(E),
+    Panicked,
+    Cancelled,
+}
+
+struct Run<E> {
+    layer: Arc<IdempotencyLayer>,
+    waiting: Waiting<E>,
+}
+
+impl<E: Send + 'static> Run<E> {
+    async fn run(mut self, lease: Lease, mut request: Request<Body>, handle: Handle<E>) {
+        let attempt = lease.message().attempt();
+        if attempt > self.layer.settings.max_attempts {
+            // Its attempts have ended their processes. This one must not.
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            let given_up = GivenUp { cause: Cause::AttemptsExhausted, status };
+            let response = self.problem(&Problem::Failed(given_up));
+            return self.give_up(lease, Cause::AttemptsExhausted, response).await;
+        }
+        request.extensions_mut().insert(Attempt::of(lease.message().clone()));
+        let started = Instant::now();
+        let ran = call(&lease, self.grace(), request, handle).await;
+        let took = started.elapsed();
+        match ran {
+            Ran::Answered(response) => self.settle(lease, response, None, took).await,
+            Ran::Panicked => {
+                warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), attempt, "a handler has panicked");
+                let response = self.problem(&Problem::HandlerPanicked);
+                self.settle(lease, response, Some(RunOutcome::Panicked), took).await;
+            }
+            Ran::Failed(error) => {
+                self.ran(RunOutcome::Failed, took);
+                self.release(lease, true, StatusCode::INTERNAL_SERVER_ERROR).await;
+                self.waiting.answer(Err(error));
+            }
+            Ran::Cancelled => {
+                // Its effect may have happened. The lease lapses, so that the next attempt is told.
+                self.ran(RunOutcome::Cancelled, took);
+                drop(lease);
+                self.refuse(&Problem::OutcomeUnknown);
+            }
+        }
+    }
+
+    /// Does with the key what the response asks for, then lets the response leave.
+    async fn settle(
+        mut self,
+        lease: Lease,
+        response: Response<Body>,
+        ended: Option<RunOutcome>,
+        took: Duration,
+    ) {
+        let (parts, body) = response.into_parts();
+        let status = parts.status;
+        let exhausted = lease.message().attempt() >= self.layer.settings.max_attempts;
+        let decision = self.layer.settings.policy.decide(&parts);
+        let response = Response::from_parts(parts, body);
+        match decision {
+            Decision::Complete => {
+                self.ran(ended.unwrap_or(RunOutcome::Succeeded), took);
+                self.complete(lease, response).await;
+            }
+            Decision::Release { counted: true } if exhausted => {
+                self.ran(ended.unwrap_or(RunOutcome::Failed), took);
+                self.give_up(lease, Cause::AttemptsExhausted, response).await;
+            }
+            Decision::Release { counted } => {
+                self.ran(ended.unwrap_or(RunOutcome::Failed), took);
+                self.release(lease, counted, status).await;
+                self.send(response, "released");
+            }
+            Decision::Fail => {
+                self.ran(ended.unwrap_or(RunOutcome::GaveUp), took);
+                self.give_up(lease, Cause::Handler, response).await;
+            }
+        }
+    }
+
+    /// COMPLETED first, then the response.
+    async fn complete(mut self, lease: Lease, response: Response<Body>) {
+        let (mut parts, body) = response.into_parts();
+        let settings = &self.layer.settings;
+        let endless = parts
+            .headers
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
+        let limit_bytes = if endless { 0 } else { settings.max_response_bytes };
+        let patience = if endless { Duration::ZERO } else { settings.response_patience };
+        let collected = collect(body, limit_bytes, patience).await;
+        let expires_unix_s = expires_unix_s(self.layer.gate.retention_period());
+        let kept = Kept::new(parts.status, &parts.headers, collected.whole.ok(), expires_unix_s);
+        if !kept.is_whole() {
+            self.not_kept(&lease);
+        }
+        let (message, key) = (lease.message().clone(), lease.store_key().clone());
+        let mut completing = pin!(lease.complete(&Raw(kept.encode())));
+        let completed = match timeout(settings.settle_timeout, &mut completing).await {
+            Ok(completed) => completed,
+            Err(_elapsed) => {
+                warn!(scope = self.layer.gate.scope(), %key, "a response waits for its completion, and its client waits no longer");
+                self.refuse(&Problem::OutcomeUnknown);
+                // Heartbeats go on, and so do the tries with the same token.
+                completing.await
+            }
+        };
+        match completed {
+            Ok(Completion::Held) => {}
+            Ok(Completion::Lost) => return self.follow(&message).await,
+            Err(error) => {
+                let scope = self.layer.gate.scope();
+                warn!(scope, %key, %error, "the work is recorded without its response");
+                self.layer.gate.observe(Event::ResultNotKept { scope });
+            }
+        }
+        mark_expiry(&mut parts.headers, expires_unix_s);
+        if self.waiting.is_there() {
+            self.layer.gate.observe(Event::Acked { count: 1 });
+        }
+        self.send(Response::from_parts(parts, collected.body), "handled");
+    }
+
+    /// Somebody else took over: his verdict counts.
+    async fn follow(mut self, message: &Message) {
+        let problem = match self.layer.ask(message).await {
+            Ok(Entry::Granted(lease)) => {
+                // Nobody has it any more. The client asks again, and that request says so to its handler.
+                lease.release(Duration::ZERO, false, "its owner had lost the lease").await;
+                Problem::InProgress
+            }
+            Ok(entry) => {
+                let response = self.layer.repeat(entry);
+                return self.waiting.answer(Ok(response));
+            }
+            Err(_) => Problem::OutcomeUnknown,
+        };
+        self.refuse(&problem);
+    }
+
+    async fn release(&self, lease: Lease, counted: bool, status: StatusCode) {
+        let scope = self.layer.gate.scope();
+        info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed, and may come again");
+        lease.release(Duration::ZERO, counted, &format!("HTTP status {}", status.as_u16())).await;
+        if counted {
+            self.layer.gate.observe(Event::Retried { scope });
+        }
+    }
+
+    /// FAILED first, then the response.
+    async fn give_up(mut self, lease: Lease, cause: Cause, response: Response<Body>) {
+        let given_up = GivenUp { cause, status: response.status() };
+        warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), %given_up, "a request will not run again");
+        let message = lease.message().clone();
+        let mut failing = pin!(async { lease.fail(&given_up.to_string()).await });
+        let failed = match timeout(self.layer.settings.settle_timeout, &mut failing).await {
+            Ok(failed) => failed,
+            Err(_elapsed) => {
+                self.refuse(&Problem::OutcomeUnknown);
+                failing.await
+            }
+        };
+        match failed {
+            Completion::Held => self.send(response, "given-up"),
+            Completion::Lost => self.follow(&message).await,
+        }
+    }
+
+    /// How long a handler may go on after its cancellation.
+    fn grace(&self) -> Duration {
+        self.layer.gate.lease_period().min(CANCELLATION_GRACE)
+    }
+
+    fn ran(&self, outcome: RunOutcome, took: Duration) {
+        let gate = &self.layer.gate;
+        gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+    }
+
+    fn not_kept(&self, lease: &Lease) {
+        let scope = self.layer.gate.scope();
+        info!(scope, key = %lease.store_key(), "a response is too large or does not end; it is recorded without its body");
+        self.layer.gate.observe(Event::ResultNotKept { scope });
+    }
+
+    fn problem(&self, problem: &Problem) -> Response<Body> {
+        problem.response(&self.layer.settings.problems_at)
+    }
+
+    /// A client that was told already or has gone is not told, and not counted.
+    fn send(&mut self, response: Response<Body>, answer: &'static str) {
+        if self.waiting.is_there() {
+            self.layer.note(answer);
+            self.waiting.answer(Ok(response));
+        }
+    }
+
+    fn refuse(&mut self, problem: &Problem) {
+        if self.waiting.is_there() {
+            let response = self.layer.refuse(problem);
+            self.waiting.answer(Ok(response));
+        }
+    }
+}
+
+async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle: Handle<E>) -> Ran<E> {
+    // Making the future runs code of the user's as well.
+    let work = async move { handle(request).await };
+    let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
+    let ran = tokio::select! {
+        biased;
+        ran = &mut work => Some(ran),
+        () = lease.cancelled().cancelled() => timeout(grace, work).await.ok(),
+    };
+    match ran {
+        Some(Ok(Ok(response))) => Ran::Answered(response),
+        Some(Ok(Err(error))) => Ran::Failed(error),
+        Some(Err(_panic)) => Ran::Panicked,
+        None => Ran::Cancelled,
+    }
+}
+
+fn expires_unix_s(retention: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_add(retention).as_secs()
+}

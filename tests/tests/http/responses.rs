@@ -1,0 +1,148 @@
+//! What becomes of the key, by what the handler answers.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use oncegate_tests::Sent;
+
+use crate::world::{ORDER, World, headers, told};
+
+#[tokio::test]
+async fn what_another_attempt_may_change_is_not_kept() {
+    let world = World::new().await;
+    // About the caller or the moment: the request was not handled, and no attempt is used up.
+    for (n, status) in ["401", "403", "408", "409", "425", "429"].into_iter().enumerate() {
+        let key = format!("k{n}");
+        let before = world.runs().len();
+        assert_eq!(world.told(&key, status).await.status.as_str(), status);
+        let again = world.told(&key, "charge").await;
+        assert_eq!((again.status.as_u16(), again.is_replayed()), (201, false), "{status}");
+        assert_eq!(world.runs()[before..], [(1, false), (1, false)], "{status}");
+    }
+    // A failure: the attempt counts.
+    for status in ["500", "502", "503", "panic", "retry"] {
+        let before = world.runs().len();
+        world.told(status, status).await;
+        let again = world.told(status, "charge").await;
+        assert_eq!((again.status.as_u16(), again.is_replayed()), (201, false), "{status}");
+        assert_eq!(world.runs()[before..], [(1, false), (2, false)], "{status}");
+    }
+    // A result, good or bad.
+    for status in ["200", "204", "302", "400", "404", "410", "422", "complete"] {
+        let first = world.told(status, status).await;
+        let again = world.told(status, "charge").await;
+        assert!(again.is_replayed(), "{status}");
+        assert_eq!((again.status, &again.body), (first.status, &first.body), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_panic_is_a_failed_attempt() {
+    let world = World::new().await;
+    for client in [world.http1(), world.http2()] {
+        let answer = client.send(told("k", &headers("panic"))).await;
+        assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (500, "handler-panicked"));
+    }
+    assert_eq!(world.runs(), [(1, false), (2, false)]);
+    assert_eq!(world.watched.get("handler_runs", "panicked"), 2);
+}
+
+#[tokio::test]
+async fn used_up_attempts_are_the_end() {
+    let world = World::with(|layer| layer.max_attempts(2)).await;
+    assert_eq!(world.told("k", "500").await.body, "run 1");
+    assert_eq!(world.told("k", "502").await.body, "run 2");
+    for _ in 0..2 {
+        let answer = world.told("k", "charge").await;
+        assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (502, "attempts-exhausted"));
+    }
+    assert_eq!(world.runs().len(), 2);
+    assert_eq!(world.told("given-up", "fail").await.body, "never");
+    let answer = world.told("given-up", "charge").await;
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (410, "given-up"));
+    assert_eq!(world.runs().len(), 3);
+}
+
+#[tokio::test]
+async fn everything_is_kept_by_choice() {
+    let world = World::with(|layer| layer.keep_everything()).await;
+    for what in ["500", "429", "panic"] {
+        let first = world.told(what, what).await;
+        let again = world.told(what, "charge").await;
+        assert!(again.is_replayed(), "{what}");
+        assert_eq!((again.status, &again.body), (first.status, &first.body), "{what}");
+    }
+    assert_eq!(world.runs().len(), 3);
+}
+
+#[tokio::test]
+async fn a_response_that_is_too_large_is_streamed_once() {
+    let world = World::new().await;
+    for (key, client) in [("k1", world.http1()), ("k2", world.http2())] {
+        let before = world.runs().len();
+        assert_eq!(client.send(told(key, &headers("big"))).await.body.len(), 100_000);
+        let again = client.send(told(key, &headers("big"))).await;
+        assert_eq!((again.status.as_u16(), again.problem().as_str()), (409, "response-not-kept"));
+        assert_eq!(again.header("retry-after"), None);
+        assert_eq!(world.runs().len(), before + 1);
+    }
+    assert_eq!(world.watched.total("results_not_kept"), 2);
+}
+
+#[tokio::test]
+async fn a_response_of_any_size_up_to_the_limit_is_kept() {
+    let world = World::with(|layer| layer.max_response_bytes(1_000)).await;
+    for size in [0, 1, 999, 1_000, 1_001] {
+        let key = format!("k{size}");
+        let body = "x".repeat(size);
+        let sent = Sent::post("/charges", &key, &body).headers(&[("x-do", "echo")]);
+        assert_eq!(world.http1().send(sent).await.body.len(), size);
+        let again = world.http1().send(sent).await;
+        if size <= 1_000 {
+            assert_eq!((again.is_replayed(), again.body.len()), (true, size));
+        } else {
+            assert_eq!(again.problem(), "response-not-kept");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_response_without_end_is_recorded_before_its_first_byte() {
+    // Server-sent events are known by their type; others by that they do not come to an end.
+    for (what, patience) in [("endless", Duration::from_secs(3_600)), ("drip", Duration::ZERO)] {
+        let world = World::with(|layer| layer.response_patience(patience)).await;
+        for (n, client) in [world.http1(), world.http2()].iter().enumerate() {
+            let key = format!("k{n}");
+            let response = client.begin(told(&key, &headers(what))).await.unwrap();
+            assert!(world.all_completed(), "the head has come, and nothing is recorded");
+            let mut body = response.into_body();
+            assert!(!body.frame().await.unwrap().unwrap().into_data().unwrap().is_empty());
+            // It goes on; its repetition does not run.
+            let again = client.send(told(&key, &headers(what))).await;
+            assert_eq!(again.problem(), "response-not-kept", "{what}");
+            assert_eq!(world.runs().len(), n + 1);
+        }
+        world.work.open();
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_breaks_off_does_not_run_again() {
+    let world = World::new().await;
+    assert!(
+        world.http1().try_send(told("k", &headers("break"))).await.is_err(),
+        "the client sees that it is broken"
+    );
+    assert_eq!(world.told("k", "charge").await.problem(), "response-not-kept");
+    assert_eq!(world.runs().len(), 1);
+}
+
+#[tokio::test]
+async fn a_response_larger_than_the_gate_keeps_does_not_run_again() {
+    let store = std::sync::Arc::new(oncegate::MemoryStore::new());
+    let world = World::over(store.clone(), store, |gate| gate.max_result_bytes(100), |layer| layer).await;
+    let first = world.post("k", ORDER).await;
+    assert_eq!(first.status, 201);
+    assert_eq!(world.post("k", ORDER).await.problem(), "response-not-kept");
+    assert_eq!(world.runs().len(), 1);
+}
