@@ -220,6 +220,6 @@ async fn an_owner_that_stalls_in_its_transaction_keeps_the_payment_no_longer_tha
     while let Some(stall) = stalls.join_next().await {
         stall.unwrap();
     }
-    // Begin, effect, limits and lock, completion, commit; the last numbers are not there with every client.
-    assert!(scenes.iter().all(|scene| scene.stopped.load(SeqCst) >= 5));
+    // Begin, effect, completion, commit, in one statement each or two; the last numbers are not there with each client.
+    assert!(scenes.iter().all(|scene| scene.stopped.load(SeqCst) >= 4));
 }

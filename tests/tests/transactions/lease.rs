@@ -4,7 +4,7 @@ use std::future::ready;
 use std::time::{Duration, Instant};
 
 use oncegate::{Completion, Entry, Gate, Lease, Message, Origin};
-use oncegate_tests::{CLIENTS, Client, End};
+use oncegate_tests::{CLIENTS, Client, End, Postgres, unique};
 use tokio_postgres::IsolationLevel::RepeatableRead;
 
 use crate::place::{LEASE, Place, key_of, take_over};
@@ -115,4 +115,22 @@ async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
     // In the default isolation it does not matter.
     let transaction = client.transaction().await.unwrap();
     assert_eq!(not_committed.into_lease().commit_with(transaction, &()).await.unwrap(), Completion::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_of_few_rights_completes_in_its_transaction() {
+    let place = Place::new(Client::TokioPostgres).await;
+    let postgres = Postgres::shared().await;
+    let (role, admin) = (unique("payer").replace('-', "_"), postgres.connection().await);
+    let grant = format!(
+        "CREATE ROLE {role} LOGIN; GRANT INSERT ON {} TO {role}; GRANT SELECT, UPDATE ON oncegate_records TO {role}",
+        place.till.table
+    );
+    admin.batch_execute(&grant).await.unwrap();
+    let mut till = place.till.clone();
+    till.url = postgres.url_as(&role);
+    let lease = granted(&place.gate(LEASE), 1).await;
+    till.charge(lease.message(), &"receipt".to_owned(), End::Commit, ready(())).await.unwrap();
+    assert_eq!(lease.committed().await.unwrap(), Completion::Held);
+    admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }

@@ -1,16 +1,15 @@
 //! A record completed inside a transaction of the user's own.
 //!
-//! Three steps, on whatever client the transaction belongs to: set limits, so that a stalled process blocks
-//! nobody's key for longer than its lease; lock and read the row, which is the last lock that the transaction
-//! takes; run the rules and write what came out. The row is locked from the second step to the end.
+//! On whatever client the transaction belongs to: set limits, so that a stalled process blocks nobody's key for
+//! longer than its lease; complete the record by one statement, which takes the transaction's last lock; commit.
+//! Where the statement finds nothing to complete, the rules say why.
 
 use futures_util::future::join;
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::store::StoreError;
 use tokio_postgres::types::Type;
 
-use super::errors;
-use super::row::{self, Columns};
+use super::{errors, row};
 use crate::failure::BoxError;
 use crate::transaction::{Completing, SqlTransaction};
 
@@ -19,22 +18,6 @@ mod sqlx;
 
 /// The longest time limit that the server takes, in milliseconds.
 const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
-
-/// The types of [`row::WRITE`]'s parameters.
-const WRITE_TYPES: [Type; 12] = [
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::INT8_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::INT2_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::INT8_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::BOOL_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::TEXT_ARRAY,
-];
 
 impl SqlTransaction for tokio_postgres::Transaction<'_> {
     async fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError> {
@@ -58,20 +41,27 @@ async fn complete(
     transaction: &tokio_postgres::Transaction<'_>,
     completing: &Completing,
 ) -> Result<(), BoxError> {
-    let key = completing.key().as_str();
-    let limits = limits(completing);
+    let not_executed = |error| errors::not_executed(&error).error;
+    let (limits, key, retention_ms) =
+        (limits(completing), completing.key().as_str(), retention_ms(completing));
+    let (token, result) = (completing.token(), completing.result().as_ref());
+    let token = token.as_bytes().as_slice();
     // In this order on the wire, and in one round trip.
-    let (limited, row) = join(
+    let (limited, completed) = join(
         transaction.batch_execute(&limits),
-        transaction.query_typed_opt(row::LOCK_ONE, &[(&key, Type::TEXT)]),
+        transaction.execute_typed(
+            row::COMPLETE,
+            &[(&key, Type::TEXT), (&token, Type::BYTEA), (&result, Type::BYTEA), (&retention_ms, Type::INT8)],
+        ),
     )
     .await;
-    let row = limited.and(row).map_err(|error| errors::not_executed(&error).error)?;
+    if limited.and(completed).map_err(not_executed)? == 1 {
+        return Ok(());
+    }
+    let row =
+        transaction.query_typed_opt(row::READ_ONE, &[(&key, Type::TEXT)]).await.map_err(not_executed)?;
     let read = |row| Ok::<_, String>((row::now(row)?, row::decode(row)?));
-    let columns = changed(completing, row.as_ref().map(read))?;
-    let parameters: Vec<_> = columns.parameters().into_iter().zip(WRITE_TYPES).collect();
-    let written = transaction.execute_typed(row::WRITE, &parameters).await;
-    confirm(written.map_err(|error| errors::not_executed(&error).error)?)
+    Err(why_not(completing, row.as_ref().map(read)))
 }
 
 /// Limits for the rest of the transaction, and no commit that is answered before it is durable.
@@ -85,25 +75,21 @@ fn limits(completing: &Completing) -> String {
     )
 }
 
-/// What the row must hold at the end, given what it held when it was locked; `None` if there is no row.
-fn changed(
-    completing: &Completing,
-    row: Option<Result<(StoreTime, Record), String>>,
-) -> Result<Columns, BoxError> {
-    let row = row.transpose().map_err(|reason| StoreError::unreadable(completing.key().clone(), reason))?;
-    let (now, record) = row.map_or((StoreTime::default(), None), |(now, record)| (now, Some(record)));
-    let mut columns = Columns::default();
-    columns.put(completing.key(), &completing.apply(now, record)?);
-    Ok(columns)
+fn retention_ms(completing: &Completing) -> i64 {
+    i64::try_from(completing.retention().as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The one row was written.
-fn confirm(written: u64) -> Result<(), BoxError> {
-    match written {
-        1 => Ok(()),
-        _ => Err(
-            "oncegate_records did not take the row: a trigger, rule or policy on it interferes; remove it"
-                .into(),
-        ),
-    }
+/// Why the statement completed nothing, given the record of the key; `None` if there is no row.
+fn why_not(completing: &Completing, row: Option<Result<(StoreTime, Record), String>>) -> BoxError {
+    let (now, record) = match row {
+        Some(Ok((now, record))) => (now, Some(record)),
+        Some(Err(reason)) => return StoreError::unreadable(completing.key().clone(), reason).into(),
+        None => (StoreTime::default(), None),
+    };
+    let interference = |_| {
+        "oncegate_records did not take the row, and the transaction was rolled back: a trigger, rule or policy \
+         on it interferes; remove it"
+            .into()
+    };
+    completing.apply(now, record).map_or_else(std::convert::identity, interference)
 }

@@ -30,12 +30,11 @@ FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS n
 LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, \
 result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
 
-/// Locks the row of one key until the transaction ends, and reads it and the server's clock. It inserts nothing:
-/// where there is no row, nobody may complete it.
-pub(super) const LOCK_ONE: &str = "\
+/// Reads one row and the server's clock.
+pub(super) const READ_ONE: &str = "\
 SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us, \
 key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result \
-FROM oncegate_records WHERE key = $1 FOR UPDATE";
+FROM oncegate_records WHERE key = $1";
 
 /// Puts records into rows that are there, and removes others.
 pub(super) const WRITE: &str = "\
@@ -71,7 +70,8 @@ unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[]) AS n(key, token, resu
 WHERE r.key = n.key AND r.state = 'pending' AND r.owner = n.token AND r.expires_at_ms >= c.now_ms \
 RETURNING r.key";
 
-/// Completes the one record that its owner shows the token of, as the rules say: for clients that cannot run them.
+/// Completes the one record that its owner shows the token of, in a transaction that is not ours: exactly what
+/// [`Completing::apply`](crate::Completing::apply) completes.
 pub(super) const COMPLETE: &str = "\
 UPDATE oncegate_records SET state = 'completed', owner = substring(owner FOR 4), attempt = 0, recovery = 'none', \
 fence = NULL, handed_over = false, reason = '', result = $3, \
@@ -171,29 +171,6 @@ impl Columns {
         ]
     }
 }
-
-#[cfg(feature = "sqlx")]
-impl Columns {
-    /// The parameters of [`WRITE`], for sqlx.
-    pub(super) fn bind(self, write: SqlxQuery) -> SqlxQuery {
-        write
-            .bind(self.keys)
-            .bind(self.states)
-            .bind(self.expiries_ms)
-            .bind(self.owners)
-            .bind(self.attempts)
-            .bind(self.recoveries)
-            .bind(self.fences)
-            .bind(self.fingerprints)
-            .bind(self.handed_over)
-            .bind(self.reasons)
-            .bind(self.results)
-            .bind(self.gone)
-    }
-}
-
-#[cfg(feature = "sqlx")]
-type SqlxQuery = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
 /// The record's expiry as its column holds it.
 pub(super) fn expiry_ms(record: &Record) -> i64 {

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
 
 use super::super::errors;
 use super::super::row::{self, Fields};
-use super::{BoxError, Completing, Record, SqlTransaction, changed, confirm, limits};
+use super::{BoxError, Completing, Record, SqlTransaction, limits, retention_ms, why_not};
 
 impl SqlTransaction for Transaction<'_, Postgres> {
     async fn complete_and_commit(mut self, completing: &Completing) -> Result<(), BoxError> {
@@ -21,15 +21,21 @@ async fn complete(connection: &mut PgConnection, completing: &Completing) -> Res
     // Nothing but numbers is put into it.
     let limits = sqlx::raw_sql(AssertSqlSafe(limits(completing)));
     limits.execute(&mut *connection).await.map_err(|error| not_executed(&error))?;
-    let lock = sqlx::query(row::LOCK_ONE).persistent(false).bind(completing.key().as_str());
-    let row = lock.fetch_optional(&mut *connection).await.map_err(|error| not_executed(&error))?;
-    let columns = changed(completing, row.as_ref().map(read))?;
-    let write = sqlx::query(row::WRITE).persistent(false);
-    let written = columns.bind(write).execute(connection).await.map_err(|error| not_executed(&error))?;
-    confirm(written.rows_affected())
+    let complete = sqlx::query(row::COMPLETE)
+        .bind(completing.key().as_str())
+        .bind(completing.token().as_bytes().as_slice())
+        .bind(completing.result().as_ref())
+        .bind(retention_ms(completing));
+    let completed = complete.execute(&mut *connection).await.map_err(|error| not_executed(&error))?;
+    if completed.rows_affected() == 1 {
+        return Ok(());
+    }
+    let read_one = sqlx::query(row::READ_ONE).bind(completing.key().as_str());
+    let row = read_one.fetch_optional(connection).await.map_err(|error| not_executed(&error))?;
+    Err(why_not(completing, row.as_ref().map(read)))
 }
 
-/// Reads a row of [`row::LOCK_ONE`].
+/// Reads a row of [`row::READ_ONE`].
 fn read(row: &PgRow) -> Result<(StoreTime, Record), String> {
     let now_us: i64 = column(row, "now_us")?;
     let fields = Fields {
