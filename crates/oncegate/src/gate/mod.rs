@@ -52,7 +52,7 @@ use keeper::Keeper;
 /// match gate.enter(&message).await? {
 ///     Entry::Granted(lease) => {
 ///         // … charge the card, with `lease.message().downstream_key("charge")` …
-///         if lease.complete(&"receipt 42".to_owned()).await? == Completion::Held {
+///         if lease.complete("receipt 42").await? == Completion::Held {
 ///             // … and only now acknowledge.
 ///         }
 ///     }
