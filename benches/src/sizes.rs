@@ -80,8 +80,8 @@ fn quote() -> Quote {
         sku: format!("K-{n:06}"),
         quantity: n % 7 + 1,
         unit_price_cents: u64::from(n) * 137 + 995,
-        in_stock: n % 3 != 0,
-        note: (n % 5 == 0).then(|| "delivered from another warehouse".to_owned()),
+        in_stock: !n.is_multiple_of(3),
+        note: n.is_multiple_of(5).then(|| "delivered from another warehouse".to_owned()),
     };
     Quote {
         quote_id: "Q-000000000042".to_owned(),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use oncegate::MemoryStore;
 use oncegate::core::store::{Promise, Store, Survives};
@@ -94,19 +95,23 @@ async fn postgres_says_its_row() {
         store.create_schema().await.unwrap();
         says(&store, found).await;
     }
-    // No standby answers, so nothing is ever committed; a server that has one says so.
+}
+
+#[tokio::test]
+async fn postgres_with_a_synchronous_standby_says_its_row() {
     let server = PostgresServer::start_with(&[]).await;
-    let store = PostgresStore::connect(server.url()).await.unwrap();
-    store.create_schema().await.unwrap();
+    PostgresStore::connect(server.url()).await.unwrap().create_schema().await.unwrap();
+    // No such standby ever answers, so from now on nothing is committed; to be asked, that is enough.
     let client = server.connection().await;
     client.batch_execute("ALTER SYSTEM SET synchronous_standby_names = 'another'").await.unwrap();
     client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
-    let reloaded = async || {
-        let shown = client.query_one("SHOW synchronous_standby_names", &[]).await.unwrap();
-        shown.get::<_, String>(0) == "another"
-    };
-    while !reloaded().await {
-        tokio::task::yield_now().await;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while client.query_one("SHOW synchronous_standby_names", &[]).await.unwrap().get::<_, String>(0)
+        != "another"
+    {
+        assert!(Instant::now() < deadline, "the server does not read its settings");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    says(&store, "`synchronous_standby_names`").await;
+    // A new connection has the new settings; one that was open may learn them a little later.
+    says(&PostgresStore::connect(server.url()).await.unwrap(), "`synchronous_standby_names`").await;
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt as _, stream};
 use object_store::aws::AmazonS3Builder;
 use oncegate::core::key::Scope;
 use oncegate::results::{ObjectResults, ResultStore, Sweep};
@@ -57,10 +58,11 @@ async fn old_objects_are_swept_and_fresh_ones_stay() {
     let bucket = Bucket::create(server.endpoint()).await;
     let (results, scope) = (results(&server, &bucket), Scope::new(unique("s3")).unwrap());
     // More than one request lists or deletes.
-    for n in 0..1_010 {
-        results.put(&format!("{scope}/ab/old.{n}"), b"old".as_slice().into()).await.unwrap();
-    }
-    results.put("somebody-else/ab/old", b"old".as_slice().into()).await.unwrap();
+    let put = async |n| results.put(&format!("{scope}/ab/old.{n}"), b"old".as_slice().into()).await.unwrap();
+    let old = (0..1_010).map(&put);
+    stream::iter(old).buffer_unordered(16).collect::<Vec<()>>().await;
+    // Its name begins like the other's.
+    results.put(&format!("{scope}2/ab/old"), b"old".as_slice().into()).await.unwrap();
     let (deadline, mut deleted) = (Instant::now() + Duration::from_secs(60), 0);
     // The server's clock decides, in whole seconds: ask until it finds them old.
     while deleted < 1_010 {
@@ -74,10 +76,7 @@ async fn old_objects_are_swept_and_fresh_ones_stay() {
     }
     assert_eq!(deleted, 1_010);
     let left = bucket.objects().await;
-    assert_eq!(
-        left,
-        [format!("{scope}/ab/fresh"), format!("{scope}/clock"), "somebody-else/ab/old".to_owned()]
-    );
+    assert_eq!(left, [format!("{scope}/ab/fresh"), format!("{scope}/clock"), format!("{scope}2/ab/old")]);
 }
 
 #[tokio::test]

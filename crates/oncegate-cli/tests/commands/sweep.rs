@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use oncegate::results::ObjectResults;
 use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
 
-use super::oncegate;
+use super::{command, oncegate};
 
 #[tokio::test]
 async fn results_that_are_over_are_counted_and_then_deleted() {
@@ -49,4 +49,29 @@ async fn places_that_cannot_be_swept() {
     oncegate(&arguments("/no/such/folder"), b"").await.ended(69).says("/no/such/folder");
     oncegate(&arguments("gs://bucket"), b"").await.ended(78).says("known are a folder");
     assert!(!std::path::Path::new("/no/such/folder").exists());
+}
+
+#[cfg(feature = "s3")]
+#[tokio::test]
+async fn a_bucket_is_swept_with_what_the_environment_says() {
+    let server = oncegate_tests::MotoServer::start().await;
+    let bucket = oncegate_tests::Bucket::create(server.endpoint()).await;
+    bucket.write("results/billing/ab/fresh", b"fresh").await;
+    bucket.write("elsewhere/billing/ab/other", b"not below the prefix").await;
+    let place = format!("s3://{}/results", bucket.name());
+    let arguments = ["sweep", "--results", &place, "--scope", "billing", "--older-than", "9d", "--json"];
+    let environment = [
+        ("AWS_ENDPOINT_URL", server.endpoint()),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "anybody"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+    ];
+    let output = command(&arguments).envs(environment).output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&found["kept"], &found["over"]), (&1.into(), &0.into()));
+    assert_eq!(found["dry_run"], false);
+    let objects = ["elsewhere/billing/ab/other", "results/billing/ab/fresh", "results/billing/clock"];
+    assert_eq!(bucket.objects().await, objects);
 }

@@ -55,7 +55,7 @@ use keeper::Keeper;
 /// match gate.enter(&message).await? {
 ///     Entry::Granted(lease) => {
 ///         // … charge the card, with `lease.message().downstream_key("charge")` …
-///         if lease.complete(&"receipt 42".to_owned()).await? == Completion::Held {
+///         if lease.complete("receipt 42").await? == Completion::Held {
 ///             // … and only now acknowledge.
 ///         }
 ///     }
@@ -279,12 +279,12 @@ impl Gate {
     /// # Errors
     /// [`GateError`] says what to change. Nothing has been claimed then.
     pub async fn open(&self) -> Result<Checkup, GateError> {
-        let opened = self.opened.get_or_try_init(|| self.try_open()).await?;
-        Ok(opened.checkup.clone())
+        Ok(self.opened().await?.checkup.clone())
     }
 
     pub(crate) async fn opened(&self) -> Result<&Arc<OpenGate>, GateError> {
-        self.opened.get_or_try_init(|| self.try_open()).await
+        // On the heap: it happens once, and every message's future would carry the room for it.
+        self.opened.get_or_try_init(|| Box::pin(self.try_open())).await
     }
 
     async fn try_open(&self) -> Result<Arc<OpenGate>, GateError> {

@@ -59,8 +59,9 @@ impl ObjectResults {
     ///
     /// Credentials, region and endpoint come from the usual variables: `AWS_ACCESS_KEY_ID`,
     /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, a web identity, or the instance's role; plain HTTP
-    /// needs `AWS_ALLOW_HTTP=true`. The account needs `s3:PutObject` and `s3:GetObject`, and `s3:ListBucket` and
-    /// `s3:DeleteObject` for the sweep. For anything else configure a client of your own:
+    /// needs `AWS_ALLOW_HTTP=true`. The account needs `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` (without the
+    /// last one S3 calls a missing result forbidden, and its duplicates would wait for ever), and `s3:DeleteObject`
+    /// for the sweep. For anything else configure a client of your own:
     /// [`from_object_store`](Self::from_object_store).
     ///
     /// # Errors
