@@ -194,13 +194,14 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     connection.pragma_update(None, "trusted_schema", false)
 }
 
-/// Reads the file through, if it is not too large for that.
+/// Reads the file through, if it is not too large for that. Not `quick_check`: it would miss a damaged index, in
+/// which a key that has a row is not found.
 fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), StoreError> {
     let bytes = fs::metadata(&settings.path).map(|metadata| metadata.len()).unwrap_or(u64::MAX);
     if bytes > settings.check_up_to_bytes {
         return Ok(());
     }
-    let check = || connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+    let check = || connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get::<_, String>(0));
     let finding = patiently(settings.busy_timeout, check).map_err(|error| errors::not_executed(&error))?;
     if finding == "ok" { Ok(()) } else { Err(errors::damaged(&finding)) }
 }

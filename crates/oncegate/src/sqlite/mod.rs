@@ -170,7 +170,7 @@ impl SqliteBuilder {
     }
 
     /// The largest file, in bytes, that is read through and checked for damage when it is opened.
-    /// Default: 256 MiB, which takes about a second.
+    /// Default: 256 MiB, which takes a few seconds. A larger file is checked page by page as it is used.
     pub fn check_files_up_to(mut self, bytes: u64) -> Self {
         self.settings.check_up_to_bytes = bytes;
         self
