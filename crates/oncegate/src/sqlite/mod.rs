@@ -4,7 +4,7 @@
 //! [`rules::apply`](oncegate_core::rules::apply) itself, and writes what came out, all inside one
 //! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
 //!
-//! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
+//! - `file`: opening, and what is refused; `place`: where it lies; `row`: a record as readable columns; `clock`
 //! - `writer`: group commit; `reader`: looks; `purge`: expired records; `thread` and `queue`: between them and
 //!   the callers
 //!
@@ -37,6 +37,7 @@ use crate::archive::{Archive, SharedArchive};
 mod clock;
 mod errors;
 mod file;
+mod place;
 mod purge;
 mod queue;
 mod reader;
@@ -248,7 +249,7 @@ impl Store for SqliteStore {
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         let path = self.inner.path.clone();
-        self.inner.writer.ask(move |connection| file::check(connection, &path)).await
+        self.inner.writer.ask(move |connection| place::check(connection, &path)).await
     }
 }
 
