@@ -1,11 +1,10 @@
 //! Opening a file: what it must be, and what is refused.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use oncegate_core::store::{Checkup, StoreError, Survives};
+use oncegate_core::store::StoreError;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
@@ -211,13 +210,14 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     connection.pragma_update(None, "trusted_schema", false)
 }
 
-/// Reads the file through, if it is not too large for that.
+/// Reads the file through, if it is not too large for that. Not `quick_check`: it would miss a damaged index, in
+/// which a key that has a row is not found.
 fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), StoreError> {
     let bytes = fs::metadata(&settings.path).map(|metadata| metadata.len()).unwrap_or(u64::MAX);
     if bytes > settings.check_up_to_bytes {
         return Ok(());
     }
-    let check = || connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+    let check = || connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get::<_, String>(0));
     let finding = patiently(settings.busy_timeout, check).map_err(|error| errors::not_executed(&error))?;
     if finding == "ok" { Ok(()) } else { Err(errors::damaged(&finding)) }
 }
@@ -236,81 +236,4 @@ pub(super) fn patiently<T>(
             settled => return settled,
         }
     }
-}
-
-/// Which file it is, whatever its path names by now.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Identity {
-    #[cfg(unix)]
-    device_and_inode: (u64, u64),
-}
-
-impl Identity {
-    #[cfg(unix)]
-    fn of(path: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-        let metadata = fs::metadata(path)?;
-        Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
-    }
-
-    /// Elsewhere an open file can be neither deleted nor replaced.
-    #[cfg(not(unix))]
-    fn of(_: &Path) -> io::Result<Self> {
-        Ok(Self {})
-    }
-}
-
-/// A file that must stay in its place while it is open.
-///
-/// SQLite goes on with a file that was deleted or replaced under it. What it then answered would be lost
-/// with the process, and another process would be told that the same messages are new.
-pub(super) struct Place {
-    path: PathBuf,
-    opened: Option<Identity>,
-}
-
-impl Place {
-    pub(super) fn of(path: &Path) -> Self {
-        Self { path: path.to_owned(), opened: Identity::of(path).ok() }
-    }
-
-    pub(super) fn check(&self) -> Result<(), StoreError> {
-        let path = self.path.display();
-        match Identity::of(&self.path) {
-            Ok(now) if Some(&now) == self.opened.as_ref() => Ok(()),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::unavailable(format_args!("{path} cannot be looked at: {error}")))
-            }
-            _ => Err(StoreError::refused(format_args!(
-                "{path} was moved, deleted or replaced while it was open; put it back, or restart"
-            ))),
-        }
-    }
-
-    /// Says in which file it went wrong.
-    pub(super) fn name(&self, error: StoreError) -> StoreError {
-        errors::of_file(&self.path, error)
-    }
-}
-
-/// What the start-up check says of the file.
-pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Checkup> {
-    let version = rusqlite::version();
-    let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
-    let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
-    let survives = match synchronous {
-        ..1 => Survives::Unsynced,
-        1 => Survives::Moments,
-        2.. => Survives::Disk,
-    };
-    let mut warnings = Vec::new();
-    if survives < Survives::Disk {
-        warnings.push(
-            "synchronous is NORMAL: a power cut may take back completions that were acknowledged; \
-             use Synchronous::Full"
-                .to_owned(),
-        );
-    }
-    let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
-    Ok(Checkup { store, survives, warnings })
 }

@@ -4,7 +4,7 @@
 //! [`rules::apply`](oncegate_core::rules::apply) itself, and writes what came out, all inside one
 //! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
 //!
-//! - `file`: opening, and what is refused; `row`: a record as readable columns; `clock`
+//! - `file`: opening, and what is refused; `place`: where it lies; `row`: a record as readable columns; `clock`
 //! - `commit`: a record completed inside a transaction of the user's own
 //! - `writer`: group commit; `reader`: looks; `purge`: expired records; `thread` and `queue`: between them and
 //!   the callers
@@ -39,6 +39,7 @@ mod clock;
 mod commit;
 mod errors;
 mod file;
+mod place;
 mod purge;
 mod queue;
 mod reader;
@@ -185,7 +186,7 @@ impl SqliteBuilder {
     }
 
     /// The largest file, in bytes, that is read through and checked for damage when it is opened.
-    /// Default: 256 MiB, which takes about a second.
+    /// Default: 256 MiB, which takes a few seconds. A larger file is checked page by page as it is used.
     pub fn check_files_up_to(mut self, bytes: u64) -> Self {
         self.settings.check_up_to_bytes = bytes;
         self
@@ -262,7 +263,7 @@ impl Store for SqliteStore {
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         let path = self.inner.settings.path.clone();
-        self.inner.writer.ask(move |connection| file::check(connection, &path)).await
+        self.inner.writer.ask(move |connection| place::check(connection, &path)).await
     }
 }
 

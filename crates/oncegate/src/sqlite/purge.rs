@@ -12,7 +12,8 @@ use rusqlite::{Connection, params};
 use tracing::warn;
 
 use super::errors::{self, Trouble};
-use super::file::{self, Place, Settings};
+use super::file::{self, Settings};
+use super::place::Place;
 use super::queue::{Gather, Job, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;

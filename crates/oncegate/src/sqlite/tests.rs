@@ -1,5 +1,5 @@
 use bytes::Bytes;
-use oncegate_core::record::Token;
+use oncegate_core::record::{State, Token};
 use oncegate_core::rules::{Operation, Verdict};
 use oncegate_core::testing::conformance::{Bench, conformance};
 use oncegate_core::testing::key;
@@ -283,6 +283,44 @@ async fn a_damaged_file_is_never_read_as_empty() {
     std::fs::write(place.path(), b"").unwrap();
     std::fs::write(place.directory.path().join("records.db-wal"), b"a log").unwrap();
     assert!(place.refusal().await.contains("damaged"), "an empty file beside a log");
+}
+
+/// A retention that is over in some thousand years, also when any one of its bits is flipped.
+const AGES: Duration = Duration::from_millis(0b11 << 45);
+
+#[tokio::test]
+async fn a_flipped_bit_never_makes_a_record_absent() {
+    let place = Place::new();
+    completed(&place.open().await, 200, AGES).await;
+    let whole = std::fs::read(place.path()).unwrap();
+    let keys: Vec<StoreKey> = (0..200).map(|number| key(&format!("{number}"))).collect();
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut refused, mut unreadable) = (0, 0);
+    for _ in 0..150 {
+        let (at, bit) = (random.usize(..whole.len()), random.u8(..8));
+        let mut damaged = whole.clone();
+        *damaged.get_mut(at).unwrap() ^= 1 << bit;
+        std::fs::write(place.path(), damaged).unwrap();
+        let flip = format!("bit {bit} of byte {at}, seed {seed}");
+        let store = match SqliteStore::open(place.path()).await {
+            Ok(store) => store,
+            Err(StoreError::Refused { .. }) => {
+                refused += 1;
+                continue;
+            }
+            Err(other) => panic!("{flip}: {other}"),
+        };
+        for looked in store.look(keys.clone()).await {
+            match looked {
+                Ok(Some(looked)) => assert!(matches!(looked.record.state, State::Completed { .. }), "{flip}"),
+                Ok(None) => panic!("{flip}: a completed key is new again"),
+                Err(StoreError::Unreadable { .. } | StoreError::Refused { .. }) => unreadable += 1,
+                Err(other) => panic!("{flip}: {other}"),
+            }
+        }
+    }
+    assert!(refused > 0, "no flip was found when the file was opened; {unreadable} later; seed {seed}");
 }
 
 #[tokio::test]

@@ -11,7 +11,8 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
 use super::errors::{self, Trouble};
-use super::file::{self, Place, Settings};
+use super::file::{self, Settings};
+use super::place::Place;
 use super::purge::{self, ExpiredRow};
 use super::queue::{Gather, Job, Queue, Turn};
 use super::row::{self, Rows};

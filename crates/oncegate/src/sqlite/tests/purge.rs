@@ -3,8 +3,6 @@
 use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
 
-use oncegate_core::record::State;
-
 use super::*;
 use crate::archive::{ArchiveFile, Expired};
 use crate::failure::BoxError;

@@ -1,0 +1,148 @@
+//! Where the file lies: that it stays there, and what is said of the place at start-up.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use oncegate_core::store::{Checkup, StoreError, Survives};
+use rusqlite::Connection;
+
+use super::errors;
+
+/// File systems that other machines write to, by the names that Linux has for them.
+const NETWORK_FILE_SYSTEMS: [&str; 11] = [
+    "9p",
+    "afs",
+    "ceph",
+    "cifs",
+    "fuse.glusterfs",
+    "fuse.s3fs",
+    "fuse.sshfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "smb3",
+];
+
+/// Which file it is, whatever its path names by now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    #[cfg(unix)]
+    device_and_inode: (u64, u64),
+}
+
+impl Identity {
+    #[cfg(unix)]
+    fn of(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let metadata = fs::metadata(path)?;
+        Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
+    }
+
+    /// Elsewhere an open file can be neither deleted nor replaced.
+    #[cfg(not(unix))]
+    fn of(_: &Path) -> io::Result<Self> {
+        Ok(Self {})
+    }
+}
+
+/// A file that must stay in its place while it is open.
+///
+/// SQLite goes on with a file that was deleted or replaced under it. What it then answered would be lost
+/// with the process, and another process would be told that the same messages are new.
+pub(super) struct Place {
+    path: PathBuf,
+    opened: Option<Identity>,
+}
+
+impl Place {
+    pub(super) fn of(path: &Path) -> Self {
+        Self { path: path.to_owned(), opened: Identity::of(path).ok() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        let path = self.path.display();
+        match Identity::of(&self.path) {
+            Ok(now) if Some(&now) == self.opened.as_ref() => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::unavailable(format_args!("{path} cannot be looked at: {error}")))
+            }
+            _ => Err(StoreError::refused(format_args!(
+                "{path} was moved, deleted or replaced while it was open; put it back, or restart"
+            ))),
+        }
+    }
+
+    /// Says in which file it went wrong.
+    pub(super) fn name(&self, error: StoreError) -> StoreError {
+        errors::of_file(&self.path, error)
+    }
+}
+
+/// What the start-up check says of the file.
+pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Checkup> {
+    let version = rusqlite::version();
+    let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+    let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+    let survives = match synchronous {
+        ..1 => Survives::Unsynced,
+        1 => Survives::Moments,
+        2.. => Survives::Disk,
+    };
+    let mut warnings = Vec::new();
+    if survives < Survives::Disk {
+        warnings.push(
+            "synchronous is NORMAL: a power cut may take back completions that were acknowledged; \
+             use Synchronous::Full"
+                .to_owned(),
+        );
+    }
+    if let Some(kind) = network_file_system(path) {
+        warnings.push(format!(
+            "the file is on a network file system ({kind}): its locks and syncs may not hold, and processes on several \
+             machines would damage it; use a local disk"
+        ));
+    }
+    let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
+    Ok(Checkup { store, survives, warnings })
+}
+
+/// The kind of the network file system that the file is on, as far as Linux tells.
+fn network_file_system(path: &Path) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let kind = file_system(&mounts, &fs::canonicalize(path).ok()?)?;
+    NETWORK_FILE_SYSTEMS.contains(&kind).then(|| kind.to_owned())
+}
+
+/// The kind of the file system that a path is on: that of the longest mount point above it, the last one of equals.
+///
+/// See proc_pid_mountinfo(5): the mount point is the fifth field, the kind the first one after a lone dash.
+fn file_system<'m>(mounts: &'m str, path: &Path) -> Option<&'m str> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let point = mount.split(' ').nth(4)?.replace("\\040", " ");
+        path.starts_with(&point).then_some((point.len(), file_system.split(' ').next()?))
+    });
+    mounts.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_mount_says_what_a_file_is_on() {
+        let mounts = "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+                      30 22 0:5 / /srv rw - nfs4 server:/export rw,vers=4.2\n\
+                      31 30 0:6 / /srv/fast\\040disk rw master:2 - xfs /dev/vdb rw\n";
+        for (path, kind) in [
+            ("/var/lib/records.db", "ext4"),
+            ("/srv/billing/records.db", "nfs4"),
+            ("/srv/fast disk/records.db", "xfs"),
+            ("/srvice/records.db", "ext4"),
+        ] {
+            assert_eq!(file_system(mounts, Path::new(path)), Some(kind), "{path}");
+        }
+        assert_eq!(file_system("no mounts\n", Path::new("/")), None);
+    }
+}
