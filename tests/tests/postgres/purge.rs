@@ -124,7 +124,7 @@ async fn it_takes_nothing_from_a_claim_that_comes_at_the_same_moment() {
     const KEYS: u128 = 200;
     let server = PostgresServer::start().await;
     let stores = [hand::store(&server).await, hand::store(&server).await];
-    for round in 0..20 {
+    for round in 0..8 {
         let scope = scope();
         let keys = fill(&stores[0], &scope, KEYS, KEYS as usize).await;
         let purges = stores.each_ref().map(|store| tokio::spawn(purge_twice(Arc::clone(store))));
