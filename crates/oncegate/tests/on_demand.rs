@@ -53,6 +53,7 @@ impl Queue {
         at(&mut self.state.lock().unwrap())
     }
 
+    /// Waits until the queue is so.
     async fn until(&self, so: impl Fn(&State) -> bool + Send + Sync) {
         let waiting = async {
             loop {
@@ -306,26 +307,25 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_although_the_queue_has_taken_back_all_that_could_ask_the_store() {
-    let (queue, memory) = (Queue::of(3), Arc::new(MemoryStore::new()));
+    let (queue, memory) = (Queue::of(0), Arc::new(MemoryStore::new()));
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
     let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
-    let down = Arc::clone(&store);
-    let handler = move |message: Message| {
-        if number(&message) == 0 {
-            down.begin_outage();
-        }
-        std::future::ready(Ok(()))
-    };
     let counters = Arc::new(Counters::default());
-    let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate, handler).concurrency(2);
+    let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate, async |_: Message| Ok(())).concurrency(2);
     let consumer = consumer.observer(Arc::clone(&counters) as _);
     let stop = Arc::clone(&queue);
     let outage = async move {
+        while stop.look(|state| state.receives) == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        store.begin_outage();
+        let now = Instant::now();
+        stop.change(|state| state.visible_from = (0..3).map(|n| (n, now)).collect());
         while counters.get("store_paused", "paused") == 0 {
             sleep(Duration::from_millis(1)).await;
         }
         stop.look(|state| state.held.values().for_each(CancellationToken::cancel));
-        sleep(LEASE).await;
+        stop.until(|state| state.handed_back.len() == 2).await;
         store.end_outage();
         stop.until_acked(3).await;
     };
