@@ -27,6 +27,8 @@ pub(crate) enum Unit {
     NanosPerMessage,
     #[serde(rename = "B/key")]
     BytesPerKey,
+    #[serde(rename = "calls/1000 msg")]
+    CallsPerThousand,
 }
 
 /// What a figure is compared with.
@@ -106,6 +108,7 @@ impl Unit {
             Self::MicrosPerMessage => "us/msg",
             Self::NanosPerMessage => "ns/msg",
             Self::BytesPerKey => "B/key",
+            Self::CallsPerThousand => "calls",
         }
     }
 }

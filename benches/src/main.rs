@@ -16,6 +16,7 @@ mod key;
 mod memory;
 mod server_cpu;
 mod sqlite;
+mod sqs;
 
 use std::process::ExitCode;
 
@@ -33,12 +34,13 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 7] = [
+const BENCHMARKS: [Benchmark; 8] = [
     gate::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
+    sqs::BENCHMARK,
     sqlite::BENCHMARK,
     key::BENCHMARK,
 ];

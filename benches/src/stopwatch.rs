@@ -1,5 +1,6 @@
 //! From the first message to the last ack.
 
+use std::pin::Pin;
 use std::sync::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire},
@@ -8,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
 use oncegate::{Event, Observer};
 use tokio::sync::Notify;
 
@@ -76,6 +77,10 @@ pub(crate) struct Timed<S> {
 
 #[async_trait]
 impl<S: Source> Source for Timed<S> {
+    fn agree(&self, terms: &Terms) -> Supply {
+        self.source.agree(terms)
+    }
+
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         self.source.open(observer).await
     }
@@ -113,5 +118,13 @@ impl Ticket for TimedTicket {
 
     fn stop(&self) {
         self.ticket.stop();
+    }
+
+    fn hand_back(&self, delay: Duration) -> bool {
+        self.ticket.hand_back(delay)
+    }
+
+    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
+        self.ticket.lost()
     }
 }

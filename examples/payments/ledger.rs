@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use oncegate::BoxError;
+use oncegate_examples::crew::Progress;
 use serde::{Deserialize, Serialize};
 
 /// One line.
@@ -31,15 +32,6 @@ impl Entry {
     pub(crate) fn answer(order: String, charge: &str) -> Self {
         Self { order, charge: charge.to_owned(), charged: false, recovered: false, pid: std::process::id() }
     }
-}
-
-/// How far the workers are.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Progress {
-    pub(crate) charges: u64,
-    pub(crate) answers: u64,
-    /// The process that charged last.
-    pub(crate) last_pid: u32,
 }
 
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use oncegate_examples::broker::Produced;
 use serde::Serialize;
 
-use crate::broker::Produced;
 use crate::ledger::Entry;
 
 /// What happened, in numbers.

@@ -10,8 +10,8 @@ use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{BoxError, Consumer, Failure, Field, Gate, Handler, Key, Message};
+use oncegate_examples::crew::{start_logging, told_to_stop};
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncReadExt;
 
 use crate::ledger::{Entry, Ledger};
 
@@ -76,7 +76,7 @@ impl Handler for Billing {
 impl Worker {
     #[tokio::main]
     pub(crate) async fn run(self) -> Result<(), BoxError> {
-        tracing_subscriber::fmt().with_max_level(level()).with_writer(std::io::stderr).init();
+        start_logging();
         let store: Arc<dyn Store> = match self.store.starts_with("redis://") {
             true => Arc::new(RedisStore::connect(&self.store).await?),
             false => Arc::new(SqliteStore::open(&self.store).await?),
@@ -85,18 +85,7 @@ impl Worker {
         let source =
             KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
         let ledger = Ledger::open(&self.ledger)?;
-        Consumer::new(source, gate, Billing { ledger }).concurrency(16).run_until(stdin_closed()).await?;
+        Consumer::new(source, gate, Billing { ledger }).concurrency(16).run_until(told_to_stop()).await?;
         Ok(())
     }
-}
-
-/// Quiet unless something is wrong; `PAYMENTS_LOG=info` shows more.
-fn level() -> tracing_subscriber::filter::LevelFilter {
-    let level = std::env::var("PAYMENTS_LOG").ok().and_then(|level| level.parse().ok());
-    level.unwrap_or(tracing_subscriber::filter::LevelFilter::ERROR)
-}
-
-/// The main process closes our standard input when we should stop, and so does its end.
-async fn stdin_closed() {
-    _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
 }

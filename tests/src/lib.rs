@@ -27,6 +27,7 @@ mod redis;
 mod sqs;
 mod sqs_proxy;
 mod watched;
+mod workers;
 
 pub use broker::KafkaBroker;
 pub use elasticmq::ElasticmqServer;
@@ -39,6 +40,7 @@ pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use sqs::{Depth, Queue, Sqs, VARIABLE as SQS_VARIABLE};
 pub use sqs_proxy::{Fault, SqsProxy};
 pub use watched::Watched;
+pub use workers::Workers;
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///

@@ -19,7 +19,7 @@ pub const VARIABLE: &str = "ONCEGATE_TEST_MOTO";
 const HOME_DIR: &str = "moto-5.2.5";
 
 /// A second on an idle machine.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(180);
 
 const HINT: &str = "`scripts/fetch-servers` installs moto";
 

@@ -22,6 +22,10 @@ pub(crate) struct MessageArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) message_key: Option<String>,
 
+    /// The queue's id of the message, for keys of message-id
+    #[arg(long, value_name = "ID")]
+    pub(crate) message_id: Option<String>,
+
     /// The file that holds the payload [default: standard input]
     #[arg(value_name = "PAYLOAD")]
     pub(crate) payload: Option<PathBuf>,

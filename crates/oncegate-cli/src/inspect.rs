@@ -46,8 +46,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SPEC", requires = "route")]
     key: Option<Key>,
 
-    /// The route of that message: its topic, unless it was retried or redriven
-    #[arg(long, value_name = "NAME", alias = "topic", requires = "key")]
+    /// The route of that message: its topic or the name of its queue, unless it was retried or redriven
+    #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], requires = "key")]
     route: Option<String>,
 
     #[command(flatten)]

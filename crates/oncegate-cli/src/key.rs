@@ -28,8 +28,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Option<Scope>,
 
-    /// The route of the message: its topic, unless it was retried or redriven
-    #[arg(long, value_name = "NAME", alias = "topic")]
+    /// The route of the message: its topic or the name of its queue, unless it was retried or redriven
+    #[arg(long, value_name = "NAME", aliases = ["topic", "queue"])]
     route: Option<String>,
 
     #[command(flatten)]
@@ -111,6 +111,9 @@ pub(crate) async fn explain(
     let mut input = payload.as_deref().map_or(KeyInput::empty(), KeyInput::payload).with_headers(&headers);
     if let Some(key) = &message.message_key {
         input = input.with_message_key(key);
+    }
+    if let Some(id) = &message.message_id {
+        input = input.with_message_id(id);
     }
     compiled.explain(route, &input).map_err(|error| Problem::caused(Exit::BadData, &error))
 }

@@ -1,8 +1,9 @@
-//! The `oncegate` command: would a replay of a topic run anything again, what is a message's key, and what
-//! does the store hold for it?
+//! The `oncegate` command: would a replay of a topic run anything again, what is in a queue, what is a message's
+//! key, and what does the store hold for it?
 //!
 //! The answer goes to standard output, progress and logs to standard error. No command here changes anything:
-//! neither the store nor the topic, nor what a consumer group has committed.
+//! neither the store nor the topic, nor what a consumer group has committed. `peek` alone uses up receives of a
+//! queue's messages, and asks for leave.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +18,7 @@ mod exit;
 mod inspect;
 mod key;
 mod output;
+mod peek;
 mod replay;
 mod store;
 
@@ -40,6 +42,7 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 #[derive(Debug, Subcommand)]
 enum Command {
     Replay(replay::Args),
+    Peek(peek::Args),
     Key(key::Args),
     Inspect(inspect::Args),
 }
@@ -64,6 +67,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Replay(args) => replay::run(args).await,
+                Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
             }

@@ -27,6 +27,8 @@ const SCHEMA: &str = "oncegate.replay/1";
 /// Exit code 0: a replay would change nothing. No handler would run, or runs at the moment, and nothing would go to
 /// the dead letters. That includes messages of which no key can be made: a wrong --key must not look like a proof.
 /// With --allow-dead-letters those are reported and forgiven.
+///
+/// A queue has no beginning to read from: what is in one is shown by `peek`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Kafka's addresses, `host:port`, several with commas
@@ -204,41 +206,52 @@ impl Args {
             table.noted("not compared", report.uncompared, "counted above as well");
         }
         let mut text = table.render();
-        for (title, examples) in [
-            ("would run again", &report.examples.would_run_again),
-            ("failed, not in the dead letters", &report.examples.failed_not_handed_over),
-            ("mismatched", &report.examples.mismatched),
-            ("unreadable", &report.examples.unreadable),
-            ("undecodable", &report.examples.undecodable),
-        ] {
-            list(&mut text, title, examples);
-        }
+        examples(&mut text, report);
         text.push('\n');
         text.push_str(&self.verdict(report));
         text
     }
 
     fn verdict(&self, report: &Report) -> String {
-        let mut parts = Vec::new();
-        let mut part = |count: u64, what: &str| {
-            if count > 0 {
-                parts.push(format!("{} {what}", grouped(count)));
-            }
-        };
-        part(report.would_run_again, "would run again");
-        part(report.in_progress, "are in progress");
-        part(report.waiting, "wait for a retry");
-        part(report.unreadable, "have an unreadable record");
-        part(report.dead_letters(), "would go to the dead letters");
+        let parts = changes(report);
         let forgiven = if self.passed(report) { ", which is allowed" } else { "" };
         match parts.is_empty() {
             true => "A replay would change nothing.".to_owned(),
-            false => format!("Of {} messages, {}{forgiven}.", grouped(report.messages), parts.join(", ")),
+            false => format!("Of {} messages, {parts}{forgiven}.", grouped(report.messages)),
         }
     }
 }
 
-fn counts(table: &mut Table, report: &Report) {
+/// What would not be answered from the store, in words; nothing when there is nothing.
+pub(crate) fn changes(report: &Report) -> String {
+    let mut parts = Vec::new();
+    let mut part = |count: u64, what: &str| {
+        if count > 0 {
+            parts.push(format!("{} {what}", grouped(count)));
+        }
+    };
+    part(report.would_run_again, "would run again");
+    part(report.in_progress, "are in progress");
+    part(report.waiting, "wait for a retry");
+    part(report.unreadable, "have an unreadable record");
+    part(report.dead_letters(), "would go to the dead letters");
+    parts.join(", ")
+}
+
+/// Adds the first messages of each kind of trouble.
+pub(crate) fn examples(text: &mut String, report: &Report) {
+    for (title, examples) in [
+        ("would run again", &report.examples.would_run_again),
+        ("failed, not in the dead letters", &report.examples.failed_not_handed_over),
+        ("mismatched", &report.examples.mismatched),
+        ("unreadable", &report.examples.unreadable),
+        ("undecodable", &report.examples.undecodable),
+    ] {
+        list(text, title, examples);
+    }
+}
+
+pub(crate) fn counts(table: &mut Table, report: &Report) {
     let counted = |exact| if exact { "counted one by one" } else { "estimated, standard error 0.81 %" };
     table.number("messages", report.messages);
     table.noted("distinct keys", report.distinct_keys, counted(report.distinct_keys_exact));

@@ -2,6 +2,7 @@
 
 mod inspect;
 mod key;
+mod peek;
 mod replay;
 
 use std::io::{BufRead, BufReader};
@@ -59,7 +60,13 @@ fn command(arguments: &[&str]) -> Command {
 }
 
 async fn oncegate(arguments: &[&str], input: &[u8]) -> Answer {
+    oncegate_with(arguments, &[], input).await
+}
+
+/// The same with these environment variables.
+async fn oncegate_with(arguments: &[&str], environment: &[(&str, &str)], input: &[u8]) -> Answer {
     let mut command = command(arguments);
+    command.envs(environment.iter().copied());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the command starts");
     let mut stdin = child.stdin.take().expect("standard input is a pipe");

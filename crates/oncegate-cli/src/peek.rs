@@ -1,0 +1,231 @@
+//! `oncegate peek`: what would become of the messages that are in a queue.
+//!
+//! A queue cannot be read without receiving: that hides its messages for a while and uses up one receive of each. So
+//! this is no `replay`, and it wants to be told that one knows.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oncegate::core::key::Scope;
+use oncegate::proof::{Known, Proof, Report};
+use oncegate::source::{Delivery, Source as _, Ticket};
+use oncegate::sqs::{Body, SqsSource};
+use oncegate::{Counters, FingerprintSpec, Key, Message};
+use serde::Serialize;
+use tracing::warn;
+
+use crate::args::{duration, fingerprint, within};
+use crate::exit::{Exit, Problem, not_opened};
+use crate::output::{self, Table, grouped};
+use crate::replay::{changes, counts, examples};
+use crate::store::StoreArgs;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.peek/1";
+
+/// How long the queue hides what was received, unless it is extended; what a killed peek leaves hidden for.
+const VISIBILITY: Duration = Duration::from_secs(60);
+/// How long a receive waits for messages.
+const WAIT: Duration = Duration::from_secs(2);
+/// After so long without a message, there are no more.
+const QUIET: Duration = Duration::from_secs(6);
+/// How many messages are asked for at a time.
+const RECEIVE_MOST: usize = 100;
+/// How long everything may take to go back.
+const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
+
+/// Ask what would become of the messages in an SQS queue, and put them back
+///
+/// For the dead letters before a redrive, above all. Receives the messages, looks their keys up in the store as replay
+/// does, holds them meanwhile and makes them visible again at the end.
+///
+/// That is no mere look: it uses up one receive of every message, which counts for a redrive policy, and consumers do not
+/// see the messages while it runs. So it asks for --use-up-a-receive. It refuses FIFO queues, which show nothing behind
+/// the first messages of a group as long as those are held.
+///
+/// Exit code 0: none of the messages would run a handler or go to the dead letters, and all were seen.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The queue: its URL, or its name where region and account are those of the environment
+    #[arg(long, value_name = "QUEUE")]
+    queue: String,
+
+    /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    #[arg(long, value_name = "URL")]
+    endpoint_url: Option<String>,
+
+    /// Yes, one receive of each message may be used up
+    #[arg(long)]
+    use_up_a_receive: bool,
+
+    /// The route of the messages: the queue's name, unless they are dead letters of another one
+    #[arg(long, value_name = "NAME")]
+    route: Option<String>,
+
+    /// Bodies are envelopes of SNS
+    #[arg(long)]
+    sns: bool,
+
+    /// At most so many messages
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    most: u32,
+
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Scope,
+
+    /// The key of the consumer's gate: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-id
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
+    key: Key,
+
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not compared]
+    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
+    fingerprint: Option<FingerprintSpec>,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+
+    /// Give up after this time: 500ms, 30s, 5m, 2h; what was received is visible again a minute later [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    queue: &'a str,
+    store: String,
+    scope: &'a str,
+    /// Whether the exit code is 0.
+    passed: bool,
+    /// Whether the queue had no more than was looked at.
+    complete: bool,
+    seconds: f64,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let started = Instant::now();
+    let (report, complete) = within(args.timeout, examine(args)).await?;
+    let took = started.elapsed();
+    let passed = complete && report.changes_nothing();
+    if args.json {
+        output::answer_json(&Document {
+            schema: SCHEMA,
+            queue: &args.queue,
+            store: args.store.redacted(),
+            scope: args.scope.as_str(),
+            passed,
+            complete,
+            seconds: took.as_secs_f64(),
+            report: &report,
+        })?;
+    } else {
+        output::answer(&args.text(&report, complete))?;
+        eprintln!("{} in {}", grouped(report.messages), output::span(took));
+    }
+    Ok(if passed { Exit::Yes } else { Exit::No })
+}
+
+/// The report, and whether the queue had no more.
+async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
+    args.check()?;
+    let mut proof = Proof::new(args.scope.as_str(), args.key.clone(), args.store.open().await?);
+    if let Some(fingerprint) = &args.fingerprint {
+        proof = proof.fingerprint(fingerprint.clone());
+    }
+    let mut examination = proof.open().await?;
+    if examination.known() == Known::Nothing {
+        warn!(scope = %args.scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
+    }
+    let source = args.source();
+    source.open(Arc::new(Counters::default())).await.map_err(|error| not_opened(&error))?;
+    let mut held: Vec<Arc<dyn Ticket>> = Vec::new();
+    let complete = loop {
+        let room = (args.most as usize).saturating_sub(held.len());
+        if room == 0 {
+            break false;
+        }
+        // Whoever stops waiting loses nothing: what comes later goes back with the rest.
+        let received = tokio::time::timeout(QUIET, source.receive(room.min(RECEIVE_MOST))).await;
+        let Ok(received) = received else { break true };
+        let Some(deliveries) = received? else { break true };
+        let mut messages = Vec::with_capacity(deliveries.len());
+        for Delivery { message, ticket } in deliveries {
+            held.push(ticket);
+            messages.push(args.routed(message));
+        }
+        examination.add(messages).await?;
+    };
+    let report = examination.finish().await;
+    // A ticket that is dropped without an ack hands its message back.
+    drop(held);
+    source.close(HAND_BACK_LIMIT).await?;
+    Ok((report?, complete))
+}
+
+impl Args {
+    fn check(&self) -> Result<(), Problem> {
+        let refuse = |why: &str| Err(Problem::new(Exit::Usage, why));
+        if self.queue.ends_with(".fifo") {
+            return refuse(
+                "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are held, \
+                 so most of it would not be seen",
+            );
+        }
+        if !self.use_up_a_receive {
+            return refuse(
+                "looking into a queue uses up one receive of each message, which counts for the redrive policy of the \
+                 queue, and hides the messages from consumers meanwhile: say --use-up-a-receive if that may be",
+            );
+        }
+        Ok(())
+    }
+
+    fn source(&self) -> SqsSource {
+        let body = if self.sns { Body::Sns } else { Body::Raw };
+        // Dead letters know the route that they had.
+        let source = SqsSource::new(self.queue.as_str()).body(body).routes_from_attributes();
+        let source = source.visibility(VISIBILITY).wait(WAIT);
+        match &self.endpoint_url {
+            Some(url) => source.endpoint_url(url),
+            None => source,
+        }
+    }
+
+    /// The message on the route that was asked for.
+    fn routed(&self, message: Message) -> Message {
+        let Some(route) = &self.route else { return message };
+        let mut routed = Message::new(route.as_str(), message.origin().clone(), message.payload_bytes());
+        if let Some(key) = message.key_bytes() {
+            routed = routed.with_key(key);
+        }
+        routed.with_headers(message.headers().to_vec())
+    }
+
+    fn text(&self, report: &Report, complete: bool) -> String {
+        let mut table = Table::default();
+        table.text("queue", self.queue.as_str());
+        table.text("store", self.store.redacted());
+        table.text("scope", self.scope.as_str());
+        counts(&mut table, report);
+        let mut text = table.render();
+        examples(&mut text, report);
+        text.push('\n');
+        let parts = changes(report);
+        text.push_str(&match parts.is_empty() {
+            true => "All of these messages are done: consuming them would change nothing.".to_owned(),
+            false => format!("Of {} messages, {parts}.", grouped(report.messages)),
+        });
+        if !complete {
+            text.push_str(&format!("\nThe queue has more than the {} that were looked at.", self.most));
+        }
+        text
+    }
+}

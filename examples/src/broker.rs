@@ -1,0 +1,212 @@
+//! A broker with topics: a real one, or librdkafka's mock in this process.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+use indicatif::ProgressBar;
+use oncegate::BoxError;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
+use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
+
+const PARTITIONS: i32 = 6;
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A broker; one of this process ends with this value.
+pub struct Broker {
+    bootstrap: String,
+    reader: BaseConsumer,
+    mock: Option<MockCluster<'static, DefaultProducerContext>>,
+}
+
+/// Sends messages to a topic.
+pub struct Sender<'a> {
+    producer: ThreadedProducer<DefaultProducerContext>,
+    topic: &'a str,
+}
+
+/// What was produced: an expectation that no worker knows.
+#[derive(Debug)]
+pub struct Produced {
+    /// How many messages.
+    pub messages: u64,
+    /// How many payments they are about.
+    pub payments: u64,
+    /// The orders that are paid for.
+    pub orders: BTreeSet<String>,
+}
+
+impl Broker {
+    /// The broker at `bootstrap`, or one in this process.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn start(bootstrap: Option<&str>) -> Result<Self, BoxError> {
+        let (bootstrap, mock) = match bootstrap {
+            Some(bootstrap) => (bootstrap.to_owned(), None),
+            None => {
+                let mock = MockCluster::new(1)?;
+                (mock.bootstrap_servers(), Some(mock))
+            }
+        };
+        let reader =
+            ClientConfig::new().set("bootstrap.servers", &bootstrap).set("group.id", "none").create()?;
+        Ok(Self { bootstrap, reader, mock })
+    }
+
+    /// `host:port`.
+    pub fn bootstrap(&self) -> &str {
+        &self.bootstrap
+    }
+
+    /// Makes a topic.
+    ///
+    /// # Errors
+    /// When it exists, or the broker refuses.
+    pub fn create_topic(&self, topic: &str) -> Result<(), BoxError> {
+        match &self.mock {
+            Some(mock) => Ok(mock.create_topic(topic, PARTITIONS, 1)?),
+            None => create_topic(&self.bootstrap, topic),
+        }
+    }
+
+    /// Sends messages to `topic`.
+    ///
+    /// # Errors
+    /// When the client cannot be made.
+    pub fn sender<'a>(&self, topic: &'a str) -> Result<Sender<'a>, BoxError> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap).set("linger.ms", "5");
+        Ok(Sender { producer: config.create()?, topic })
+    }
+
+    /// Produces payments, about a third of them again: with another message id and time, another order of the
+    /// fields, and `10` spelt `10.0`.
+    ///
+    /// # Errors
+    /// When the broker does not take them.
+    pub fn produce_payments(
+        &self,
+        topic: &str,
+        messages: u32,
+        seed: u64,
+        bar: &ProgressBar,
+    ) -> Result<Produced, BoxError> {
+        let mut rng = Rng::with_seed(seed);
+        let sender = self.sender(topic)?;
+        let mut orders: Vec<(String, u32)> = Vec::new();
+        for n in 0..messages {
+            let again = !orders.is_empty() && rng.u32(..3) == 0;
+            let payload = if again {
+                let (order, amount) = rng.choice(&orders).ok_or("no orders")?;
+                format!(r#"{{"sent_at":{n},"amount":{amount}.0,"message_id":"m-{n}","order_id":"{order}"}}"#)
+            } else {
+                let (order, amount) = (format!("order-{}", orders.len()), rng.u32(1..1_000));
+                orders.push((order.clone(), amount));
+                format!(r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#)
+            };
+            // The broker key is at random: duplicates come on any partition, as after a change of the partition count.
+            sender.send(&payload, &rng.u32(..500).to_string())?;
+            bar.inc(1);
+        }
+        sender.flush()?;
+        let orders: BTreeSet<String> = orders.into_iter().map(|(order, _)| order).collect();
+        Ok(Produced { messages: messages.into(), payments: orders.len() as u64, orders })
+    }
+
+    /// How many messages a topic holds.
+    ///
+    /// # Errors
+    /// When the broker does not tell.
+    pub fn count(&self, topic: &str) -> Result<u64, BoxError> {
+        let ends = (0..PARTITIONS).map(|partition| self.end(topic, partition));
+        Ok(ends.sum::<Result<i64, BoxError>>()?.unsigned_abs())
+    }
+
+    fn end(&self, topic: &str, partition: i32) -> Result<i64, BoxError> {
+        Ok(self.reader.fetch_watermarks(topic, partition, TIMEOUT)?.1)
+    }
+
+    /// A client that can ask what a group has acknowledged, without joining it.
+    ///
+    /// # Errors
+    /// When the client cannot be made.
+    pub fn asker(&self, group: &str) -> Result<BaseConsumer, BoxError> {
+        let mut config = ClientConfig::new();
+        Ok(config.set("bootstrap.servers", &self.bootstrap).set("group.id", group).create()?)
+    }
+
+    /// Whether the asker's group has acknowledged the whole topic.
+    ///
+    /// # Errors
+    /// When the broker does not tell.
+    pub fn is_consumed(&self, asker: &BaseConsumer, topic: &str) -> Result<bool, BoxError> {
+        let mut list = TopicPartitionList::new();
+        list.add_partition_range(topic, 0, PARTITIONS - 1);
+        let committed = asker.committed_offsets(list, TIMEOUT)?;
+        for partition in 0..PARTITIONS {
+            let end = self.end(topic, partition)?;
+            let offset = committed.find_partition(topic, partition).map(|found| found.offset());
+            if end > 0 && offset != Some(Offset::Offset(end)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Broker").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+    }
+}
+
+impl Sender<'_> {
+    /// Sends a message; [`flush`](Self::flush) waits for it.
+    ///
+    /// # Errors
+    /// When the client does not take it.
+    pub fn send(&self, payload: &str, key: &str) -> Result<(), BoxError> {
+        loop {
+            match self.producer.send(BaseRecord::to(self.topic).payload(payload).key(key)) {
+                Ok(()) => return Ok(()),
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => self.flush()?,
+                Err((error, _)) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until the broker has all messages.
+    ///
+    /// # Errors
+    /// When it does not take them in time.
+    pub fn flush(&self) -> Result<(), BoxError> {
+        Ok(self.producer.flush(TIMEOUT)?)
+    }
+}
+
+impl fmt::Debug for Sender<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("topic", &self.topic).finish_non_exhaustive()
+    }
+}
+
+fn create_topic(bootstrap: &str, topic: &str) -> Result<(), BoxError> {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", bootstrap).create()?;
+    let topics = [NewTopic::new(topic, PARTITIONS, TopicReplication::Fixed(1))];
+    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT)).request_timeout(Some(TIMEOUT));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    for created in runtime.block_on(admin.create_topics(&topics, &options))? {
+        created.map_err(|(topic, error)| format!("cannot create the topic {topic}: {error}"))?;
+    }
+    Ok(())
+}

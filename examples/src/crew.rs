@@ -1,0 +1,136 @@
+//! Worker processes: this very program, started again with other arguments.
+
+use std::io;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::BoxError;
+use tokio::io::AsyncReadExt as _;
+
+/// When nothing moves for this long, something is wrong.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// How often somebody looks how far the workers are.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How far the workers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// How many charges there are.
+    pub charges: u64,
+    /// How many duplicates were answered.
+    pub answers: u64,
+    /// The process that charged last.
+    pub last_pid: u32,
+}
+
+/// Workers that run; they are killed with this value.
+#[derive(Debug)]
+pub struct Crew {
+    workers: Vec<Child>,
+}
+
+impl Crew {
+    /// Starts so many workers; `arguments` is what each is given.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn start(workers: usize, arguments: &[String]) -> Result<Self, BoxError> {
+        let start = |_| {
+            let mut worker = Command::new(std::env::current_exe()?);
+            worker.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
+        };
+        let workers = (0..workers).map(start).collect::<Result<Vec<Child>, io::Error>>()?;
+        Ok(Self { workers })
+    }
+
+    /// Waits until `enough`, showing progress; gives up when nothing moves.
+    ///
+    /// # Errors
+    /// When nothing moves, or a worker ends by itself.
+    pub fn wait_for(
+        &mut self,
+        bar: &ProgressBar,
+        progress: impl Fn() -> Result<Progress, BoxError>,
+        enough: impl Fn(&Progress) -> bool,
+    ) -> Result<Progress, BoxError> {
+        let mut last = (progress()?, Instant::now());
+        loop {
+            let progress = progress()?;
+            bar.set_position(progress.charges.max(progress.answers));
+            if enough(&progress) {
+                return Ok(progress);
+            }
+            if progress != last.0 {
+                last = (progress, Instant::now());
+            } else if last.1.elapsed() > STUCK_AFTER {
+                return Err(format!("nothing has moved for {STUCK_AFTER:?}").into());
+            }
+            for worker in &mut self.workers {
+                if let Some(status) = worker.try_wait()? {
+                    return Err(format!("a worker has ended by itself: {status}").into());
+                }
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// SIGKILL for the worker that charged last: it is in the middle of its handlers. Returns which it was.
+    ///
+    /// # Errors
+    /// When no worker is left.
+    pub fn kill_one(&mut self, progress: Progress) -> Result<u32, BoxError> {
+        let busiest =
+            self.workers.iter().position(|worker| worker.id() == progress.last_pid).unwrap_or_default();
+        // It stays among the workers until it is dead, so that it is waited for whatever happens.
+        let worker = self.workers.get_mut(busiest).ok_or("no worker is left")?;
+        worker.kill()?;
+        worker.wait()?;
+        Ok(self.workers.swap_remove(busiest).id())
+    }
+
+    /// Closing a worker's standard input asks it to stop; it finishes what it has started, commits and leaves.
+    ///
+    /// # Errors
+    /// When one does not end well.
+    pub fn stop(&mut self) -> Result<(), BoxError> {
+        self.workers.iter_mut().for_each(|worker| drop(worker.stdin.take()));
+        for worker in &mut self.workers {
+            let status = worker.wait()?;
+            if !status.success() {
+                return Err(format!("a worker did not stop cleanly: {status}").into());
+            }
+        }
+        self.workers.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            _ = worker.kill();
+            _ = worker.wait();
+        }
+    }
+}
+
+/// In a worker: resolves when the main process closes our standard input because we should stop, or ends.
+pub async fn told_to_stop() {
+    _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+}
+
+/// In a worker: logs to standard error. Quiet unless something is wrong; `PAYMENTS_LOG=info` shows more.
+pub fn start_logging() {
+    let level = std::env::var("PAYMENTS_LOG").ok().and_then(|level| level.parse().ok());
+    let level = level.unwrap_or(tracing_subscriber::filter::LevelFilter::ERROR);
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
+}
+
+/// A bar for people, and none beside JSON.
+pub fn progress_bar(json: bool) -> ProgressBar {
+    let bar = if json { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let style = ProgressStyle::with_template("{msg:44} {bar:30} {pos}/{len} {elapsed}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

@@ -1,0 +1,110 @@
+//! Worker processes that are killed, and the judgement of what they did.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+
+use crate::ledger::Ledger;
+use crate::process::{self, Process};
+
+/// How long nothing may move.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// How often somebody looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Workers of the same program and arguments; they die with this value.
+#[derive(Debug)]
+pub struct Workers {
+    program: OsString,
+    arguments: Vec<String>,
+    environment: Vec<(&'static str, &'static str)>,
+    running: Vec<Process>,
+    killed: BTreeSet<u32>,
+}
+
+impl Workers {
+    /// None yet.
+    #[must_use]
+    pub fn of(program: impl Into<OsString>, arguments: Vec<String>) -> Self {
+        let (environment, running, killed) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { program: program.into(), arguments, environment, running, killed }
+    }
+
+    /// The same with these environment variables.
+    #[must_use]
+    pub fn env(mut self, environment: &[(&'static str, &'static str)]) -> Self {
+        self.environment.extend(environment);
+        self
+    }
+
+    /// Starts one more.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(&mut self) {
+        let mut command = process::bound_to_parent(&self.program, "KILL");
+        command.args(&self.arguments).envs(self.environment.iter().copied());
+        self.running.push(Process::spawn("worker", command));
+    }
+
+    /// SIGKILL for one at random, and a new one in its place.
+    ///
+    /// # Panics
+    /// When none runs.
+    pub fn replace_one(&mut self, rng: &mut Rng) {
+        let mut worker = self.running.swap_remove(rng.usize(..self.running.len()));
+        worker.kill();
+        self.killed.insert(worker.id());
+        self.start();
+    }
+
+    /// Looks again and again until it is so; `so` is told how many effects there are.
+    ///
+    /// # Panics
+    /// When neither the ledger nor what `so` sees has moved for a minute.
+    pub async fn until<S: PartialEq>(
+        &self,
+        ledger: &Ledger,
+        mut so: impl AsyncFnMut(usize) -> Result<(), S>,
+    ) {
+        let mut last = ((0, None), Instant::now());
+        loop {
+            let effects = ledger.read().len();
+            let Err(left) = so(effects).await else { return };
+            let now = (effects, Some(left));
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+            assert!(last.1.elapsed() < STUCK_AFTER, "stuck at {effects} effects");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Judges the ledger: every effect has happened, and each second one is explained by a kill. Returns how many
+    /// of those there are.
+    ///
+    /// # Panics
+    /// When an effect is missing or a second one is not explained; the text begins with `run`.
+    #[must_use]
+    pub fn explained(&self, ledger: &Ledger, effects: usize, run: &str) -> usize {
+        let mut pids: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for effect in ledger.read() {
+            pids.entry(effect.effect).or_default().push(effect.pid);
+        }
+        assert_eq!(pids.len(), effects, "{run}: lost");
+        let mut explained = 0;
+        for (effect, pids) in pids.iter().filter(|(_, pids)| pids.len() > 1) {
+            let by_killed = pids.iter().filter(|pid| self.killed.contains(pid)).count();
+            assert!(
+                pids.len() - 1 <= by_killed,
+                "{run}: {effect} was done by {pids:?}, killed: {:?}",
+                self.killed
+            );
+            explained += pids.len() - 1;
+        }
+        explained
+    }
+}
