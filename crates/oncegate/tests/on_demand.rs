@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
-use oncegate::{Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Origin};
+use oncegate::{Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Ordering, Origin};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -38,6 +38,8 @@ struct State {
     /// The most that were in its hands, or would have been if all that was asked for had been there.
     most_wanted: usize,
     receives: usize,
+    /// Each message is in one of so many groups, or in none.
+    groups: usize,
     terms: Option<Terms>,
 }
 
@@ -126,6 +128,10 @@ impl Source for Reader {
 fn deliver(queue: &Arc<Queue>, n: usize, lost: CancellationToken) -> Delivery {
     let origin = Origin::Queue { queue: "orders".into(), id: n.to_string().into() };
     let message = Message::new("orders", origin, Some(payload(n).into()));
+    let message = match queue.look(|state| n.checked_rem(state.groups)) {
+        Some(group) => message.with_key(group.to_string()),
+        None => message,
+    };
     Delivery { message, ticket: Arc::new(Receipt { queue: Arc::clone(queue), n, lost }) }
 }
 
@@ -205,6 +211,7 @@ async fn no_more_is_asked_for_than_can_run() {
     assert_eq!(queue.look(|state| state.most_wanted), 4, "all permits are used, and no more is asked for");
     let terms = queue.look(|state| state.terms).expect("the source was told");
     assert_eq!((terms.max_attempts, terms.lease, terms.retention), (3, LEASE, Gate::DEFAULT_RETENTION));
+    assert_eq!(terms.stop_deadline, Consumer::DEFAULT_STOP_DEADLINE);
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,6 +236,29 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
     };
     consumer.run_until(others).await.unwrap();
     assert_eq!(queue.look(|state| state.handed_back.clone()), [], "returning it would use up its receives");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_groups_of_a_queue_are_its_partitions() {
+    for ordering in [Ordering::Partition, Ordering::Key] {
+        let (queue, store) = (Queue::of(9), Arc::new(MemoryStore::new()));
+        queue.look(|state| state.groups = 3);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&ended);
+        // The first of each group takes longest, and the first of all longer than two whole groups.
+        let handler = move |message: Message| {
+            let (n, seen) = (number(&message), Arc::clone(&seen));
+            async move {
+                sleep(Duration::from_millis([1_000, 100, 10][n % 3] * if n < 3 { 10 } else { 1 })).await;
+                seen.lock().unwrap().push(n);
+                Ok(())
+            }
+        };
+        let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).ordering(ordering);
+        let stop = Arc::clone(&queue);
+        consumer.run_until(async move { stop.until_acked(9).await }).await.unwrap();
+        assert_eq!(*ended.lock().unwrap(), [2, 5, 8, 1, 4, 7, 0, 3, 6], "{ordering:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
