@@ -134,6 +134,8 @@ generate-node-address = false
 node-address {{ protocol = http, host = "127.0.0.1", port = {number}, context-path = "" }}
 rest-sqs {{ enabled = true, bind-hostname = "127.0.0.1", bind-port = {number}, sqs-limits = strict }}
 rest-stats {{ enabled = false }}
+# A busy machine is no reason to refuse a call.
+pekko.http.server.request-timeout = 60 s
 {storage}
 "#
     )

@@ -39,7 +39,7 @@ impl Handler for Charge {
 }
 
 /// How long a queue hides a message after its worker was killed.
-const VISIBILITY: Duration = Duration::from_secs(2);
+const VISIBILITY: Duration = Duration::from_secs(4);
 /// How long a receive waits, and so at the most how long messages that come back stay unseen.
 const WAIT: Duration = Duration::from_secs(1);
 

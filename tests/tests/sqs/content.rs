@@ -44,7 +44,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["seen"]);
     assert_eq!(watched.get("dead_letters", "permanent"), 1);
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
 
     let dead = stage.dead.take_all().await;
     let [letter] = &dead[..] else { panic!("{} dead letters", dead.len()) };

@@ -52,7 +52,7 @@ async fn a_delete_whose_answer_is_lost_is_repeated() {
     let watched = running.stop().await;
     assert_eq!(proxy.faults_met(), 1);
     assert!(proxy.entries(DELETE) - before > 10, "those of the lost answer were deleted twice");
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
     assert!(clerk.charges().values().all(|count| *count == 1));
     assert_eq!(watched.get("source_errors", "delete"), 1);
 }

@@ -25,7 +25,7 @@ async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
     let watched = running.stop().await;
     assert_eq!(clerk.book.lines(), ["start 7", "charge 7"]);
     assert_eq!(watched.total("extra_runs") + watched.total("sqs_visibility_lost"), 0);
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +53,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_message() {
     let watched = running.stop().await;
     assert_eq!(watched.get("handler_runs", "succeeded"), 2);
     assert_eq!(watched.total("extra_runs") + watched.total("sqs_visibility_lost"), 0);
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +104,7 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
     let watched = running.stop().await;
     assert_eq!(clerk.charges()["charge 7"], 1);
     assert_eq!(watched.total("sqs_visibility_lost"), 1);
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
 }
 
 /// No extension gets through. The handler must be cancelled before the queue shows the message to the second
@@ -133,7 +133,7 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
     next.stop().await;
     assert_eq!(proxy.entries(DELETE), deletes, "the first has deleted nothing");
     assert_eq!(cut_off.total("sqs_visibility_lost"), 1);
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
 }
 
 /// Another worker has the key. Returning the message again and again would use up its receives, and the redrive
@@ -158,6 +158,6 @@ async fn a_busy_message_waits_without_using_up_its_receives() {
     other.stop().await;
     owner.stop().await;
     assert_eq!(clerk.book.lines(), ["start 7", "charge 7", "answer 7, receive 1"]);
-    assert_eq!(stage.queue.depth().await.total(), 0);
+    stage.queue.until_empty().await;
     assert_eq!(stage.dead.depth().await.total(), 0, "the redrive policy took nothing");
 }

@@ -6,7 +6,7 @@ use crate::stage::{Clerk, Stage, VISIBILITY};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_queue_server_is_waited_for_and_nothing_is_lost() {
-    const MESSAGES: u32 = 300;
+    const MESSAGES: u32 = 100;
     let mut server = ElasticmqServer::start_durable().await;
     let stage = Stage::on(&server).await;
     stage.send(0..MESSAGES).await;

@@ -11,11 +11,11 @@ use oncegate_tests::{Queue, Redis, Sqs, SqsProxy, Watched, unique};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How long a queue hides a message without a heartbeat.
-pub(crate) const VISIBILITY: Duration = Duration::from_secs(2);
+/// How long a queue hides a message without a heartbeat; long enough for a machine that is busy with other tests.
+pub(crate) const VISIBILITY: Duration = Duration::from_secs(6);
 /// How long a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(6);
 /// The longest wait for what a handler does.
 const LIMIT: Duration = Duration::from_secs(90);
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
