@@ -80,6 +80,8 @@ pub struct Terms {
     pub lease: Duration,
     /// How long each of its gates keeps a completed record, at least.
     pub retention: Duration,
+    /// How long handlers and source may go on after a stop.
+    pub stop_deadline: Duration,
 }
 
 impl Default for Terms {
@@ -89,6 +91,7 @@ impl Default for Terms {
             max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
             lease: Gate::DEFAULT_LEASE,
             retention: Gate::DEFAULT_RETENTION,
+            stop_deadline: Consumer::DEFAULT_STOP_DEADLINE,
         }
     }
 }

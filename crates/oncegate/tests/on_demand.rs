@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
-use oncegate::{Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Origin};
+use oncegate::{Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Ordering, Origin};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -38,6 +38,8 @@ struct State {
     /// The most that were in its hands, or would have been if all that was asked for had been there.
     most_wanted: usize,
     receives: usize,
+    /// Each message is in one of so many groups, or in none.
+    groups: usize,
     terms: Option<Terms>,
 }
 
@@ -53,6 +55,7 @@ impl Queue {
         at(&mut self.state.lock().unwrap())
     }
 
+    /// Waits until the queue is so.
     async fn until(&self, so: impl Fn(&State) -> bool + Send + Sync) {
         let waiting = async {
             loop {
@@ -125,6 +128,10 @@ impl Source for Reader {
 fn deliver(queue: &Arc<Queue>, n: usize, lost: CancellationToken) -> Delivery {
     let origin = Origin::Queue { queue: "orders".into(), id: n.to_string().into() };
     let message = Message::new("orders", origin, Some(payload(n).into()));
+    let message = match queue.look(|state| n.checked_rem(state.groups)) {
+        Some(group) => message.with_key(group.to_string()),
+        None => message,
+    };
     Delivery { message, ticket: Arc::new(Receipt { queue: Arc::clone(queue), n, lost }) }
 }
 
@@ -204,6 +211,7 @@ async fn no_more_is_asked_for_than_can_run() {
     assert_eq!(queue.look(|state| state.most_wanted), 4, "all permits are used, and no more is asked for");
     let terms = queue.look(|state| state.terms).expect("the source was told");
     assert_eq!((terms.max_attempts, terms.lease, terms.retention), (3, LEASE, Gate::DEFAULT_RETENTION));
+    assert_eq!(terms.stop_deadline, Consumer::DEFAULT_STOP_DEADLINE);
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,6 +236,29 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
     };
     consumer.run_until(others).await.unwrap();
     assert_eq!(queue.look(|state| state.handed_back.clone()), [], "returning it would use up its receives");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_groups_of_a_queue_are_its_partitions() {
+    for ordering in [Ordering::Partition, Ordering::Key] {
+        let (queue, store) = (Queue::of(9), Arc::new(MemoryStore::new()));
+        queue.look(|state| state.groups = 3);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&ended);
+        // The first of each group takes longest, and the first of all longer than two whole groups.
+        let handler = move |message: Message| {
+            let (n, seen) = (number(&message), Arc::clone(&seen));
+            async move {
+                sleep(Duration::from_millis([1_000, 100, 10][n % 3] * if n < 3 { 10 } else { 1 })).await;
+                seen.lock().unwrap().push(n);
+                Ok(())
+            }
+        };
+        let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).ordering(ordering);
+        let stop = Arc::clone(&queue);
+        consumer.run_until(async move { stop.until_acked(9).await }).await.unwrap();
+        assert_eq!(*ended.lock().unwrap(), [2, 5, 8, 1, 4, 7, 0, 3, 6], "{ordering:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,26 +337,25 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_although_the_queue_has_taken_back_all_that_could_ask_the_store() {
-    let (queue, memory) = (Queue::of(3), Arc::new(MemoryStore::new()));
+    let (queue, memory) = (Queue::of(0), Arc::new(MemoryStore::new()));
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
     let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
-    let down = Arc::clone(&store);
-    let handler = move |message: Message| {
-        if number(&message) == 0 {
-            down.begin_outage();
-        }
-        std::future::ready(Ok(()))
-    };
     let counters = Arc::new(Counters::default());
-    let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate, handler).concurrency(2);
+    let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate, async |_: Message| Ok(())).concurrency(2);
     let consumer = consumer.observer(Arc::clone(&counters) as _);
     let stop = Arc::clone(&queue);
     let outage = async move {
+        while stop.look(|state| state.receives) == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        store.begin_outage();
+        let now = Instant::now();
+        stop.change(|state| state.visible_from = (0..3).map(|n| (n, now)).collect());
         while counters.get("store_paused", "paused") == 0 {
             sleep(Duration::from_millis(1)).await;
         }
         stop.look(|state| state.held.values().for_each(CancellationToken::cancel));
-        sleep(LEASE).await;
+        stop.until(|state| state.handed_back.len() == 2).await;
         store.end_outage();
         stop.until_acked(3).await;
     };

@@ -17,6 +17,7 @@ use super::lanes::{LaneId, Lanes, PlaceId};
 use super::settle::{Outcome, settle};
 use super::{ConsumerError, Item, Ordering, Shared};
 use crate::backoff::Backoff;
+use crate::message::Origin;
 use crate::observe::Event;
 use crate::source::Ticket;
 
@@ -129,7 +130,12 @@ impl Engine {
     /// The lane of its order, and the lane of its idempotency key: two deliveries of one key wait for each other.
     fn lanes_of(&self, item: &Item) -> [Option<LaneId>; 2] {
         let message = &item.delivery.message;
-        let order = match (self.shared.settings.ordering, message.key()) {
+        // What keeps an order in a queue is not the queue but the group, which is the message's key.
+        let ordering = match (self.shared.settings.ordering, message.origin()) {
+            (Ordering::Partition, Origin::Queue { .. }) => Ordering::Key,
+            (ordering, _) => ordering,
+        };
+        let order = match (ordering, message.key()) {
             (Ordering::Partition, _) => Some(lane("partition", &message.origin().partition())),
             (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
             (Ordering::Key, None) | (Ordering::Unordered, _) => None,

@@ -85,6 +85,8 @@ struct Settings {
 impl Consumer {
     /// 10.
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
+    /// 20 seconds.
+    pub const DEFAULT_STOP_DEADLINE: Duration = Duration::from_secs(20);
 
     /// Handles every message of `source` whose route has no handler of its own.
     ///
@@ -100,7 +102,7 @@ impl Consumer {
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
-                stop_deadline: Duration::from_secs(20),
+                stop_deadline: Self::DEFAULT_STOP_DEADLINE,
             },
             flood_limit: FloodLimit::default(),
             most_messages: 10_000,
@@ -115,7 +117,8 @@ impl Consumer {
         self
     }
 
-    /// How many handlers run at a time: 64 by default. Waiting, parked and delayed messages do not count.
+    /// How many handlers run at a time: 64 by default. Waiting, parked and delayed messages do not count. From a
+    /// queue, no more messages are received than that.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
         self
@@ -342,7 +345,8 @@ impl Shared {
     fn terms(&self) -> Terms {
         let lease = self.routes().map(|route| route.gate.settings().lease).max().unwrap_or_default();
         let retention = self.routes().map(|route| route.gate.settings().retention).min().unwrap_or_default();
-        Terms { max_attempts: self.settings.max_attempts, lease, retention }
+        let Settings { max_attempts, stop_deadline, .. } = self.settings;
+        Terms { max_attempts, lease, retention, stop_deadline }
     }
 
     fn route(&self, name: &str) -> Arc<Route> {

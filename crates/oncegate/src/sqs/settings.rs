@@ -73,6 +73,14 @@ impl Settings {
     }
 }
 
+/// How long a receive may wait, so that one that begins right before a stop ends before the stop's deadline: it
+/// cannot be cut without stranding what it may bring.
+pub(crate) fn wait_within(wait: Duration, stop_deadline: Duration) -> Duration {
+    const ANSWER: Duration = Duration::from_secs(1);
+    let most = Duration::from_secs(stop_deadline.saturating_sub(ANSWER).as_secs());
+    wait.min(most).max(WAIT_MIN)
+}
+
 /// How a client is made, unless there is one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connection {
@@ -165,6 +173,15 @@ mod tests {
             assert_eq!(name(queue), "orders");
         }
         assert!(is_fifo("http://127.0.0.1:9324/queue/orders.fifo") && !is_fifo("orders"));
+    }
+
+    #[test]
+    fn a_receive_ends_before_the_deadline_of_a_stop() {
+        let cases = [(20, 60_000, 20), (20, 20_000, 19), (20, 5_500, 4), (5, 20_000, 5), (20, 0, 1)];
+        for (wait, stop_ms, expected) in cases {
+            let within = wait_within(Duration::from_secs(wait), Duration::from_millis(stop_ms));
+            assert_eq!(within, Duration::from_secs(expected), "{wait} s within {stop_ms} ms");
+        }
     }
 
     #[test]

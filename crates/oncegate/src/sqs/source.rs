@@ -15,7 +15,7 @@ use super::convert::Reader;
 use super::dead_letters::SqsDeadLetters;
 use super::drive::Driver;
 use super::hub::{End, Hub};
-use super::settings::{Body, Connection, Settings, name};
+use super::settings::{Body, Connection, Settings, name, wait_within};
 use super::{queue, ticket};
 use crate::observe::Observer;
 use crate::source::{Delivery, Source, SourceError, Supply, Terms};
@@ -91,10 +91,11 @@ impl SqsSource {
         self
     }
 
-    /// How long a receive waits for messages while the queue is empty: 20 s by default, whole seconds from 1 s.
+    /// How long a receive waits for messages while the queue is empty, at most: 20 s by default, whole seconds from
+    /// 1 s.
     ///
-    /// A receive under way cannot be ended without stranding what it may bring, so this is also how long an idle
-    /// consumer may take to stop.
+    /// A receive under way cannot be ended without stranding what it may bring. So this is also how long an idle
+    /// consumer may take to stop, and it is kept a second below the consumer's `stop_deadline`.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
         self.settings.wait = wait;
@@ -170,7 +171,8 @@ impl Source for SqsSource {
             routes_from_attributes: settings.routes_from_attributes,
             max_receives: queue.max_receives,
         };
-        let api = Arc::new(Api::new(&client, queue.url, settings.wait, settings.visibility));
+        let wait = wait_within(settings.wait, self.terms().stop_deadline);
+        let api = Arc::new(Api::new(&client, queue.url, wait, settings.visibility));
         let driver = Driver::new(Arc::clone(&hub), api, reader, settings.visibility);
         let left = spawn(Arc::clone(&hub), driver)?;
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Open { hub, left: Some(left) });
