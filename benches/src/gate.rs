@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use oncegate::redis::RedisStore;
+use oncegate::redis::{OnStoreLoss, RedisStore};
 use oncegate::{Completion, Entry, Gate, MemoryStore, Message};
 use oncegate_tests::{Redis, RedisServer};
 use tokio::task::JoinSet;
@@ -62,7 +62,9 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 }
 
 pub(crate) async fn redis_gate(redis: &Redis) -> Gate {
-    let store = RedisStore::connect(redis.url()).await.expect("the server may be used");
+    // The server is emptied between the rounds, on purpose.
+    let store = RedisStore::builder(redis.url()).on_store_loss(OnStoreLoss::Continue).connect();
+    let store = store.await.expect("the server may be used");
     Gate::new(fresh_scope(), key(), store)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::kafka::KafkaSource;
-use oncegate::redis::RedisStore;
+use oncegate::redis::{OnStoreLoss, RedisStore};
 use oncegate::source::Source;
 use oncegate::{Consumer, Counters, Failure, Gate, Message, Observer};
 use oncegate_tests::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
@@ -87,7 +87,9 @@ impl Work<'_> {
     /// Messages per second, and the proof that so many handlers have run.
     async fn through_the_gate(&self, expected_runs: usize) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
-        let store = RedisStore::connect(self.redis.url()).await.expect("the server may be used");
+        // The server is emptied between the rounds, on purpose.
+        let store = RedisStore::builder(self.redis.url()).on_store_loss(OnStoreLoss::Continue).connect();
+        let store = store.await.expect("the server may be used");
         let gate = Gate::new(self.scope, key(), store);
         let consumer = Consumer::new(self.source(&stopwatch), gate, nothing_to_do);
         let consumer = consumer.concurrency(IN_FLIGHT as u32);

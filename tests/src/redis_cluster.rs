@@ -129,20 +129,16 @@ impl RedisCluster {
         let client = ::redis::Client::open(node.url()).ok()?;
         let mut connection = client.get_multiplexed_async_connection().await.ok()?;
         let mut question = ::redis::cmd("CLUSTER");
-        let ranges: Vec<(u16, u16, (String, u16, Value, Value))> = question
-            .arg("SLOTS")
-            .query_async::<Vec<Vec<Value>>>(&mut connection)
-            .await
-            .ok()?
-            .into_iter()
-            .filter_map(|range| {
-                let part = |n: usize| range.get(n).cloned().unwrap_or(Value::Nil);
-                ::redis::from_redis_value(Value::Array(vec![part(0), part(1), part(2)])).ok()
-            })
-            .collect();
-        let (_, _, (_, port, _, _)) =
-            ranges.into_iter().find(|(first, last, _)| (*first..=*last).contains(&slot))?;
-        self.nodes.iter().position(|node| node.port() == port)
+        let ranges: Vec<Vec<Value>> = question.arg("SLOTS").query_async(&mut connection).await.ok()?;
+        let port = ranges.iter().find_map(|range| match range.as_slice() {
+            [Value::Int(first), Value::Int(last), Value::Array(primary), ..]
+                if (*first..=*last).contains(&i64::from(slot)) =>
+            {
+                primary.get(1)
+            }
+            _ => None,
+        })?;
+        self.nodes.iter().position(|node| *port == Value::Int(i64::from(node.port())))
     }
 
     /// Gives the primaries their slots, lets everybody meet, and makes the rest replicas.

@@ -95,7 +95,7 @@ impl OnCluster {
 #[tokio::test]
 async fn the_store_conforms_on_a_cluster() {
     let mut cluster = RedisCluster::start().await;
-    let store = Arc::new(RedisStore::connect(&cluster.url()).await.unwrap());
+    let store = Arc::new(hand::timeless(&cluster.url()).connect().await.unwrap());
     let primaries = hands(&mut cluster).await.into_iter().take(3).collect();
     conformance(&OnCluster { store, primaries, scope: hand::scope() }).await;
 }

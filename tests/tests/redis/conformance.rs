@@ -47,6 +47,6 @@ impl Bench for OnRedis {
 #[tokio::test]
 async fn the_store_conforms() {
     let redis = Redis::shared().await;
-    let store = Arc::new(RedisStore::connect(redis.url()).await.unwrap());
+    let store = Arc::new(hand::timeless(redis.url()).connect().await.unwrap());
     conformance(&OnRedis { store, hand: Hand::on(&redis).await, scope: hand::scope() }).await;
 }

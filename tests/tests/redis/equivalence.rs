@@ -47,7 +47,7 @@ impl Subject for OnRedis {
 #[tokio::test]
 async fn the_scripts_equal_the_rules() {
     let redis = Redis::shared().await;
-    let subject = OnRedis::with(&redis, RedisStore::connect(redis.url()).await.unwrap()).await;
+    let subject = OnRedis::with(&redis, hand::timeless(redis.url()).connect().await.unwrap()).await;
     let plan = Plan { seed: fastrand::u64(..), sequences: 10_000, steps: 12 };
     let reached = compare(&subject, plan).await.unwrap_or_else(|difference| panic!("{difference}"));
     assert_eq!(reached.missing(), Vec::<&str>::new(), "seed {}", plan.seed);
@@ -123,7 +123,7 @@ async fn mutants_of_the_scripts_are_caught() {
     let mut survivors = Vec::new();
     for mutant in MUTANTS {
         let (script, from, to) = *mutant;
-        let builder = RedisStore::builder(redis.url()).rewrite_script(script, from, to).unwrap();
+        let builder = hand::timeless(redis.url()).rewrite_script(script, from, to).unwrap();
         let subject = OnRedis::with(&redis, builder.connect().await.unwrap()).await;
         if compare(&subject, Plan { seed, sequences: 1_500, steps: 12 }).await.is_ok() {
             survivors.push(mutant);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate::redis::packed;
+use oncegate::redis::{OnStoreLoss, RedisBuilder, RedisStore, packed};
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::{Record, Token};
 use oncegate_core::rules::{Operation, Reply};
@@ -88,6 +88,11 @@ impl Hand {
     async fn send(&self, pipeline: &Pipeline) {
         let () = pipeline.query_async(&mut self.connection.clone()).await.expect("the server answers");
     }
+}
+
+/// A store whose records the test makes older, and so lets expire: that is no loss.
+pub(crate) fn timeless(url: &str) -> RedisBuilder {
+    RedisStore::builder(url).on_store_loss(OnStoreLoss::Continue)
 }
 
 /// A scope of the test's own.

@@ -194,7 +194,7 @@ impl RedisBuilder {
             Address::Server(info) => {
                 let info = self.prepared(info, warnings)?;
                 let address = info.addr().to_string();
-                Ok((one(driver, Connector::Server(info, opener), &address, shared).await?, address))
+                Ok((one(driver, Connector::Server(Arc::new(info), opener), &address, shared).await?, address))
             }
             Address::Cluster(seeds) => {
                 let seeds = seeds.into_iter().map(|seed| self.prepared(seed, warnings));

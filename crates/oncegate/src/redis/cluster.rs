@@ -74,8 +74,8 @@ struct Turn<'a, T> {
     to: Option<Arc<Node>>,
 }
 
-/// What goes to each node.
-type Groups<'a, T> = Vec<(Arc<Node>, Vec<Turn<'a, T>>)>;
+/// What goes to one node.
+type Group<'a, T> = (Arc<Node>, Vec<Turn<'a, T>>);
 
 impl Cluster {
     /// Reads the slots and starts the nodes. One that is down keeps nobody waiting.
@@ -177,9 +177,9 @@ impl Nodes {
     }
 
     /// Who goes where. What has nowhere to go is answered.
-    fn group<'a, T>(&self, turns: Vec<Turn<'a, T>>, answers: &mut [Answer]) -> Groups<'a, T> {
+    fn group<'a, T>(&self, turns: Vec<Turn<'a, T>>, answers: &mut [Answer]) -> Vec<Group<'a, T>> {
         let map = self.map();
-        let mut groups: BTreeMap<Arc<str>, (Arc<Node>, Vec<Turn<'a, T>>)> = BTreeMap::new();
+        let mut groups: BTreeMap<Arc<str>, Group<'a, T>> = BTreeMap::new();
         for turn in turns {
             let Some(node) = turn.to.as_ref().or_else(|| map.owner(turn.slot)).map(Arc::clone) else {
                 self.doubt.notify_one();
@@ -235,7 +235,7 @@ impl Nodes {
     }
 
     fn start_node(&self, host: &Host) -> Arc<Node> {
-        let connector = Connector::Server(self.info(host), self.opener);
+        let connector = Connector::Server(Arc::new(self.info(host)), self.opener);
         let (node, _) = Node::start(&self.jobs, host.to_string().into(), connector, self.shared.clone());
         Arc::new(node)
     }

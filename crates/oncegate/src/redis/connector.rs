@@ -17,7 +17,7 @@ use super::sentinel::Sentinels;
 #[derive(Clone)]
 pub(super) enum Connector {
     /// Always the same server.
-    Server(ConnectionInfo, Opener),
+    Server(Arc<ConnectionInfo>, Opener),
     /// The primary that the sentinels name.
     Sentinels(Arc<Sentinels>),
     /// A pool of the caller's.
@@ -29,7 +29,7 @@ impl Connector {
     /// When there is no connection; the text holds neither address nor password.
     pub(super) async fn connect(&self) -> Result<MultiplexedConnection, StoreError> {
         match self {
-            Self::Server(info, opener) => opener.open(info.clone()).await,
+            Self::Server(info, opener) => opener.open(ConnectionInfo::clone(info)).await,
             Self::Sentinels(sentinels) => sentinels.connect().await,
             // Taken out for good: the lane keeps it for as long as it lasts, and nobody is handed a dead one.
             Self::Pool(pool) => match pool.get().await {

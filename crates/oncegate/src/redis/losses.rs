@@ -245,7 +245,7 @@ impl State {
         match self.servers.iter_mut().find(|known| known.address == address) {
             // The answer may be older than what another connection has heard meanwhile.
             Some(known) if known.replication == replication && !lost => {
-                known.offset = known.offset.max(offset)
+                known.offset = known.offset.max(offset);
             }
             Some(known) => {
                 known.replication = replication.to_owned();

@@ -223,7 +223,7 @@ impl Store for RedisStore {
         // What is to be durable has to be written once more, and only a script can do that.
         let durable = self.inner.durability != Durability::Primary;
         let is_guard = |position: usize| {
-            durable || (matches!(topology, Topology::One(_)) && position % MAX_BATCH_ITEMS == 0)
+            durable || (matches!(topology, Topology::One(_)) && position.is_multiple_of(MAX_BATCH_ITEMS))
         };
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
         let request = |(position, key): &(usize, &StoreKey)| {
