@@ -22,7 +22,7 @@ pub const VARIABLE: &str = "ONCEGATE_TEST_SQS";
 /// How long one question of a readiness probe may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The longest wait for a queue to become as a test wants it.
+/// The longest wait for a server to answer, and for a queue to become as a test wants it.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a queue is asked while somebody waits for it.
@@ -66,8 +66,14 @@ impl Sqs {
     /// The server that a variable names.
     pub(crate) async fn reached(variable: &str, endpoint: String) -> Self {
         let sqs = Self::at(endpoint);
-        if let Err(error) = sqs.answers().await {
-            panic!("{variable} names {}, which does not answer: {error}", sqs.endpoint);
+        let deadline = Instant::now() + WAIT_LIMIT;
+        while let Err(error) = sqs.answers().await {
+            assert!(
+                Instant::now() < deadline,
+                "{variable} names {}, which does not answer: {error}",
+                sqs.endpoint
+            );
+            tokio::time::sleep(WAIT_INTERVAL).await;
         }
         sqs
     }
