@@ -95,6 +95,10 @@ impl<S: Source> Source for Timed<S> {
         Ok(Some(received.into_iter().map(timed).collect()))
     }
 
+    fn stop_receiving(&self) {
+        self.source.stop_receiving();
+    }
+
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         self.source.close(deadline).await
     }

@@ -43,6 +43,10 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// When the source cannot go on; what the source can mend by itself, it mends.
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError>;
 
+    /// Nothing more will be received, though handlers still run: what nobody has taken may go to others. Called
+    /// before `close`. Does nothing unless overridden.
+    fn stop_receiving(&self) {}
+
     /// Acknowledges what is left to acknowledge and leaves, within `deadline`.
     ///
     /// # Errors
@@ -63,6 +67,10 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         (**self).receive(most).await
+    }
+
+    fn stop_receiving(&self) {
+        (**self).stop_receiving();
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {

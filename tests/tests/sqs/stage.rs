@@ -166,7 +166,7 @@ impl Book {
         counts
     }
 
-    pub(crate) async fn until(&self, what: &str, so: impl Fn(&[String]) -> bool) {
+    pub(crate) async fn until(&self, what: &str, so: impl Fn(&[String]) -> bool + Send + Sync) {
         let mut lines = self.0.subscribe();
         let reached = tokio::time::timeout(LIMIT, lines.wait_for(|lines| so(lines))).await.is_ok();
         assert!(reached, "not {what} after {LIMIT:?}: {:?}", self.lines());

@@ -134,7 +134,17 @@ pub(super) async fn intake(
     source: Arc<dyn Source>,
     engine: mpsc::Sender<Vec<Item>>,
 ) -> Result<(), SourceError> {
-    let batches = received(&shared, &*source).map(|batch| look_ahead(&shared, batch)).buffered(LOOKS_AHEAD);
+    let ended = receive_all(&shared, &*source, engine).await;
+    source.stop_receiving();
+    ended
+}
+
+async fn receive_all(
+    shared: &Shared,
+    source: &dyn Source,
+    engine: mpsc::Sender<Vec<Item>>,
+) -> Result<(), SourceError> {
+    let batches = received(shared, source).map(|batch| look_ahead(shared, batch)).buffered(LOOKS_AHEAD);
     let mut batches = std::pin::pin!(batches);
     loop {
         let batch = tokio::select! {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
+use oncegate_core::store::Promise;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -236,7 +237,10 @@ impl Consumer {
             gate.set_observer(Arc::clone(&self.observer));
             let gate = Arc::clone(gate.opened().await?);
             let checkup = gate.checkup();
-            let promise = checkup.survives.promise();
+            let promise = match gate.settings().transactional {
+                true => Promise::SAME_TRANSACTION,
+                false => checkup.survives.promise(),
+            };
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");

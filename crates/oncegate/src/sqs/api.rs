@@ -1,7 +1,6 @@
 //! The calls to SQS: one function each, with its time limit, and what its errors mean.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_sqs::Client;
@@ -190,9 +189,6 @@ fn answers<'a>(
     }
     answers
 }
-
-/// A queue that is shared by the tasks that call it.
-pub(crate) type SharedApi = Arc<Api>;
 
 #[cfg(test)]
 mod tests {

@@ -129,3 +129,7 @@ fn route(headers: &[Header]) -> Option<Arc<str>> {
     let route = origin.get("route")?.as_str()?;
     (!route.is_empty() && route.len() <= ROUTE_MAX_BYTES).then(|| Arc::from(route))
 }
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

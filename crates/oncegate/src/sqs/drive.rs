@@ -9,7 +9,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
-use super::api::{Attempt, CallError, SharedApi};
+use super::api::{Api, Attempt, CallError};
 use super::convert::Reader;
 use super::held::{Answer, Change, Group, Target};
 use super::hub::{End, Fetched, Hub};
@@ -25,7 +25,7 @@ const SAME_ANSWER: Duration = Duration::from_secs(4 * 60);
 /// What goes on for a queue.
 pub(crate) struct Driver {
     hub: Arc<Hub>,
-    api: SharedApi,
+    api: Arc<Api>,
     reader: Reader,
     receivers: Receivers,
     polls: JoinSet<Polled>,
@@ -54,7 +54,7 @@ struct Changed {
 }
 
 impl Driver {
-    pub(crate) fn new(hub: Arc<Hub>, api: SharedApi, reader: Reader, visibility: Duration) -> Self {
+    pub(crate) fn new(hub: Arc<Hub>, api: Arc<Api>, reader: Reader, visibility: Duration) -> Self {
         let (polls, deletes, changes) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
         let ticks = (visibility / TICKS_PER_VISIBILITY).min(LONGEST_TICK);
         let (receivers, unanswered) = (Receivers::new(), Vec::new());

@@ -190,6 +190,13 @@ impl Source for SqsSource {
         }
     }
 
+    /// What nobody has taken goes back, and so does what receives under way still bring.
+    fn stop_receiving(&self) {
+        if let Ok(hub) = self.hub() {
+            hub.end(End::Closed);
+        }
+    }
+
     /// Deletes what is finished, hands back what is not, and waits for the receives that are under way.
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         let by = Instant::now() + deadline;

@@ -238,7 +238,7 @@ impl World {
                 self.store.end_outage();
             }
             10..12 => self.taken_back += u64::from(self.broker.lose_one(self.rng.usize(..64))),
-            8 if self.rng.u32(..4) == 0 => {
+            8..10 if self.rng.u32(..4) == 0 => {
                 self.till.lose_everything();
                 self.store_losses.fetch_add(1, Relaxed);
             }
