@@ -48,25 +48,25 @@ AS n(key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, ha
 WHERE r.key = n.key";
 
 /// Claims the keys that have no row, in the order of the keys, and passes over the others; returns the claimed ones.
-/// What it writes is what the rules make of nothing.
+/// What it writes is what the rules make of nothing. The clock is read once, not for each row.
 pub(super) const CLAIM_ABSENT: &str = "\
+WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) \
 INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, \
 handed_over, reason) \
 SELECT n.key, 'pending', c.now_us / 1000 + n.expires_in_ms, n.token, 1, 'none', \
 CASE WHEN n.fenced THEN c.now_us END, n.fingerprint, false, '' \
-FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) AS c, \
-unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::boolean[]) \
+FROM c, unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::boolean[]) \
 AS n(key, token, expires_in_ms, fingerprint, fenced) ORDER BY n.key COLLATE \"C\" \
 ON CONFLICT (key) DO NOTHING RETURNING key, fence";
 
 /// Completes the records whose owners show their tokens, as [`COMPLETE`] does, and passes over the others; returns
 /// the completed ones.
 pub(super) const COMPLETE_OWN: &str = "\
+WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) \
 UPDATE oncegate_records AS r SET state = 'completed', owner = substring(r.owner FOR 4), attempt = 0, \
 recovery = 'none', fence = NULL, handed_over = false, reason = '', result = n.result, \
 expires_at_ms = c.now_ms + n.retention_ms \
-FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS c, \
-unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[]) AS n(key, token, result, retention_ms) \
+FROM c, unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[]) AS n(key, token, result, retention_ms) \
 WHERE r.key = n.key AND r.state = 'pending' AND r.owner = n.token AND r.expires_at_ms >= c.now_ms \
 RETURNING r.key";
 
