@@ -9,7 +9,7 @@ use std::time::Duration;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::{OnStoreLoss, RedisStore};
 use oncegate::{Consumer, ConsumerError, Gate, Key, Message, Ordering};
-use oncegate_tests::{Kafka, Record, RedisCluster, RedisSentinels, Watched, unique};
+use oncegate_tests::{Kafka, Record, RedisCluster, RedisSentinels, RedisServer, Watched, unique};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -112,21 +112,37 @@ async fn a_cluster_loses_a_primary_and_moves_slots_under_load_and_no_message_is_
     println!("second effects after the failover: {extra}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_a_cluster_with_a_shard_down_the_other_keys_go_on() {
+/// A third of the keys has nowhere to go for a while; the others must not notice.
+async fn others_go_on(
+    take_away: impl FnOnce(&mut RedisServer),
+    bring_back: impl AsyncFnOnce(&mut RedisServer),
+) -> u64 {
     const MESSAGES: u64 = 3_000;
     let mut cluster = RedisCluster::start().await;
     // Nobody takes over for this shard.
     cluster.node(3).kill();
     let load = Load::start(&cluster.url(), MESSAGES).await;
     load.acks(200).await;
-    cluster.node(0).kill();
+    take_away(cluster.node(0));
     // Two thirds of the keys, give or take eight times the deviation of such a draw.
     load.acks(MESSAGES * 2 / 3 - 200).await;
     assert!(load.watched.get("store_paused", "paused") >= 1);
     assert_eq!(load.watched.get("store_paused", "resumed"), 0, "the shard still is away");
-    cluster.node(0).start_again().await;
-    assert_eq!(load.end().await, 0);
+    bring_back(cluster.node(0)).await;
+    load.end().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_cluster_with_a_shard_down_the_other_keys_go_on() {
+    let extra = others_go_on(RedisServer::kill, async |node| node.start_again().await).await;
+    assert_eq!(extra, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_cluster_with_a_shard_that_hangs_the_other_keys_go_on() {
+    let stop = |node: &mut RedisServer| node.process().signal("STOP");
+    let extra = others_go_on(stop, async |node| node.process().signal("CONT")).await;
+    println!("second effects after the hang: {extra}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -145,6 +145,29 @@ async fn the_rights_for_waiting_are_asked_for_and_enough() {
 }
 
 #[tokio::test]
+async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() {
+    let pair = Pair::start().await;
+    let (store, hand) = (pair.store().await, Hand::on(&pair.primary).await);
+    let (scope, owner) = (scope(), token());
+    let [done, running] = [1, 2].map(|number| key(&scope, number));
+    for key in [&done, &running] {
+        until_held(&store, key, claim(owner)).await;
+    }
+    assert_eq!(until_held(&store, &done, complete(owner, b"done")).await, HELD);
+    let () = hand.ask(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
+    assert_eq!(until_held(&store, &running, complete(owner, b"done")).await, HELD);
+    let settled = Reply::Verdict {
+        verdict: Verdict::Completed { result: b"done".as_slice().into() },
+        uncompared: false,
+    };
+    for key in [&done, &running] {
+        assert_eq!(until_held(&store, key, claim(token())).await, settled);
+    }
+    let refused = apply(&store, &crate::hand::key(&scope, 3), claim(token())).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable { .. })), "{refused:?}");
+}
+
+#[tokio::test]
 async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
     let pair = Pair::start().await;
     let store = pair.store().await;
