@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::MemoryStore;
+use oncegate_core::testing::fault::{FaultStore, Faults};
 use oncegate_tests::Sent;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -167,6 +168,23 @@ async fn a_request_that_ends_its_process_again_and_again_is_given_up_before_it_r
     let answer = world.settled("k").await;
     assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (500, "attempts-exhausted"));
     assert_eq!(world.runs(), []);
+}
+
+#[tokio::test]
+async fn a_handler_that_stops_because_the_store_is_away_uses_up_no_attempt() {
+    let store = Arc::new(MemoryStore::new());
+    let faulty = Arc::new(FaultStore::new(Arc::clone(&store) as _, Faults::default(), 1));
+    let short = Duration::from_millis(500);
+    let world = World::over(store, Arc::clone(&faulty), |gate| gate.lease(short), |layer| layer).await;
+    let client = world.http1();
+    let sent = tokio::spawn(async move { client.send(told("k", &headers("obey"))).await });
+    world.work.started(1).await;
+    faulty.begin_outage();
+    assert_eq!(sent.await.unwrap().status, 500);
+    faulty.end_outage();
+    world.released().await;
+    assert_eq!(world.settled("k").await.status, 201);
+    assert_eq!(world.runs(), [(1, false), (1, false)]);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use axum::routing::any;
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use oncegate::core::record::State as RecordState;
+use oncegate::core::record::{Record, State as RecordState};
 use oncegate::core::store::Store;
 use oncegate::http::{Attempt, IdempotencyLayer, Principal, Settle};
 use oncegate::{Gate, MemoryStore};
@@ -174,6 +174,17 @@ impl World {
         self.work.runs()
     }
 
+    /// Waits until every record is RELEASED.
+    pub(crate) async fn released(&self) {
+        let released = async {
+            let is = |(_, record): &(_, Record)| matches!(record.state, RecordState::Released { .. });
+            while !self.store.records().iter().all(is) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, released).await.expect("in time");
+    }
+
     /// Whether all records are COMPLETED.
     pub(crate) fn all_completed(&self) -> bool {
         self.store.records().iter().all(|(_, record)| matches!(record.state, RecordState::Completed { .. }))
@@ -229,6 +240,10 @@ async fn handle(
     work.started.send_modify(|count| *count += 1);
     let what = headers.get("x-do").map_or("charge", |what| what.to_str().unwrap());
     let response = match (what, attempt) {
+        ("obey", Some(Extension(attempt))) => {
+            attempt.cancelled().await;
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
         ("tell", Some(Extension(attempt))) => {
             let told =
                 format!("{} {}", attempt.downstream_key("charge"), attempt.fence().unwrap_or_default());

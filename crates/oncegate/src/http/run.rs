@@ -119,7 +119,11 @@ impl<E: Send + 'static> Run<E> {
         let (parts, body) = response.into_parts();
         let status = parts.status;
         let exhausted = lease.message().attempt() >= self.layer.settings.max_attempts;
-        let decision = self.layer.settings.policy.decide(&parts);
+        let decision = match self.layer.settings.policy.decide(&parts) {
+            // A run that was cut short by an outage must not use up an attempt.
+            Decision::Release { counted } => Decision::Release { counted: counted && !lease.was_cut_short() },
+            other => other,
+        };
         let response = Response::from_parts(parts, body);
         match decision {
             Decision::Complete => {
