@@ -173,6 +173,9 @@ impl SqliteBuilder {
 
     /// Hands expired records to `archive` before they are removed. They stay in the file as long as it refuses
     /// them. Default: none; they are removed.
+    ///
+    /// Each process on the file purges by itself: give the archive to one, and set
+    /// [`without_purge`](Self::without_purge) for the others, which would remove records without it.
     pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
         self.settings.archive = Some(SharedArchive::new(archive));
         self
