@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use oncegate::Consumer;
 use oncegate_tests::{Fault, Sqs, SqsProxy};
 
-use crate::stage::{Clerk, Stage, body};
+use crate::stage::{Clerk, LONG_VISIBILITY, Stage, body};
 
 const DELETE: &str = "DeleteMessageBatch";
 
@@ -104,7 +104,8 @@ async fn throttling_delays_and_loses_nothing() {
     stage.send(0..MESSAGES).await;
     let clerk = Clerk::waiting();
     proxy.next(3, "ReceiveMessage", Fault::Throttle);
-    let running = stage.start(clerk.clone()).await;
+    let source = stage.source().visibility(LONG_VISIBILITY);
+    let running = stage.start_with(source, clerk.clone(), |consumer| consumer).await;
     // As many as the consumer runs at once; their visibility is extended while they wait.
     clerk.book.until("all started", |lines| lines.len() == MESSAGES as usize).await;
     proxy.next(2, "ChangeMessageVisibilityBatch", Fault::Throttle);

@@ -3,7 +3,7 @@
 use oncegate::{Consumer, Failure, Message};
 use oncegate_tests::{Fault, Moto, Sqs, SqsProxy};
 
-use crate::stage::{Clerk, Stage, VISIBILITY};
+use crate::stage::{Clerk, LONG_VISIBILITY, Stage, VISIBILITY};
 
 const EXTEND: &str = "ChangeMessageVisibilityBatch";
 const DELETE: &str = "DeleteMessageBatch";
@@ -66,7 +66,8 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
     let clerk = Clerk::waiting();
     let at = vec![0, 4];
     proxy.next(2, EXTEND, Fault::FailEntries { at, code: "InternalError", senders_fault: false });
-    let running = stage.start(clerk.clone()).await;
+    let source = stage.source().visibility(LONG_VISIBILITY);
+    let running = stage.start_with(source, clerk.clone(), |consumer| consumer).await;
     running.watched.until("sqs_visibility_extensions", MESSAGES * EXTENSIONS).await;
     assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "all of them are still held");
     let (calls, entries) = (proxy.calls(EXTEND), proxy.entries(EXTEND));

@@ -13,6 +13,8 @@ use tokio::task::JoinHandle;
 
 /// How long a queue hides a message without a heartbeat; long enough for a machine that is busy with other tests.
 pub(crate) const VISIBILITY: Duration = Duration::from_secs(6);
+/// The same where extensions fail on purpose, and must still come in time on a busy machine.
+pub(crate) const LONG_VISIBILITY: Duration = Duration::from_secs(15);
 /// How long a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(6);
