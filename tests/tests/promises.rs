@@ -91,7 +91,8 @@ async fn postgres_says_its_row() {
         (vec!["full_page_writes=off"], "`full_page_writes=off`"),
     ] {
         let server = PostgresServer::start_with(&settings).await;
-        let store = PostgresStore::builder(server.url()).allow_asynchronous_commit().connect().await.unwrap();
+        let builder = PostgresStore::builder(server.url()).allow_asynchronous_commit().allow_fsync_off();
+        let store = builder.connect().await.unwrap();
         store.create_schema().await.unwrap();
         says(&store, found).await;
     }

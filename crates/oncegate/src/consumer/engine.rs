@@ -191,7 +191,7 @@ impl Engine {
                 if outage.probing.is_some() || Instant::now() < outage.probe_at {
                     self.lanes.put_back(place, item);
                     outage.waiting.push_back(place);
-                    self.shared.in_flight.waits();
+                    self.shared.in_flight.hold_back();
                     continue;
                 }
                 outage.probing = Some(place);
@@ -214,7 +214,7 @@ impl Engine {
         let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
         let (part, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
         let place = outage.waiting.pop_front()?;
-        self.shared.in_flight.waits_no_more();
+        self.shared.in_flight.hold_back_no_more();
         Some((*part, place))
     }
 
@@ -260,7 +260,7 @@ impl Engine {
                 if let Some(outage) = self.outages.remove(&part) {
                     // They were first before what became ready meanwhile.
                     for place in outage.waiting.into_iter().rev() {
-                        self.shared.in_flight.waits_no_more();
+                        self.shared.in_flight.hold_back_no_more();
                         self.ready.push_front(place);
                     }
                     self.shared.in_flight.pause(false);
@@ -285,7 +285,7 @@ impl Engine {
                 self.lanes.put_back(place, item);
                 match asked.and_then(|part| self.outages.get_mut(&part)) {
                     Some(outage) => {
-                        self.shared.in_flight.waits();
+                        self.shared.in_flight.hold_back();
                         outage.waiting.push_front(place);
                     }
                     None => self.ready.push_front(place),

@@ -27,7 +27,9 @@ pub(super) struct InFlight {
     bytes: AtomicUsize,
     /// Those that could not use a permit now: parked, or behind another in a lane.
     waiting: AtomicUsize,
-    /// The store is away: no more than one may be there that is not waiting.
+    /// Those whose part of the store is away.
+    held_back: AtomicUsize,
+    /// All of the store is away: no more than one may be there that is not waiting.
     paused: AtomicBool,
     /// How many may be there that are not waiting, when the source gives messages on demand.
     most_at_once: Option<usize>,
@@ -42,6 +44,7 @@ impl InFlight {
             messages: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
+            held_back: AtomicUsize::new(0),
             paused: AtomicBool::new(false),
             most_at_once: None,
             freed: Notify::new(),
@@ -75,7 +78,18 @@ impl InFlight {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// The store has gone away, or is back.
+    /// A message's part of the store is away. While another part answers, others may come in its place.
+    pub(super) fn hold_back(&self) {
+        self.held_back.fetch_add(1, Relaxed);
+        self.freed.notify_one();
+    }
+
+    /// A message that was held back is tried again.
+    pub(super) fn hold_back_no_more(&self) {
+        self.held_back.fetch_sub(1, Relaxed);
+    }
+
+    /// All of the store has gone away, or some of it is back.
     pub(super) fn pause(&self, paused: bool) {
         self.paused.store(paused, Relaxed);
         self.freed.notify_one();
@@ -91,7 +105,7 @@ impl InFlight {
         let room = if messages == 0 { room.max(1) } else { room };
         let Some(most) = self.most_at_once else { return room };
         // One is let in when none is there, to find out whether the store is back.
-        let most = if self.paused.load(Relaxed) { 1 } else { most };
+        let most = if self.paused.load(Relaxed) { 1 } else { most + self.held_back.load(Relaxed) };
         // Whoever is counted twice for a moment is asked for a little later.
         room.min((most + self.waiting.load(Relaxed)).saturating_sub(messages))
     }

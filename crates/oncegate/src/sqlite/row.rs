@@ -43,8 +43,10 @@ CREATE TABLE descriptors (
 
 CREATE TABLE clock (
     id         INTEGER NOT NULL PRIMARY KEY CHECK (id = 1),
-    reached_us INTEGER NOT NULL,                  -- the store's clock never goes back behind this
-    ahead_us   INTEGER NOT NULL                   -- how far it is ahead of the machine's
+    -- the store's clock never goes back behind this; the year 3000, beyond which only damage can be
+    reached_us INTEGER NOT NULL CHECK (reached_us BETWEEN 0 AND 32503680000000000),
+    -- how far it is ahead of the machine's
+    ahead_us   INTEGER NOT NULL CHECK (ahead_us BETWEEN -32503680000000000 AND 32503680000000000)
 ) STRICT;
 
 INSERT INTO clock (id, reached_us, ahead_us) VALUES (1, 0, 0);
@@ -242,8 +244,9 @@ fn decode(row: &Row<'_>) -> Result<Record, String> {
         }
         _ => return Err("state is of no known kind".to_owned()),
     };
-    // A record that expired before 1970 has expired, as one of 1970 has.
-    let expires_at = StoreTime::from_millis(u64::try_from(expires_at_ms).unwrap_or_default());
+    // No record ever expired before 1970: taken for a time, it would make its key new.
+    let expires_at_ms = u64::try_from(expires_at_ms).map_err(|_| "expires_at_ms is negative")?;
+    let expires_at = StoreTime::from_millis(expires_at_ms);
     Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
 }
 
@@ -304,6 +307,6 @@ pub(super) fn pass(
     time: std::time::Duration,
 ) -> rusqlite::Result<()> {
     let time_ms = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-    let pass = "UPDATE records SET expires_at_ms = expires_at_ms - ?2 WHERE key = ?1";
+    let pass = "UPDATE records SET expires_at_ms = max(expires_at_ms - ?2, 0) WHERE key = ?1";
     connection.execute(pass, params![key.as_str(), time_ms]).map(|_| ())
 }

@@ -289,6 +289,17 @@ async fn a_damaged_file_is_never_read_as_empty() {
 const AGES: Duration = Duration::from_millis(0b11 << 45);
 
 #[tokio::test]
+async fn an_expiry_that_no_record_can_have_is_damage_and_not_the_past() {
+    let place = Place::new();
+    let store = place.open().await;
+    completed(&store, 1, AGES).await;
+    let other = rusqlite::Connection::open(place.path()).unwrap();
+    other.execute("UPDATE records SET expires_at_ms = -expires_at_ms", []).unwrap();
+    let looked = store.look(vec![key("0")]).await.remove(0);
+    assert!(matches!(looked, Err(StoreError::Unreadable { .. })), "{looked:?}");
+}
+
+#[tokio::test]
 async fn a_flipped_bit_never_makes_a_record_absent() {
     let place = Place::new();
     completed(&place.open().await, 200, AGES).await;
