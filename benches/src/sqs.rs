@@ -28,7 +28,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 const BATCH: usize = 10;
 /// How many messages are handled at a time.
 const CONCURRENCY: usize = 100;
-/// As many loops as it takes to have that many in hand.
+/// As many loops as it takes to have as many messages in hand.
 const LOOPS: usize = CONCURRENCY / BATCH;
 /// How long a receive waits on an empty queue; long enough for nobody to ask twice in vain.
 const WAIT: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let (redis, server) = (RedisServer::start_with(&BENCH_REDIS).await, ElasticmqServer::start().await);
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(20_000, 500);
-    let mut rounds = plan.rounds("sqs", &["unique", "replay", "bare loop"]);
+    let mut rounds = plan.rounds("sqs", &["unique", "replay", "bare loop", "ten bare loops"]);
     while rounds.next() {
         bare.flush().await;
         // A replay is sent to the same queue: its name is a part of the keys.
@@ -50,12 +50,16 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         fill(&queue, count).await;
         rounds.measure("replay", work.through_the_gate(0, &mut calls)).await;
         fill(&queue, count).await;
-        rounds.measure("bare loop", receive_and_delete(&server, &queue, count)).await;
+        rounds.measure("bare loop", receive_and_delete(&server, &queue, count, 1)).await;
+        fill(&queue, count).await;
+        rounds.measure("ten bare loops", receive_and_delete(&server, &queue, count, LOOPS)).await;
     }
     let rate = Unit::MessagesPerSecond;
     vec![
         rounds.against("unique", rate, "bare loop").target(Bound::RatioAtLeast, 0.8),
         rounds.against("replay", rate, "bare loop"),
+        rounds.against("unique", rate, "ten bare loops"),
+        rounds.against("replay", rate, "ten bare loops"),
         // 100 receives and 100 deletes are the least for 1,000 messages.
         rounds.figure("calls, unique", Unit::CallsPerThousand).target(Bound::ValueAtMost, 240.0),
     ]
@@ -116,12 +120,12 @@ async fn nothing_to_do(_: Message) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The least that a consumer can do, as many times at once as the other one: receive ten, delete ten.
-async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize) -> f64 {
+/// The least that a consumer can do: receive ten, delete ten, and again; so many times at once.
+async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usize) -> f64 {
     let left = Arc::new(AtomicUsize::new(count));
     let started = Instant::now();
     let mut loops = JoinSet::new();
-    for _ in 0..LOOPS {
+    for _ in 0..at_once {
         let (client, url, left) = (sqs.client().clone(), queue.url().to_owned(), Arc::clone(&left));
         loops.spawn(async move {
             while left.load(SeqCst) > 0 {
