@@ -22,6 +22,7 @@ pub use oncegate_servers::{
 mod broker;
 mod bucket;
 mod certificates;
+mod consuming;
 mod elasticmq;
 mod http;
 mod kafka;
@@ -42,6 +43,7 @@ mod workers;
 pub use broker::KafkaBroker;
 pub use bucket::Bucket;
 pub use certificates::Certificates;
+pub use consuming::Consuming;
 pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use ledger::{Effect, Ledger};
