@@ -9,18 +9,24 @@ use std::time::Duration;
 use oncegate_core::store::StoreError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
 use super::attempt::{answer, attempt};
 use super::lanes::{LaneId, Lanes, PlaceId};
 use super::settle::{Outcome, settle};
-use super::{ConsumerError, Item, Ordering, Shared};
+use super::{ConsumerError, Item, Ordering, Shared, Wait};
 use crate::backoff::Backoff;
 use crate::message::Origin;
 use crate::observe::Event;
 use crate::source::Ticket;
 
+mod look;
+
+/// How often the engine looks at everything that waits, for the monitor.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After how many looks the times of handlers fade.
+const LOOKS_PER_FADE: u32 = 60;
 /// How many messages found completed ahead are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
 /// How long handlers get between their cancellation and their end when the stop deadline is over.
@@ -40,10 +46,17 @@ pub(super) struct Engine {
     parked: BinaryHeap<Reverse<(Instant, PlaceId)>>,
     running: JoinSet<Done>,
     /// The parts of the store that were asked so far.
-    parts: BTreeSet<u64>,
+    parts: BTreeSet<Part>,
     /// Those of them that do not answer.
-    outages: BTreeMap<u64, Outage>,
+    outages: BTreeMap<Part, Outage>,
     failed: Option<ConsumerError>,
+}
+
+/// A part of a route's store. Each route may have a store of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Part {
+    route: usize,
+    number: u64,
 }
 
 /// What a task brings back.
@@ -56,7 +69,7 @@ enum Done {
     Attempted {
         place: PlaceId,
         bytes: usize,
-        asked: Option<u64>,
+        asked: Option<Part>,
         outcome: Outcome,
     },
     Answered {
@@ -67,6 +80,9 @@ enum Done {
 /// A part of the store does not answer: of its keys, nothing is dispatched but one probe at a time.
 #[derive(Debug)]
 struct Outage {
+    since: Instant,
+    /// What the store said last.
+    error: Arc<str>,
     probe_at: Instant,
     probes: u32,
     probing: Option<PlaceId>,
@@ -75,6 +91,11 @@ struct Outage {
 }
 
 impl Outage {
+    fn new(now: Instant) -> Self {
+        let waiting = VecDeque::new();
+        Self { since: now, error: Arc::default(), probe_at: now, probes: 0, probing: None, waiting }
+    }
+
     /// When the next probe may start, if one can.
     fn next_probe(&self) -> Option<Instant> {
         (self.probing.is_none() && !self.waiting.is_empty()).then_some(self.probe_at)
@@ -98,7 +119,9 @@ impl Engine {
 
     /// Runs until the consumer stops and everything that had started has ended, or the deadline is over.
     pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Item>>) -> Result<(), ConsumerError> {
-        let mut more = true;
+        let (mut more, mut looks) = (true, interval(LOOK_EVERY));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked: u32 = 0;
         while more || !self.is_idle() {
             self.dispatch();
             let wake_at = self.next_wake();
@@ -122,6 +145,13 @@ impl Engine {
                     None => more = false,
                 },
                 () = timer => self.wake(),
+                _ = looks.tick() => {
+                    self.look();
+                    looked = looked.wrapping_add(1);
+                    if looked.is_multiple_of(LOOKS_PER_FADE) {
+                        self.shared.watch.handler_times.fade();
+                    }
+                }
             }
         }
         self.stop().await
@@ -183,7 +213,7 @@ impl Engine {
                     None => return,
                 },
             };
-            let Some(item) = self.lanes.take(place) else { continue };
+            let Some(mut item) = self.lanes.take(place) else { continue };
             // What was held back with a part speaks for it, even if the store has moved its key since.
             let part = probed.or_else(|| part_of(&item));
             self.parts.extend(part);
@@ -196,6 +226,8 @@ impl Engine {
                 }
                 outage.probing = Some(place);
             }
+            let origin = item.delivery.message.origin();
+            item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
             self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, part, permit));
         }
     }
@@ -209,7 +241,7 @@ impl Engine {
     }
 
     /// Takes a probe that is due, with the part of the store that it is for.
-    fn due_probe(&mut self) -> Option<(u64, PlaceId)> {
+    fn due_probe(&mut self) -> Option<(Part, PlaceId)> {
         let now = Instant::now();
         let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
         let (part, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
@@ -253,7 +285,7 @@ impl Engine {
     }
 
     /// An outage is over when that part of the store has answered, not when a message ended that never asked it.
-    fn note_answers(&mut self, place: PlaceId, asked: Option<u64>, outcome: &Outcome) {
+    fn note_answers(&mut self, place: PlaceId, asked: Option<Part>, outcome: &Outcome) {
         match (asked, outcome) {
             (Some(part), Outcome::NoAnswer { error, .. }) => self.no_answer(part, place, error),
             (Some(part), _) => {
@@ -279,9 +311,10 @@ impl Engine {
         }
     }
 
-    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<u64>, outcome: Outcome) {
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<Part>, outcome: Outcome) {
         match outcome {
-            Outcome::NoAnswer { item, .. } => {
+            Outcome::NoAnswer { mut item, .. } => {
+                item.attempt = None;
                 self.lanes.put_back(place, item);
                 match asked.and_then(|part| self.outages.get_mut(&part)) {
                     Some(outage) => {
@@ -291,9 +324,13 @@ impl Engine {
                     None => self.ready.push_front(place),
                 }
             }
-            Outcome::Again { item, after } => {
+            Outcome::Again { mut item, after, cause } => {
+                let until = Instant::now() + after;
+                let before = item.wait.filter(|wait| wait.cause == cause);
+                let since = before.map_or_else(Instant::now, |wait| wait.since);
+                (item.attempt, item.wait) = (None, Some(Wait { cause, since, until }));
                 self.lanes.put_back(place, item);
-                self.parked.push(Reverse((Instant::now() + after, place)));
+                self.parked.push(Reverse((until, place)));
                 self.shared.in_flight.waits();
             }
             Outcome::Acked | Outcome::NotOurs => {
@@ -308,10 +345,11 @@ impl Engine {
     }
 
     /// Stops dispatching that part's keys, and probes with one message until an answer comes.
-    fn no_answer(&mut self, part: u64, place: PlaceId, reason: &StoreError) {
+    fn no_answer(&mut self, part: Part, place: PlaceId, reason: &StoreError) {
         let fresh = !self.outages.contains_key(&part);
-        let new = || Outage { probe_at: Instant::now(), probes: 0, probing: None, waiting: VecDeque::new() };
+        let new = || Outage::new(Instant::now());
         let outage = self.outages.entry(part).or_insert_with(new);
+        outage.error = reason.to_string().into();
         if fresh || outage.probing == Some(place) {
             outage.probing = None;
             outage.probes += 1;
@@ -390,7 +428,7 @@ async fn attempt_one(
     shared: Arc<Shared>,
     place: PlaceId,
     mut item: Item,
-    asked: Option<u64>,
+    asked: Option<Part>,
     permit: OwnedSemaphorePermit,
 ) -> Done {
     let bytes = item.bytes;
@@ -422,9 +460,9 @@ async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphor
 /// The part of the store that the message's attempt will ask.
 ///
 /// A bad key needs no store, and neither does what a look ahead has found.
-fn part_of(item: &Item) -> Option<u64> {
+fn part_of(item: &Item) -> Option<Part> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
-    Some(item.route.gate.part(&identity.key))
+    Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
 }
 
 /// A lane's number; the kind keeps lanes of different meaning apart.

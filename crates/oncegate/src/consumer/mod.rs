@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
-use oncegate_core::store::Promise;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -22,6 +21,7 @@ use crate::dead_letters::DeadLetters;
 use crate::failure::BoxError;
 use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
+use crate::health::{Phase, WaitCause};
 use crate::message::Origin;
 use crate::observe::{Counters, Observer};
 use crate::source::{Delivery, Source, SourceError, Supply, Terms};
@@ -31,13 +31,18 @@ mod engine;
 mod flood;
 mod intake;
 mod lanes;
+mod monitor;
 mod settle;
+mod watch;
 
 pub use flood::FloodLimit;
+pub use monitor::Monitor;
 
 use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
+use monitor::Life;
+use watch::{Attempt, Watch};
 
 /// The time that a source has to commit and leave, however long the handlers took to end.
 const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
@@ -72,6 +77,7 @@ pub struct Consumer {
     flood_limit: FloodLimit,
     most_messages: usize,
     most_bytes: usize,
+    life: Arc<Life>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +114,7 @@ impl Consumer {
             flood_limit: FloodLimit::default(),
             most_messages: 10_000,
             most_bytes: 64 * 1024 * 1024,
+            life: Arc::default(),
         }
     }
 
@@ -178,12 +185,25 @@ impl Consumer {
         self
     }
 
+    /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
+    pub fn monitor(&self) -> Monitor {
+        Monitor::new(Arc::clone(&self.life))
+    }
+
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
     ///
     /// # Errors
     /// When it cannot start, or cannot go on without losing a message; the error says what to change. What was
     /// not acknowledged will be delivered again.
-    pub async fn run_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+    pub async fn run_until(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+        let life = Arc::clone(&self.life);
+        // On the heap: it happens once, and whoever spawns a consumer would carry the room for it.
+        let ended = Box::pin(self.consume_until(shutdown)).await;
+        life.end(ended.as_ref().err().map(ToString::to_string));
+        ended
+    }
+
+    async fn consume_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
         let source = Arc::clone(&self.source);
         let (stop_deadline, observer) = (self.settings.stop_deadline, Arc::clone(&self.observer));
         let mut shared = self.open().await?;
@@ -192,6 +212,7 @@ impl Consumer {
         }
         let shared = Arc::new(shared);
         source.open(observer).await?;
+        self.life.begin(&shared, &source);
         let (batches, intake) = mpsc::channel(INTAKE_DEPTH);
         let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
         let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
@@ -205,6 +226,7 @@ impl Consumer {
                 ended = parts.join_next() => ended,
                 () = &mut shutdown, if !shared.stopping.is_cancelled() => {
                     info!("stopping: what has started may end");
+                    self.life.enter(Phase::Stopping);
                     stop_by = Some(Instant::now() + stop_deadline);
                     shared.stopping.cancel();
                     continue;
@@ -217,6 +239,7 @@ impl Consumer {
                     let error =
                         failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
                     result = result.and(error.map_or(Ok(()), Err));
+                    self.life.enter(Phase::Stopping);
                     shared.stopping.cancel();
                 }
             }
@@ -236,16 +259,12 @@ impl Consumer {
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
             let gate = Arc::clone(gate.opened().await?);
-            let checkup = gate.checkup();
-            let promise = match gate.settings().transactional {
-                true => Promise::SAME_TRANSACTION,
-                false => checkup.survives.promise(),
-            };
+            let (checkup, promise) = (gate.checkup(), gate.promise());
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
-            routes.push((name, Arc::new(Route { gate, handler })));
+            routes.push((name, Arc::new(Route { number: routes.len(), gate, handler })));
         }
         if let Some(dead_letters) = &self.dead_letters {
             dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
@@ -258,6 +277,7 @@ impl Consumer {
             flood: Mutex::new(FloodGuard::new(self.flood_limit)),
             in_flight: InFlight::new(self.most_messages, self.most_bytes),
             duplicates: AtomicU32::new(0),
+            watch: Arc::new(Watch::new()),
             stopping: CancellationToken::new(),
             settings: self.settings,
         })
@@ -299,8 +319,16 @@ impl std::fmt::Debug for Consumer {
 
 /// A gate and the handler behind it.
 struct Route {
+    /// Its place among the consumer's routes.
+    number: usize,
     gate: Arc<OpenGate>,
     handler: Arc<dyn ErasedHandler>,
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Route").field("gate", &self.gate).finish_non_exhaustive()
+    }
 }
 
 /// A message on its way, with what is known of it.
@@ -314,6 +342,20 @@ struct Item {
     bytes: usize,
     /// The stored result, when a look ahead has found one.
     found: Option<Bytes>,
+    received_at: Instant,
+    /// Why it has to wait, while it does.
+    wait: Option<Wait>,
+    /// The monitor's note of its attempt, while one is under way.
+    attempt: Option<Attempt>,
+}
+
+/// Why a message waits for its time.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    cause: WaitCause,
+    /// Since it first waits for this.
+    since: Instant,
+    until: Instant,
 }
 
 impl std::fmt::Debug for Item {
@@ -332,6 +374,7 @@ struct Shared {
     permits: Arc<Semaphore>,
     flood: Mutex<FloodGuard>,
     in_flight: InFlight,
+    watch: Arc<Watch>,
     /// The share of duplicates among the last messages, as a moving average in 1/65,536.
     duplicates: AtomicU32,
     stopping: CancellationToken,

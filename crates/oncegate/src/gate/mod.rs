@@ -11,7 +11,7 @@ use oncegate_core::key::{
     Scope, StoreKey,
 };
 use oncegate_core::rules::Operation;
-use oncegate_core::store::{Checkup, Command, Completed, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
@@ -382,6 +382,14 @@ impl OpenGate {
 
     pub(crate) fn checkup(&self) -> &Checkup {
         &self.checkup
+    }
+
+    /// The row of `docs/STORES.md` that applies.
+    pub(crate) fn promise(&self) -> Promise {
+        match self.settings.transactional {
+            true => Promise::SAME_TRANSACTION,
+            false => self.checkup.survives.promise(),
+        }
     }
 
     pub(crate) fn observe(&self, event: Event<'_>) {

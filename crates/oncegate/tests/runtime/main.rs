@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod list;
+mod monitor;
 mod results;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
