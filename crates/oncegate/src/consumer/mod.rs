@@ -1,7 +1,7 @@
 //! The runtime: takes messages from a source, asks the gate, runs handlers, and acknowledges.
 //!
 //! A message's way through the files of this module: `intake` (room, key, look-ahead) → `lanes` (order) →
-//! `engine` (permits, waits, outages, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
+//! `engine` (permits, waits, outages, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -27,6 +27,7 @@ use crate::observe::{Counters, Observer};
 use crate::source::{Delivery, Source, SourceError, Supply, Terms};
 
 mod attempt;
+mod breaker;
 mod engine;
 mod flood;
 mod intake;
@@ -35,9 +36,11 @@ mod monitor;
 mod settle;
 mod watch;
 
+pub use breaker::Breaker;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
 
+use breaker::Switch;
 use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
@@ -75,6 +78,7 @@ pub struct Consumer {
     observer: Arc<dyn Observer>,
     settings: Settings,
     flood_limit: FloodLimit,
+    breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
     life: Arc<Life>,
@@ -90,6 +94,14 @@ struct Settings {
 }
 
 impl Consumer {
+    /// 64 handlers.
+    pub const DEFAULT_CONCURRENCY: u32 = 64;
+    /// 10,000 messages.
+    pub const DEFAULT_IN_FLIGHT_MESSAGES: usize = 10_000;
+    /// 64 MiB.
+    pub const DEFAULT_IN_FLIGHT_BYTES: usize = 64 * 1024 * 1024;
+    /// 100 ms, doubling up to 30 s.
+    pub const DEFAULT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
     /// 10.
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
     /// 20 seconds.
@@ -105,15 +117,16 @@ impl Consumer {
             dead_letters: None,
             observer: Arc::new(Counters::default()),
             settings: Settings {
-                concurrency: 64,
+                concurrency: Self::DEFAULT_CONCURRENCY,
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
-                backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
+                backoff: Self::DEFAULT_BACKOFF,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
             },
             flood_limit: FloodLimit::default(),
-            most_messages: 10_000,
-            most_bytes: 64 * 1024 * 1024,
+            breaker: Some(Breaker::default()),
+            most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
+            most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
             life: Arc::default(),
         }
     }
@@ -169,6 +182,20 @@ impl Consumer {
     /// by default. Then it stops.
     pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
         self.flood_limit = limit;
+        self
+    }
+
+    /// When a handler fails for all messages alike, because something it needs is down: half of the last 20 keys, by
+    /// default. Then it is paused, one message at a time probes, and failures cost no attempt until one goes through.
+    /// Each route has a breaker of its own.
+    pub fn breaker(mut self, limits: Breaker) -> Self {
+        self.breaker = Some(limits);
+        self
+    }
+
+    /// Never pauses a handler, however it fails.
+    pub fn without_breaker(mut self) -> Self {
+        self.breaker = None;
         self
     }
 
@@ -252,9 +279,18 @@ impl Consumer {
         result.and(closed.map_err(ConsumerError::from))
     }
 
+    /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
+    ///
+    /// # Errors
+    /// The first setting that makes no sense, of the consumer or of one of its gates.
+    pub fn check(&self) -> Result<(), ConsumerError> {
+        self.check_settings()?;
+        self.routes.iter().try_for_each(|(_, gate, _)| gate.check()).map_err(ConsumerError::Gate)
+    }
+
     /// Checks every setting, opens every gate and the dead letters.
     async fn open(&mut self) -> Result<Shared, ConsumerError> {
-        self.check()?;
+        self.check_settings()?;
         let mut routes = Vec::new();
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
@@ -264,7 +300,8 @@ impl Consumer {
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
-            routes.push((name, Arc::new(Route { number: routes.len(), gate, handler })));
+            let (number, breaker) = (routes.len(), Switch::new(self.breaker));
+            routes.push((name, Arc::new(Route { number, gate, handler, breaker })));
         }
         if let Some(dead_letters) = &self.dead_letters {
             dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
@@ -283,7 +320,7 @@ impl Consumer {
         })
     }
 
-    fn check(&self) -> Result<(), ConsumerError> {
+    fn check_settings(&self) -> Result<(), ConsumerError> {
         let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
         let Settings { concurrency, max_attempts, .. } = self.settings;
         if concurrency == 0 || concurrency > 100_000 {
@@ -294,6 +331,9 @@ impl Consumer {
         }
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
+            return refuse(defect);
         }
         let named = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
         let mut names: Vec<&str> = named.collect();
@@ -323,6 +363,7 @@ struct Route {
     number: usize,
     gate: Arc<OpenGate>,
     handler: Arc<dyn ErasedHandler>,
+    breaker: Switch,
 }
 
 impl std::fmt::Debug for Route {
@@ -385,6 +426,10 @@ impl Shared {
     const ALL: u32 = 1 << 16;
     /// A message moves the average by this part.
     const SHARE_OF_ONE: u32 = 64;
+
+    fn breaker(&self, route: usize) -> Option<&Switch> {
+        self.routes.get(route).map(|(_, route)| &route.breaker)
+    }
 
     fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter().map(|(_, route)| route)

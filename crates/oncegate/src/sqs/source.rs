@@ -102,6 +102,14 @@ impl SqsSource {
         self
     }
 
+    /// Checks everything that needs no queue.
+    ///
+    /// # Errors
+    /// The first setting that is wrong, by its name. [`open`](Source::open) says the same.
+    pub fn check(&self) -> Result<(), SourceError> {
+        self.settings.check()
+    }
+
     /// What bodies are: the payload itself, by default.
     #[must_use]
     pub fn body(mut self, body: Body) -> Self {
