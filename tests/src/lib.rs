@@ -9,8 +9,8 @@
 //!   the one server of the whole run. `scripts/test` starts it and names it in [`REDIS_VARIABLE`] and its
 //!   like; without the variable, the test process starts its own on first use. Tests keep apart by
 //!   [`unique`] scopes, topics, groups and queues.
-//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`ElasticmqServer::start`]
-//!   and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
+//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`KafkaCluster::start`],
+//!   [`ElasticmqServer::start`] and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
 //!   settings. [`SqsProxy`] stands before a server of SQS that is shared, and lets calls go wrong.
 
 use oncegate_servers::place;
@@ -26,6 +26,7 @@ mod consuming;
 mod elasticmq;
 mod http;
 mod kafka;
+mod kafka_cluster;
 mod ledger;
 mod moto;
 mod redis;
@@ -46,6 +47,7 @@ pub use certificates::Certificates;
 pub use consuming::Consuming;
 pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
+pub use kafka_cluster::KafkaCluster;
 pub use ledger::{Effect, Ledger};
 pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};

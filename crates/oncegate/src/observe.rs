@@ -134,6 +134,19 @@ pub enum Event<'a> {
         /// How many went.
         revoked: usize,
     },
+    /// The group had dropped this member of a Kafka group, and another one joins in its place: what was received and
+    /// not committed is delivered again.
+    MemberReplaced {
+        /// `poll_interval`, `dropped`, or `static_member` (its id is still held).
+        cause: &'static str,
+    },
+    /// A topic was deleted and made again: it is read from its beginning.
+    TopicMadeAgain,
+    /// Messages were deleted from their topic before they were received, by its retention for example.
+    MessagesGone {
+        /// How many offsets that were, at the most: a compacted topic has fewer messages.
+        count: u64,
+    },
     /// The source reported its committed position.
     Committed {
         /// How many partitions moved.
@@ -281,6 +294,9 @@ impl Event<'_> {
             Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),
             Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
+            Self::TopicMadeAgain => ("topics_made_again", "", 1),
+            Self::MessagesGone { count } => ("messages_gone", "", count),
             Self::Committed { .. } => ("commits", "", 1),
             Self::SourceError { operation } => ("source_errors", operation, 1),
             Self::SqsCalled { operation } => ("sqs_calls", operation, 1),

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
 //! | what happens when partitions come and go | `member` |
+//! | what happens when the client dies | `trouble` (the rule), `membership` (the deed) |
+//! | topics that are made again, offsets out of range | `notices` (how we hear), `poll` (what we do) |
 //! | back-pressure, errors of the client | `poll`, `buffer` |
 //! | which client settings are chosen and refused | `settings` |
 //!
@@ -36,11 +38,14 @@ mod commit;
 mod convert;
 mod dead_letters;
 mod member;
+mod membership;
+mod notices;
 mod poll;
 mod reader;
 mod settings;
 mod ticket;
 mod topics;
+mod trouble;
 mod watermark;
 
 pub use dead_letters::KafkaDeadLetters;

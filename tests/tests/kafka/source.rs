@@ -1,91 +1,18 @@
-//! The Kafka source against a real broker.
-
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+//! What a member receives, commits and gives away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oncegate::kafka::KafkaSource;
-use oncegate::message::{Message, Origin};
 use oncegate::observe::Counters;
 use oncegate::source::{Delivery, Source};
-use oncegate_tests::{Kafka, KafkaBroker, Record, unique};
+use oncegate_tests::{Kafka, KafkaBroker, unique};
 
-/// Nothing here takes this long; a test that waits longer has failed.
-const LIMIT: Duration = Duration::from_secs(60);
-
-const CLOSE: Duration = Duration::from_secs(20);
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(LIMIT, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what}: not within {LIMIT:?}"),
-    }
-}
-
-/// A member that notices others quickly.
-fn source(kafka: &Kafka, group: &str, topic: &str) -> KafkaSource {
-    KafkaSource::new(kafka.bootstrap(), group, [topic])
-        .commit_interval(Duration::from_millis(50))
-        .property("heartbeat.interval.ms", "200")
-        .property("session.timeout.ms", "6000")
-}
-
-async fn open(source: &KafkaSource) -> Arc<Counters> {
-    let counters = Arc::new(Counters::default());
-    source.open(Arc::clone(&counters) as _).await.expect("opens");
-    counters
-}
-
-/// Messages that say where they are.
-fn numbered(count: usize, partitions: i32) -> impl Iterator<Item = Record> + Send {
-    (0..count).map(move |n| Record::new(n.to_string()).partition((n % partitions as usize) as i32))
-}
-
-fn place(message: &Message) -> (i32, i64) {
-    match message.origin() {
-        Origin::Kafka { partition, offset, .. } => (*partition, *offset),
-        other => panic!("{other} is not from Kafka"),
-    }
-}
-
-fn number(message: &Message) -> usize {
-    std::str::from_utf8(message.payload()).expect("a number").parse().expect("a number")
-}
-
-async fn receive(source: &KafkaSource, count: usize) -> Vec<Delivery> {
-    let mut received = Vec::new();
-    within("receiving", async {
-        while received.len() < count {
-            let batch = source.receive(count - received.len()).await.expect("receives");
-            received.extend(batch.expect("more messages"));
-        }
-    })
-    .await;
-    received
-}
-
-fn finish(deliveries: impl IntoIterator<Item = Delivery>) -> Vec<Message> {
-    let finish = |delivery: Delivery| {
-        assert!(delivery.ticket.start());
-        delivery.ticket.ack();
-        delivery.ticket.stop();
-        delivery.message
-    };
-    deliveries.into_iter().map(finish).collect()
-}
-
-async fn until_committed(kafka: &Kafka, group: &str, topic: &str, wanted: &BTreeMap<i32, i64>) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let committed = kafka.committed_offsets(group, topic).await;
-        if committed == *wanted {
-            return;
-        }
-        assert!(Instant::now() < deadline, "committed {committed:?} instead of {wanted:?}");
-    }
-}
+use crate::stage::{
+    CLOSE, NEW, QUICK, RANGE, finish, half_done, number, numbered, open, place, receive, source,
+    until_committed, with, within,
+};
 
 #[tokio::test]
 async fn everything_is_received_once_and_committed() {
@@ -180,7 +107,7 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
         let source = KafkaSource::new(kafka.bootstrap(), &group, [&topic])
             .commit_interval(Duration::from_secs(3_600))
             .drain_timeout(Duration::from_secs(30));
-        properties.iter().fold(source, |source, (name, value)| source.property(*name, *value))
+        with(source, properties)
     };
     let (first, second) = (member(), member());
     open(&first).await;
@@ -212,22 +139,6 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
     second.close(CLOSE).await.expect("the second member closes");
 }
 
-/// Of every partition: 50 finished, 25 that run, and 25 that have not started. The latter two.
-fn half_done(received: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery>) {
-    let (mut running, mut waiting) = (Vec::new(), Vec::new());
-    for delivery in received {
-        match place(&delivery.message).1 {
-            0..50 => drop(finish([delivery])),
-            50..75 => {
-                assert!(delivery.ticket.start());
-                running.push(delivery);
-            }
-            _ => waiting.push(delivery),
-        }
-    }
-    (running, waiting)
-}
-
 async fn until_one_is_refused(waiting: &[Delivery]) {
     let starts = |delivery: &Delivery| {
         let started = delivery.ticket.start();
@@ -257,21 +168,19 @@ fn finish_running(running: Vec<Delivery>) {
     }
 }
 
-const QUICK: [(&str, &str); 2] = [("heartbeat.interval.ms", "200"), ("session.timeout.ms", "6000")];
-
 #[tokio::test]
 async fn a_second_member_takes_over_cooperatively() {
-    a_second_member_takes_over(&QUICK).await;
+    a_second_member_takes_over(QUICK).await;
 }
 
 #[tokio::test]
 async fn a_second_member_takes_over_eagerly() {
-    a_second_member_takes_over(&[QUICK[0], QUICK[1], ("partition.assignment.strategy", "range")]).await;
+    a_second_member_takes_over(RANGE).await;
 }
 
 #[tokio::test]
 async fn a_second_member_takes_over_in_the_new_protocol() {
-    a_second_member_takes_over(&[("group.protocol", "consumer")]).await;
+    a_second_member_takes_over(NEW).await;
 }
 
 #[tokio::test]

@@ -1,12 +1,9 @@
 //! What Kafka can hold, as the source, the dead letters and the reader see it.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource, TopicReader};
@@ -18,14 +15,7 @@ use rdkafka::Message as _;
 use rdkafka::message::{Header, Headers, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer};
 
-const LIMIT: Duration = Duration::from_secs(60);
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(LIMIT, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what}: not within {LIMIT:?}"),
-    }
-}
+use crate::stage::{LIMIT, place, within};
 
 /// The first `count` messages of the topic, finished and committed.
 async fn consume(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
@@ -56,10 +46,7 @@ async fn receive(source: KafkaSource, count: usize) -> Vec<Message> {
 }
 
 fn offset(message: &Message) -> i64 {
-    match message.origin() {
-        Origin::Kafka { offset, .. } => *offset,
-        other => panic!("{other} is not from Kafka"),
-    }
+    place(message).1
 }
 
 fn headers(message: &Message) -> Vec<(&str, Option<&[u8]>)> {
