@@ -1,10 +1,13 @@
 //! The command as its users see it: arguments in; output, errors and exit codes out.
 
+mod dead_letters;
 mod inspect;
 mod key;
 mod peek;
 mod replay;
+mod reset;
 mod schema;
+mod shop;
 mod sweep;
 
 use std::io::{BufRead, BufReader};

@@ -203,7 +203,7 @@ fn identify(shared: &Shared, delivery: Delivery) -> Item {
     let identity = route.gate.identify(&delivery.message);
     let bytes = delivery.message.size_bytes();
     shared.in_flight.enter(bytes);
-    Item { delivery, route, identity, claim: None, bytes, found: None }
+    Item { delivery, route, identity, claim: None, first_failed_at: None, bytes, found: None }
 }
 
 /// In a replay, asks the store in bulk what is completed. It only reads: whatever it does not find is claimed.
