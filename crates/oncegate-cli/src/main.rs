@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing::debug;
 use tracing_subscriber::EnvFilter;
 
@@ -17,7 +17,11 @@ mod args;
 mod change;
 mod confirm;
 mod dead_letters;
+mod doctor;
+mod estimate;
 mod exit;
+mod generated;
+mod health;
 mod inspect;
 mod key;
 mod output;
@@ -61,8 +65,13 @@ enum Command {
     Reset(reset::Args),
     #[command(subcommand)]
     DeadLetters(dead_letters::Command),
+    Doctor(doctor::Args),
+    Estimate(estimate::Args),
+    Health(health::Args),
     Sql(schema::SqlArgs),
     Migrate(schema::MigrateArgs),
+    Completions(generated::CompletionsArgs),
+    Man(generated::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -91,8 +100,13 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Inspect(args) => inspect::run(args).await,
                 Command::Reset(args) => reset::run(args).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
+                Command::Doctor(args) => doctor::run(args).await,
+                Command::Estimate(args) => estimate::run(args).await,
+                Command::Health(args) => health::run(args).await,
                 Command::Sql(args) => schema::sql(args),
                 Command::Migrate(args) => schema::migrate(args).await,
+                Command::Completions(args) => generated::completions(args, Cli::command()),
+                Command::Man(args) => generated::man(args, Cli::command()),
             }
         };
         tokio::select! {

@@ -36,6 +36,7 @@ mod buffer;
 mod commit;
 mod convert;
 mod dead_letters;
+mod facts;
 mod letter_box;
 mod member;
 mod poll;
@@ -46,6 +47,7 @@ mod topics;
 mod watermark;
 
 pub use dead_letters::KafkaDeadLetters;
+pub use facts::{TopicFacts, describe_topics};
 pub use letter_box::KafkaLetterBox;
 pub use reader::TopicReader;
 pub use source::KafkaSource;
