@@ -114,7 +114,7 @@ end
 local rest = string.sub(claim, 2, 24) .. string.char(attempt) .. fence
 redis.call('SET', KEYS[1], next_state .. rest, 'PX', ARGV[2])
 -- No attempt has released it, so an operator has.
-if released and string.sub(old, 2, 5) == '\0\0\0\0' then
+if state == 'S' and string.sub(old, 2, 5) == '\0\0\0\0' then
   return say('N', rest)
 end
 return say(next_state, rest)

@@ -223,7 +223,8 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
         }
         (&State::Released { by, attempt, recovered, fence, .. }, None) => {
             let recovery = if recovered { Recovery::Earlier } else { Recovery::None };
-            let reopened = by == TokenTag::NONE;
+            // A reopen has no owner, and knows of no attempt.
+            let reopened = by == TokenTag::NONE && !recovered;
             return grant(now, claimant, &Earlier { attempt, recovery, fence, reopened }, uncompared);
         }
         (State::Completed { result, .. }, _) => Verdict::Completed { result: result.clone() },
