@@ -134,6 +134,20 @@ impl SqsSource {
             .beside(name(&self.settings.queue).to_owned())
     }
 
+    /// Looks at the queue as [`open`](Source::open) does for a consumer of these terms, and says what weakens the
+    /// promise or will surprise somebody, each with its remedy. Receives nothing.
+    ///
+    /// # Errors
+    /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
+    pub async fn check(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
+        let settings = &self.settings;
+        settings.check()?;
+        let client = settings.connection.client(&settings.queue).await;
+        let queue = queue::find(&client, &settings.queue).await?;
+        queue::check_rights(&client, &queue).await?;
+        Ok(queue.warnings(settings, terms).iter().map(ToString::to_string).collect())
+    }
+
     /// The queue's name.
     pub fn queue(&self) -> &str {
         name(&self.settings.queue)
