@@ -13,6 +13,7 @@
 //!   and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
 //!   settings. [`SqsProxy`] stands before a server of SQS that is shared, and lets calls go wrong.
 
+pub mod fire;
 pub mod process;
 
 mod broker;
@@ -26,6 +27,7 @@ mod ledger;
 mod moto;
 mod place;
 mod postgres;
+mod proxy;
 mod redis;
 mod redis_cluster;
 mod redis_sentinel;
@@ -49,6 +51,7 @@ pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
 pub use place::Port as LoopbackPort;
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
 pub use process::Process;
+pub use proxy::{Mode as ProxyMode, Proxy};
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinels;
