@@ -13,6 +13,8 @@
 //!   [`ElasticmqServer::start`] and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
 //!   settings. [`SqsProxy`] stands before a server of SQS that is shared, and lets calls go wrong.
 
+pub mod fire;
+
 use oncegate_servers::place;
 pub use oncegate_servers::{
     POSTGRES_VARIABLE, Port as LoopbackPort, Postgres, PostgresServer, Process, SmallDisk, postgres_version,
@@ -29,6 +31,7 @@ mod kafka;
 mod kafka_cluster;
 mod ledger;
 mod moto;
+mod proxy;
 mod redis;
 mod redis_cluster;
 mod redis_sentinel;
@@ -50,6 +53,7 @@ pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
 pub use kafka_cluster::KafkaCluster;
 pub use ledger::{Effect, Ledger};
 pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
+pub use proxy::{Mode as ProxyMode, Proxy};
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinels;

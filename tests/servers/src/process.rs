@@ -91,6 +91,13 @@ pub fn cpu_time(id: u32, ended: bool) -> Duration {
     TICK * ticks.sum::<u32>()
 }
 
+/// Whether the process was stopped by a signal.
+#[must_use]
+pub fn is_stopped(id: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+}
+
 /// Kills processes that are not ours to wait for, and waits until they are gone.
 pub fn kill_and_wait(ids: &[u32], limit: Duration) {
     for id in ids {

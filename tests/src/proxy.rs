@@ -1,19 +1,21 @@
-//! A way to the server that can hold replies back, or lose them.
+//! A way to a server that can hold replies back, or lose them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use oncegate_tests::Redis;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::redis::Redis;
+
 /// What happens to replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
+    /// They come.
     Pass,
     /// The replies on the connection of this number are held back, counted from 0.
     Hold(usize),
@@ -25,10 +27,13 @@ pub(crate) enum Mode {
     Cut,
     /// The next reply never comes, and its connection stays open.
     Stall,
+    /// Every connection is closed, and none is made.
+    Refuse,
 }
 
 /// It ends with this value.
-pub(crate) struct Proxy {
+#[derive(Debug)]
+pub struct Proxy {
     address: SocketAddr,
     mode: Arc<watch::Sender<Mode>>,
     last_heard: Arc<AtomicUsize>,
@@ -41,11 +46,23 @@ fn address(redis: &Redis) -> String {
 }
 
 impl Proxy {
-    pub(crate) async fn before(redis: &Redis) -> Self {
-        let server = Arc::new(Mutex::new(address(redis)));
+    /// Before a Redis.
+    ///
+    /// # Panics
+    /// When there is no port to listen on.
+    pub async fn before(redis: &Redis) -> Self {
+        Self::before_address(address(redis)).await
+    }
+
+    /// Before any server, `host:port`.
+    ///
+    /// # Panics
+    /// When there is no port to listen on.
+    pub async fn before_address(server: impl Into<String>) -> Self {
+        let server = Arc::new(Mutex::new(server.into()));
         let now = Arc::clone(&server);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address = listener.local_addr().expect("it listens");
         let mode = Arc::new(watch::Sender::new(Mode::Pass));
         let mut accepting = JoinSet::new();
         let last_heard = Arc::new(AtomicUsize::new(0));
@@ -53,10 +70,10 @@ impl Proxy {
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             for number in 0.. {
-                let (client, _) = listener.accept().await.unwrap();
-                client.set_nodelay(true).unwrap();
+                let Ok((client, _)) = listener.accept().await else { return };
+                drop(client.set_nodelay(true));
                 let (mode, last_heard) = of_connections.clone();
-                let server = now.lock().unwrap().clone();
+                let server = now.lock().expect("nobody panics with it").clone();
                 connections.spawn(connect(number, client, server, mode, last_heard));
             }
         });
@@ -64,31 +81,46 @@ impl Proxy {
     }
 
     /// New connections go to this server.
-    pub(crate) fn point_at(&self, redis: &Redis) {
-        *self.server.lock().unwrap() = address(redis);
+    ///
+    /// # Panics
+    /// Never: nobody panics who holds the address.
+    pub fn point_at(&self, redis: &Redis) {
+        *self.server.lock().expect("nobody panics with it") = address(redis);
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The URL for clients, if the server is a Redis.
+    #[must_use]
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    pub(crate) fn set(&self, mode: Mode) {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on.
+    pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
     }
 
     /// Holds back the replies on the connection that brought the last one.
-    pub(crate) fn hold_last(&self) {
+    pub fn hold_last(&self) {
         self.set(Mode::Hold(self.last_heard.load(Ordering::SeqCst)));
     }
 
     /// Holds back the replies on every connection.
-    pub(crate) fn hold_all(&self) {
+    pub fn hold_all(&self) {
         self.set(Mode::HoldAll);
     }
 
     /// Waits until a reply has been thrown away; then replies pass again.
-    pub(crate) async fn lost(&self) {
-        self.mode.subscribe().wait_for(|mode| *mode == Mode::Pass).await.unwrap();
+    ///
+    /// # Panics
+    /// Never: the sender is the proxy's own.
+    pub async fn lost(&self) {
+        self.mode.subscribe().wait_for(|mode| *mode == Mode::Pass).await.expect("the sender is ours");
     }
 }
 
@@ -99,22 +131,27 @@ async fn connect(
     mode: Arc<watch::Sender<Mode>>,
     last_heard: Arc<AtomicUsize>,
 ) {
+    let mut modes = mode.subscribe();
+    if *modes.borrow() == Mode::Refuse {
+        return;
+    }
     // While the server is down, the client sees its connection closed.
     let Ok(server) = TcpStream::connect(server).await else {
         return;
     };
-    server.set_nodelay(true).unwrap();
+    drop(server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::select! {
         () = forward(from_client, to_server) => {}
-        () = reply(number, from_server, to_client, mode, last_heard) => {}
+        () = reply(number, from_server, to_client, Arc::clone(&mode), last_heard) => {}
+        _ = modes.wait_for(|mode| *mode == Mode::Refuse) => {}
     }
 }
 
 async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
     // An error is an end.
-    let _ = tokio::io::copy(&mut from, &mut to).await;
+    drop(tokio::io::copy(&mut from, &mut to).await);
 }
 
 async fn reply(
@@ -139,9 +176,9 @@ async fn reply(
             Mode::Lose => return,
             Mode::Cut => {
                 // All but the last byte of the line end: the frame is nearly whole.
-                let _ = to.write_all(&buffer[..length - 1]).await;
+                drop(to.write_all(buffer.get(..length - 1).unwrap_or_default()).await);
                 // Nothing lingers: the client sees a reset where the kernel has not delivered everything yet.
-                let _ = to.as_ref().set_zero_linger();
+                drop(to.as_ref().set_zero_linger());
                 return;
             }
             Mode::Stall => {
@@ -150,9 +187,12 @@ async fn reply(
             }
             _ => {}
         }
-        modes.wait_for(|mode| *mode != Mode::Hold(number) && *mode != Mode::HoldAll).await.unwrap();
+        let passes = |mode: &Mode| *mode != Mode::Hold(number) && *mode != Mode::HoldAll;
+        if modes.wait_for(passes).await.is_err() {
+            return;
+        }
         last_heard.store(number, Ordering::SeqCst);
-        if to.write_all(&buffer[..length]).await.is_err() {
+        if to.write_all(buffer.get(..length).unwrap_or_default()).await.is_err() {
             return;
         }
     }
