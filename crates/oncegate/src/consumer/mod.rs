@@ -61,6 +61,17 @@ pub enum Ordering {
     Unordered,
 }
 
+/// What becomes of a message of which no key can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadKeys {
+    /// It goes to the dead letters. The default.
+    #[default]
+    DeadLetter,
+    /// The consumer stops at it, and acknowledges it to nobody.
+    Refuse,
+}
+
 /// Consumes a source through a gate.
 ///
 /// Every message ends in exactly one of these ways, and is acknowledged only then: its handler has run and the
@@ -84,6 +95,7 @@ struct Settings {
     ordering: Ordering,
     max_attempts: u32,
     backoff: Backoff,
+    bad_keys: BadKeys,
     stop_deadline: Duration,
 }
 
@@ -115,6 +127,7 @@ impl Consumer {
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Self::DEFAULT_BACKOFF,
+                bad_keys: BadKeys::default(),
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
             },
             flood_limit: FloodLimit::default(),
@@ -168,6 +181,12 @@ impl Consumer {
     /// acknowledges it to nobody.
     pub fn dead_letters(mut self, dead_letters: impl DeadLetters + 'static) -> Self {
         self.dead_letters = Some(Arc::new(dead_letters));
+        self
+    }
+
+    /// What becomes of a message of which no key can be made: it goes to the dead letters, by default.
+    pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
+        self.settings.bad_keys = bad_keys;
         self
     }
 
@@ -451,6 +470,16 @@ pub enum ConsumerError {
         /// Where the message stands.
         origin: Origin,
         /// Why it must be given up.
+        reason: String,
+    },
+    /// No key can be made of a message, and [`bad_keys`](Consumer::bad_keys) refuses such.
+    #[error(
+        "{origin} has no key ({reason}), and `bad_keys` refuses such messages: mend the key or the message"
+    )]
+    BadKey {
+        /// Where the message stands.
+        origin: Origin,
+        /// What is wrong with it.
         reason: String,
     },
     /// So many messages were given up that the consumer must be wrong, not the messages.
