@@ -285,7 +285,8 @@ impl Loaded {
         let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
         if let Err(error) = build::check(consumer, gate) {
             // The library names a setting as a configuration does.
-            let known = ["lease", "retention", "max_run", "concurrency", "max_attempts", "breaker"];
+            let known =
+                ["lease", "retention", "max_run", "concurrency", "max_attempts", "breaker", "tenant_limit"];
             let mut named =
                 error.split('`').skip(1).step_by(2).map(|name| name.split('.').next().unwrap_or_default());
             let named = named.find_map(|name| known.iter().find(|known| **known == name));

@@ -113,6 +113,8 @@ pub(crate) struct Consumer {
     /// How many messages are with the worker at a time.
     #[schemars(extend("default" = super::defaults::CONCURRENCY))]
     pub(crate) concurrency: Option<u32>,
+    /// How many of them for one tenant; `key` must have a `tenant`. As many as for all, unless set.
+    pub(crate) tenant_limit: Option<u32>,
     /// How many messages may wait between the source and the ack.
     #[schemars(extend("default" = super::defaults::IN_FLIGHT_MESSAGES))]
     pub(crate) in_flight_messages: Option<usize>,

@@ -177,6 +177,9 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     if let Some(concurrency) = settings.concurrency {
         consumer = consumer.concurrency(concurrency);
     }
+    if let Some(limit) = settings.tenant_limit {
+        consumer = consumer.tenant_limit(limit);
+    }
     let ordering = settings.ordering.map(|ordering| match ordering {
         shape::Ordering::Key => Ordering::Key,
         shape::Ordering::Partition => Ordering::Partition,

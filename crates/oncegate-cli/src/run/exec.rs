@@ -48,8 +48,7 @@ const RESTART_MOST: Duration = Duration::from_secs(10);
 const RESTART_FORGET: Duration = Duration::from_secs(30);
 
 /// What a worker says.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug)]
 enum Said {
     Ready(Ready),
     Answer(Answer),
@@ -409,7 +408,8 @@ struct Line {
 }
 
 fn parse(line: Line) -> Result<Said, String> {
-    serde_json::from_slice(&line.text).map_err(|_| {
+    let answer = serde_json::from_slice(&line.text).map(Said::Answer);
+    answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Ready)).map_err(|_| {
         let shown: String = String::from_utf8_lossy(&line.text).chars().take(SHOWN_MOST).collect();
         format!("line {} of its standard output is no message of the protocol: {shown:?}", line.number)
     })

@@ -60,7 +60,11 @@ async fn the_committed_schema_and_table_are_those_of_the_code() {
     let table = oncegate(&["schema", "settings"], b"").await;
     let text = read(&docs("CONFIGURATION.md"));
     let documented = text.split("<!-- settings -->\n").nth(1).and_then(|rest| rest.split("<!-- end").next());
-    assert_eq!(documented, Some(table.ended(0).out.as_str()), "put the output of `oncegate schema settings` there");
+    assert_eq!(
+        documented,
+        Some(table.ended(0).out.as_str()),
+        "put the output of `oncegate schema settings` there"
+    );
 }
 
 #[tokio::test]
@@ -71,7 +75,8 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
     assert!(answer.out.contains("has 2 errors and 0 warnings"), "{}", answer.out);
     let document = oncegate(&["check", &wrong.path, "--json"], b"").await.ended(1).json();
     assert_eq!((&document["schema"], &document["ok"]), (&"oncegate.check/1".into(), &false.into()));
-    let lines: Vec<_> = document["findings"].as_array().unwrap().iter().map(|one| one["line"].as_u64()).collect();
+    let lines: Vec<_> =
+        document["findings"].as_array().unwrap().iter().map(|one| one["line"].as_u64()).collect();
     assert_eq!(lines, [Some(9), Some(10)]);
     assert_eq!(document["findings"][0]["path"], "defaults.leese");
     oncegate(&["check", "/no/such/file.toml"], b"").await.ended(78).says("/no/such/file.toml");

@@ -60,7 +60,10 @@ async fn a_command_for_each_message() {
     let script = stage.path("charge.sh");
     let ledger = stage.path("ledger");
     // The order's id stands between the third and the fourth quote of the payload.
-    let text = format!("id=$(cut -d'\"' -f4)\nprintf '%s\\n' \"$id\" >>'{}'\nprintf 'charged %s' \"$id\"\n", ledger.display());
+    let text = format!(
+        "id=$(cut -d'\"' -f4)\nprintf '%s\\n' \"$id\" >>'{}'\nprintf 'charged %s' \"$id\"\n",
+        ledger.display()
+    );
     std::fs::write(&script, text).unwrap();
     has_no_second_effect(&stage, &["--handler-command", &format!("sh '{}'", script.display())]).await;
 }

@@ -52,15 +52,22 @@ async fn a_worker_behind_http_that_is_killed_loses_nothing() {
     let port = LoopbackPort::reserve();
     let start = || {
         let mut command = process::bound_to_parent("python3", "KILL");
-        command.arg(example("python/worker_http.py")).arg(port.number().to_string()).arg(stage.path("ledger"));
+        command
+            .arg(example("python/worker_http.py"))
+            .arg(port.number().to_string())
+            .arg(stage.path("ledger"));
         Process::spawn_logged("worker", command, &stage.path("worker.log"))
     };
     let mut worker = start();
     let url = format!("http://127.0.0.1:{}/", port.number());
     let running = stage.start(&["--handler", &url, "--lease", "1s", "--concurrency", "1"]);
-    until("the first effects", LIMIT, async || {
-        if stage.effects().len() >= 3 { Ok(()) } else { Err(stage.log()) }
-    })
+    until(
+        "the first effects",
+        LIMIT,
+        async || {
+            if stage.effects().len() >= 3 { Ok(()) } else { Err(stage.log()) }
+        },
+    )
     .await;
     worker.kill();
     let _worker = start();
@@ -75,15 +82,24 @@ async fn a_worker_behind_http_that_is_killed_loses_nothing() {
 async fn killing_oncegate_loses_nothing_and_leaves_no_worker_behind() {
     let stage = Stage::with_orders(ORDERS).await;
     let pids = stage.path("pids");
-    let script = format!("echo $$ >>'{}'; exec python3 '{}' '{}'", pids.display(), example("python/worker_stdio.py"), stage.path("ledger").display());
+    let script = format!(
+        "echo $$ >>'{}'; exec python3 '{}' '{}'",
+        pids.display(),
+        example("python/worker_stdio.py"),
+        stage.path("ledger").display()
+    );
     let path = stage.path("worker.sh");
     std::fs::write(&path, script).unwrap();
     let command = format!("sh '{}'", path.display());
     let flags = ["--handler-exec", &command, "--lease", "1s", "--property", "session.timeout.ms=6000"];
     let mut first = stage.start_in(&stage.scope, &flags);
-    until("the first effect", LIMIT, async || {
-        if stage.effects().is_empty() { Err(stage.log()) } else { Ok(()) }
-    })
+    until(
+        "the first effect",
+        LIMIT,
+        async || {
+            if stage.effects().is_empty() { Err(stage.log()) } else { Ok(()) }
+        },
+    )
     .await;
     first.process.kill();
     let second = stage.start_in(&stage.scope, &flags);

@@ -84,7 +84,11 @@ impl Stage {
         let wanted: BTreeMap<i32, i64> = ends.into_iter().filter(|(_, end)| *end > 0).collect();
         until("the whole topic to be committed", LIMIT, async || {
             let committed = self.kafka.committed_offsets(group, &self.topic).await;
-            if committed == wanted { Ok(()) } else { Err(format!("{committed:?} of {wanted:?}\n{}", self.log())) }
+            if committed == wanted {
+                Ok(())
+            } else {
+                Err(format!("{committed:?} of {wanted:?}\n{}", self.log()))
+            }
         })
         .await;
     }

@@ -11,15 +11,21 @@ use super::{LIMIT, Stage};
 /// What a worker does at the first attempt of a message that names it.
 fn first_answer(how: &str) -> Answer {
     match how {
-        "404" | "401" | "429" | "503" | "500" => {
-            Answer::status(how.parse().unwrap(), if how == "429" { "retry-after: 0\r\n" } else { "" }, "not now")
-        }
+        "404" | "401" | "429" | "503" | "500" => Answer::status(
+            how.parse().unwrap(),
+            if how == "429" { "retry-after: 0\r\n" } else { "" },
+            "not now",
+        ),
         "redirect" => Answer::status(307, "location: /elsewhere\r\n", ""),
         "garbage" => Answer::Bytes("charged, thank you\r\n\r\n".to_owned()),
         "half" => Answer::Bytes("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nhalf".to_owned()),
         "nothing" => Answer::Bytes(String::new()),
         "silence" => Answer::Silence,
-        "refused" => Answer::status(422, "content-type: application/problem+json\r\n", r#"{"title":"No such account"}"#),
+        "refused" => Answer::status(
+            422,
+            "content-type: application/problem+json\r\n",
+            r#"{"title":"No such account"}"#,
+        ),
         "says-retry" => Answer::status(200, "oncegate-outcome: retry\r\n", ""),
         other => panic!("{other} is no way to misbehave"),
     }
@@ -63,7 +69,10 @@ async fn each_answer_becomes_what_is_documented() {
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1, "{letters:?}");
     assert_eq!(letters[0].0, r#"{"how":"refused"}"#);
-    assert!(letters[0].1.ends_with("the worker answers 422 Unprocessable Entity: No such account"), "{letters:?}");
+    assert!(
+        letters[0].1.ends_with("the worker answers 422 Unprocessable Entity: No such account"),
+        "{letters:?}"
+    );
     for keys in keys.values() {
         assert!(keys.iter().all(|key| *key == keys[0]), "every attempt has the same key");
     }
@@ -76,14 +85,16 @@ async fn each_answer_becomes_what_is_documented() {
 async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_payload() {
     let stage = Stage::with_orders(3).await;
     let port = oncegate_tests::LoopbackPort::reserve();
-    let (handler, ready) = (format!("http://127.0.0.1:{}/", port.number()), format!("http://127.0.0.1:{}/ready", port.number()));
+    let (handler, ready) =
+        (format!("http://127.0.0.1:{}/", port.number()), format!("http://127.0.0.1:{}/ready", port.number()));
     let running = stage.start(&["--handler", &handler, "--ready-url", &ready]);
     until("it to say that the worker is not ready", LIMIT, async || {
         if stage.log().contains("not ready yet") { Ok(()) } else { Err(stage.log()) }
     })
     .await;
     assert_eq!(stage.kafka.committed_offsets(&running.group, &stage.topic).await.len(), 0);
-    let worker = RawWorker::start_at(&format!("127.0.0.1:{}", port.number()), |_| Answer::status(200, "", "")).await;
+    let worker =
+        RawWorker::start_at(&format!("127.0.0.1:{}", port.number()), |_| Answer::status(200, "", "")).await;
     stage.until_consumed(&running.group).await;
     running.stop().await;
     let asked = worker.asked();
@@ -151,7 +162,10 @@ for line in sys.stdin:
 
 #[tokio::test]
 async fn commands_say_by_their_exit_code_what_became_of_the_message() {
-    let stage = Stage::with(["ok", "tempfail", "dataerr", "other", "signal"].map(|how| format!(r#"{{"how":"{how}"}}"#))).await;
+    let stage = Stage::with(
+        ["ok", "tempfail", "dataerr", "other", "signal"].map(|how| format!(r#"{{"how":"{how}"}}"#)),
+    )
+    .await;
     let script = r#"
 how=$(cut -d'"' -f4)
 echo "$how $ONCEGATE_ATTEMPT $ONCEGATE_RECOVERED" >>"$1"
@@ -165,8 +179,16 @@ case $how in tempfail) exit 75;; other) exit 3;; signal) kill -s KILL $$;; esac
     stage.consume(&["--handler-command", &command, "--key", "how", "--lease", "1s"]).await;
     let mut told: Vec<String> = stage.effects().into_keys().collect();
     told.sort();
-    let expected =
-        ["dataerr 1 0", "ok 1 0", "other 1 0", "other 2 0", "signal 1 0", "signal 2 1", "tempfail 1 0", "tempfail 2 0"];
+    let expected = [
+        "dataerr 1 0",
+        "ok 1 0",
+        "other 1 0",
+        "other 2 0",
+        "signal 1 0",
+        "signal 2 1",
+        "tempfail 1 0",
+        "tempfail 2 0",
+    ];
     assert_eq!(told, expected);
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1);

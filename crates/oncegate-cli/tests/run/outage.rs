@@ -20,7 +20,12 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
     })
     .await;
     let flags = ["--max-attempts", "2", "--concurrency", "4"];
-    let quick = ["--set", &format!("consumer.{}.breaker.most=2s", stage.scope), "--set", &format!("consumer.{}.backoff.most=1s", stage.scope)];
+    let quick = [
+        "--set",
+        &format!("consumer.{}.breaker.most=2s", stage.scope),
+        "--set",
+        &format!("consumer.{}.backoff.most=1s", stage.scope),
+    ];
     let running = stage.start(&[&["--handler", &worker.url()][..], &flags, &quick].concat());
     until("several probes", LIMIT, async || {
         let asked = worker.asked().len();

@@ -37,7 +37,10 @@ pub(crate) enum Answer {
 impl Answer {
     /// A whole response.
     pub(crate) fn status(status: u16, headers: &str, body: &str) -> Self {
-        Self::Bytes(format!("HTTP/1.1 {status} X\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()))
+        Self::Bytes(format!(
+            "HTTP/1.1 {status} X\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        ))
     }
 }
 
@@ -53,7 +56,10 @@ impl RawWorker {
         Self::start_at("127.0.0.1:0", answer).await
     }
 
-    pub(crate) async fn start_at(at: &str, answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start_at(
+        at: &str,
+        answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (asked, answer) = (Arc::default(), Arc::new(answer));
@@ -107,7 +113,8 @@ async fn read(stream: &mut TcpStream) -> Option<Asked> {
     let head = String::from_utf8(bytes[..head_end].to_vec()).unwrap();
     let mut lines = head.lines();
     let path = lines.next().unwrap().split(' ').nth(1).unwrap().to_owned();
-    let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
+    let header =
+        |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
     let headers: BTreeMap<String, String> = lines.filter_map(header).collect();
     let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
     while bytes.len() < head_end + 4 + length {

@@ -34,8 +34,7 @@ use crate::observe::{BreakerState, Event};
 pub struct Breaker {
     /// How many of the last keys are looked at; nothing is judged before so many were seen. 20 by default, 2 to 1,000.
     ///
-    /// As many failed runs in a row, of two keys at least, open it as well: a source that gives one message at a
-    /// time would else use up the attempts of so many messages first.
+    /// A source that gives one message at a time, as a partition in order does, gives so many of them up before.
     pub keys: u32,
     /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and up to 1.
     pub share: f64,
@@ -76,7 +75,6 @@ struct State {
     phase: Phase,
     /// The last keys with what came of their last run, the latest at the end.
     last: VecDeque<(u64, Ran)>,
-    failed_in_a_row: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -146,15 +144,13 @@ impl State {
         if self.last.len() > limits.keys as usize {
             self.last.pop_front();
         }
-        self.failed_in_a_row = if ran == Ran::Failed { self.failed_in_a_row.saturating_add(1) } else { 0 };
     }
 
     fn must_open(&self, limits: &Breaker) -> bool {
         let failed = self.last.iter().filter(|(_, ran)| *ran == Ran::Failed).count();
         #[expect(clippy::cast_precision_loss, reason = "at most a thousand")]
         let share = failed as f64 / f64::from(limits.keys);
-        let judged = self.last.len() >= limits.keys as usize;
-        (judged && share >= limits.share) || (self.failed_in_a_row >= limits.keys && failed >= 2)
+        self.last.len() >= limits.keys as usize && share >= limits.share
     }
 }
 
@@ -335,25 +331,18 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_message_opens_nothing_however_often_it_fails() {
+    fn a_few_bad_messages_open_nothing_however_often_they_fail() {
         let mut bench = Bench::new();
         for _ in 0..100 {
-            assert_eq!(bench.ran(1, Ran::Failed), Phase::Closed);
+            for key in 1..=3 {
+                assert_eq!(bench.ran(key, Ran::Failed), Phase::Closed);
+            }
         }
         let mut bench = Bench::new();
         for key in 1..100 {
             bench.ran(0, Ran::Failed);
             assert_eq!(bench.ran(key, Ran::Through), Phase::Closed, "one key in four");
         }
-    }
-
-    #[test]
-    fn two_keys_in_turns_open_it_when_nothing_goes_through_between() {
-        let mut bench = Bench::new();
-        for _ in 0..3 {
-            assert_eq!(bench.ran(1, Ran::Failed), Phase::Closed);
-        }
-        assert!(matches!(bench.ran(2, Ran::Failed), Phase::Open { .. }));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
-use oncegate_core::store::Promise;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -19,28 +18,35 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
-use crate::failure::BoxError;
-use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
+use crate::gate::{Claim, Gate, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
-use crate::message::Origin;
+use crate::health::{Phase, WaitCause};
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, Source, SourceError, Supply, Terms};
+use crate::source::{Delivery, Source, Supply, Terms};
 
 mod attempt;
 mod breaker;
 mod engine;
+mod error;
 mod flood;
 mod intake;
 mod lanes;
+mod monitor;
 mod settle;
+mod tenants;
+mod watch;
 
 pub use breaker::Breaker;
+pub use error::ConsumerError;
 pub use flood::FloodLimit;
+pub use monitor::Monitor;
 
 use breaker::Switch;
 use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
+use monitor::Life;
+use watch::{Attempt, Watch};
 
 /// The time that a source has to commit and leave, however long the handlers took to end.
 const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
@@ -87,6 +93,7 @@ pub struct Consumer {
     breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
+    life: Arc<Life>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +103,7 @@ struct Settings {
     max_attempts: u32,
     backoff: Backoff,
     bad_keys: BadKeys,
+    tenant_limit: Option<u32>,
     stop_deadline: Duration,
 }
 
@@ -128,12 +136,14 @@ impl Consumer {
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Self::DEFAULT_BACKOFF,
                 bad_keys: BadKeys::default(),
+                tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
             },
             flood_limit: FloodLimit::default(),
             breaker: Some(Breaker::default()),
             most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
             most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
+            life: Arc::default(),
         }
     }
 
@@ -148,6 +158,15 @@ impl Consumer {
     /// queue, no more messages are received than that.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
+        self
+    }
+
+    /// How many handlers run at a time for one tenant, so that one cannot starve the others: as many as for all, by
+    /// default. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
+    ///
+    /// What waits for its tenant still takes room [in flight](Self::in_flight). It keeps its place in its order.
+    pub fn tenant_limit(mut self, handlers: u32) -> Self {
+        self.settings.tenant_limit = Some(handlers);
         self
     }
 
@@ -224,12 +243,25 @@ impl Consumer {
         self
     }
 
+    /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
+    pub fn monitor(&self) -> Monitor {
+        Monitor::new(Arc::clone(&self.life))
+    }
+
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
     ///
     /// # Errors
     /// When it cannot start, or cannot go on without losing a message; the error says what to change. What was
     /// not acknowledged will be delivered again.
-    pub async fn run_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+    pub async fn run_until(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+        let life = Arc::clone(&self.life);
+        // On the heap: it happens once, and whoever spawns a consumer would carry the room for it.
+        let ended = Box::pin(self.consume_until(shutdown)).await;
+        life.end(ended.as_ref().err().map(ToString::to_string));
+        ended
+    }
+
+    async fn consume_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
         let source = Arc::clone(&self.source);
         let (stop_deadline, observer) = (self.settings.stop_deadline, Arc::clone(&self.observer));
         let mut shared = self.open().await?;
@@ -238,6 +270,7 @@ impl Consumer {
         }
         let shared = Arc::new(shared);
         source.open(observer).await?;
+        self.life.begin(&shared, &source);
         let (batches, intake) = mpsc::channel(INTAKE_DEPTH);
         let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
         let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
@@ -251,6 +284,7 @@ impl Consumer {
                 ended = parts.join_next() => ended,
                 () = &mut shutdown, if !shared.stopping.is_cancelled() => {
                     info!("stopping: what has started may end");
+                    self.life.enter(Phase::Stopping);
                     stop_by = Some(Instant::now() + stop_deadline);
                     shared.stopping.cancel();
                     continue;
@@ -263,6 +297,7 @@ impl Consumer {
                     let error =
                         failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
                     result = result.and(error.map_or(Ok(()), Err));
+                    self.life.enter(Phase::Stopping);
                     shared.stopping.cancel();
                 }
             }
@@ -291,11 +326,7 @@ impl Consumer {
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
             let gate = Arc::clone(gate.opened().await?);
-            let checkup = gate.checkup();
-            let promise = match gate.settings().transactional {
-                true => Promise::SAME_TRANSACTION,
-                false => checkup.survives.promise(),
-            };
+            let (checkup, promise) = (gate.checkup(), gate.promise());
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
@@ -314,6 +345,7 @@ impl Consumer {
             flood: Mutex::new(FloodGuard::new(self.flood_limit)),
             in_flight: InFlight::new(self.most_messages, self.most_bytes),
             duplicates: AtomicU32::new(0),
+            watch: Arc::new(Watch::new()),
             stopping: CancellationToken::new(),
             settings: self.settings,
         })
@@ -330,6 +362,16 @@ impl Consumer {
         }
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        if self.settings.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+            let scope = gate.scope();
+            return refuse(&format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
         }
         if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
             return refuse(defect);
@@ -358,11 +400,17 @@ impl std::fmt::Debug for Consumer {
 
 /// A gate and the handler behind it.
 struct Route {
-    /// Its place among the routes.
+    /// Its place among the consumer's routes.
     number: usize,
     gate: Arc<OpenGate>,
     handler: Arc<dyn ErasedHandler>,
     breaker: Switch,
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Route").field("gate", &self.gate).finish_non_exhaustive()
+    }
 }
 
 /// A message on its way, with what is known of it.
@@ -376,6 +424,20 @@ struct Item {
     bytes: usize,
     /// The stored result, when a look ahead has found one.
     found: Option<Bytes>,
+    received_at: Instant,
+    /// Why it has to wait, while it does.
+    wait: Option<Wait>,
+    /// The monitor's note of its attempt, while one is under way.
+    attempt: Option<Attempt>,
+}
+
+/// Why a message waits for its time.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    cause: WaitCause,
+    /// Since it first waits for this.
+    since: Instant,
+    until: Instant,
 }
 
 impl std::fmt::Debug for Item {
@@ -394,6 +456,7 @@ struct Shared {
     permits: Arc<Semaphore>,
     flood: Mutex<FloodGuard>,
     in_flight: InFlight,
+    watch: Arc<Watch>,
     /// The share of duplicates among the last messages, as a moving average in 1/65,536.
     duplicates: AtomicU32,
     stopping: CancellationToken,
@@ -446,51 +509,4 @@ impl Shared {
     fn random(&self) -> f64 {
         self.routes().next().map_or(0.0, |route| route.gate.fraction())
     }
-}
-
-/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConsumerError {
-    /// A setting makes no sense.
-    #[error("consumer: {0}")]
-    Settings(String),
-    /// A gate does not open.
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    /// The source cannot go on.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The dead letters cannot be used.
-    #[error("dead letters: {0}")]
-    DeadLetters(#[source] BoxError),
-    /// A message has to be given up, and there is nowhere to put it.
-    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
-    NoDeadLetters {
-        /// Where the message stands.
-        origin: Origin,
-        /// Why it must be given up.
-        reason: String,
-    },
-    /// No key can be made of a message, and [`bad_keys`](Consumer::bad_keys) refuses such.
-    #[error(
-        "{origin} has no key ({reason}), and `bad_keys` refuses such messages: mend the key or the message"
-    )]
-    BadKey {
-        /// Where the message stands.
-        origin: Origin,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// So many messages were given up that the consumer must be wrong, not the messages.
-    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
-    Flood {
-        /// How many.
-        what: String,
-        /// Why the last one was.
-        last_reason: String,
-    },
-    /// oncegate itself has failed.
-    #[error("this is a bug in oncegate: {0}")]
-    Bug(String),
 }

@@ -15,6 +15,7 @@ use super::{BadKeys, ConsumerError, Item, Shared};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use crate::gate::{Completion, Lease};
+use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
 
 /// What the engine does with the message next.
@@ -25,7 +26,7 @@ pub(super) enum Outcome {
     /// Nothing: it is no longer ours.
     NotOurs,
     /// Another attempt, after a while. It keeps its place, so nobody behind it overtakes.
-    Again { item: Item, after: Duration },
+    Again { item: Item, after: Duration, cause: WaitCause },
     /// Another attempt, as soon as the store answers again.
     NoAnswer { item: Item, error: StoreError },
     /// The consumer cannot go on. The message was not acknowledged.
@@ -46,7 +47,9 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
         Ending::HandedOver => {}
         Ending::GiveUp { lease, cause, reason } => match give_up(shared, &item, lease, cause, reason).await {
             Ok(Completion::Held) => {}
-            Ok(Completion::Lost) => return Outcome::Again { item, after: Duration::ZERO },
+            Ok(Completion::Lost) => {
+                return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
+            }
             Err(error) => return Outcome::Stop(Box::new(error)),
         },
         Ending::NotHandedOver { reason } => {
@@ -63,12 +66,13 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
             if item.delivery.ticket.hand_back(delay) {
                 return Outcome::NotOurs;
             }
-            return Outcome::Again { item, after: delay };
+            return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
         }
-        Ending::NotNow { ask_again_in } => return Outcome::Again { item, after: ask_again_in },
+        Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
         Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
     }
     item.delivery.ticket.ack();
+    shared.watch.ended();
     shared.observer.observe(Event::Acked { count: 1 });
     Outcome::Acked
 }
@@ -132,6 +136,7 @@ async fn hand_over(
     let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
     warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "it goes to the dead letters");
     let letter = DeadLetter { message, scope: scope.to_owned(), key, cause, reason, attempts };
+    item.enter(Stage::Burying);
     send(shared, item, &**dead_letters, &letter).await;
     item.route.gate.observe(Event::DeadLettered { scope, cause });
     // Only records say "handed over"; a bad key and a mismatch have none of their own.

@@ -4,7 +4,9 @@
 
 mod breaker;
 mod list;
+mod monitor;
 mod results;
+mod tenants;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};

@@ -35,11 +35,7 @@ pub fn bound_to_parent(program: impl AsRef<OsStr>, signal: &str) -> Command {
 }
 
 /// Like [`bound_to_parent`], as another account, which only root can do.
-pub(crate) fn bound_to_parent_as(
-    account: Option<&Account>,
-    program: impl AsRef<OsStr>,
-    signal: &str,
-) -> Command {
+pub fn bound_to_parent_as(account: Option<&Account>, program: impl AsRef<OsStr>, signal: &str) -> Command {
     let mut command = Command::new("setpriv");
     if let Some(Account { user, group }) = account {
         command.args([format!("--reuid={user}"), format!("--regid={group}"), "--clear-groups".to_owned()]);
@@ -50,14 +46,14 @@ pub(crate) fn bound_to_parent_as(
 
 /// An account of the machine, by its numbers.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub struct Account {
     user: u32,
     group: u32,
 }
 
 impl Account {
     /// The account of this name, if there is one.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub fn named(name: &str) -> Option<Self> {
         let accounts = fs::read_to_string("/etc/passwd").ok()?;
         let line = accounts.lines().find_map(|line| line.strip_prefix(&format!("{name}:")))?;
         let mut fields = line.split(':').skip(1);
@@ -65,27 +61,27 @@ impl Account {
     }
 
     /// Gives it a folder.
-    pub(crate) fn own(&self, folder: &Path) {
+    pub fn own(&self, folder: &Path) {
         let given = std::os::unix::fs::chown(folder, Some(self.user), Some(self.group));
         given.unwrap_or_else(|error| panic!("cannot give {} away: {error}", folder.display()));
     }
 }
 
 /// Whether the tests run as root.
-pub(crate) fn runs_as_root() -> bool {
+pub fn runs_as_root() -> bool {
     use std::os::unix::fs::MetadataExt as _;
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
 /// The ids of a process's children.
-pub(crate) fn children(id: u32) -> Vec<u32> {
+pub fn children(id: u32) -> Vec<u32> {
     let path = format!("/proc/{id}/task/{id}/children");
     let listed = fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
     listed.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
 /// The processor time that a process has used so far, in steps of 10 ms; with `ended`, that of its ended children too.
-pub(crate) fn cpu_time(id: u32, ended: bool) -> Duration {
+pub fn cpu_time(id: u32, ended: bool) -> Duration {
     // `man 5 proc`: behind the name in brackets, user and system time are the 12th and 13th field, those of the
     // children that were waited for the next two, in hundredths of a second on every Linux.
     const TICK: Duration = Duration::from_millis(10);
@@ -96,7 +92,7 @@ pub(crate) fn cpu_time(id: u32, ended: bool) -> Duration {
 }
 
 /// Kills processes that are not ours to wait for, and waits until they are gone.
-pub(crate) fn kill_and_wait(ids: &[u32], limit: Duration) {
+pub fn kill_and_wait(ids: &[u32], limit: Duration) {
     for id in ids {
         // It may have ended by itself when its parent did.
         drop(Command::new("sh").args(["-c", r#"kill -s KILL "$1""#, "kill", &id.to_string()]).output());
@@ -226,7 +222,8 @@ impl Process {
         }
     }
 
-    pub(crate) fn log_tail(&self) -> String {
+    /// The end of its log, for the text of a panic.
+    pub fn log_tail(&self) -> String {
         let Some(log) = &self.log else {
             return String::new();
         };

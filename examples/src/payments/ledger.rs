@@ -6,50 +6,61 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use oncegate::BoxError;
-use oncegate_examples::crew::Progress;
 use serde::{Deserialize, Serialize};
+
+use crate::crew::Progress;
 
 /// One line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Entry {
+pub struct Entry {
     /// The order.
-    pub(crate) order: String,
+    pub order: String,
     /// The charge that was made, or that a duplicate got back.
-    pub(crate) charge: String,
+    pub charge: String,
     /// Whether money moved; otherwise a duplicate was answered.
-    pub(crate) charged: bool,
+    pub charged: bool,
     /// Whether an earlier attempt had ended without a word.
-    pub(crate) recovered: bool,
+    pub recovered: bool,
     /// The process that wrote the line.
-    pub(crate) pid: u32,
+    pub pid: u32,
 }
 
 impl Entry {
-    pub(crate) fn charge(order: String, charge: &str, recovered: bool) -> Self {
+    /// Money moved.
+    pub fn charge(order: String, charge: &str, recovered: bool) -> Self {
         Self { order, charge: charge.to_owned(), charged: true, recovered, pid: std::process::id() }
     }
 
-    pub(crate) fn answer(order: String, charge: &str) -> Self {
+    /// A duplicate was answered.
+    pub fn answer(order: String, charge: &str) -> Self {
         Self { order, charge: charge.to_owned(), charged: false, recovered: false, pid: std::process::id() }
     }
 }
 
+/// The file.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     path: PathBuf,
     file: Mutex<File>,
     seen: Mutex<(u64, Progress)>,
 }
 
 impl Ledger {
-    pub(crate) fn open(path: &Path) -> Result<Self, BoxError> {
+    /// Opens it, or makes it.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, BoxError> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), seen: Mutex::default() })
     }
 
     /// A line in one write: the system appends it whole, whoever else writes, and keeps it when this process is
     /// killed right after.
-    pub(crate) fn append(&self, entry: &Entry) -> Result<(), BoxError> {
+    ///
+    /// # Errors
+    /// When the line cannot be written.
+    pub fn append(&self, entry: &Entry) -> Result<(), BoxError> {
         // The line ends what a killed process may have left half written before it.
         let mut line = vec![b'\n'];
         serde_json::to_writer(&mut line, entry)?;
@@ -59,13 +70,19 @@ impl Ledger {
     }
 
     /// Every line so far.
-    pub(crate) fn read(&self) -> Result<Vec<Entry>, BoxError> {
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn read(&self) -> Result<Vec<Entry>, BoxError> {
         let lines = BufReader::new(File::open(&self.path)?).lines().collect::<Result<Vec<String>, _>>()?;
         lines.iter().filter(|line| is_whole(line)).map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
     /// Counts what came since the last call.
-    pub(crate) fn progress(&self) -> Result<Progress, BoxError> {
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn progress(&self) -> Result<Progress, BoxError> {
         let mut seen = self.seen.lock().map_err(|_| "the ledger is broken")?;
         let (position, progress) = &mut *seen;
         let mut file = File::open(&self.path)?;

@@ -32,7 +32,7 @@ impl SmallDisk {
     }
 
     /// The same, on a folder that is there and outlives it.
-    pub(crate) fn mount_on(path: PathBuf, bytes: u64) -> Self {
+    pub fn mount_on(path: PathBuf, bytes: u64) -> Self {
         assert!(
             runs_as_root(),
             "this test fills a disk of its own, and only root can mount it: run it as root"

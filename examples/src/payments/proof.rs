@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use oncegate_examples::broker::Produced;
 use serde::Serialize;
 
-use crate::ledger::Entry;
+use super::{Entry, Payments};
 
 /// What happened, in numbers.
 #[derive(Debug, Serialize)]
-pub(crate) struct Proof {
+pub struct Proof {
     schema: &'static str,
     messages: u64,
     distinct_payments: u64,
@@ -27,7 +26,7 @@ pub(crate) struct Proof {
 
 impl Proof {
     /// Compares the ledgers of both passes with what was produced.
-    pub(crate) fn new(produced: &Produced, killed: u32, first: &[Entry], replay: &[Entry]) -> Self {
+    pub fn new(produced: &Payments, killed: u32, first: &[Entry], replay: &[Entry]) -> Self {
         let charges: Vec<&Entry> = first.iter().filter(|entry| entry.charged).collect();
         let mut by_order: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
         charges.iter().for_each(|charge| by_order.entry(&charge.order).or_default().push(charge));
@@ -44,8 +43,8 @@ impl Proof {
             first.iter().chain(replay).filter(|entry| !known.contains(&(&*entry.order, &*entry.charge)));
         Self {
             schema: "oncegate.example.payments.v1",
-            messages: produced.messages,
-            distinct_payments: produced.payments,
+            messages: produced.messages(),
+            distinct_payments: produced.distinct(),
             charges: charges.len() as u64,
             answered_from_the_store: answers(first),
             recoveries: charges.iter().filter(|charge| charge.recovered).count() as u64,
@@ -59,7 +58,7 @@ impl Proof {
     }
 
     /// Nothing lost, nothing charged twice without the kill, and nothing charged by the replay.
-    pub(crate) fn holds(&self) -> bool {
+    pub fn holds(&self) -> bool {
         self.lost == 0
             && self.charged_twice == self.charged_twice_explained_by_the_kill
             && self.wrong_answers == 0

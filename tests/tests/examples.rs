@@ -5,12 +5,23 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use oncegate_tests::{Kafka, Postgres, Redis};
+use oncegate_tests::{Kafka, Postgres, Redis, Sqs};
 
-/// Cargo builds a package's examples before it runs its tests, in a folder next to theirs.
-fn example(name: &str) -> Command {
+/// Runs an example with `--json`, and reads what it has proved.
+///
+/// `cargo test --workspace` builds the examples before it runs tests, in a folder next to theirs. They are no tests
+/// of their own package, so that whoever runs an example does not build what the tests need.
+fn proof_of(name: &str, arguments: &[&str]) -> serde_json::Value {
     let tests: PathBuf = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    Command::new(tests.parent().unwrap().join("examples").join(name))
+    let program = tests.parent().unwrap().join("examples").join(name);
+    let hint = "`cargo build --workspace --all-features --examples` builds it";
+    let output = Command::new(&program).arg("--json").args(arguments).output();
+    let output =
+        output.unwrap_or_else(|error| panic!("{} does not start: {error}; {hint}", program.display()));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
+    serde_json::from_str(&text).expect("the proof is JSON")
 }
 
 /// What an example has proved, in numbers.
@@ -19,11 +30,7 @@ struct Proof(serde_json::Value);
 impl Proof {
     /// Runs the example with these arguments.
     fn of(name: &str, arguments: &[&str]) -> Self {
-        let output = example(name).arg("--json").args(arguments).output().expect("it starts");
-        let text = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
-        Self(serde_json::from_str(&text).expect("the proof is JSON"))
+        Self(proof_of(name, arguments))
     }
 
     fn number(&self, name: &str) -> u64 {
@@ -31,10 +38,10 @@ impl Proof {
     }
 }
 
-fn payments(arguments: &[&str]) {
-    let proof = Proof::of("payments", &[&["--messages", "4000"], arguments].concat());
+fn payments(example: &str, messages: u64, arguments: &[&str]) {
+    let proof = Proof::of(example, &[&["--messages", &messages.to_string()], arguments].concat());
     let number = |name| proof.number(name);
-    assert_eq!(number("messages"), 4_000);
+    assert_eq!(number("messages"), messages);
     assert_eq!(number("lost"), 0);
     assert_eq!(number("charged_twice"), number("charged_twice_explained_by_the_kill"));
     assert_eq!(number("charges"), number("distinct_payments") + number("charged_twice"));
@@ -63,13 +70,13 @@ fn outbox(arguments: &[&str]) {
 
 #[test]
 fn payments_prove_themselves_without_a_server() {
-    payments(&[]);
+    payments("payments", 4_000, &[]);
 }
 
 #[tokio::test]
 async fn payments_prove_themselves_on_kafka_and_redis() {
     let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    payments(&["--bootstrap", kafka.bootstrap(), "--redis", redis.url()]);
+    payments("payments", 4_000, &["--bootstrap", kafka.bootstrap(), "--redis", redis.url()]);
 }
 
 #[test]
@@ -92,4 +99,25 @@ fn the_outbox_proves_itself_on_a_server_of_its_own() {
 async fn the_outbox_proves_itself_on_kafka() {
     let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await);
     outbox(&["--bootstrap", kafka.bootstrap(), "--postgres", postgres.url()]);
+}
+
+#[test]
+fn payments_from_a_queue_prove_themselves_on_a_server_of_their_own() {
+    payments("payments_sqs", 1_500, &[]);
+}
+
+#[tokio::test]
+async fn payments_from_a_queue_prove_themselves_on_a_queue_and_redis() {
+    let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
+    payments("payments_sqs", 1_500, &["--endpoint", sqs.endpoint(), "--redis", redis.url()]);
+}
+
+#[test]
+fn payments_by_http_prove_themselves() {
+    let scenes = proof_of("payments_http", &[]);
+    let scenes = scenes.as_array().unwrap();
+    assert_eq!(scenes.len(), 5);
+    for scene in scenes {
+        assert_eq!((&scene["holds"], &scene["charges"]), (&true.into(), &1.into()), "{scene}");
+    }
 }

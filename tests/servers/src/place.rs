@@ -50,26 +50,27 @@ impl Port {
         self.number
     }
 
-    pub(crate) fn address(&self) -> String {
+    /// `127.0.0.1:port`.
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.number)
     }
 }
 
 /// `target/test-servers` of the workspace: the fetched servers, and the folders of the running ones.
-pub(crate) fn test_servers() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/test-servers")
+pub fn test_servers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/test-servers")
 }
 
 /// An empty folder for one server, deleted on drop.
 ///
 /// A process that is killed deletes nothing, and neither does a server in a `static`; so the folders
 /// carry the id of their process, and those of dead processes are deleted here.
-pub(crate) fn server_dir(name: &str) -> TempDir {
+pub fn server_dir(name: &str) -> TempDir {
     server_dir_in(&test_servers().join("run"), name)
 }
 
 /// Like [`server_dir`], in another place.
-pub(crate) fn server_dir_in(root: &Path, name: &str) -> TempDir {
+pub fn server_dir_in(root: &Path, name: &str) -> TempDir {
     fs::create_dir_all(root).unwrap_or_else(|error| panic!("cannot create {}: {error}", root.display()));
     sweep(root);
     tempfile::Builder::new()
