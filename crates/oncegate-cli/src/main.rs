@@ -15,6 +15,8 @@ use tracing_subscriber::EnvFilter;
 
 mod args;
 mod change;
+mod check;
+mod config;
 mod confirm;
 mod dead_letters;
 mod doctor;
@@ -30,6 +32,7 @@ mod promise;
 mod record;
 mod replay;
 mod reset;
+mod run;
 mod schema;
 mod store;
 mod sweep;
@@ -57,6 +60,9 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
+    Check(check::Args),
+    Schema(check::SchemaArgs),
     Replay(replay::Args),
     Peek(peek::Args),
     Key(key::Args),
@@ -76,7 +82,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_logging();
+    start_logging(&cli.command);
     let answered = catch_unwind(AssertUnwindSafe(|| answer(&cli.command)));
     match answered {
         Ok(Ok(exit)) => exit.into(),
@@ -89,10 +95,14 @@ fn main() -> ExitCode {
 fn answer(command: &Command) -> Result<Exit, Problem> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
+    let interruptible = !command.stops_by_itself();
     let answer = runtime.block_on(async {
         let command = async {
             debug!("started");
             match command {
+                Command::Run(args) => run::run(args).await,
+                Command::Check(args) => check::run(args),
+                Command::Schema(args) => check::schema(args),
                 Command::Replay(args) => replay::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
@@ -112,7 +122,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
         tokio::select! {
             // First, so that there is no moment in which an interrupt ends us without a word.
             biased;
-            _ = tokio::signal::ctrl_c() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            _ = tokio::signal::ctrl_c(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
             answer = command => answer,
         }
     });
@@ -121,9 +131,21 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
     answer
 }
 
-fn start_logging() {
+impl Command {
+    /// Whether it knows what a signal asks of it.
+    fn stops_by_itself(&self) -> bool {
+        matches!(self, Self::Run(_))
+    }
+
+    /// What is logged unless ONCEGATE_LOG says otherwise: a question is answered by its answer.
+    fn log_level(&self) -> tracing::Level {
+        if matches!(self, Self::Run(_)) { tracing::Level::INFO } else { tracing::Level::WARN }
+    }
+}
+
+fn start_logging(command: &Command) {
     let filter =
-        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(tracing::Level::WARN.into());
+        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     tracing_subscriber::fmt()

@@ -18,25 +18,26 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
-use crate::failure::BoxError;
-use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
+use crate::gate::{Claim, Gate, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
 use crate::health::{Phase, WaitCause};
-use crate::message::Origin;
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, Source, SourceError, Supply, Terms};
+use crate::source::{Delivery, Source, Supply, Terms};
 
 mod attempt;
 mod breaker;
 mod engine;
+mod error;
 mod flood;
 mod intake;
 mod lanes;
 mod monitor;
 mod settle;
+mod tenants;
 mod watch;
 
 pub use breaker::Breaker;
+pub use error::ConsumerError;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
 
@@ -66,6 +67,17 @@ pub enum Ordering {
     Unordered,
 }
 
+/// What becomes of a message of which no key can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadKeys {
+    /// It goes to the dead letters. The default.
+    #[default]
+    DeadLetter,
+    /// The consumer stops at it, and acknowledges it to nobody.
+    Refuse,
+}
+
 /// Consumes a source through a gate.
 ///
 /// Every message ends in exactly one of these ways, and is acknowledged only then: its handler has run and the
@@ -90,6 +102,8 @@ struct Settings {
     ordering: Ordering,
     max_attempts: u32,
     backoff: Backoff,
+    bad_keys: BadKeys,
+    tenant_limit: Option<u32>,
     stop_deadline: Duration,
 }
 
@@ -121,6 +135,8 @@ impl Consumer {
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Self::DEFAULT_BACKOFF,
+                bad_keys: BadKeys::default(),
+                tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
             },
             flood_limit: FloodLimit::default(),
@@ -142,6 +158,15 @@ impl Consumer {
     /// queue, no more messages are received than that.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
+        self
+    }
+
+    /// How many handlers run at a time for one tenant, so that one cannot starve the others: as many as for all, by
+    /// default. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
+    ///
+    /// What waits for its tenant still takes room [in flight](Self::in_flight). It keeps its place in its order.
+    pub fn tenant_limit(mut self, handlers: u32) -> Self {
+        self.settings.tenant_limit = Some(handlers);
         self
     }
 
@@ -175,6 +200,12 @@ impl Consumer {
     /// acknowledges it to nobody.
     pub fn dead_letters(mut self, dead_letters: impl DeadLetters + 'static) -> Self {
         self.dead_letters = Some(Arc::new(dead_letters));
+        self
+    }
+
+    /// What becomes of a message of which no key can be made: it goes to the dead letters, by default.
+    pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
+        self.settings.bad_keys = bad_keys;
         self
     }
 
@@ -332,6 +363,16 @@ impl Consumer {
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
         }
+        if self.settings.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+            let scope = gate.scope();
+            return refuse(&format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
+        }
         if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
             return refuse(defect);
         }
@@ -470,41 +511,4 @@ impl Shared {
     fn random(&self) -> f64 {
         self.routes().next().map_or(0.0, |route| route.gate.fraction())
     }
-}
-
-/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConsumerError {
-    /// A setting makes no sense.
-    #[error("consumer: {0}")]
-    Settings(String),
-    /// A gate does not open.
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    /// The source cannot go on.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The dead letters cannot be used.
-    #[error("dead letters: {0}")]
-    DeadLetters(#[source] BoxError),
-    /// A message has to be given up, and there is nowhere to put it.
-    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
-    NoDeadLetters {
-        /// Where the message stands.
-        origin: Origin,
-        /// Why it must be given up.
-        reason: String,
-    },
-    /// So many messages were given up that the consumer must be wrong, not the messages.
-    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
-    Flood {
-        /// How many.
-        what: String,
-        /// Why the last one was.
-        last_reason: String,
-    },
-    /// oncegate itself has failed.
-    #[error("this is a bug in oncegate: {0}")]
-    Bug(String),
 }

@@ -11,7 +11,7 @@ use oncegate_core::store::StoreError;
 use tracing::{info, warn};
 
 use super::attempt::Ending;
-use super::{ConsumerError, Item, Shared};
+use super::{BadKeys, ConsumerError, Item, Shared};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use crate::gate::{Completion, Lease};
@@ -89,7 +89,7 @@ async fn give_up(
     reason: String,
 ) -> Result<Completion, ConsumerError> {
     let attempts = lease.as_ref().map_or(0, Lease::attempt);
-    if let Err(error) = may_give_up(shared, item, &reason) {
+    if let Err(error) = may_give_up(shared, item, cause, &reason) {
         if let Some(lease) = lease {
             lease.release(Duration::ZERO, false, "the consumer stops").await;
         }
@@ -105,7 +105,16 @@ async fn give_up(
 }
 
 /// A message may be given up when there is somewhere to put it, and when not everything is given up.
-fn may_give_up(shared: &Shared, item: &Item, reason: &str) -> Result<(), ConsumerError> {
+fn may_give_up(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: &str,
+) -> Result<(), ConsumerError> {
+    if cause == DeadLetterCause::BadKey && shared.settings.bad_keys == BadKeys::Refuse {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::BadKey { origin, reason: reason.to_owned() });
+    }
     if shared.dead_letters.is_none() {
         let origin = item.delivery.message.origin().clone();
         return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });

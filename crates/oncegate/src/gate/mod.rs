@@ -381,6 +381,8 @@ pub(crate) struct OpenGate {
 pub(crate) struct Identity {
     pub(crate) key: StoreKey,
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// Equal for messages of one tenant, if tenants are a part of the key.
+    pub(crate) tenant: Option<u64>,
 }
 
 impl OpenGate {
@@ -412,10 +414,10 @@ impl OpenGate {
         if let Some(what) = message.defect() {
             return Err(KeyError::BadInput { what });
         }
-        let key = self.key.derive(message.route(), message)?;
+        let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
         let fingerprint =
             self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
-        Ok(Identity { key, fingerprint })
+        Ok(Identity { key, fingerprint, tenant })
     }
 
     /// A new claim, to be asked for as often as its answer is lost.
