@@ -43,6 +43,7 @@ mod notices;
 mod poll;
 mod reader;
 mod settings;
+mod statistics;
 mod ticket;
 mod topics;
 mod trouble;
