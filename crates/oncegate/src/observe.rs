@@ -115,6 +115,13 @@ pub enum Event<'a> {
         /// Whether it has stopped.
         paused: bool,
     },
+    /// A handler that fails for all alike is paused, probed with one message, or goes on.
+    BreakerChanged {
+        /// The gate's scope.
+        scope: &'a str,
+        /// What it is now.
+        state: BreakerState,
+    },
     /// A message runs alone in its process, because its attempts have ended without a word before.
     Quarantined {
         /// The gate's scope.
@@ -201,6 +208,29 @@ pub enum RunOutcome {
     Cancelled,
 }
 
+/// Whether a handler's messages run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BreakerState {
+    /// They run.
+    Closed,
+    /// They wait.
+    Open,
+    /// They wait, but for one that finds out whether the handler works again.
+    HalfOpen,
+}
+
+impl BreakerState {
+    /// The label in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+}
+
 /// Why a handler ran once more: the whole list of what the promise leaves open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -266,6 +296,7 @@ impl Event<'_> {
             Self::StoreLost { .. } => ("store_losses", "", 1),
             Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
             Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
+            Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),
             Self::Rebalanced { .. } => ("rebalances", "", 1),
             Self::SourcePaused { cause } => ("source_pauses", cause, 1),

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use crate::consumer::Consumer;
 use crate::failure::BoxError;
 use crate::gate::Gate;
+use crate::health::SourceStatus;
 use crate::message::Message;
 use crate::observe::Observer;
 
@@ -47,6 +48,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// before `close`. Does nothing unless overridden.
     fn stop_receiving(&self) {}
 
+    /// What it does now: where it stands in each partition, and whether its broker's client is alive. Asked at any time
+    /// between `open` and `close`; it must answer at once, and from memory. Says nothing unless overridden.
+    fn status(&self) -> SourceStatus {
+        SourceStatus::default()
+    }
+
     /// Acknowledges what is left to acknowledge and leaves, within `deadline`.
     ///
     /// # Errors
@@ -71,6 +78,10 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     fn stop_receiving(&self) {
         (**self).stop_receiving();
+    }
+
+    fn status(&self) -> SourceStatus {
+        (**self).status()
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {

@@ -10,11 +10,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
+use super::breaker::Ran as Passed;
+use super::engine::breaker_key;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
 use crate::gate::{Claimed, Committed, Completion, Identity, Lease, Unfetched};
 use crate::handler::Encoded;
+use crate::health::{Stage, WaitCause};
 use crate::message::CANCELLATION_GRACE;
 use crate::observe::{Event, RunOutcome};
 
@@ -34,7 +37,7 @@ pub(super) enum Ending {
     /// The handler failed; another attempt may follow.
     Retry { lease: Lease, delay: Duration, counted: bool, reason: String },
     /// Somebody else has it, or had it and may come back, or it is not due.
-    NotNow { ask_again_in: Duration },
+    NotNow { ask_again_in: Duration, cause: WaitCause },
     /// The store did not answer about the claim.
     NoAnswer { error: StoreError },
 }
@@ -66,7 +69,7 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         Ok(claimed) => claimed,
         Err(StoreError::Unreadable { key, reason }) => {
             tracing::error!(%key, %reason, "the record cannot be read; its message waits");
-            return Ending::NotNow { ask_again_in: UNREADABLE_RECHECK };
+            return Ending::NotNow { ask_again_in: UNREADABLE_RECHECK, cause: WaitCause::Unreadable };
         }
         Err(error) => return Ending::NoAnswer { error },
     };
@@ -77,7 +80,8 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         Claimed::Completed(stored) => answer(item, &identity, stored).await,
         // A clock that jumped must not strand a key: ask again after at most one lease.
         Claimed::Busy(retry_in) => {
-            Ending::NotNow { ask_again_in: retry_in.min(item.route.gate.settings().lease) }
+            let ask_again_in = retry_in.min(item.route.gate.settings().lease);
+            Ending::NotNow { ask_again_in, cause: WaitCause::Busy }
         }
         Claimed::Failed { handed_over: true, .. } => Ending::HandedOver,
         Claimed::Failed { handed_over: false, reason } => Ending::NotHandedOver { reason },
@@ -90,7 +94,8 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
 /// Runs the handler under the lease and stores what it returns.
 async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaphorePermit) -> Ending {
     let max_attempts = shared.settings.max_attempts;
-    if lease.attempt() > max_attempts {
+    // While its handler is paused, a message need not be the reason for its failures.
+    if lease.attempt() > max_attempts && item.route.breaker.is_closed() {
         let reason = format!("{max_attempts} attempts have failed or ended their process");
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
@@ -104,8 +109,9 @@ async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaph
     if lease.is_over() {
         // The answer came too late, or the wait to run alone took too long. Nothing has run yet.
         lease.release(Duration::ZERO, false, "the lease was over before the handler began").await;
-        return Ending::NotNow { ask_again_in: Duration::ZERO };
+        return Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Lapse };
     }
+    item.enter(Stage::Running);
     let started = Instant::now();
     let ran = call(item, &lease).await;
     let outcome = match &ran {
@@ -116,21 +122,31 @@ async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaph
         Ran::Cancelled => RunOutcome::Cancelled,
     };
     let scope = item.route.gate.scope();
-    item.route.gate.observe(Event::HandlerRan { scope, outcome, took: started.elapsed() });
+    let took = started.elapsed();
+    shared.watch.handler_times.note(took);
+    item.route.gate.observe(Event::HandlerRan { scope, outcome, took });
+    item.enter(Stage::Ending);
+    let spent = tell_breaker(item, &lease, outcome);
     if lease.is_attempted() {
-        return read_back(shared, item, lease, ran).await;
+        return read_back(shared, item, lease, ran, spent).await;
     }
     match ran {
         Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
-            failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION))
+            failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION), spent)
         }
         Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
-        Ran::Returned(Err(failure)) => failed(shared, lease, &failure),
-        Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED)),
+        Ran::Returned(Err(failure)) => failed(shared, lease, &failure, spent),
+        Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED), spent),
         // Its effect may have happened. The lease lapses, so that the next attempt is told.
-        Ran::Cancelled => Ending::NotNow { ask_again_in: Duration::ZERO },
+        Ran::Cancelled => LAPSING,
     }
 }
+
+/// Nobody has heard of its end: its own lease must be over before it is tried again.
+const LAPSING: Ending = Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Lapse };
+
+/// Somebody took over. His verdict counts, so ask for it.
+const TAKEN_OVER: Ending = Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
 
 /// The reason of a retry that a transactional gate asks for.
 const WITHOUT_TRANSACTION: &str = "the handler returned without `Message::commit_with` or `Message::completing`, \
@@ -138,7 +154,7 @@ const WITHOUT_TRANSACTION: &str = "the handler returned without `Message::commit
 
 /// The handler has tried to complete the message in a transaction of its own. What it returned is an opinion;
 /// the record knows.
-async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran) -> Ending {
+async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, spent: Spent) -> Ending {
     match (lease.read_back().await, ran) {
         (Committed::Yes, ran) => {
             if let Ran::Returned(Err(failure)) = ran {
@@ -146,16 +162,15 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran) -> Endi
             }
             Ending::Completed
         }
-        // Somebody took over. His verdict counts, so ask for it.
-        (Committed::Lost, _) => Ending::NotNow { ask_again_in: Duration::ZERO },
-        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, lease, &failure),
-        (Committed::No, Ran::Panicked) => failed(shared, lease, &Failure::retry(PANICKED)),
+        (Committed::Lost, _) => TAKEN_OVER,
+        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, lease, &failure, spent),
+        (Committed::No, Ran::Panicked) => failed(shared, lease, &Failure::retry(PANICKED), spent),
         (Committed::No, Ran::Returned(Ok(_))) => {
             let failure = lease.not_committed();
-            failed(shared, lease, &failure)
+            failed(shared, lease, &failure, spent)
         }
         // Its effects elsewhere may have happened. The lease lapses, so that the next attempt is told.
-        (Committed::No, Ran::Cancelled) => Ending::NotNow { ask_again_in: Duration::ZERO },
+        (Committed::No, Ran::Cancelled) => LAPSING,
     }
 }
 
@@ -179,6 +194,7 @@ async fn quarantine(
 ) -> Option<OwnedSemaphorePermit> {
     drop(permit);
     let scope = item.route.gate.scope();
+    item.enter(Stage::Quarantined);
     item.route.gate.observe(Event::Quarantined { scope });
     warn!(scope, origin = %item.delivery.message.origin(), "its attempts ended without a word before: it runs alone");
     shared.permits.clone().acquire_many_owned(shared.settings.concurrency).await.ok()
@@ -225,22 +241,43 @@ async fn complete(lease: Lease, encoded: Encoded) -> Ending {
     let storable = lease.storable(encoded).await;
     match lease.complete_stored(storable.stored).await {
         Completion::Held => Ending::Completed,
-        // Somebody took over. His verdict counts, so ask for it.
-        Completion::Lost => Ending::NotNow { ask_again_in: Duration::ZERO },
+        Completion::Lost => TAKEN_OVER,
     }
 }
 
-fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
+/// Whether the run, if it failed, costs an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spent {
+    Yes,
+    No,
+}
+
+/// A run that an outage or a stop cut short says nothing about the handler, and costs nothing.
+fn tell_breaker(item: &Item, lease: &Lease, outcome: RunOutcome) -> Spent {
+    let passed = match outcome {
+        RunOutcome::Succeeded | RunOutcome::GaveUp => Passed::Through,
+        _ if lease.was_cut_short() => return Spent::No,
+        _ => Passed::Failed,
+    };
+    let gate = &item.route.gate;
+    match breaker_key(item).is_none_or(|key| item.route.breaker.ran(gate, key, passed)) {
+        true => Spent::Yes,
+        false => Spent::No,
+    }
+}
+
+fn failed(shared: &Shared, lease: Lease, failure: &Failure, spent: Spent) -> Ending {
     let reason = failure.reason();
     let after = match failure.advice() {
         Advice::GiveUp => {
             return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::Permanent, reason };
         }
         Advice::Retry { after } => after,
+        // The lease lapses: nobody runs it again before, and the next attempt is told.
+        Advice::Unknown => return LAPSING,
     };
     let attempt = lease.attempt();
-    // A run that was cut short by an outage or a stop must not use up an attempt.
-    let counted = !lease.was_cut_short();
+    let counted = spent == Spent::Yes;
     if counted && attempt >= shared.settings.max_attempts {
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
@@ -253,7 +290,9 @@ pub(super) async fn answer(item: &Item, identity: &Identity, stored: Bytes) -> E
     let (result, lost) = match item.route.gate.fetch(&stored).await {
         Ok(result) => (result, None),
         Err(Unfetched::Lost(error)) => (stored, Some(error.to_string())),
-        Err(Unfetched::NoAnswer(_)) => return Ending::NotNow { ask_again_in: RESULT_RECHECK },
+        Err(Unfetched::NoAnswer(_)) => {
+            return Ending::NotNow { ask_again_in: RESULT_RECHECK, cause: WaitCause::Result };
+        }
     };
     let handler = &item.route.handler;
     for failures in 1..=DUPLICATE_TRIES {

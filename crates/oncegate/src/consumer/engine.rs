@@ -9,18 +9,27 @@ use std::time::Duration;
 use oncegate_core::store::StoreError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
-use super::attempt::{answer, attempt};
+use super::breaker::{Admission, Held};
 use super::lanes::{LaneId, Lanes, PlaceId};
-use super::settle::{Outcome, settle};
-use super::{ConsumerError, Item, Ordering, Shared};
+use super::settle::Outcome;
+use super::tenants::Tenants;
+use super::{ConsumerError, Item, Ordering, Shared, Wait};
 use crate::backoff::Backoff;
 use crate::message::Origin;
 use crate::observe::Event;
-use crate::source::Ticket;
 
+mod look;
+mod tasks;
+
+use tasks::{answer_all, attempt_one};
+
+/// How often the engine looks at everything that waits, for the monitor.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After how many looks the times of handlers fade.
+const LOOKS_PER_FADE: u32 = 60;
 /// How many messages found completed ahead are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
 /// How long handlers get between their cancellation and their end when the stop deadline is over.
@@ -40,10 +49,20 @@ pub(super) struct Engine {
     parked: BinaryHeap<Reverse<(Instant, PlaceId)>>,
     running: JoinSet<Done>,
     /// The parts of the store that were asked so far.
-    parts: BTreeSet<u64>,
+    parts: BTreeSet<Part>,
     /// Those of them that do not answer.
-    outages: BTreeMap<u64, Outage>,
+    outages: BTreeMap<Part, Outage>,
+    /// First in their lanes, waiting for a handler that is paused.
+    held: Held,
+    tenants: Tenants,
     failed: Option<ConsumerError>,
+}
+
+/// A part of a route's store. Each route may have a store of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Part {
+    route: usize,
+    number: u64,
 }
 
 /// What a task brings back.
@@ -56,7 +75,7 @@ enum Done {
     Attempted {
         place: PlaceId,
         bytes: usize,
-        asked: Option<u64>,
+        asked: Option<Part>,
         outcome: Outcome,
     },
     Answered {
@@ -67,6 +86,9 @@ enum Done {
 /// A part of the store does not answer: of its keys, nothing is dispatched but one probe at a time.
 #[derive(Debug)]
 struct Outage {
+    since: Instant,
+    /// What the store said last.
+    error: Arc<str>,
     probe_at: Instant,
     probes: u32,
     probing: Option<PlaceId>,
@@ -75,6 +97,11 @@ struct Outage {
 }
 
 impl Outage {
+    fn new(now: Instant) -> Self {
+        let waiting = VecDeque::new();
+        Self { since: now, error: Arc::default(), probe_at: now, probes: 0, probing: None, waiting }
+    }
+
     /// When the next probe may start, if one can.
     fn next_probe(&self) -> Option<Instant> {
         (self.probing.is_none() && !self.waiting.is_empty()).then_some(self.probe_at)
@@ -84,6 +111,7 @@ impl Outage {
 impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
+            tenants: Tenants::new(shared.settings.tenant_limit),
             shared,
             lanes: Lanes::new(),
             ready: VecDeque::new(),
@@ -92,13 +120,16 @@ impl Engine {
             running: JoinSet::new(),
             parts: BTreeSet::new(),
             outages: BTreeMap::new(),
+            held: Held::default(),
             failed: None,
         }
     }
 
     /// Runs until the consumer stops and everything that had started has ended, or the deadline is over.
     pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Item>>) -> Result<(), ConsumerError> {
-        let mut more = true;
+        let (mut more, mut looks) = (true, interval(LOOK_EVERY));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked: u32 = 0;
         while more || !self.is_idle() {
             self.dispatch();
             let wake_at = self.next_wake();
@@ -122,6 +153,13 @@ impl Engine {
                     None => more = false,
                 },
                 () = timer => self.wake(),
+                _ = looks.tick() => {
+                    self.look();
+                    looked = looked.wrapping_add(1);
+                    if looked.is_multiple_of(LOOKS_PER_FADE) {
+                        self.shared.watch.handler_times.fade();
+                    }
+                }
             }
         }
         self.stop().await
@@ -132,6 +170,7 @@ impl Engine {
             && self.ready.is_empty()
             && self.found.is_empty()
             && self.parked.is_empty()
+            && self.held.is_empty()
             && self.outages.values().all(|outage| outage.waiting.is_empty())
     }
 
@@ -170,6 +209,8 @@ impl Engine {
 
     /// Starts what may start.
     fn dispatch(&mut self) {
+        let due = self.held.due(|route| self.shared.breaker(route));
+        due.into_iter().rev().for_each(|place| self.ready.push_front(place));
         while let Some(permit) = self.permit() {
             if !self.found.is_empty() {
                 let chunk = self.found.drain(..self.found.len().min(ANSWERS_PER_PERMIT)).collect();
@@ -183,7 +224,14 @@ impl Engine {
                     None => return,
                 },
             };
-            let Some(item) = self.lanes.take(place) else { continue };
+            let Some(mut item) = self.lanes.take(place) else { continue };
+            let tenant = tenant(&item);
+            if self.tenants.is_full(tenant) {
+                self.lanes.put_back(place, item);
+                self.tenants.wait(tenant, place);
+                self.shared.in_flight.waits();
+                continue;
+            }
             // What was held back with a part speaks for it, even if the store has moved its key since.
             let part = probed.or_else(|| part_of(&item));
             self.parts.extend(part);
@@ -196,6 +244,19 @@ impl Engine {
                 }
                 outage.probing = Some(place);
             }
+            if let Some(key) = breaker_key(&item)
+                && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
+            {
+                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+                    outage.probing = None;
+                }
+                self.held.push(item.route.number, place);
+                self.lanes.put_back(place, item);
+                continue;
+            }
+            self.tenants.enter(tenant, place);
+            let origin = item.delivery.message.origin();
+            item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
             self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, part, permit));
         }
     }
@@ -209,7 +270,7 @@ impl Engine {
     }
 
     /// Takes a probe that is due, with the part of the store that it is for.
-    fn due_probe(&mut self) -> Option<(u64, PlaceId)> {
+    fn due_probe(&mut self) -> Option<(Part, PlaceId)> {
         let now = Instant::now();
         let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
         let (part, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
@@ -225,7 +286,8 @@ impl Engine {
         let parked = self.parked.peek().map(|Reverse((at, _))| *at);
         let now = Instant::now();
         let probes = self.outages.values().filter_map(Outage::next_probe).filter(|at| *at > now);
-        parked.into_iter().chain(probes).min()
+        let breakers = self.held.next_probe(|route| self.shared.breaker(route)).filter(|at| *at > now);
+        parked.into_iter().chain(probes).chain(breakers).min()
     }
 
     fn wake(&mut self) {
@@ -242,6 +304,10 @@ impl Engine {
     fn note(&mut self, done: Result<Done, JoinError>) {
         match done {
             Ok(Done::Attempted { place, bytes, asked, outcome }) => {
+                if let Some(next) = self.tenants.leave(place) {
+                    self.shared.in_flight.waits_no_more();
+                    self.ready.push_front(next);
+                }
                 self.note_answers(place, asked, &outcome);
                 self.note_attempt(place, bytes, asked, outcome);
             }
@@ -253,7 +319,7 @@ impl Engine {
     }
 
     /// An outage is over when that part of the store has answered, not when a message ended that never asked it.
-    fn note_answers(&mut self, place: PlaceId, asked: Option<u64>, outcome: &Outcome) {
+    fn note_answers(&mut self, place: PlaceId, asked: Option<Part>, outcome: &Outcome) {
         match (asked, outcome) {
             (Some(part), Outcome::NoAnswer { error, .. }) => self.no_answer(part, place, error),
             (Some(part), _) => {
@@ -279,9 +345,10 @@ impl Engine {
         }
     }
 
-    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<u64>, outcome: Outcome) {
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<Part>, outcome: Outcome) {
         match outcome {
-            Outcome::NoAnswer { item, .. } => {
+            Outcome::NoAnswer { mut item, .. } => {
+                item.attempt = None;
                 self.lanes.put_back(place, item);
                 match asked.and_then(|part| self.outages.get_mut(&part)) {
                     Some(outage) => {
@@ -291,9 +358,13 @@ impl Engine {
                     None => self.ready.push_front(place),
                 }
             }
-            Outcome::Again { item, after } => {
+            Outcome::Again { mut item, after, cause } => {
+                let until = Instant::now() + after;
+                let before = item.wait.filter(|wait| wait.cause == cause);
+                let since = before.map_or_else(Instant::now, |wait| wait.since);
+                (item.attempt, item.wait) = (None, Some(Wait { cause, since, until }));
                 self.lanes.put_back(place, item);
-                self.parked.push(Reverse((Instant::now() + after, place)));
+                self.parked.push(Reverse((until, place)));
                 self.shared.in_flight.waits();
             }
             Outcome::Acked | Outcome::NotOurs => {
@@ -308,10 +379,11 @@ impl Engine {
     }
 
     /// Stops dispatching that part's keys, and probes with one message until an answer comes.
-    fn no_answer(&mut self, part: u64, place: PlaceId, reason: &StoreError) {
+    fn no_answer(&mut self, part: Part, place: PlaceId, reason: &StoreError) {
         let fresh = !self.outages.contains_key(&part);
-        let new = || Outage { probe_at: Instant::now(), probes: 0, probing: None, waiting: VecDeque::new() };
+        let new = || Outage::new(Instant::now());
         let outage = self.outages.entry(part).or_insert_with(new);
+        outage.error = reason.to_string().into();
         if fresh || outage.probing == Some(place) {
             outage.probing = None;
             outage.probes += 1;
@@ -340,6 +412,8 @@ impl Engine {
         self.found.clear();
         self.parked.clear();
         self.outages.clear();
+        self.held.clear();
+        self.tenants.clear();
         self.lanes.clear();
         let deadline = Instant::now() + self.shared.settings.stop_deadline;
         if !self.drain(deadline).await {
@@ -377,54 +451,23 @@ impl Engine {
     }
 }
 
-/// Tells the ticket when the attempt is over, whatever became of it.
-struct Started(Arc<dyn Ticket>);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-async fn attempt_one(
-    shared: Arc<Shared>,
-    place: PlaceId,
-    mut item: Item,
-    asked: Option<u64>,
-    permit: OwnedSemaphorePermit,
-) -> Done {
-    let bytes = item.bytes;
-    if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
-        return Done::Attempted { place, bytes, asked: None, outcome: Outcome::NotOurs };
-    }
-    let _started = Started(Arc::clone(&item.delivery.ticket));
-    let ending = attempt(&shared, &mut item, permit).await;
-    let outcome = settle(&shared, item, ending).await;
-    Done::Attempted { place, bytes, asked, outcome }
-}
-
-async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphorePermit) -> Done {
-    let mut messages = Vec::with_capacity(items.len());
-    for mut item in items {
-        messages.push(item.bytes);
-        let (Some(stored), Ok(identity)) = (item.found.take(), item.identity.clone()) else { continue };
-        if !item.delivery.ticket.start() {
-            continue;
-        }
-        let _started = Started(Arc::clone(&item.delivery.ticket));
-        let ending = answer(&item, &identity, stored).await;
-        settle(&shared, item, ending).await;
-    }
-    drop(permit);
-    Done::Answered { messages }
-}
-
 /// The part of the store that the message's attempt will ask.
 ///
 /// A bad key needs no store, and neither does what a look ahead has found.
-fn part_of(item: &Item) -> Option<u64> {
+fn part_of(item: &Item) -> Option<Part> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
-    Some(item.route.gate.part(&identity.key))
+    Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
+}
+
+/// A number for the message's tenant, if it has one.
+fn tenant(item: &Item) -> Option<u64> {
+    item.identity.as_ref().ok().and_then(|identity| identity.tenant)
+}
+
+/// What the breaker of its handler knows the message by, unless it is one that no handler will run for.
+pub(super) fn breaker_key(item: &Item) -> Option<LaneId> {
+    let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
+    Some(lane("identity", &identity.key))
 }
 
 /// A lane's number; the kind keeps lanes of different meaning apart.

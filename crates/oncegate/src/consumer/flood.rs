@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::health::Refusals;
+
 /// How many messages may be given up before something is wrong with the consumer instead of the messages: a
 /// typo in a key's path, a downstream that answers everything with "bad request".
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +63,11 @@ impl FloodGuard {
         self.in_a_row += 1;
         self.push(true);
         Ok(())
+    }
+
+    /// What a monitor wants to know.
+    pub(super) fn refusals(&self) -> Refusals {
+        Refusals { in_a_row: self.in_a_row, most_in_a_row: self.limit.in_a_row }
     }
 
     fn push(&mut self, given_up: bool) {

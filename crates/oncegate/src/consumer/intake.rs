@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
 use super::{Item, Shared};
 use crate::gate::Identity;
@@ -49,6 +50,16 @@ impl InFlight {
             most_at_once: None,
             freed: Notify::new(),
         }
+    }
+
+    /// How many messages and bytes there are.
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.messages.load(Relaxed), self.bytes.load(Relaxed))
+    }
+
+    /// How many messages and bytes there may be.
+    pub(super) fn limits(&self) -> (usize, usize) {
+        (self.most_messages, self.most_bytes)
     }
 
     /// Lets in no more than can run at once.
@@ -188,8 +199,10 @@ fn received<'a>(
             Ok(None) => None,
             Err(error) => Some((Err(error), None)),
             Ok(Some(deliveries)) => {
+                shared.watch.delivered(deliveries.len());
+                let now = Instant::now();
                 let items: Vec<Item> =
-                    deliveries.into_iter().map(|delivery| identify(shared, delivery)).collect();
+                    deliveries.into_iter().map(|delivery| identify(shared, delivery, now)).collect();
                 let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
                 let typical_bytes = bytes / items.len().max(1);
                 Some((Ok(items), Some(typical_bytes)))
@@ -198,12 +211,23 @@ fn received<'a>(
     })
 }
 
-fn identify(shared: &Shared, delivery: Delivery) -> Item {
+fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
     let route = shared.route(delivery.message.route());
     let identity = route.gate.identify(&delivery.message);
     let bytes = delivery.message.size_bytes();
     shared.in_flight.enter(bytes);
-    Item { delivery, route, identity, claim: None, bytes, found: None }
+    Item {
+        delivery,
+        route,
+        identity,
+        claim: None,
+        first_failed_at: None,
+        bytes,
+        found: None,
+        received_at,
+        wait: None,
+        attempt: None,
+    }
 }
 
 /// In a replay, asks the store in bulk what is completed. It only reads: whatever it does not find is claimed.

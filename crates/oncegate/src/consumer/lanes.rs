@@ -103,6 +103,12 @@ impl<T> Lanes<T> {
         }
     }
 
+    /// Every message that is in its place, and whether it is behind another.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&T, bool)> {
+        let places = self.places.iter().flatten();
+        places.filter_map(|place| Some((place.content.as_ref()?, place.waiting > 0)))
+    }
+
     /// Leaves the lanes for good; `ready` gets everyone who may run now.
     pub(super) fn leave(&mut self, id: PlaceId, mut ready: impl FnMut(PlaceId)) {
         let Some(place) = self.places.get_mut(id.0).and_then(Option::take) else { return };

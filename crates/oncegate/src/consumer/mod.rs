@@ -1,16 +1,15 @@
 //! The runtime: takes messages from a source, asks the gate, runs handlers, and acknowledges.
 //!
 //! A message's way through the files of this module: `intake` (room, key, look-ahead) → `lanes` (order) →
-//! `engine` (permits, waits, outages, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
+//! `engine` (permits, waits, outages, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
-use oncegate_core::store::Promise;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -19,25 +18,35 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
-use crate::failure::BoxError;
-use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
+use crate::gate::{Claim, Gate, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
-use crate::message::Origin;
+use crate::health::{Phase, WaitCause};
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, Source, SourceError, Supply, Terms};
+use crate::source::{Delivery, Source, Supply, Terms};
 
 mod attempt;
+mod breaker;
 mod engine;
+mod error;
 mod flood;
 mod intake;
 mod lanes;
+mod monitor;
 mod settle;
+mod tenants;
+mod watch;
 
+pub use breaker::Breaker;
+pub use error::ConsumerError;
 pub use flood::FloodLimit;
+pub use monitor::Monitor;
 
+use breaker::Switch;
 use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
+use monitor::Life;
+use watch::{Attempt, Watch};
 
 /// The time that a source has to commit and leave, however long the handlers took to end.
 const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
@@ -58,6 +67,17 @@ pub enum Ordering {
     Unordered,
 }
 
+/// What becomes of a message of which no key can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadKeys {
+    /// It goes to the dead letters. The default.
+    #[default]
+    DeadLetter,
+    /// The consumer stops at it, and acknowledges it to nobody.
+    Refuse,
+}
+
 /// Consumes a source through a gate.
 ///
 /// Every message ends in exactly one of these ways, and is acknowledged only then: its handler has run and the
@@ -70,8 +90,10 @@ pub struct Consumer {
     observer: Arc<dyn Observer>,
     settings: Settings,
     flood_limit: FloodLimit,
+    breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
+    life: Arc<Life>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,10 +102,20 @@ struct Settings {
     ordering: Ordering,
     max_attempts: u32,
     backoff: Backoff,
+    bad_keys: BadKeys,
+    tenant_limit: Option<u32>,
     stop_deadline: Duration,
 }
 
 impl Consumer {
+    /// 64 handlers.
+    pub const DEFAULT_CONCURRENCY: u32 = 64;
+    /// 10,000 messages.
+    pub const DEFAULT_IN_FLIGHT_MESSAGES: usize = 10_000;
+    /// 64 MiB.
+    pub const DEFAULT_IN_FLIGHT_BYTES: usize = 64 * 1024 * 1024;
+    /// 100 ms, doubling up to 30 s.
+    pub const DEFAULT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
     /// 10.
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
     /// 20 seconds.
@@ -99,15 +131,19 @@ impl Consumer {
             dead_letters: None,
             observer: Arc::new(Counters::default()),
             settings: Settings {
-                concurrency: 64,
+                concurrency: Self::DEFAULT_CONCURRENCY,
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
-                backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
+                backoff: Self::DEFAULT_BACKOFF,
+                bad_keys: BadKeys::default(),
+                tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
             },
             flood_limit: FloodLimit::default(),
-            most_messages: 10_000,
-            most_bytes: 64 * 1024 * 1024,
+            breaker: Some(Breaker::default()),
+            most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
+            most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
+            life: Arc::default(),
         }
     }
 
@@ -122,6 +158,15 @@ impl Consumer {
     /// queue, no more messages are received than that.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
+        self
+    }
+
+    /// How many handlers run at a time for one tenant, so that one cannot starve the others: as many as for all, by
+    /// default. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
+    ///
+    /// What waits for its tenant still takes room [in flight](Self::in_flight). It keeps its place in its order.
+    pub fn tenant_limit(mut self, handlers: u32) -> Self {
+        self.settings.tenant_limit = Some(handlers);
         self
     }
 
@@ -158,10 +203,30 @@ impl Consumer {
         self
     }
 
+    /// What becomes of a message of which no key can be made: it goes to the dead letters, by default.
+    pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
+        self.settings.bad_keys = bad_keys;
+        self
+    }
+
     /// When giving up messages means that the consumer itself is wrong: 100 in a row or half of the last 1,000,
     /// by default. Then it stops.
     pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
         self.flood_limit = limit;
+        self
+    }
+
+    /// When a handler fails for all messages alike, because something it needs is down: half of the last 20 keys, by
+    /// default. Then it is paused, one message at a time probes, and failures cost no attempt until one goes through.
+    /// Each route has a breaker of its own.
+    pub fn breaker(mut self, limits: Breaker) -> Self {
+        self.breaker = Some(limits);
+        self
+    }
+
+    /// Never pauses a handler, however it fails.
+    pub fn without_breaker(mut self) -> Self {
+        self.breaker = None;
         self
     }
 
@@ -178,12 +243,25 @@ impl Consumer {
         self
     }
 
+    /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
+    pub fn monitor(&self) -> Monitor {
+        Monitor::new(Arc::clone(&self.life))
+    }
+
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
     ///
     /// # Errors
     /// When it cannot start, or cannot go on without losing a message; the error says what to change. What was
     /// not acknowledged will be delivered again.
-    pub async fn run_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+    pub async fn run_until(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
+        let life = Arc::clone(&self.life);
+        // On the heap: it happens once, and whoever spawns a consumer would carry the room for it.
+        let ended = Box::pin(self.consume_until(shutdown)).await;
+        life.end(ended.as_ref().err().map(ToString::to_string));
+        ended
+    }
+
+    async fn consume_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
         let source = Arc::clone(&self.source);
         let (stop_deadline, observer) = (self.settings.stop_deadline, Arc::clone(&self.observer));
         let mut shared = self.open().await?;
@@ -192,6 +270,7 @@ impl Consumer {
         }
         let shared = Arc::new(shared);
         source.open(observer).await?;
+        self.life.begin(&shared, &source);
         let (batches, intake) = mpsc::channel(INTAKE_DEPTH);
         let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
         let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
@@ -205,6 +284,7 @@ impl Consumer {
                 ended = parts.join_next() => ended,
                 () = &mut shutdown, if !shared.stopping.is_cancelled() => {
                     info!("stopping: what has started may end");
+                    self.life.enter(Phase::Stopping);
                     stop_by = Some(Instant::now() + stop_deadline);
                     shared.stopping.cancel();
                     continue;
@@ -217,6 +297,7 @@ impl Consumer {
                     let error =
                         failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
                     result = result.and(error.map_or(Ok(()), Err));
+                    self.life.enter(Phase::Stopping);
                     shared.stopping.cancel();
                 }
             }
@@ -229,23 +310,29 @@ impl Consumer {
         result.and(closed.map_err(ConsumerError::from))
     }
 
+    /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
+    ///
+    /// # Errors
+    /// The first setting that makes no sense, of the consumer or of one of its gates.
+    pub fn check(&self) -> Result<(), ConsumerError> {
+        self.check_settings()?;
+        self.routes.iter().try_for_each(|(_, gate, _)| gate.check()).map_err(ConsumerError::Gate)
+    }
+
     /// Checks every setting, opens every gate and the dead letters.
     async fn open(&mut self) -> Result<Shared, ConsumerError> {
-        self.check()?;
+        self.check_settings()?;
         let mut routes = Vec::new();
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
             let gate = Arc::clone(gate.opened().await?);
-            let checkup = gate.checkup();
-            let promise = match gate.settings().transactional {
-                true => Promise::SAME_TRANSACTION,
-                false => checkup.survives.promise(),
-            };
+            let (checkup, promise) = (gate.checkup(), gate.promise());
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
-            routes.push((name, Arc::new(Route { gate, handler })));
+            let (number, breaker) = (routes.len(), Switch::new(self.breaker));
+            routes.push((name, Arc::new(Route { number, gate, handler, breaker })));
         }
         if let Some(dead_letters) = &self.dead_letters {
             dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
@@ -258,12 +345,13 @@ impl Consumer {
             flood: Mutex::new(FloodGuard::new(self.flood_limit)),
             in_flight: InFlight::new(self.most_messages, self.most_bytes),
             duplicates: AtomicU32::new(0),
+            watch: Arc::new(Watch::new()),
             stopping: CancellationToken::new(),
             settings: self.settings,
         })
     }
 
-    fn check(&self) -> Result<(), ConsumerError> {
+    fn check_settings(&self) -> Result<(), ConsumerError> {
         let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
         let Settings { concurrency, max_attempts, .. } = self.settings;
         if concurrency == 0 || concurrency > 100_000 {
@@ -274,6 +362,19 @@ impl Consumer {
         }
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        if self.settings.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+            let scope = gate.scope();
+            return refuse(&format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
+        }
+        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
+            return refuse(defect);
         }
         let named = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
         let mut names: Vec<&str> = named.collect();
@@ -299,8 +400,17 @@ impl std::fmt::Debug for Consumer {
 
 /// A gate and the handler behind it.
 struct Route {
+    /// Its place among the consumer's routes.
+    number: usize,
     gate: Arc<OpenGate>,
     handler: Arc<dyn ErasedHandler>,
+    breaker: Switch,
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Route").field("gate", &self.gate).finish_non_exhaustive()
+    }
 }
 
 /// A message on its way, with what is known of it.
@@ -310,10 +420,26 @@ struct Item {
     identity: Result<Identity, KeyError>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
+    /// When its first attempt failed, if that was seen here.
+    first_failed_at: Option<SystemTime>,
     /// What it counts against the limit on bytes.
     bytes: usize,
     /// The stored result, when a look ahead has found one.
     found: Option<Bytes>,
+    received_at: Instant,
+    /// Why it has to wait, while it does.
+    wait: Option<Wait>,
+    /// The monitor's note of its attempt, while one is under way.
+    attempt: Option<Attempt>,
+}
+
+/// Why a message waits for its time.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    cause: WaitCause,
+    /// Since it first waits for this.
+    since: Instant,
+    until: Instant,
 }
 
 impl std::fmt::Debug for Item {
@@ -332,6 +458,7 @@ struct Shared {
     permits: Arc<Semaphore>,
     flood: Mutex<FloodGuard>,
     in_flight: InFlight,
+    watch: Arc<Watch>,
     /// The share of duplicates among the last messages, as a moving average in 1/65,536.
     duplicates: AtomicU32,
     stopping: CancellationToken,
@@ -342,6 +469,10 @@ impl Shared {
     const ALL: u32 = 1 << 16;
     /// A message moves the average by this part.
     const SHARE_OF_ONE: u32 = 64;
+
+    fn breaker(&self, route: usize) -> Option<&Switch> {
+        self.routes.get(route).map(|(_, route)| &route.breaker)
+    }
 
     fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter().map(|(_, route)| route)
@@ -380,41 +511,4 @@ impl Shared {
     fn random(&self) -> f64 {
         self.routes().next().map_or(0.0, |route| route.gate.fraction())
     }
-}
-
-/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConsumerError {
-    /// A setting makes no sense.
-    #[error("consumer: {0}")]
-    Settings(String),
-    /// A gate does not open.
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    /// The source cannot go on.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The dead letters cannot be used.
-    #[error("dead letters: {0}")]
-    DeadLetters(#[source] BoxError),
-    /// A message has to be given up, and there is nowhere to put it.
-    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
-    NoDeadLetters {
-        /// Where the message stands.
-        origin: Origin,
-        /// Why it must be given up.
-        reason: String,
-    },
-    /// So many messages were given up that the consumer must be wrong, not the messages.
-    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
-    Flood {
-        /// How many.
-        what: String,
-        /// Why the last one was.
-        last_reason: String,
-    },
-    /// oncegate itself has failed.
-    #[error("this is a bug in oncegate: {0}")]
-    Bug(String),
 }

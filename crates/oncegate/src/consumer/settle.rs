@@ -5,16 +5,17 @@
 //! dead letter that was awaited.
 
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate_core::store::StoreError;
 use tracing::{info, warn};
 
 use super::attempt::Ending;
-use super::{ConsumerError, Item, Shared};
+use super::{BadKeys, ConsumerError, Item, Shared};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use crate::gate::{Completion, Lease};
+use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
 
 /// What the engine does with the message next.
@@ -25,7 +26,7 @@ pub(super) enum Outcome {
     /// Nothing: it is no longer ours.
     NotOurs,
     /// Another attempt, after a while. It keeps its place, so nobody behind it overtakes.
-    Again { item: Item, after: Duration },
+    Again { item: Item, after: Duration, cause: WaitCause },
     /// Another attempt, as soon as the store answers again.
     NoAnswer { item: Item, error: StoreError },
     /// The consumer cannot go on. The message was not acknowledged.
@@ -35,7 +36,7 @@ pub(super) enum Outcome {
 /// The waits between tries to write a dead letter.
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
-pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outcome {
+pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
     match ending {
         Ending::Completed => {
             shared.noted(false);
@@ -46,7 +47,9 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
         Ending::HandedOver => {}
         Ending::GiveUp { lease, cause, reason } => match give_up(shared, &item, lease, cause, reason).await {
             Ok(Completion::Held) => {}
-            Ok(Completion::Lost) => return Outcome::Again { item, after: Duration::ZERO },
+            Ok(Completion::Lost) => {
+                return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
+            }
             Err(error) => return Outcome::Stop(Box::new(error)),
         },
         Ending::NotHandedOver { reason } => {
@@ -58,17 +61,21 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
             let scope = item.route.gate.scope();
             let attempt = lease.attempt();
             info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
+            if counted && attempt == 1 {
+                item.first_failed_at = Some(SystemTime::now());
+            }
             lease.release(delay, counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
             if item.delivery.ticket.hand_back(delay) {
                 return Outcome::NotOurs;
             }
-            return Outcome::Again { item, after: delay };
+            return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
         }
-        Ending::NotNow { ask_again_in } => return Outcome::Again { item, after: ask_again_in },
+        Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
         Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
     }
     item.delivery.ticket.ack();
+    shared.watch.ended();
     shared.observer.observe(Event::Acked { count: 1 });
     Outcome::Acked
 }
@@ -82,7 +89,7 @@ async fn give_up(
     reason: String,
 ) -> Result<Completion, ConsumerError> {
     let attempts = lease.as_ref().map_or(0, Lease::attempt);
-    if let Err(error) = may_give_up(shared, item, &reason) {
+    if let Err(error) = may_give_up(shared, item, cause, &reason) {
         if let Some(lease) = lease {
             lease.release(Duration::ZERO, false, "the consumer stops").await;
         }
@@ -98,7 +105,16 @@ async fn give_up(
 }
 
 /// A message may be given up when there is somewhere to put it, and when not everything is given up.
-fn may_give_up(shared: &Shared, item: &Item, reason: &str) -> Result<(), ConsumerError> {
+fn may_give_up(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: &str,
+) -> Result<(), ConsumerError> {
+    if cause == DeadLetterCause::BadKey && shared.settings.bad_keys == BadKeys::Refuse {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::BadKey { origin, reason: reason.to_owned() });
+    }
     if shared.dead_letters.is_none() {
         let origin = item.delivery.message.origin().clone();
         return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
@@ -122,7 +138,25 @@ async fn hand_over(
     let scope = item.route.gate.scope();
     let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
     warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "it goes to the dead letters");
-    let letter = DeadLetter { message, scope: scope.to_owned(), key, cause, reason, attempts };
+    let failed_at = SystemTime::now();
+    let first_failed_at = match cause {
+        // Another process gave it up, at a time that nobody has kept.
+        DeadLetterCause::NotHandedOver => None,
+        // Of a message that failed at once, or never ran, this is the first time.
+        _ if attempts <= 1 => Some(failed_at),
+        _ => item.first_failed_at,
+    };
+    let letter = DeadLetter {
+        message,
+        scope: scope.to_owned(),
+        key,
+        cause,
+        reason,
+        attempts,
+        first_failed_at,
+        failed_at,
+    };
+    item.enter(Stage::Burying);
     send(shared, item, &**dead_letters, &letter).await;
     item.route.gate.observe(Event::DeadLettered { scope, cause });
     // Only records say "handed over"; a bad key and a mismatch have none of their own.

@@ -184,6 +184,14 @@ impl KafkaSource {
         self
     }
 
+    /// Checks everything that needs no broker: names, limits, and properties that would break the promise.
+    ///
+    /// # Errors
+    /// The first setting that is wrong, by its name. [`open`](Source::open) says the same.
+    pub fn check(&self) -> Result<(), SourceError> {
+        self.settings.check().map(drop)
+    }
+
     /// Dead letters to `topic` in the same cluster, with the same connection properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
         KafkaDeadLetters::new(self.settings.brokers.clone(), topic)

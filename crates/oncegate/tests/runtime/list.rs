@@ -1,28 +1,40 @@
 //! A source of given messages, which remembers what was acknowledged, and dead letters in memory.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
+use oncegate::health::SourceStatus;
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, Source, SourceError, Ticket};
 use oncegate::{BoxError, Message, Origin};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-/// Delivers its messages once, in order, and then waits.
+/// Delivers its messages once, in order, and then waits for more.
 #[derive(Debug)]
 pub(crate) struct List {
     waiting: Mutex<VecDeque<Message>>,
+    pushed: Notify,
+    next_offset: AtomicI64,
     /// The offsets that were acknowledged, in that order.
     acked: watch::Sender<Vec<i64>>,
+    /// What it says of itself.
+    pub(crate) status: Mutex<SourceStatus>,
 }
 
 impl List {
     /// Messages of `topic`, partition 0, with these payloads; the first field of a pair is the broker's key.
     pub(crate) fn of(topic: &str, messages: impl IntoIterator<Item = (&'static str, String)>) -> Arc<Self> {
-        let list = Self { waiting: Mutex::default(), acked: watch::channel(Vec::new()).0 };
+        let list = Self {
+            waiting: Mutex::default(),
+            pushed: Notify::new(),
+            next_offset: AtomicI64::new(0),
+            acked: watch::channel(Vec::new()).0,
+            status: Mutex::default(),
+        };
         for (key, payload) in messages {
             list.push(topic, key, payload);
         }
@@ -30,11 +42,12 @@ impl List {
     }
 
     pub(crate) fn push(&self, topic: &str, key: &'static str, payload: String) {
-        let mut waiting = self.waiting.lock().unwrap();
-        let offset = i64::try_from(waiting.len()).unwrap();
+        let offset = self.next_offset.fetch_add(1, Relaxed);
         let origin = Origin::Kafka { topic: topic.into(), partition: 0, offset };
         let message = Message::new(topic, origin, Some(payload.into()));
-        waiting.push_back(if key.is_empty() { message } else { message.with_key(key) });
+        let message = if key.is_empty() { message } else { message.with_key(key) };
+        self.waiting.lock().unwrap().push_back(message);
+        self.pushed.notify_one();
     }
 
     pub(crate) fn acked(&self) -> Vec<i64> {
@@ -61,19 +74,27 @@ impl Source for Listed {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let messages: Vec<Message> = {
+        let take = || -> Vec<Message> {
             let mut waiting = self.0.waiting.lock().unwrap();
             let count = most.min(waiting.len());
             waiting.drain(..count).collect()
         };
-        if messages.is_empty() {
-            std::future::pending::<()>().await;
-        }
+        let messages = loop {
+            let (pushed, messages) = (self.0.pushed.notified(), take());
+            if !messages.is_empty() {
+                break messages;
+            }
+            pushed.await;
+        };
         let deliver = |message: Message| {
             let Origin::Kafka { offset, .. } = *message.origin() else { panic!("a list gives offsets") };
             Delivery { message, ticket: Arc::new(Receipt { offset, list: Arc::clone(&self.0) }) }
         };
         Ok(Some(messages.into_iter().map(deliver).collect()))
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.0.status.lock().unwrap().clone()
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {

@@ -1,0 +1,380 @@
+//! How a running consumer is: what it does now, and whether that is well.
+//!
+//! [`Consumer::monitor`](crate::Consumer::monitor) gives a [`Monitor`](crate::consumer::Monitor), which answers with a
+//! [`Status`] (facts) and a [`Health`] (what they mean, in words). The facts come from the consumer and its source; what
+//! they mean is decided by one pure function, [`Health::of`].
+//!
+//! Two questions, for two kinds of probes:
+//!
+//! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
+//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, or while its store is away.
+//!
+//! # What counts as a stall
+//!
+//! An old message alone is none: behind a backlog everything is old. A message that waits with a reason is none either: its
+//! retry is not due, another worker has it, it is behind such a message, or it waits its turn while others run. Nor is a
+//! handler that runs within its `max_run`: it is named as slow when it takes longer than three times what 99 of 100 take, and
+//! longer than its lease. A stall is a consumer that has work and does none:
+//!
+//! | sign | limit |
+//! |---|---|
+//! | messages are ready and permits are free, and no handler starts | [`QUIET_LIMIT`] |
+//! | a partition has messages and delivers none, though it is not paused and there is room | [`QUIET_LIMIT`] |
+//! | the broker's client is not polled | [`POLL_LIMIT`] |
+//! | the consumer's own loop does not get to run, because handlers block the runtime's threads | [`LOOP_LIMIT`] |
+//! | every permit is with a handler that has run for longer than it may | [`Gate::max_run`](crate::Gate::max_run) |
+
+mod rules;
+mod status;
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use status::{
+    Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, Run, ScopeStatus, SourceStatus,
+    Stage, Status, StoreOutage, Unfinished, WaitCause,
+};
+
+/// The shortest time without any delivery or end, although there is work, that counts as a stall: 30 s.
+pub const QUIET_LIMIT: Duration = Duration::from_secs(30);
+/// How long a broker's client may go without a poll: 60 s. A revoke that waits for handlers takes less.
+pub const POLL_LIMIT: Duration = Duration::from_secs(60);
+/// How long the consumer's loop may go without a turn: 10 s. It asks for one every second.
+pub const LOOP_LIMIT: Duration = Duration::from_secs(10);
+/// How long commits may lag behind what is finished: 30 s.
+pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
+
+/// Whether a consumer is well, and if not, why not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "health", rename_all = "snake_case")]
+pub enum Health {
+    /// Nothing is wrong.
+    Healthy,
+    /// It goes on, or waits for something that is known.
+    Degraded {
+        /// What is wrong.
+        reasons: Vec<Reason>,
+    },
+    /// It has work and does none.
+    Stalled {
+        /// Why, and what else is wrong.
+        reasons: Vec<Reason>,
+    },
+}
+
+impl Health {
+    /// Judges a status. It knows nothing else, and no clock.
+    pub fn of(status: &Status) -> Self {
+        let reasons = rules::reasons(status);
+        if reasons.iter().any(Reason::is_stall) {
+            Self::Stalled { reasons }
+        } else if reasons.is_empty() {
+            Self::Healthy
+        } else {
+            Self::Degraded { reasons }
+        }
+    }
+
+    /// What is wrong; empty when nothing is.
+    pub fn reasons(&self) -> &[Reason] {
+        match self {
+            Self::Healthy => &[],
+            Self::Degraded { reasons } | Self::Stalled { reasons } => reasons,
+        }
+    }
+
+    /// `false` when a restart of the process would help: what `/healthz` asks.
+    ///
+    /// A store or broker that is away is no such case, and neither is a handler that is slow.
+    pub fn is_live(&self) -> bool {
+        !self.reasons().iter().any(Reason::is_stall)
+    }
+
+    /// Whether it takes and handles messages: what `/readyz` asks. `false` also while it starts or stops.
+    pub fn is_ready(&self) -> bool {
+        !self.reasons().iter().any(|reason| reason.is_stall() || reason.is_standstill())
+    }
+}
+
+impl fmt::Display for Health {
+    /// `healthy`, or `degraded: …; …`, or `stalled: …; …`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Healthy => "healthy",
+            Self::Degraded { .. } => "degraded",
+            Self::Stalled { .. } => "stalled",
+        })?;
+        for (n, reason) in self.reasons().iter().enumerate() {
+            write!(f, "{} {reason}", if n == 0 { ":" } else { ";" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Something that is wrong. Its `Display` says it in words that name what to look at; nothing in it comes from a payload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// It has not begun to receive.
+    Starting,
+    /// It was told to stop, and lets running handlers end.
+    Stopping,
+    /// It has ended.
+    Stopped {
+        /// Why it ended by itself; `None` when it was told to.
+        error: Option<String>,
+    },
+    /// A part of a scope's store does not answer: nothing of its keys runs, and nothing is acknowledged.
+    StoreAway {
+        /// The scope.
+        scope: String,
+        /// What the store said last.
+        error: String,
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+        /// Whether every part that was asked is away, so that nothing runs at all.
+        all: bool,
+    },
+    /// A handler takes far longer than usual.
+    SlowHandler {
+        /// Which.
+        run: Run,
+        /// What 99 of 100 handlers take at the most.
+        #[serde(rename = "usual_seconds", with = "status::seconds")]
+        usual: Duration,
+    },
+    /// A handler has run for longer than it may, was cancelled, and has not returned.
+    OverdueHandler {
+        /// Which.
+        run: Run,
+    },
+    /// Every permit is with a handler that has run for longer than it may.
+    NoPermitLeft {
+        /// How many there are.
+        permits: u32,
+    },
+    /// Messages are ready, permits are free, and nothing starts.
+    NothingStarts {
+        /// How many are ready.
+        ready: usize,
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+    },
+    /// The outcome of a handler that has ended cannot be stored: nothing of it is acknowledged.
+    NotStored {
+        /// Which.
+        run: Run,
+    },
+    /// A partition has messages and delivers none.
+    NothingDelivered {
+        /// The topic or queue.
+        topic: String,
+        /// The partition.
+        partition: i32,
+        /// How many messages are waiting there.
+        undelivered: u64,
+        /// For how long nothing has come.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+    },
+    /// The broker's client is not polled.
+    NotPolled {
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+    },
+    /// The consumer's own loop gets no turn: handlers block the threads of its runtime.
+    Blocked {
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+    },
+    /// Finished messages are not committed: a crash would deliver them again.
+    NotCommitted {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+    },
+    /// So much of a partition waits behind its first unfinished message that no more of it is fetched.
+    SpanFull {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+        /// The first unfinished message, if it is known.
+        first: Option<Unfinished>,
+    },
+    /// Another worker has had a message's key for longer than a run may take.
+    BusyElsewhere {
+        /// The message that waits.
+        message: Unfinished,
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+    },
+    /// A message waits because its record cannot be read.
+    Unreadable {
+        /// The message that waits.
+        message: Unfinished,
+    },
+    /// A dead letter cannot be written, and its message holds a permit meanwhile.
+    LetterNotWritten {
+        /// Which.
+        run: Run,
+    },
+    /// Many messages were given up; at the flood limit the consumer stops.
+    Flood(Refusals),
+}
+
+impl Reason {
+    /// Whether it means that there is work and none of it is done. A restart would help.
+    pub fn is_stall(&self) -> bool {
+        matches!(
+            self,
+            Self::NoPermitLeft { .. }
+                | Self::NothingStarts { .. }
+                | Self::NothingDelivered { .. }
+                | Self::NotPolled { .. }
+                | Self::Blocked { .. }
+                | Self::Stopped { error: Some(_) }
+        )
+    }
+
+    /// Whether nothing is handled because of it, for a reason that a restart would not mend.
+    pub fn is_standstill(&self) -> bool {
+        matches!(
+            self,
+            Self::Starting
+                | Self::Stopping
+                | Self::Stopped { error: None }
+                | Self::StoreAway { all: true, .. }
+        )
+    }
+
+    /// One lower-case word for metrics.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Stopping => "stopping",
+            Self::Stopped { .. } => "stopped",
+            Self::StoreAway { .. } => "store_away",
+            Self::SlowHandler { .. } => "slow_handler",
+            Self::OverdueHandler { .. } => "overdue_handler",
+            Self::NoPermitLeft { .. } => "no_permit_left",
+            Self::NothingStarts { .. } => "nothing_starts",
+            Self::NotStored { .. } => "not_stored",
+            Self::NothingDelivered { .. } => "nothing_delivered",
+            Self::NotPolled { .. } => "not_polled",
+            Self::Blocked { .. } => "blocked",
+            Self::NotCommitted { .. } => "not_committed",
+            Self::SpanFull { .. } => "span_full",
+            Self::BusyElsewhere { .. } => "busy_elsewhere",
+            Self::Unreadable { .. } => "unreadable",
+            Self::LetterNotWritten { .. } => "letter_not_written",
+            Self::Flood(_) => "flood",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    #[expect(clippy::too_many_lines, reason = "one sentence for each reason, and nothing else")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Starting => f.write_str("it is starting"),
+            Self::Stopping => f.write_str("it is stopping"),
+            Self::Stopped { error: None } => f.write_str("it was stopped"),
+            Self::Stopped { error: Some(error) } => write!(f, "it has ended: {error}"),
+            Self::StoreAway { scope, error, lasts, .. } => {
+                write!(f, "the store of `{scope}` has not answered for {}: {error}", Words(*lasts))
+            }
+            Self::SlowHandler { run, usual } => {
+                write!(f, "{run}; 99 of 100 take no more than {}", Words(*usual))
+            }
+            Self::OverdueHandler { run } => {
+                write!(f, "{run}, longer than `max_run` ({}), and does not return", Words(run.max_run))
+            }
+            Self::NoPermitLeft { permits } => {
+                write!(f, "all {permits} permits are with handlers that have run for longer than they may")
+            }
+            Self::NothingStarts { ready, lasts } => {
+                write!(
+                    f,
+                    "{ready} messages are ready and permits are free, and nothing has started for {}",
+                    Words(*lasts)
+                )
+            }
+            Self::NotStored { run } => {
+                write!(f, "{}: its outcome cannot be stored, for {}", run.origin, Words(run.in_stage_for))
+            }
+            Self::NothingDelivered { topic, partition, undelivered, lasts } => write!(
+                f,
+                "{topic}/{partition} has {undelivered} messages and has delivered none for {}",
+                Words(*lasts)
+            ),
+            Self::NotPolled { lasts } => {
+                write!(f, "the broker's client has not been polled for {}", Words(*lasts))
+            }
+            Self::Blocked { lasts } => write!(
+                f,
+                "the consumer has had no turn for {}: handlers block the threads of its runtime",
+                Words(*lasts)
+            ),
+            Self::NotCommitted { topic, partition, lasts } => {
+                write!(
+                    f,
+                    "what is finished of {topic}/{partition} has not been committed for {}",
+                    Words(*lasts)
+                )
+            }
+            Self::SpanFull { topic, partition, first: None } => {
+                write!(f, "{topic}/{partition} is paused: too much waits behind its first unfinished message")
+            }
+            Self::SpanFull { topic, partition, first: Some(first) } => {
+                write!(f, "{topic}/{partition} is paused: too much waits behind {first}")
+            }
+            Self::BusyElsewhere { message, lasts } => {
+                write!(f, "{}: another worker has had its key for {}", message.origin, Words(*lasts))
+            }
+            Self::Unreadable { message } => {
+                write!(f, "{}: its record cannot be read, see the log", message.origin)
+            }
+            Self::LetterNotWritten { run } => {
+                write!(
+                    f,
+                    "{}: its dead letter cannot be written, for {}",
+                    run.origin,
+                    Words(run.in_stage_for)
+                )
+            }
+            Self::Flood(refusals) => write!(
+                f,
+                "{} messages in a row were given up; at {} the consumer stops",
+                refusals.in_a_row, refusals.most_in_a_row
+            ),
+        }
+    }
+}
+
+/// A duration as people say it.
+struct Words(Duration);
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0 => write!(f, "{} ms", self.0.as_millis()),
+            1..=119 => write!(f, "{seconds} s"),
+            120..=7_199 => write!(f, "{} min", seconds / 60),
+            _ => write!(f, "{} h", seconds / 3_600),
+        }
+    }
+}
