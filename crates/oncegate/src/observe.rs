@@ -134,6 +134,11 @@ pub enum Event<'a> {
         /// How many went.
         revoked: usize,
     },
+    /// Partitions are no longer fetched, and what was prefetched of them is thrown away.
+    SourcePaused {
+        /// `full` (nobody receives), or `span` (too much of a partition is unfinished).
+        cause: &'static str,
+    },
     /// The group had dropped this member of a Kafka group, and another one joins in its place: what was received and
     /// not committed is delivered again.
     MemberReplaced {
@@ -294,6 +299,7 @@ impl Event<'_> {
             Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),
             Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::SourcePaused { cause } => ("source_pauses", cause, 1),
             Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
             Self::TopicMadeAgain => ("topics_made_again", "", 1),
             Self::MessagesGone { count } => ("messages_gone", "", count),

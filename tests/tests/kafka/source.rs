@@ -10,8 +10,8 @@ use oncegate::source::{Delivery, Source};
 use oncegate_tests::{Kafka, KafkaBroker, unique};
 
 use crate::stage::{
-    CLOSE, NEW, QUICK, RANGE, finish, half_done, number, numbered, open, place, receive, source,
-    until_committed, with, within,
+    CLOSE, NEW, QUICK, RANGE, finish, finish_if_ours, half_done, member, number, numbered, open, place,
+    receive, source, until_committed, with, within,
 };
 
 #[tokio::test]
@@ -203,10 +203,8 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
                 batch = second.receive(64) => batch,
             };
             for delivery in batch.expect("receives").expect("more") {
-                if delivery.ticket.start() {
+                if finish_if_ours(&delivery) {
                     finished.insert(number(&delivery.message));
-                    delivery.ticket.ack();
-                    delivery.ticket.stop();
                 }
             }
         }
@@ -247,6 +245,55 @@ async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
     }
     source.close(CLOSE).await.expect("closes");
     assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+}
+
+/// Both partitions are paused behind their first messages when a second member takes one of them, and gives it back.
+async fn comes_back_paused(properties: &[(&str, &str)]) {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("back", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(2_000, 2)).await;
+    let source = || member(&kafka, &group, &topic, properties).unfinished_messages(50);
+    let (first, second) = (source(), source());
+    let counters = open(&first).await;
+    let before = receive(&first, 102).await;
+    assert_eq!(counters.get("source_pauses", "span"), 2);
+
+    open(&second).await;
+    let taken = receive(&second, 1).await;
+    let gone = place(&taken[0].message).0;
+    drop(taken);
+    second.close(CLOSE).await.expect("closes");
+    within("the partition that came back", async {
+        while !receive(&first, 1).await.iter().any(|one| place(&one.message) == (gone, 0)) {}
+    })
+    .await;
+    drop(before);
+    first.close(CLOSE).await.expect("closes");
+}
+
+#[tokio::test]
+async fn a_partition_that_comes_back_paused_is_resumed() {
+    comes_back_paused(QUICK).await;
+    comes_back_paused(RANGE).await;
+    comes_back_paused(NEW).await;
+}
+
+#[tokio::test]
+async fn a_slow_receiver_does_not_make_the_client_throw_its_messages_away() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("slow", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(400, 2)).await;
+    let source = source(&kafka, &group, &topic).buffered_messages(4);
+    let counters = open(&source).await;
+    let mut pace = tokio::time::interval(Duration::from_millis(10));
+    for _ in 0..200 {
+        pace.tick().await;
+        finish(receive(&source, 1).await);
+    }
+    // The buffer was full nearly all of the time. It takes a quarter of a second without a receive to pause.
+    let pauses = counters.get("source_pauses", "full");
+    assert!(pauses <= 10, "paused {pauses} times for 200 messages");
+    source.close(CLOSE).await.expect("closes");
 }
 
 #[tokio::test]

@@ -46,6 +46,7 @@ mod notices;
 mod poll;
 mod reader;
 mod settings;
+mod statistics;
 mod ticket;
 mod topics;
 mod trouble;
