@@ -33,10 +33,13 @@ mod intake;
 mod lanes;
 mod monitor;
 mod settle;
+mod trace;
 mod watch;
 
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
+#[cfg(feature = "otel")]
+pub use trace::TraceParent;
 
 use engine::Engine;
 use flood::FloodGuard;
@@ -87,6 +90,8 @@ struct Settings {
     max_attempts: u32,
     backoff: Backoff,
     stop_deadline: Duration,
+    #[cfg(feature = "otel")]
+    trace_parent: TraceParent,
 }
 
 impl Consumer {
@@ -110,6 +115,8 @@ impl Consumer {
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
+                #[cfg(feature = "otel")]
+                trace_parent: TraceParent::default(),
             },
             flood_limit: FloodLimit::default(),
             most_messages: 10_000,
@@ -185,9 +192,17 @@ impl Consumer {
         self
     }
 
+    /// How the span of a run stands to the trace of whoever produced its message: a part of it, by default.
+    #[cfg(feature = "otel")]
+    pub fn trace_parent(mut self, trace_parent: TraceParent) -> Self {
+        self.settings.trace_parent = trace_parent;
+        self
+    }
+
     /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
     pub fn monitor(&self) -> Monitor {
-        Monitor::new(Arc::clone(&self.life))
+        let (_, gate, _) = self.routes.first().expect("a consumer is made with a route");
+        Monitor::new(gate.scope(), Arc::clone(&self.life))
     }
 
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
