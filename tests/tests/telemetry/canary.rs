@@ -38,8 +38,7 @@ fn every_way() -> Vec<Record> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() {
-    let (stage, redis) =
-        (Stage::new("canary").await, RedisServer::start_with(&["--requirepass", CANARY]).await);
+    let (stage, redis) = (Stage::new("canary").await, RedisServer::start().await);
     let seen = seen();
     let handler = async |message: Message| {
         let number = if message.payload().starts_with(br#"{"id":""#) { 0 } else { id(&message) };
@@ -59,7 +58,10 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
     let records = every_way();
     let messages = records.len() as u64;
     stage.produce(records).await;
-    let url = redis.url().replace("redis://", &format!("redis://:{CANARY}@"));
+    let mut user = ::redis::cmd("ACL");
+    user.arg("SETUSER").arg("billing").arg("on").arg(format!(">{CANARY}")).arg("~*").arg("&*").arg("+@all");
+    let () = user.query_async(&mut redis.connection().await).await.unwrap();
+    let url = redis.url().replace("redis://", &format!("redis://billing:{CANARY}@"));
     let store = oncegate::redis::RedisStore::connect(&url).await.unwrap();
     let key = Key::json(["id"]);
     let gate = Gate::new(stage.scope.as_str(), key, store).fingerprint(FingerprintSpec::payload());
