@@ -17,7 +17,7 @@ use super::points::{POINTS, Point, VARIABLE};
 use crate::broker::KafkaBroker;
 use crate::kafka::{Kafka, Record};
 use crate::ledger::Ledger;
-use crate::postgres::PostgresServer;
+use crate::PostgresServer;
 use crate::process::{self, Process};
 use crate::proxy::Proxy;
 use crate::redis::RedisServer;
