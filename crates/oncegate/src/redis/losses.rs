@@ -7,7 +7,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::checkup::Info;
 
@@ -59,25 +59,31 @@ struct Known {
 /// A completion that was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Witness {
-    pub(super) key: String,
-    pub(super) tag: [u8; 4],
+    /// The words that ask for the record.
+    question: Vec<Vec<u8>>,
+    tag: [u8; 4],
     /// Until then the record has not expired, whatever the clocks say.
-    pub(super) until: Instant,
+    until: Instant,
 }
 
 impl Witness {
     /// Half of the retention is believed.
-    pub(super) fn new(key: &str, tag: [u8; 4], retention: Duration) -> Option<Self> {
+    pub(super) fn new(question: &[&[u8]], tag: [u8; 4], retention: Duration) -> Option<Self> {
         let until = Instant::now().checked_add(retention / 2)?;
-        Some(Self { key: key.to_owned(), tag, until })
+        Some(Self { question: question.iter().map(|word| word.to_vec()).collect(), tag, until })
     }
 
     /// Whether what the server holds now cannot have followed that completion.
     fn is_contradicted_by(&self, held: &Value) -> bool {
         match held {
             Value::Nil => true,
-            // Our own claim: what came after it is forgotten.
-            Value::BulkString(record) => {
+            // Our own claim: what came after it is forgotten. A record begins with a letter; a script tells the time first.
+            Value::BulkString(said) => {
+                let is_script = said.first().is_some_and(u8::is_ascii_digit);
+                let record = said
+                    .splitn(if is_script { 3 } else { 1 }, |byte| *byte == b' ')
+                    .last()
+                    .unwrap_or_default();
                 matches!(record.first(), Some(b'P' | b'Q' | b'R')) && record.get(1..5) == Some(&self.tag)
             }
             // It is elsewhere now, or the server says nothing about it.
@@ -94,9 +100,15 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// The keys to be read after INFO.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
-        self.witnesses.iter().map(|witness| witness.key.as_str())
+    /// What is to be asked after INFO.
+    pub(super) fn commands(&self) -> impl Iterator<Item = Cmd> {
+        self.witnesses.iter().map(|witness| {
+            let mut cmd = Cmd::new();
+            for word in &witness.question {
+                cmd.arg(word);
+            }
+            cmd
+        })
     }
 }
 
@@ -331,27 +343,29 @@ mod tests {
 
     #[test]
     fn a_completion_that_is_gone_raises_an_alarm_once() {
-        let witness = || Witness::new("key", *b"0123", Duration::from_secs(3_600)).unwrap();
+        let witness = || Witness::new(&[b"GET", b"key"], *b"0123", Duration::from_secs(3_600)).unwrap();
         let bytes = |record: &[u8]| Value::BulkString(record.to_vec());
         for (held, lost) in [
             (Value::Nil, true),
             (bytes(b"P0123456789abcdef"), true),
             (bytes(b"P9999999999999999"), false),
             (bytes(b"C0123"), false),
+            (bytes(b"1700000000000000 1700000000000 P0123456789abcdef"), true),
+            (bytes(b"1700000000000000 1700000000000 C0123 P0123"), false),
             (bytes(b"Soooo"), false),
             (Value::Okay, false),
         ] {
             let losses = losses();
             losses.note_completed("one", witness());
-            assert_eq!(losses.question().keys().collect::<Vec<_>>(), ["key"]);
+            assert_eq!(losses.question().commands().count(), 1);
             hear(&losses, "one", &info(B, 1, None), std::slice::from_ref(&held));
             assert_eq!(losses.lost_at().is_some(), lost, "{held:?}");
-            assert_eq!(losses.question().keys().count(), usize::from(!lost));
+            assert_eq!(losses.question().commands().count(), usize::from(!lost));
         }
         // What has expired by itself is not missed.
         let losses = losses();
-        losses.note_completed("one", Witness::new("key", *b"0123", Duration::ZERO).unwrap());
-        assert_eq!(losses.question().keys().count(), 0);
+        losses.note_completed("one", Witness::new(&[b"GET", b"key"], *b"0123", Duration::ZERO).unwrap());
+        assert_eq!(losses.question().commands().count(), 0);
     }
 
     #[test]
