@@ -86,6 +86,20 @@ async fn completions_in_buckets_equal_the_rules() {
 const MUTANTS: &[(&str, &str, &str)] = &[
     // A claim that overwrites whatever is there.
     ("claim", "'NX', 'GET'", "'GET'"),
+    // A claim that never expires.
+    ("claim", "'GET', 'PX', ARGV[2])", "'GET')"),
+    // A claim that reads a completed record like a lease that is over.
+    (
+        "claim",
+        "if state == 'C' then\n  return say",
+        "if state == 'C' and redis.call('PTTL', KEYS[1]) >= 2592000000 then\n  return say",
+    ),
+    // A fence that is counted in the record alone, and begins again when the record is lost.
+    (
+        "claim",
+        "time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))",
+        "'0000000000000001'",
+    ),
     // A lease that is over one millisecond of 30 days too late, or never.
     ("claim", "PTTL', KEYS[1]) - 2592000000", "PTTL', KEYS[1]) - 2588400000"),
     ("claim", "if left >= 0 then", "if left < 0 then"),
@@ -116,6 +130,12 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("claim", "string.sub(old, 14, 29)", "string.sub(old, 13, 28)"),
     // A taker-over keeps the fingerprint of the one before him.
     ("claim", "string.sub(claim, 2, 24) .. string.char", "string.sub(claim, 2, 17) .. theirs .. string.char"),
+    // An extend that makes an expired record again.
+    (
+        "extend",
+        "if not old then\n  return 'L'",
+        "if not old then\n  redis.call('SET', KEYS[1], 'P' .. ARGV[1] .. string.rep('\\0', 7) .. '\\1', 'PX', ARGV[2])\n  return 'H'",
+    ),
     // An extend without an owner, or one that moves an end back.
     ("extend", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("extend", ", 'GT')", ")"),
@@ -125,6 +145,8 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("complete", "  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])\n  return 'R'", "  return 'R'"),
     ("complete", "string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)", "string.sub(ARGV[2], 6)"),
     ("complete", "string.sub(ARGV[2], 2, 5) and 'H' or 'L'", "string.sub(ARGV[2], 2, 5) and 'L' or 'H'"),
+    // A release that is a plain DEL.
+    ("release", "redis.call('SET', KEYS[1], new, 'PX', ARGV[2])", "redis.call('DEL', KEYS[1])"),
     // A release without an owner; one that counts what must not count; one that forgets a recovery or a fence.
     ("release", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("release", "attempt = attempt - 1", "attempt = attempt"),
