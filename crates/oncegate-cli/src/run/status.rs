@@ -1,15 +1,12 @@
-//! The page for people and probes, on loopback unless told otherwise.
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+//! The page for probes, on loopback unless told otherwise.
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
+use oncegate::consumer::Monitor;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::exit::{Exit, Problem};
@@ -17,63 +14,52 @@ use crate::exit::{Exit, Problem};
 /// Where it is not served at all.
 const OFF: &str = "off";
 
-/// What the page knows of the process.
-#[derive(Debug, Default)]
-pub(crate) struct Health {
-    /// The workers are there, and messages are consumed.
-    pub(crate) consuming: AtomicBool,
-}
-
 /// A page that is being served, until it is stopped.
 #[derive(Debug)]
-pub(crate) struct Served {
-    stop: CancellationToken,
-    serving: Option<JoinHandle<std::io::Result<()>>>,
-}
+pub(crate) struct Served(Option<JoinHandle<std::io::Result<()>>>);
 
 impl Served {
     /// Begins to serve.
     ///
     /// # Errors
     /// When the address is none, or somebody else has it.
-    pub(crate) async fn start(listen: &str, health: Arc<Health>) -> Result<Self, Problem> {
-        let stop = CancellationToken::new();
+    pub(crate) async fn start(listen: &str, monitors: Vec<Monitor>) -> Result<Self, Problem> {
         if listen == OFF {
-            return Ok(Self { stop, serving: None });
+            return Ok(Self(None));
         }
         let refuse = |error: std::io::Error| {
             let text = format!(
-                "the status page cannot be served at {listen}: {error}; set `status.listen`, or to \"off\""
+                "nothing can be served at {listen}: {error}; set `status.listen`, perhaps to \"off\""
             );
             Problem::new(Exit::Configuration, text)
         };
         let listener = TcpListener::bind(listen).await.map_err(refuse)?;
         let address = listener.local_addr().map_err(refuse)?;
         info!(%address, "the status page is served");
-        let stopped = stop.clone();
-        let serving = axum::serve(listener, router(health)).with_graceful_shutdown(stopped.cancelled_owned());
-        Ok(Self { stop, serving: Some(tokio::spawn(async move { serving.await })) })
+        let serving = axum::serve(listener, router(monitors));
+        Ok(Self(Some(tokio::spawn(async move { serving.await }))))
     }
 
-    /// Ends it.
+    /// Ends it. Somebody may read slowly; nobody waits for that.
     pub(crate) async fn stop(self) {
-        self.stop.cancel();
-        if let Some(serving) = self.serving {
-            // Somebody may read slowly; nobody waits for that.
+        if let Some(serving) = self.0 {
             serving.abort();
             drop(serving.await);
         }
     }
 }
 
-fn router(health: Arc<Health>) -> Router {
-    Router::new().route("/healthz", get(async || "ok\n")).route("/readyz", get(ready)).with_state(health)
+fn router(monitors: Vec<Monitor>) -> Router {
+    let is_live =
+        async |State(monitors): State<Vec<Monitor>>| answer(&monitors, oncegate::health::Health::is_live);
+    let is_ready =
+        async |State(monitors): State<Vec<Monitor>>| answer(&monitors, oncegate::health::Health::is_ready);
+    Router::new().route("/healthz", get(is_live)).route("/readyz", get(is_ready)).with_state(monitors)
 }
 
-async fn ready(State(health): State<Arc<Health>>) -> (StatusCode, &'static str) {
-    if health.consuming.load(SeqCst) {
-        (StatusCode::OK, "consuming\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not consuming yet\n")
-    }
+/// 200 when it is so of all consumers; and how each of them is, in words.
+fn answer(monitors: &[Monitor], so: fn(&oncegate::health::Health) -> bool) -> (StatusCode, String) {
+    let health: Vec<_> = monitors.iter().map(Monitor::health).collect();
+    let status = if health.iter().all(so) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, health.iter().map(|health| format!("{health}\n")).collect())
 }
