@@ -1,6 +1,6 @@
 //! Rebalance storms: members join and leave all the time.
 //!
-//! `ONCEGATE_STORM_SECONDS` says how long, 24 if not set. The table it prints is the one in `BENCHMARKS.md`.
+//! `ONCEGATE_STORM_SECONDS` says how long, 24 if not set. The table it prints is the one in `docs/KAFKA.md`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -47,6 +47,7 @@ mod poll;
 mod reader;
 mod settings;
 mod statistics;
+mod status;
 mod ticket;
 mod topics;
 mod trouble;
