@@ -11,7 +11,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing::debug;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 mod args;
 mod change;
@@ -36,6 +38,8 @@ mod run;
 mod schema;
 mod store;
 mod sweep;
+#[cfg(feature = "otlp")]
+mod traces;
 
 use exit::{Exit, Problem};
 
@@ -82,7 +86,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_logging(&cli.command);
+    // Dropped at the end: what is left of the traces is sent then.
+    let _traces = match start_logging(&cli.command) {
+        Ok(traces) => traces,
+        Err(problem) => return problem.report(),
+    };
     let answered = catch_unwind(AssertUnwindSafe(|| answer(&cli.command)));
     match answered {
         Ok(Ok(exit)) => exit.into(),
@@ -143,14 +151,25 @@ impl Command {
     }
 }
 
-fn start_logging(command: &Command) {
+#[cfg(feature = "otlp")]
+type Traces = Option<traces::Traces>;
+#[cfg(not(feature = "otlp"))]
+type Traces = ();
+
+fn start_logging(command: &Command) -> Result<Traces, Problem> {
     let filter =
         EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter.from_env_lossy())
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .init();
+    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+    let subscriber = tracing_subscriber::registry().with(text.with_filter(filter.from_env_lossy()));
+    #[cfg(feature = "otlp")]
+    let traces = traces::Traces::start()?;
+    #[cfg(feature = "otlp")]
+    let subscriber = subscriber.with(traces.as_ref().map(traces::Traces::layer));
+    subscriber.init();
+    #[cfg(feature = "otlp")]
+    return Ok(traces);
+    #[cfg(not(feature = "otlp"))]
+    Ok(())
 }

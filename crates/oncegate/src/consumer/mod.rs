@@ -34,12 +34,15 @@ mod lanes;
 mod monitor;
 mod settle;
 mod tenants;
+mod trace;
 mod watch;
 
 pub use breaker::Breaker;
 pub use error::ConsumerError;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
+#[cfg(feature = "otel")]
+pub use trace::TraceParent;
 
 use breaker::Switch;
 use engine::Engine;
@@ -105,6 +108,8 @@ struct Settings {
     bad_keys: BadKeys,
     tenant_limit: Option<u32>,
     stop_deadline: Duration,
+    #[cfg(feature = "otel")]
+    trace_parent: TraceParent,
 }
 
 impl Consumer {
@@ -138,6 +143,8 @@ impl Consumer {
                 bad_keys: BadKeys::default(),
                 tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
+                #[cfg(feature = "otel")]
+                trace_parent: TraceParent::default(),
             },
             flood_limit: FloodLimit::default(),
             breaker: Some(Breaker::default()),
@@ -243,9 +250,17 @@ impl Consumer {
         self
     }
 
+    /// How the span of a run stands to the trace of whoever produced its message: a part of it, by default.
+    #[cfg(feature = "otel")]
+    pub fn trace_parent(mut self, trace_parent: TraceParent) -> Self {
+        self.settings.trace_parent = trace_parent;
+        self
+    }
+
     /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
     pub fn monitor(&self) -> Monitor {
-        Monitor::new(Arc::clone(&self.life))
+        let (_, gate, _) = self.routes.first().expect("a consumer is made with a route");
+        Monitor::new(gate.scope(), Arc::clone(&self.life))
     }
 
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.

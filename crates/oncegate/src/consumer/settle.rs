@@ -37,9 +37,11 @@ pub(super) enum Outcome {
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
 pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
+    let mut age = None;
     match ending {
         Ending::Completed => {
             shared.noted(false);
+            age = item.delivery.message.age();
         }
         Ending::Duplicate => {
             shared.noted(true);
@@ -76,7 +78,7 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
     }
     item.delivery.ticket.ack();
     shared.watch.ended();
-    shared.observer.observe(Event::Acked { count: 1 });
+    shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
     Outcome::Acked
 }
 
@@ -158,7 +160,8 @@ async fn hand_over(
     };
     item.enter(Stage::Burying);
     send(shared, item, &**dead_letters, &letter).await;
-    item.route.gate.observe(Event::DeadLettered { scope, cause });
+    let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
+    item.route.gate.observe(Event::DeadLettered { scope, cause, origin, reason });
     // Only records say "handed over"; a bad key and a mismatch have none of their own.
     if !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch)
         && let Ok(identity) = &item.identity

@@ -472,7 +472,10 @@ impl OpenGate {
         key: &StoreKey,
         operation: Operation,
     ) -> Result<oncegate_core::rules::Reply, StoreError> {
-        keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await
+        let (called, sent_at) = (operation.as_str(), Instant::now());
+        let reply = keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await;
+        self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took: sent_at.elapsed() });
+        reply
     }
 }
 

@@ -12,6 +12,8 @@ use super::Words;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Status {
+    /// The consumer's name: the scope of the gate that it was made with.
+    pub name: String,
     /// Where it is in its life.
     pub phase: Phase,
     /// Why it ended by itself, when it has.
