@@ -2,27 +2,39 @@
 //! key, and what does the store hold for it? And the tables of a store in PostgreSQL.
 //!
 //! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables and `sweep` deletes
-//! large results, when they are told to; no other command changes anything: neither the store nor the topic, nor
+//! large results, `reset` and `dead-letters redrive` open records, when they are told to; no other command changes anything: neither the store nor the topic, nor
 //! what a consumer group has committed. `peek` alone uses up receives of a queue's messages, and asks for leave.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing::debug;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 mod args;
+mod change;
+mod check;
+mod config;
+mod confirm;
+mod dead_letters;
+mod doctor;
+mod estimate;
 mod exit;
+mod generated;
+mod health;
 mod inspect;
 mod key;
 mod output;
 mod peek;
 mod promise;
+mod record;
 mod replay;
+mod reset;
+mod run;
 mod schema;
 mod store;
 mod sweep;
@@ -52,19 +64,30 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
+    Check(check::Args),
+    Schema(check::SchemaArgs),
     Replay(replay::Args),
     Peek(peek::Args),
     Key(key::Args),
     Sweep(sweep::Args),
     Inspect(inspect::Args),
+    Reset(reset::Args),
+    #[command(subcommand)]
+    DeadLetters(dead_letters::Command),
+    Doctor(doctor::Args),
+    Estimate(estimate::Args),
+    Health(health::Args),
     Sql(schema::SqlArgs),
     Migrate(schema::MigrateArgs),
+    Completions(generated::CompletionsArgs),
+    Man(generated::ManArgs),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // Dropped at the end: what is left of the traces is sent then.
-    let _traces = match start_logging() {
+    let _traces = match start_logging(&cli.command) {
         Ok(traces) => traces,
         Err(problem) => return problem.report(),
     };
@@ -80,23 +103,34 @@ fn main() -> ExitCode {
 fn answer(command: &Command) -> Result<Exit, Problem> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
+    let interruptible = !command.stops_by_itself();
     let answer = runtime.block_on(async {
         let command = async {
             debug!("started");
             match command {
+                Command::Run(args) => run::run(args).await,
+                Command::Check(args) => check::run(args),
+                Command::Schema(args) => check::schema(args),
                 Command::Replay(args) => replay::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
+                Command::Reset(args) => reset::run(args).await,
+                Command::DeadLetters(command) => dead_letters::run(command).await,
+                Command::Doctor(args) => doctor::run(args).await,
+                Command::Estimate(args) => estimate::run(args).await,
+                Command::Health(args) => health::run(args).await,
                 Command::Sql(args) => schema::sql(args),
                 Command::Migrate(args) => schema::migrate(args).await,
+                Command::Completions(args) => generated::completions(args, Cli::command()),
+                Command::Man(args) => generated::man(args, Cli::command()),
             }
         };
         tokio::select! {
             // First, so that there is no moment in which an interrupt ends us without a word.
             biased;
-            _ = tokio::signal::ctrl_c() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            _ = tokio::signal::ctrl_c(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
             answer = command => answer,
         }
     });
@@ -105,14 +139,26 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
     answer
 }
 
+impl Command {
+    /// Whether it knows what a signal asks of it.
+    fn stops_by_itself(&self) -> bool {
+        matches!(self, Self::Run(_))
+    }
+
+    /// What is logged unless ONCEGATE_LOG says otherwise: a question is answered by its answer.
+    fn log_level(&self) -> tracing::Level {
+        if matches!(self, Self::Run(_)) { tracing::Level::INFO } else { tracing::Level::WARN }
+    }
+}
+
 #[cfg(feature = "otlp")]
 type Traces = Option<traces::Traces>;
 #[cfg(not(feature = "otlp"))]
 type Traces = ();
 
-fn start_logging() -> Result<Traces, Problem> {
+fn start_logging(command: &Command) -> Result<Traces, Problem> {
     let filter =
-        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(tracing::Level::WARN.into());
+        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);

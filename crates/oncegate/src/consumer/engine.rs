@@ -12,16 +12,19 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
-use super::attempt::{answer, attempt};
+use super::breaker::{Admission, Held};
 use super::lanes::{LaneId, Lanes, PlaceId};
-use super::settle::{Outcome, settle};
+use super::settle::Outcome;
+use super::tenants::Tenants;
 use super::{ConsumerError, Item, Ordering, Shared, Wait};
 use crate::backoff::Backoff;
 use crate::message::Origin;
 use crate::observe::Event;
-use crate::source::Ticket;
 
 mod look;
+mod tasks;
+
+use tasks::{answer_all, attempt_one};
 
 /// How often the engine looks at everything that waits, for the monitor.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -49,6 +52,9 @@ pub(super) struct Engine {
     parts: BTreeSet<Part>,
     /// Those of them that do not answer.
     outages: BTreeMap<Part, Outage>,
+    /// First in their lanes, waiting for a handler that is paused.
+    held: Held,
+    tenants: Tenants,
     failed: Option<ConsumerError>,
 }
 
@@ -105,6 +111,7 @@ impl Outage {
 impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
+            tenants: Tenants::new(shared.settings.tenant_limit),
             shared,
             lanes: Lanes::new(),
             ready: VecDeque::new(),
@@ -113,6 +120,7 @@ impl Engine {
             running: JoinSet::new(),
             parts: BTreeSet::new(),
             outages: BTreeMap::new(),
+            held: Held::default(),
             failed: None,
         }
     }
@@ -162,6 +170,7 @@ impl Engine {
             && self.ready.is_empty()
             && self.found.is_empty()
             && self.parked.is_empty()
+            && self.held.is_empty()
             && self.outages.values().all(|outage| outage.waiting.is_empty())
     }
 
@@ -200,6 +209,8 @@ impl Engine {
 
     /// Starts what may start.
     fn dispatch(&mut self) {
+        let due = self.held.due(|route| self.shared.breaker(route));
+        due.into_iter().rev().for_each(|place| self.ready.push_front(place));
         while let Some(permit) = self.permit() {
             if !self.found.is_empty() {
                 let chunk = self.found.drain(..self.found.len().min(ANSWERS_PER_PERMIT)).collect();
@@ -214,6 +225,13 @@ impl Engine {
                 },
             };
             let Some(mut item) = self.lanes.take(place) else { continue };
+            let tenant = tenant(&item);
+            if self.tenants.is_full(tenant) {
+                self.lanes.put_back(place, item);
+                self.tenants.wait(tenant, place);
+                self.shared.in_flight.waits();
+                continue;
+            }
             // What was held back with a part speaks for it, even if the store has moved its key since.
             let part = probed.or_else(|| part_of(&item));
             self.parts.extend(part);
@@ -226,6 +244,17 @@ impl Engine {
                 }
                 outage.probing = Some(place);
             }
+            if let Some(key) = breaker_key(&item)
+                && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
+            {
+                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+                    outage.probing = None;
+                }
+                self.held.push(item.route.number, place);
+                self.lanes.put_back(place, item);
+                continue;
+            }
+            self.tenants.enter(tenant, place);
             let origin = item.delivery.message.origin();
             item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
             self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, part, permit));
@@ -257,7 +286,8 @@ impl Engine {
         let parked = self.parked.peek().map(|Reverse((at, _))| *at);
         let now = Instant::now();
         let probes = self.outages.values().filter_map(Outage::next_probe).filter(|at| *at > now);
-        parked.into_iter().chain(probes).min()
+        let breakers = self.held.next_probe(|route| self.shared.breaker(route)).filter(|at| *at > now);
+        parked.into_iter().chain(probes).chain(breakers).min()
     }
 
     fn wake(&mut self) {
@@ -274,6 +304,10 @@ impl Engine {
     fn note(&mut self, done: Result<Done, JoinError>) {
         match done {
             Ok(Done::Attempted { place, bytes, asked, outcome }) => {
+                if let Some(next) = self.tenants.leave(place) {
+                    self.shared.in_flight.waits_no_more();
+                    self.ready.push_front(next);
+                }
                 self.note_answers(place, asked, &outcome);
                 self.note_attempt(place, bytes, asked, outcome);
             }
@@ -378,6 +412,8 @@ impl Engine {
         self.found.clear();
         self.parked.clear();
         self.outages.clear();
+        self.held.clear();
+        self.tenants.clear();
         self.lanes.clear();
         let deadline = Instant::now() + self.shared.settings.stop_deadline;
         if !self.drain(deadline).await {
@@ -415,54 +451,23 @@ impl Engine {
     }
 }
 
-/// Tells the ticket when the attempt is over, whatever became of it.
-struct Started(Arc<dyn Ticket>);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-async fn attempt_one(
-    shared: Arc<Shared>,
-    place: PlaceId,
-    mut item: Item,
-    asked: Option<Part>,
-    permit: OwnedSemaphorePermit,
-) -> Done {
-    let bytes = item.bytes;
-    if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
-        return Done::Attempted { place, bytes, asked: None, outcome: Outcome::NotOurs };
-    }
-    let _started = Started(Arc::clone(&item.delivery.ticket));
-    let ending = attempt(&shared, &mut item, permit).await;
-    let outcome = settle(&shared, item, ending).await;
-    Done::Attempted { place, bytes, asked, outcome }
-}
-
-async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphorePermit) -> Done {
-    let mut messages = Vec::with_capacity(items.len());
-    for mut item in items {
-        messages.push(item.bytes);
-        let (Some(stored), Ok(identity)) = (item.found.take(), item.identity.clone()) else { continue };
-        if !item.delivery.ticket.start() {
-            continue;
-        }
-        let _started = Started(Arc::clone(&item.delivery.ticket));
-        let ending = answer(&item, &identity, stored).await;
-        settle(&shared, item, ending).await;
-    }
-    drop(permit);
-    Done::Answered { messages }
-}
-
 /// The part of the store that the message's attempt will ask.
 ///
 /// A bad key needs no store, and neither does what a look ahead has found.
 fn part_of(item: &Item) -> Option<Part> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
     Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
+}
+
+/// A number for the message's tenant, if it has one.
+fn tenant(item: &Item) -> Option<u64> {
+    item.identity.as_ref().ok().and_then(|identity| identity.tenant)
+}
+
+/// What the breaker of its handler knows the message by, unless it is one that no handler will run for.
+pub(super) fn breaker_key(item: &Item) -> Option<LaneId> {
+    let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
+    Some(lane("identity", &identity.key))
 }
 
 /// A lane's number; the kind keeps lanes of different meaning apart.

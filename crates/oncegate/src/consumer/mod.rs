@@ -1,12 +1,12 @@
 //! The runtime: takes messages from a source, asks the gate, runs handlers, and acknowledges.
 //!
 //! A message's way through the files of this module: `intake` (room, key, look-ahead) → `lanes` (order) →
-//! `engine` (permits, waits, outages, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
+//! `engine` (permits, waits, outages, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
@@ -18,29 +18,33 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
-use crate::failure::BoxError;
-use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
+use crate::gate::{Claim, Gate, Identity, OpenGate};
 use crate::handler::{ErasedHandler, Handler};
 use crate::health::{Phase, WaitCause};
-use crate::message::Origin;
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, Source, SourceError, Supply, Terms};
+use crate::source::{Delivery, Source, Supply, Terms};
 
 mod attempt;
+mod breaker;
 mod engine;
+mod error;
 mod flood;
 mod intake;
 mod lanes;
 mod monitor;
 mod settle;
+mod tenants;
 mod trace;
 mod watch;
 
+pub use breaker::Breaker;
+pub use error::ConsumerError;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
 #[cfg(feature = "otel")]
 pub use trace::TraceParent;
 
+use breaker::Switch;
 use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
@@ -66,6 +70,17 @@ pub enum Ordering {
     Unordered,
 }
 
+/// What becomes of a message of which no key can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadKeys {
+    /// It goes to the dead letters. The default.
+    #[default]
+    DeadLetter,
+    /// The consumer stops at it, and acknowledges it to nobody.
+    Refuse,
+}
+
 /// Consumes a source through a gate.
 ///
 /// Every message ends in exactly one of these ways, and is acknowledged only then: its handler has run and the
@@ -78,6 +93,7 @@ pub struct Consumer {
     observer: Arc<dyn Observer>,
     settings: Settings,
     flood_limit: FloodLimit,
+    breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
     life: Arc<Life>,
@@ -89,12 +105,22 @@ struct Settings {
     ordering: Ordering,
     max_attempts: u32,
     backoff: Backoff,
+    bad_keys: BadKeys,
+    tenant_limit: Option<u32>,
     stop_deadline: Duration,
     #[cfg(feature = "otel")]
     trace_parent: TraceParent,
 }
 
 impl Consumer {
+    /// 64 handlers.
+    pub const DEFAULT_CONCURRENCY: u32 = 64;
+    /// 10,000 messages.
+    pub const DEFAULT_IN_FLIGHT_MESSAGES: usize = 10_000;
+    /// 64 MiB.
+    pub const DEFAULT_IN_FLIGHT_BYTES: usize = 64 * 1024 * 1024;
+    /// 100 ms, doubling up to 30 s.
+    pub const DEFAULT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
     /// 10.
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
     /// 20 seconds.
@@ -110,17 +136,20 @@ impl Consumer {
             dead_letters: None,
             observer: Arc::new(Counters::default()),
             settings: Settings {
-                concurrency: 64,
+                concurrency: Self::DEFAULT_CONCURRENCY,
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
-                backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
+                backoff: Self::DEFAULT_BACKOFF,
+                bad_keys: BadKeys::default(),
+                tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
                 #[cfg(feature = "otel")]
                 trace_parent: TraceParent::default(),
             },
             flood_limit: FloodLimit::default(),
-            most_messages: 10_000,
-            most_bytes: 64 * 1024 * 1024,
+            breaker: Some(Breaker::default()),
+            most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
+            most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
             life: Arc::default(),
         }
     }
@@ -136,6 +165,15 @@ impl Consumer {
     /// queue, no more messages are received than that.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
+        self
+    }
+
+    /// How many handlers run at a time for one tenant, so that one cannot starve the others: as many as for all, by
+    /// default. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
+    ///
+    /// What waits for its tenant still takes room [in flight](Self::in_flight). It keeps its place in its order.
+    pub fn tenant_limit(mut self, handlers: u32) -> Self {
+        self.settings.tenant_limit = Some(handlers);
         self
     }
 
@@ -172,10 +210,30 @@ impl Consumer {
         self
     }
 
+    /// What becomes of a message of which no key can be made: it goes to the dead letters, by default.
+    pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
+        self.settings.bad_keys = bad_keys;
+        self
+    }
+
     /// When giving up messages means that the consumer itself is wrong: 100 in a row or half of the last 1,000,
     /// by default. Then it stops.
     pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
         self.flood_limit = limit;
+        self
+    }
+
+    /// When a handler fails for all messages alike, because something it needs is down: half of the last 20 keys, by
+    /// default. Then it is paused, one message at a time probes, and failures cost no attempt until one goes through.
+    /// Each route has a breaker of its own.
+    pub fn breaker(mut self, limits: Breaker) -> Self {
+        self.breaker = Some(limits);
+        self
+    }
+
+    /// Never pauses a handler, however it fails.
+    pub fn without_breaker(mut self) -> Self {
+        self.breaker = None;
         self
     }
 
@@ -267,9 +325,18 @@ impl Consumer {
         result.and(closed.map_err(ConsumerError::from))
     }
 
+    /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
+    ///
+    /// # Errors
+    /// The first setting that makes no sense, of the consumer or of one of its gates.
+    pub fn check(&self) -> Result<(), ConsumerError> {
+        self.check_settings()?;
+        self.routes.iter().try_for_each(|(_, gate, _)| gate.check()).map_err(ConsumerError::Gate)
+    }
+
     /// Checks every setting, opens every gate and the dead letters.
     async fn open(&mut self) -> Result<Shared, ConsumerError> {
-        self.check()?;
+        self.check_settings()?;
         let mut routes = Vec::new();
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
@@ -279,7 +346,8 @@ impl Consumer {
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
-            routes.push((name, Arc::new(Route { number: routes.len(), gate, handler })));
+            let (number, breaker) = (routes.len(), Switch::new(self.breaker));
+            routes.push((name, Arc::new(Route { number, gate, handler, breaker })));
         }
         if let Some(dead_letters) = &self.dead_letters {
             dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
@@ -298,7 +366,7 @@ impl Consumer {
         })
     }
 
-    fn check(&self) -> Result<(), ConsumerError> {
+    fn check_settings(&self) -> Result<(), ConsumerError> {
         let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
         let Settings { concurrency, max_attempts, .. } = self.settings;
         if concurrency == 0 || concurrency > 100_000 {
@@ -309,6 +377,19 @@ impl Consumer {
         }
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        if self.settings.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+            let scope = gate.scope();
+            return refuse(&format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
+        }
+        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
+            return refuse(defect);
         }
         let named = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
         let mut names: Vec<&str> = named.collect();
@@ -338,6 +419,7 @@ struct Route {
     number: usize,
     gate: Arc<OpenGate>,
     handler: Arc<dyn ErasedHandler>,
+    breaker: Switch,
 }
 
 impl std::fmt::Debug for Route {
@@ -353,6 +435,8 @@ struct Item {
     identity: Result<Identity, KeyError>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
+    /// When its first attempt failed, if that was seen here.
+    first_failed_at: Option<SystemTime>,
     /// What it counts against the limit on bytes.
     bytes: usize,
     /// The stored result, when a look ahead has found one.
@@ -401,6 +485,10 @@ impl Shared {
     /// A message moves the average by this part.
     const SHARE_OF_ONE: u32 = 64;
 
+    fn breaker(&self, route: usize) -> Option<&Switch> {
+        self.routes.get(route).map(|(_, route)| &route.breaker)
+    }
+
     fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter().map(|(_, route)| route)
     }
@@ -438,41 +526,4 @@ impl Shared {
     fn random(&self) -> f64 {
         self.routes().next().map_or(0.0, |route| route.gate.fraction())
     }
-}
-
-/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConsumerError {
-    /// A setting makes no sense.
-    #[error("consumer: {0}")]
-    Settings(String),
-    /// A gate does not open.
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    /// The source cannot go on.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The dead letters cannot be used.
-    #[error("dead letters: {0}")]
-    DeadLetters(#[source] BoxError),
-    /// A message has to be given up, and there is nowhere to put it.
-    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
-    NoDeadLetters {
-        /// Where the message stands.
-        origin: Origin,
-        /// Why it must be given up.
-        reason: String,
-    },
-    /// So many messages were given up that the consumer must be wrong, not the messages.
-    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
-    Flood {
-        /// How many.
-        what: String,
-        /// Why the last one was.
-        last_reason: String,
-    },
-    /// oncegate itself has failed.
-    #[error("this is a bug in oncegate: {0}")]
-    Bug(String),
 }

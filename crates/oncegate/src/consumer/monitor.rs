@@ -196,6 +196,9 @@ impl Shared {
         if !status.has_room() {
             paused.push(PauseCause::Full);
         }
+        if self.routes.iter().any(|(_, route)| !route.breaker.is_closed()) {
+            paused.push(PauseCause::Breaker);
+        }
         if self.stopping.is_cancelled() {
             paused.push(PauseCause::Stopping);
         }

@@ -5,13 +5,13 @@
 //! dead letter that was awaited.
 
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate_core::store::StoreError;
 use tracing::{info, warn};
 
 use super::attempt::Ending;
-use super::{ConsumerError, Item, Shared};
+use super::{BadKeys, ConsumerError, Item, Shared};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use crate::gate::{Completion, Lease};
@@ -36,7 +36,7 @@ pub(super) enum Outcome {
 /// The waits between tries to write a dead letter.
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
-pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outcome {
+pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
     let mut age = None;
     match ending {
         Ending::Completed => {
@@ -63,6 +63,9 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
             let scope = item.route.gate.scope();
             let attempt = lease.attempt();
             info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
+            if counted && attempt == 1 {
+                item.first_failed_at = Some(SystemTime::now());
+            }
             lease.release(delay, counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
             if item.delivery.ticket.hand_back(delay) {
@@ -88,7 +91,7 @@ async fn give_up(
     reason: String,
 ) -> Result<Completion, ConsumerError> {
     let attempts = lease.as_ref().map_or(0, Lease::attempt);
-    if let Err(error) = may_give_up(shared, item, &reason) {
+    if let Err(error) = may_give_up(shared, item, cause, &reason) {
         if let Some(lease) = lease {
             lease.release(Duration::ZERO, false, "the consumer stops").await;
         }
@@ -104,7 +107,16 @@ async fn give_up(
 }
 
 /// A message may be given up when there is somewhere to put it, and when not everything is given up.
-fn may_give_up(shared: &Shared, item: &Item, reason: &str) -> Result<(), ConsumerError> {
+fn may_give_up(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: &str,
+) -> Result<(), ConsumerError> {
+    if cause == DeadLetterCause::BadKey && shared.settings.bad_keys == BadKeys::Refuse {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::BadKey { origin, reason: reason.to_owned() });
+    }
     if shared.dead_letters.is_none() {
         let origin = item.delivery.message.origin().clone();
         return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
@@ -128,7 +140,24 @@ async fn hand_over(
     let scope = item.route.gate.scope();
     let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
     warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "it goes to the dead letters");
-    let letter = DeadLetter { message, scope: scope.to_owned(), key, cause, reason, attempts };
+    let failed_at = SystemTime::now();
+    let first_failed_at = match cause {
+        // Another process gave it up, at a time that nobody has kept.
+        DeadLetterCause::NotHandedOver => None,
+        // Of a message that failed at once, or never ran, this is the first time.
+        _ if attempts <= 1 => Some(failed_at),
+        _ => item.first_failed_at,
+    };
+    let letter = DeadLetter {
+        message,
+        scope: scope.to_owned(),
+        key,
+        cause,
+        reason,
+        attempts,
+        first_failed_at,
+        failed_at,
+    };
     item.enter(Stage::Burying);
     send(shared, item, &**dead_letters, &letter).await;
     let (origin, reason) = (letter.message.origin(), letter.reason.as_str());

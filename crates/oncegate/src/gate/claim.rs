@@ -23,6 +23,7 @@ pub(crate) struct Claim {
 
 /// The answer to one claim.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are granted, and a box for each costs more")]
 pub(crate) enum Claimed {
     Granted(Lease),
     Completed(Bytes),
@@ -70,7 +71,9 @@ impl OpenGate {
         };
         let (word, claimed) = match verdict {
             Verdict::Granted(grant) => {
-                if grant.recovery == Recovery::Takeover {
+                if grant.reopened {
+                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Reset });
+                } else if grant.recovery == Recovery::Takeover {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
                 } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });

@@ -273,6 +273,18 @@ impl Gate {
         self
     }
 
+    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does first. The store is
+    /// not asked.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with what to change.
+    pub fn check(&self) -> Result<(), GateError> {
+        self.check_settings()?;
+        self.key.compile(&Scope::new(&self.scope)?)?;
+        self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        Ok(())
+    }
+
     /// Checks the settings and the store, and compares the key specification with the one that the scope's
     /// records were made with.
     ///
@@ -369,6 +381,8 @@ pub(crate) struct OpenGate {
 pub(crate) struct Identity {
     pub(crate) key: StoreKey,
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// Equal for messages of one tenant, if tenants are a part of the key.
+    pub(crate) tenant: Option<u64>,
 }
 
 impl OpenGate {
@@ -400,10 +414,10 @@ impl OpenGate {
         if let Some(what) = message.defect() {
             return Err(KeyError::BadInput { what });
         }
-        let key = self.key.derive(message.route(), message)?;
+        let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
         let fingerprint =
             self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
-        Ok(Identity { key, fingerprint })
+        Ok(Identity { key, fingerprint, tenant })
     }
 
     /// A new claim, to be asked for as often as its answer is lost.

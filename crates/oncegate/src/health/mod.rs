@@ -286,6 +286,7 @@ impl Reason {
 }
 
 impl fmt::Display for Reason {
+    #[expect(clippy::too_many_lines, reason = "one sentence for each reason, and nothing else")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Starting => f.write_str("it is starting"),

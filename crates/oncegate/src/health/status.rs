@@ -165,7 +165,7 @@ pub struct Messages {
     pub ready: usize,
     /// Those behind another in their lane.
     pub behind: usize,
-    /// Those that wait for their time: a retry, a claim of somebody else's.
+    /// Those that wait for their time: a retry, a claim of somebody else's, a handler that is paused.
     pub parked: usize,
     /// Those whose part of the store is away.
     pub held_back: usize,
@@ -291,6 +291,8 @@ impl fmt::Display for Stage {
             Self::Parked(WaitCause::Lapse) => "waits until its own lease is over",
             Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
             Self::Parked(WaitCause::Result) => "waits for the result store",
+            Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
+            Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
             Self::HeldBack => "waits for its store",
             Self::Claiming => "is being claimed",
             Self::Quarantined => "waits to run alone",
@@ -316,6 +318,10 @@ pub enum WaitCause {
     Unreadable,
     /// The result store does not answer.
     Result,
+    /// Its handler's circuit breaker is open.
+    Breaker,
+    /// Its tenant has as many running as it may.
+    Tenant,
 }
 
 /// A message that is not finished.

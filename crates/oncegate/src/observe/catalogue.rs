@@ -125,6 +125,12 @@ pub const CATALOGUE: &[Metric] = &[
         "not_handed_over",
     ]),
     Metric::counter(
+        "breaker_changes",
+        &["scope", "state"],
+        "the handler is paused because it fails for all alike, probed, or goes on",
+    )
+    .of(&["open", "half_open", "closed"]),
+    Metric::counter(
         "quarantined",
         SCOPE,
         "messages that run alone, because their attempts have ended without a word before",
@@ -179,6 +185,22 @@ pub const CATALOGUE: &[Metric] = &[
     // The source.
     Metric::counter("commits", &[], "rounds of commits"),
     Metric::counter("rebalances", &[], "changes of the assignment"),
+    Metric::counter(
+        "members_replaced",
+        &["cause"],
+        "members of a Kafka group that the group had dropped, and that were replaced",
+    )
+    .of(&["poll_interval", "dropped", "static_member"]),
+    Metric::counter(
+        "topics_made_again",
+        &[],
+        "topics that were deleted and made again, and are read from their beginning",
+    ),
+    Metric::counter(
+        "messages_gone",
+        &[],
+        "offsets that were deleted from their topic before they were received",
+    ),
     Metric::counter("source_errors", OPERATION, "trouble that the source mends by itself").of(&[
         "commit",
         "fetch",
@@ -288,8 +310,12 @@ impl Event<'_> {
             Self::StoreLost { .. } => ("store_losses", "", 1),
             Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
             Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
+            Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),
             Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
+            Self::TopicMadeAgain => ("topics_made_again", "", 1),
+            Self::MessagesGone { count } => ("messages_gone", "", count),
             Self::Committed { .. } => ("commits", "", 1),
             Self::SourceError { operation } => ("source_errors", operation, 1),
             Self::SqsCalled { operation } => ("sqs_calls", operation, 1),
@@ -330,9 +356,13 @@ impl Event<'_> {
             | Self::Acked { scope, .. }
             | Self::StoreError { scope, .. }
             | Self::StoreLost { scope }
+            | Self::BreakerChanged { scope, .. }
             | Self::Quarantined { scope } => Some(scope),
             Self::StorePaused { .. }
             | Self::Rebalanced { .. }
+            | Self::MemberReplaced { .. }
+            | Self::TopicMadeAgain
+            | Self::MessagesGone { .. }
             | Self::Committed { .. }
             | Self::SourceError { .. }
             | Self::SqsCalled { .. }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::super::watch::{Look, Seen, SeenOutage, see};
 use super::super::{Item, watch};
-use super::{Engine, part_of};
+use super::{Engine, part_of, tenant};
 use crate::health::{Messages, Stage, WaitCause};
 
 /// The most messages that are named as waiting.
@@ -19,7 +19,10 @@ impl Engine {
         for (item, is_behind) in self.lanes.iter() {
             let seen = self.seen(item, is_behind);
             count(&mut look.messages, seen.stage);
-            let is_worth_knowing = matches!(seen.stage, Stage::Parked(cause) if cause != WaitCause::Retry);
+            let is_worth_knowing = matches!(
+                seen.stage,
+                Stage::Parked(WaitCause::Busy | WaitCause::Lapse | WaitCause::Unreadable | WaitCause::Result)
+            );
             if is_worth_knowing {
                 look.waiting.push(seen.clone());
             }
@@ -43,6 +46,8 @@ impl Engine {
             _ if part_of(item).is_some_and(|part| self.outages.contains_key(&part)) => {
                 (Stage::HeldBack, item.received_at)
             }
+            _ if self.tenants.is_full(tenant(item)) => (Stage::Parked(WaitCause::Tenant), item.received_at),
+            _ if !item.route.breaker.is_closed() => (Stage::Parked(WaitCause::Breaker), item.received_at),
             _ => (Stage::Ready, item.received_at),
         };
         Seen {
