@@ -123,6 +123,11 @@ pub use transaction::{Completing, SqlTransaction};
 #[doc = include_str!("../README.md")]
 pub mod readme {}
 
+/// The program of the page about Redis, compiled as a documentation test.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../../../docs/REDIS.md")]
+pub mod guide_to_redis {}
+
 /// The guide's programs, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "redis", feature = "sqlite", feature = "postgres"))]
 #[doc = include_str!("../../../docs/GUIDE.md")]

@@ -183,6 +183,11 @@ impl Loaded {
             let at = place(self, "http");
             self.error(&at, why);
         }
+        if handler.ready_url.as_ref().is_some_and(|url| crate::run::http::Endpoint::parse(url, true).is_err())
+        {
+            let at = place(self, "ready_url");
+            self.error(&at, "it is no URL, as http://127.0.0.1:8080/ready");
+        }
         if handler.workers == Some(0) {
             let at = place(self, "workers");
             self.error(&at, "at least one worker is needed");

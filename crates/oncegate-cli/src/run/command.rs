@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use super::exec::{command, log};
 use super::origin;
-use super::worker::{Reply, Work, idempotency_key};
+use super::worker::{Begun, Reply, Work, idempotency_key};
 use crate::config::values::Program;
 
 /// Exit codes of BSD's `sysexits`.
@@ -28,9 +28,10 @@ impl Commands {
     }
 
     /// Runs the program to its end. Dropping the future kills it.
-    pub(super) async fn run(&self, message: &Message) -> Reply {
+    pub(super) async fn run(&self, message: &Message, begun: &Begun) -> Reply {
         let mut command = command(&self.program);
         describe(&mut command, message);
+        begun.now();
         let spawned = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::origin;
-use super::worker::{Reply, Work, idempotency_key};
+use super::worker::{Begun, Reply, Work, idempotency_key};
 use crate::config::values::Program;
 
 /// The longest line in either direction, in bytes.
@@ -147,6 +147,7 @@ impl<'a> Told<'a> {
 /// A message on its way to a worker.
 struct Job {
     message: Message,
+    begun: Begun,
     reply: oneshot::Sender<Reply>,
     /// Fires when nobody waits for the reply any more.
     gone: CancellationToken,
@@ -155,7 +156,9 @@ struct Job {
 /// Workers that share one queue.
 pub(crate) struct Crew {
     jobs: mpsc::Sender<Job>,
-    ready: watch::Receiver<usize>,
+    workers: u32,
+    /// How many messages one worker wants at a time, once the first has said so.
+    wanted: watch::Receiver<Option<usize>>,
 }
 
 /// Keeps the workers running until it is told to end them.
@@ -170,7 +173,7 @@ impl Crew {
     pub(crate) fn start(program: &Program, workers: u32, lease: Duration) -> (Self, Foreman) {
         let (jobs, queue) = mpsc::channel(1);
         let queue = Arc::new(Mutex::new(queue));
-        let (ready, is_ready) = watch::channel(0);
+        let (wants, wanted) = watch::channel(None);
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         for number in 1..=workers {
             let slot = Slot {
@@ -178,39 +181,41 @@ impl Crew {
                 program: program.clone(),
                 lease,
                 queue: Arc::clone(&queue),
-                ready: ready.clone(),
+                wants: wants.clone(),
                 stop: stop.clone(),
             };
             tasks.spawn(slot.keep());
         }
-        (Self { jobs, ready: is_ready }, Foreman { tasks, stop })
+        (Self { jobs, workers, wanted }, Foreman { tasks, stop })
     }
 
     /// Gives the message to the next worker that has room, and waits for its answer.
-    pub(super) async fn hand_out(&self, message: &Message) -> Reply {
+    pub(super) async fn hand_out(&self, message: &Message, begun: &Begun) -> Reply {
         let (reply, answer) = oneshot::channel();
         let gone = CancellationToken::new();
         let _gone = gone.clone().drop_guard();
-        let job = Job { message: message.clone(), reply, gone };
+        let job = Job { message: message.clone(), begun: begun.clone(), reply, gone };
         if self.jobs.send(job).await.is_err() {
             return Reply::retry("the workers have been stopped");
         }
         answer.await.unwrap_or_else(|_| Reply::unknown("the worker ended before it answered"))
     }
 
-    /// Waits for the first worker that is ready.
-    pub(crate) async fn is_ready(&self) {
-        let mut ready = self.ready.clone();
-        // The sender lives as long as the workers do; without workers nobody is ready ever.
-        if ready.wait_for(|ready| *ready > 0).await.is_err() {
-            std::future::pending::<()>().await;
+    /// Waits for the first worker that is ready. How many messages all of them take at a time.
+    pub(crate) async fn ready(&self) -> u32 {
+        let mut wanted = self.wanted.clone();
+        let wanted = wanted.wait_for(Option::is_some).await.map(|wanted| wanted.unwrap_or(1));
+        match wanted {
+            Ok(wanted) => self.workers.saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX)),
+            // The workers' tasks have ended without one that was ready: they have been told to stop.
+            Err(_) => std::future::pending().await,
         }
     }
 }
 
 impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").field("ready", &*self.ready.borrow()).finish_non_exhaustive()
+        f.debug_struct("Crew").field("workers", &self.workers).finish_non_exhaustive()
     }
 }
 
@@ -228,7 +233,7 @@ struct Slot {
     program: Program,
     lease: Duration,
     queue: Arc<Mutex<mpsc::Receiver<Job>>>,
-    ready: watch::Sender<usize>,
+    wants: watch::Sender<Option<usize>>,
     stop: CancellationToken,
 }
 
@@ -290,7 +295,12 @@ impl Slot {
     }
 
     async fn converse(&self, session: &mut Session) -> String {
-        let most = match timeout(READY_LIMIT, session.said.recv()).await {
+        let first = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return "it was told to stop".to_owned(),
+            first = timeout(READY_LIMIT, session.said.recv()) => first,
+        };
+        let most = match first {
             Err(_) => return format!("it has not said that it is ready within {READY_LIMIT:?}"),
             Ok(None) => return "it ended before it was ready".to_owned(),
             Ok(Some(line)) => match parse(line) {
@@ -307,10 +317,8 @@ impl Slot {
             },
         };
         info!(worker = self.number, max_in_flight = most, "the worker is ready");
-        self.ready.send_modify(|ready| *ready += 1);
-        let why = self.exchange(session, most).await;
-        self.ready.send_modify(|ready| *ready -= 1);
-        why
+        self.wants.send_if_modified(|wanted| wanted.replace(most).is_none());
+        self.exchange(session, most).await
     }
 
     async fn exchange(&self, session: &mut Session, most: usize) -> String {
@@ -372,6 +380,7 @@ impl Session {
             }
             Err(error) => return Err(format!("a message makes no line: {error}")),
         };
+        job.begun.now();
         self.in_flight.insert(id.clone(), job.reply);
         self.gone.spawn(async move {
             job.gone.cancelled().await;

@@ -19,7 +19,7 @@ use oncegate::Message;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-use super::worker::Reply;
+use super::worker::{Begun, Reply};
 use super::{answer, request};
 
 /// How long connecting may take.
@@ -172,12 +172,13 @@ impl Caller {
     }
 
     /// Sends the message and waits for the answer.
-    pub(super) async fn call(&self, message: &Message) -> Reply {
+    pub(super) async fn call(&self, message: &Message, begun: &Begun) -> Reply {
         self.pacing.wait().await;
         let request = match request::of(message, &self.endpoint.uri(), &self.told) {
             Ok(request) => request,
             Err(error) => return Reply::DeadLetter { reason: format!("it makes no request: {error}") },
         };
+        begun.now();
         let response = match self.wire.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {

@@ -18,7 +18,6 @@ mod worker;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use hyper::Uri;
@@ -36,7 +35,7 @@ use crate::exit::{Exit, Problem, not_opened};
 use crate::store;
 use build::AnySource;
 use exec::{Crew, Foreman};
-use status::{Health, Served};
+use status::Served;
 use worker::{Limited, Worker};
 
 /// How often a worker is asked whether it is ready.
@@ -65,10 +64,13 @@ pub(crate) struct Args {
     flags: flags::Flags,
 }
 
-/// A consumer that is ready to run, and what must be ended after it.
+/// A consumer, what it waits for, and what must be ended after it.
 struct Assembled {
     name: String,
     consumer: Consumer,
+    worker: Arc<Worker>,
+    ready_url: Option<Uri>,
+    concurrency: u32,
     foreman: Option<Foreman>,
 }
 
@@ -82,14 +84,8 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
         return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
     }
     let stop = CancellationToken::new();
-    let health = Arc::new(Health::default());
-    let listen = loaded.config.status.clone().unwrap_or_default().listen.unwrap_or_else(|| LISTEN.to_owned());
-    let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
-    let served = Served::start(&listen, &telemetry, Arc::clone(&health)).await?;
-    let consuming = consume_all(&loaded, &stop, &health, &telemetry);
-    let ended = until_ended(consuming, &stop).await;
-    served.stop().await;
-    ended.map(|()| Exit::Yes)
+    let consuming = consume_all(&loaded, &stop);
+    until_ended(consuming, &stop).await.map(|()| Exit::Yes)
 }
 
 /// The first signal lets what runs end, the second does not.
@@ -112,37 +108,36 @@ async fn until_ended(
     }
 }
 
-async fn consume_all(
-    loaded: &Loaded,
-    stop: &CancellationToken,
-    health: &Health,
-    telemetry: &Telemetry,
-) -> Result<(), Problem> {
-    let mut consumers = JoinSet::new();
-    let mut foremen = Vec::new();
+async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Problem> {
+    let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
+    let mut assembled = Vec::new();
     for (name, settings) in loaded.consumers() {
-        let assembled = assemble(loaded, name, &settings, stop).await;
-        match assembled {
-            Ok(Some(Assembled { name, consumer, foreman })) => {
-                foremen.extend(foreman);
-                let stopped = stop.clone().cancelled_owned();
-                let consumer = telemetry.watch(consumer);
-                consumers.spawn(async move { (name, consumer.run_until(stopped).await) });
-            }
-            // Stopped while its worker was waited for.
-            Ok(None) => break,
-            Err(problem) => {
-                stop.cancel();
-                drop(join(consumers, stop).await);
-                dismiss(foremen).await;
-                return Err(problem);
-            }
-        }
+        let mut ready = assemble(loaded, name, &settings).await?;
+        ready.consumer = telemetry.watch(ready.consumer);
+        assembled.push(ready);
     }
-    health.consuming.store(!stop.is_cancelled(), SeqCst);
+    let listen = loaded.config.status.clone().unwrap_or_default().listen.unwrap_or_else(|| LISTEN.to_owned());
+    let served = Served::start(&listen, &telemetry).await?;
+    let (mut consumers, mut foremen) = (JoinSet::new(), Vec::new());
+    for Assembled { name, consumer, worker, ready_url, concurrency, foreman } in assembled {
+        foremen.extend(foreman);
+        let stop = stop.clone();
+        consumers.spawn(async move {
+            // Nothing is consumed before the worker is up.
+            let room = tokio::select! {
+                biased;
+                () = stop.cancelled() => return (name, Ok(())),
+                room = until_ready(&name, &worker, ready_url.as_ref()) => room,
+            };
+            // What is claimed runs at once: no more is claimed than the workers take.
+            let consumer = consumer.concurrency(concurrency.min(room));
+            let ended = consumer.run_until(stop.cancelled()).await;
+            (name, ended)
+        });
+    }
     let ended = join(consumers, stop).await;
-    health.consuming.store(false, SeqCst);
     dismiss(foremen).await;
+    served.stop().await;
     ended
 }
 
@@ -183,13 +178,8 @@ fn problem(name: &str, error: ConsumerError) -> Problem {
     problem.of(name)
 }
 
-/// Connects to the store, makes the parts, and waits until the worker is ready. `None` when it was stopped meanwhile.
-async fn assemble(
-    loaded: &Loaded,
-    name: &str,
-    settings: &shape::Consumer,
-    stop: &CancellationToken,
-) -> Result<Option<Assembled>, Problem> {
+/// Connects to the store, and makes the parts.
+async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Result<Assembled, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
     let source = AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse)?;
     let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
@@ -199,17 +189,12 @@ async fn assemble(
     let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_results(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
+    let ready_url = handler.ready_url.as_ref().map(|url| url.parse::<Uri>()).transpose();
+    let ready_url = ready_url.map_err(|_| refuse("`ready_url` is no URL".to_owned()))?;
     let (worker, foreman) = worker(&handler, settings, &gate).map_err(refuse)?;
-    tokio::select! {
-        biased;
-        () = stop.cancelled() => {
-            dismiss(foreman.into_iter().collect()).await;
-            return Ok(None);
-        }
-        () = until_ready(name, &worker, handler.ready_url.as_ref()) => {}
-    }
+    let worker = Arc::new(worker);
     let limited = Limited {
-        worker,
+        worker: Arc::clone(&worker),
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
     };
@@ -218,7 +203,8 @@ async fn assemble(
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
-    Ok(Some(Assembled { name: name.to_owned(), consumer, foreman }))
+    let concurrency = settings.concurrency.unwrap_or(Consumer::DEFAULT_CONCURRENCY);
+    Ok(Assembled { name: name.to_owned(), consumer, worker, ready_url, concurrency, foreman })
 }
 
 fn worker(
@@ -247,22 +233,21 @@ fn worker(
     Ok((Worker::Http(http::Caller::new(endpoint, handler.http2.unwrap_or(false), told, most)), None))
 }
 
-/// Nothing is consumed before the worker is up.
-async fn until_ready(name: &str, worker: &Worker, ready_url: Option<&String>) {
-    let url: Option<Uri> = ready_url.and_then(|url| url.parse().ok());
+/// Asks until the worker is up. How many messages it takes at a time, at the most.
+async fn until_ready(name: &str, worker: &Worker, ready_url: Option<&Uri>) -> u32 {
     let mut tries = 0_u32;
     loop {
         let ready = match worker {
-            Worker::Http(caller) => caller.is_ready(url.as_ref()).await,
-            Worker::Exec(crew) => {
-                crew.is_ready().await;
-                Ok(())
-            }
-            Worker::Command(_) => Ok(()),
+            Worker::Http(caller) => caller.is_ready(ready_url).await.map(|()| u32::MAX),
+            Worker::Exec(crew) => Ok(crew.ready().await),
+            Worker::Command(_) => Ok(u32::MAX),
         };
-        let Err(why) = ready else {
-            info!(consumer = name, "the worker is ready");
-            return;
+        let why = match ready {
+            Ok(room) => {
+                info!(consumer = name, "the worker is ready");
+                return room;
+            }
+            Err(why) => why,
         };
         if tries.is_multiple_of(READY_REMINDER) {
             warn!(consumer = name, why, "the worker is not ready yet; nothing is consumed before it is");

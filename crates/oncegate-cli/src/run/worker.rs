@@ -1,5 +1,6 @@
 //! A worker in any language, as a handler: what it says becomes what the consumer does.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -10,6 +11,7 @@ use serde::de::IgnoredAny;
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 
 use super::command::Commands;
 use super::exec::Crew;
@@ -33,10 +35,28 @@ pub(crate) enum Worker {
 /// A worker with the limits on each of its runs.
 #[derive(Debug)]
 pub(crate) struct Limited {
-    pub(crate) worker: Worker,
+    pub(crate) worker: Arc<Worker>,
     pub(crate) timeout: Option<Duration>,
     /// The longest wait that a worker may ask for.
     pub(crate) longest_delay: Duration,
+}
+
+/// Whether the worker has the message: from then on, nobody knows what came of it until it answers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Begun(CancellationToken);
+
+impl Begun {
+    pub(super) fn now(&self) {
+        self.0.cancel();
+    }
+
+    fn is(&self) -> bool {
+        self.0.is_cancelled()
+    }
+
+    async fn until(&self) {
+        self.0.cancelled().await;
+    }
 }
 
 /// What a worker has said of a message, or what its silence means.
@@ -70,14 +90,16 @@ impl Handler for Limited {
     type Output = Work;
 
     async fn handle(&self, message: Message) -> Result<Work, Failure> {
+        let begun = Begun::default();
         let work = async {
-            match &self.worker {
-                Worker::Http(caller) => caller.call(&message).await,
-                Worker::Exec(crew) => crew.hand_out(&message).await,
-                Worker::Command(commands) => commands.run(&message).await,
+            match &*self.worker {
+                Worker::Http(caller) => caller.call(&message, &begun).await,
+                Worker::Exec(crew) => crew.hand_out(&message, &begun).await,
+                Worker::Command(commands) => commands.run(&message, &begun).await,
             }
         };
         let late = async {
+            begun.until().await;
             match self.timeout {
                 Some(timeout) => tokio::time::sleep(timeout).await,
                 None => std::future::pending().await,
@@ -87,7 +109,10 @@ impl Handler for Limited {
         let reply = tokio::select! {
             biased;
             reply = work => reply,
-            () = message.cancelled() => Reply::unknown("the run was cancelled"),
+            () = message.cancelled() => match begun.is() {
+                true => Reply::unknown("the run was cancelled"),
+                false => Reply::retry("the run was cancelled before the worker had the message"),
+            },
             () = late => Reply::unknown(format!("no answer within {:?} (`timeout`)", self.timeout.unwrap_or_default())),
         };
         match reply {

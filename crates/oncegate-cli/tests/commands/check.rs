@@ -32,16 +32,20 @@ fn file(text: &str) -> File {
 }
 
 #[tokio::test]
-async fn the_documented_example_is_fine_and_fits_the_schema() {
+async fn the_documented_examples_are_fine_and_fit_the_schema() {
     let example = file(&documented());
     let answer = oncegate(&["check", &example.path, "--strict"], b"").await;
     assert_eq!((answer.ended(0).err.as_str(), answer.line(&example.path).ends_with("is fine.")), ("", true));
 
     let schema: serde_json::Value = serde_json::from_str(&read(&docs("oncegate.schema.json"))).unwrap();
     let schema = jsonschema::validator_for(&schema).expect("it is a schema");
-    let instance: serde_json::Value = toml::from_str(&documented()).unwrap();
-    let errors: Vec<String> = schema.iter_errors(&instance).map(|error| error.to_string()).collect();
-    assert!(errors.is_empty(), "{errors:?}");
+    let workers = docs("../examples/workers/oncegate.toml");
+    oncegate(&["check", workers.to_str().unwrap(), "--strict"], b"").await.ended(0);
+    for text in [documented(), read(&workers)] {
+        let instance: serde_json::Value = toml::from_str(&text).unwrap();
+        let errors: Vec<String> = schema.iter_errors(&instance).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?}");
+    }
     for wrong in [
         serde_json::json!({ "defaults": { "lease": 30 } }),
         serde_json::json!({ "defaults": { "leese": "30s" } }),

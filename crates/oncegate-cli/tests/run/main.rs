@@ -6,6 +6,7 @@ mod examples;
 mod kills;
 mod misbehaving;
 mod outage;
+mod queue;
 mod raw;
 mod stop;
 

@@ -225,7 +225,7 @@ impl Engine {
                 },
             };
             let Some(mut item) = self.lanes.take(place) else { continue };
-            let tenant = tenant(&item);
+            let tenant = item.tenant;
             if self.tenants.is_full(tenant) {
                 self.lanes.put_back(place, item);
                 self.tenants.wait(tenant, place);
@@ -457,11 +457,6 @@ impl Engine {
 fn part_of(item: &Item) -> Option<Part> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
     Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
-}
-
-/// A number for the message's tenant, if it has one.
-fn tenant(item: &Item) -> Option<u64> {
-    item.identity.as_ref().ok().and_then(|identity| identity.tenant)
 }
 
 /// What the breaker of its handler knows the message by, unless it is one that no handler will run for.

@@ -433,6 +433,8 @@ struct Item {
     delivery: Delivery,
     route: Arc<Route>,
     identity: Result<Identity, KeyError>,
+    /// Equal for messages of one tenant, if tenants are a part of the key.
+    tenant: Option<u64>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
     /// When its first attempt failed, if that was seen here.

@@ -381,8 +381,6 @@ pub(crate) struct OpenGate {
 pub(crate) struct Identity {
     pub(crate) key: StoreKey,
     pub(crate) fingerprint: Option<Fingerprint>,
-    /// Equal for messages of one tenant, if tenants are a part of the key.
-    pub(crate) tenant: Option<u64>,
 }
 
 impl OpenGate {
@@ -411,13 +409,21 @@ impl OpenGate {
     }
 
     pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+        Ok(self.identify_with_tenant(message)?.0)
+    }
+
+    /// The same with a number for the message's tenant, if tenants are a part of the key.
+    pub(crate) fn identify_with_tenant(
+        &self,
+        message: &Message,
+    ) -> Result<(Identity, Option<u64>), KeyError> {
         if let Some(what) = message.defect() {
             return Err(KeyError::BadInput { what });
         }
         let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
         let fingerprint =
             self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
-        Ok(Identity { key, fingerprint, tenant })
+        Ok((Identity { key, fingerprint }, tenant))
     }
 
     /// A new claim, to be asked for as often as its answer is lost.

@@ -46,6 +46,8 @@ mod notices;
 mod poll;
 mod reader;
 mod settings;
+mod statistics;
+mod status;
 mod ticket;
 mod topics;
 mod trouble;

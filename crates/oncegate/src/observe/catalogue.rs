@@ -127,7 +127,7 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "breaker_changes",
         &["scope", "state"],
-        "the handler is paused because it fails for all alike, probed, or goes on",
+        "changes of the handler's breaker: it is paused, probed, and goes on",
     )
     .of(&["open", "half_open", "closed"]),
     Metric::counter(
@@ -186,21 +186,19 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter("commits", &[], "rounds of commits"),
     Metric::counter("rebalances", &[], "changes of the assignment"),
     Metric::counter(
+        "source_pauses",
+        &["cause"],
+        "times that fetching stopped: nobody received, or too much of a partition was unfinished",
+    )
+    .of(&["full", "span"]),
+    Metric::counter(
         "members_replaced",
         &["cause"],
-        "members of a Kafka group that the group had dropped, and that were replaced",
+        "members that their group had dropped, and another one joined",
     )
     .of(&["poll_interval", "dropped", "static_member"]),
-    Metric::counter(
-        "topics_made_again",
-        &[],
-        "topics that were deleted and made again, and are read from their beginning",
-    ),
-    Metric::counter(
-        "messages_gone",
-        &[],
-        "offsets that were deleted from their topic before they were received",
-    ),
+    Metric::counter("topics_made_again", &[], "topics that were deleted and made again"),
+    Metric::counter("messages_gone", &[], "offsets whose messages were deleted before they were received"),
     Metric::counter("source_errors", OPERATION, "trouble that the source mends by itself").of(&[
         "commit",
         "fetch",
@@ -313,6 +311,7 @@ impl Event<'_> {
             Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),
             Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::SourcePaused { cause } => ("source_pauses", cause, 1),
             Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
             Self::TopicMadeAgain => ("topics_made_again", "", 1),
             Self::MessagesGone { count } => ("messages_gone", "", count),
@@ -360,6 +359,7 @@ impl Event<'_> {
             | Self::Quarantined { scope } => Some(scope),
             Self::StorePaused { .. }
             | Self::Rebalanced { .. }
+            | Self::SourcePaused { .. }
             | Self::MemberReplaced { .. }
             | Self::TopicMadeAgain
             | Self::MessagesGone { .. }

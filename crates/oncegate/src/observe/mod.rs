@@ -157,6 +157,11 @@ pub enum Event<'a> {
         /// How many went.
         revoked: usize,
     },
+    /// Partitions are no longer fetched, and what was prefetched of them is thrown away.
+    SourcePaused {
+        /// `full` (nobody receives), or `span` (too much of a partition is unfinished).
+        cause: &'static str,
+    },
     /// The group had dropped this member of a Kafka group, and another one joins in its place: what was received and
     /// not committed is delivered again.
     MemberReplaced {

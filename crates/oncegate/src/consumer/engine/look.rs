@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::super::watch::{Look, Seen, SeenOutage, see};
 use super::super::{Item, watch};
-use super::{Engine, part_of, tenant};
+use super::{Engine, part_of};
 use crate::health::{Messages, Stage, WaitCause};
 
 /// The most messages that are named as waiting.
@@ -46,7 +46,7 @@ impl Engine {
             _ if part_of(item).is_some_and(|part| self.outages.contains_key(&part)) => {
                 (Stage::HeldBack, item.received_at)
             }
-            _ if self.tenants.is_full(tenant(item)) => (Stage::Parked(WaitCause::Tenant), item.received_at),
+            _ if self.tenants.is_full(item.tenant) => (Stage::Parked(WaitCause::Tenant), item.received_at),
             _ if !item.route.breaker.is_closed() => (Stage::Parked(WaitCause::Breaker), item.received_at),
             _ => (Stage::Ready, item.received_at),
         };
