@@ -68,7 +68,7 @@ async fn a_reopen_whose_answer_is_lost_is_found_in_the_record() {
             }
             // A look whose answer is lost was not made.
             Err(error) => {
-                assert!(["unknown", "unavailable"].contains(&error.class()), "seed {seed}: {error}")
+                assert!(["unknown", "unavailable"].contains(&error.class()), "seed {seed}: {error}");
             }
         }
         completed(&gate).await;

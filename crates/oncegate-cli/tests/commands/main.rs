@@ -1,6 +1,6 @@
 //! The command as its users see it: arguments in; output, errors and exit codes out.
 
-#![allow(clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod check;
 mod dead_letters;

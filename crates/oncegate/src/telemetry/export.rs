@@ -126,7 +126,10 @@ fn key(name: &'static str, scope: &str, label: &'static str) -> Key {
 }
 
 /// The handles of one kind: by scope, then by short name and label.
-struct Handles<H>(RwLock<BTreeMap<Box<str>, HashMap<(&'static str, &'static str), H>>>);
+struct Handles<H>(RwLock<BTreeMap<Box<str>, OfScope<H>>>);
+
+/// By short name and label.
+type OfScope<H> = HashMap<(&'static str, &'static str), H>;
 
 impl<H> Default for Handles<H> {
     fn default() -> Self {
