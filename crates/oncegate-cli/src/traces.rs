@@ -4,6 +4,7 @@
 //! `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` and their like.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use opentelemetry::global;
 use opentelemetry::trace::TracerProvider as _;
@@ -90,6 +91,17 @@ impl Exports for OnRuntime {
         let exporter = Arc::clone(&self.exporter);
         let exported = self.runtime.spawn(async move { exporter.export(batch).await }).await;
         exported.unwrap_or_else(|error| Err(OTelSdkError::InternalFailure(error.to_string())))
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        // It comes once, before anything is exported, so nobody else holds the exporter yet.
+        if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
+            exporter.set_resource(resource);
+        }
     }
 }
 

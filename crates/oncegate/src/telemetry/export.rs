@@ -126,10 +126,10 @@ fn key(name: &'static str, scope: &str, label: &'static str) -> Key {
 }
 
 /// The handles of one kind: by scope, then by short name and label.
-struct Handles<H>(RwLock<BTreeMap<Box<str>, OfScope<H>>>);
+struct Handles<H>(RwLock<BTreeMap<Box<str>, HashMap<Series, H>>>);
 
-/// By short name and label.
-type OfScope<H> = HashMap<(&'static str, &'static str), H>;
+/// The short name of a metric, and the value of its last label.
+type Series = (&'static str, &'static str);
 
 impl<H> Default for Handles<H> {
     fn default() -> Self {
@@ -139,7 +139,7 @@ impl<H> Default for Handles<H> {
 
 impl<H: Clone> Handles<H> {
     /// The handle of this series; the first time, what `register` returns.
-    fn get(&self, scope: &str, series: (&'static str, &'static str), register: impl FnOnce() -> H) -> H {
+    fn get(&self, scope: &str, series: Series, register: impl FnOnce() -> H) -> H {
         let scopes = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = scopes.get(scope).and_then(|known| known.get(&series)) {
             return known.clone();
