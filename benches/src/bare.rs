@@ -1,8 +1,9 @@
-//! The hand-written loop to compare with: two scripts in pipelines on one connection, nothing else.
+//! The hand-written loop to compare with: two commands in pipelines on one connection, nothing else.
 
 use std::time::Duration;
 
-use oncegate_core::record::{TAIL, whole_millis};
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::TAIL;
 use oncegate_tests::Redis;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, Value};
@@ -13,15 +14,35 @@ pub(crate) const COMPLETE: &str = include_str!("../../lua/complete.lua");
 
 /// A pipeline on a busy machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-const LEASE: Duration = Duration::from_secs(30);
-const RETENTION: Duration = Duration::from_secs(7 * 86_400);
+/// A lease of 30 s, as it is sent.
+pub(crate) const LEASE_MILLIS: u64 = 30_000 + TAIL.as_millis() as u64;
+pub(crate) const RETENTION_MILLIS: u64 = 7 * 86_400_000;
 
-/// Two scripts that the server has, and how they are called.
+/// How a key is claimed and completed.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
-    claim: String,
-    complete: String,
+    claim: How,
+    complete: How,
     fenced: bool,
+}
+
+/// A script that the server has, or the plain command that stands for it.
+#[derive(Clone, Debug)]
+enum How {
+    Script(String),
+    Plain,
+}
+
+impl Pair {
+    /// The same with a plain claim: what the store sends without a fence.
+    pub(crate) fn plain_claim(&self) -> Self {
+        Self { claim: How::Plain, ..self.clone() }
+    }
+
+    /// Plain commands alone, for servers that know `SET … IFEQ`.
+    pub(crate) fn plain() -> Self {
+        Self { claim: How::Plain, complete: How::Plain, fenced: false }
+    }
 }
 
 /// One connection, one pipeline at a time.
@@ -45,12 +66,12 @@ impl Bare {
         }
         let loaded: Result<(String, String), _> = pipeline.query_async(&mut self.connection).await;
         let (claim, complete) = loaded.expect("the scripts are valid");
-        Pair { claim, complete, fenced }
+        Pair { claim: How::Script(claim), complete: How::Script(complete), fenced }
     }
 
     /// Claims and completes `count` keys of a new scope, without results, `batch` at a time.
     pub(crate) async fn run(&mut self, pair: &Pair, scope: &str, count: usize, batch: usize) {
-        let (lease, retention) = (whole_millis(LEASE + TAIL), whole_millis(RETENTION));
+        let (lease, retention) = (LEASE_MILLIS, RETENTION_MILLIS);
         for first in (0..count).step_by(batch) {
             let keys = first..count.min(first + batch);
             let claims: Vec<_> = keys.map(|n| (format!("{scope}:{n:022}"), first_record())).collect();
@@ -59,10 +80,17 @@ impl Bare {
             let wanted = ..if pair.fenced { RECORD_BYTES - 1 } else { RECORD_BYTES };
             for (key, record) in &claims {
                 let record = record.get(wanted).expect("it is that long");
-                pipeline.cmd("EVALSHA").arg(&pair.claim).arg(1).arg(key).arg(record).arg(lease);
+                match &pair.claim {
+                    How::Script(sha) => {
+                        pipeline.cmd("EVALSHA").arg(sha).arg(1).arg(key).arg(record).arg(lease)
+                    }
+                    How::Plain => {
+                        pipeline.cmd("SET").arg(key).arg(record).arg("PX").arg(lease).arg("NX").arg("GET")
+                    }
+                };
             }
             self.send(&pipeline, |reply| match reply {
-                // What `SET … NX GET` says to the bare script: there was nothing.
+                // What `SET … NX GET` says: there was nothing.
                 Value::Nil => true,
                 // Granted at the first attempt.
                 Value::BulkString(record) => record.first() == Some(&b'P'),
@@ -71,10 +99,23 @@ impl Bare {
             .await;
             let mut pipeline = redis::pipe();
             for (key, record) in &claims {
-                let call = pipeline.cmd("EVALSHA").arg(&pair.complete).arg(1).arg(key);
-                call.arg(record).arg(completed_record(record)).arg(retention);
+                let completed = completed_record(record);
+                match &pair.complete {
+                    How::Script(sha) => {
+                        let call = pipeline.cmd("EVALSHA").arg(sha).arg(1).arg(key);
+                        call.arg(record).arg(completed).arg(retention)
+                    }
+                    How::Plain => {
+                        let set = pipeline.cmd("SET").arg(key).arg(completed);
+                        set.arg("PX").arg(retention).arg("IFEQ").arg(record)
+                    }
+                };
             }
-            self.send(&pipeline, |reply| matches!(reply, Value::BulkString(held) if held == b"H")).await;
+            self.send(&pipeline, |reply| match reply {
+                Value::BulkString(held) => held == b"H",
+                reply => *reply == Value::Okay,
+            })
+            .await;
         }
     }
 
@@ -83,6 +124,27 @@ impl Bare {
         let replies = replies.expect("the server answers every call");
         let other = replies.iter().find(|reply| !expected(reply));
         assert!(other.is_none(), "an unexpected answer: {other:?}");
+    }
+
+    /// Runs a script that sets the keys from `first` up to `end` of a scope, so many in a call.
+    pub(crate) async fn fill(&mut self, script: &str, scope: &str, first: usize, end: usize, at_once: usize) {
+        for from in (first..end).step_by(at_once) {
+            let mut call = redis::cmd("EVAL");
+            call.arg(script).arg(0).arg(scope).arg(from).arg(at_once.min(end - from));
+            let filled = call.query_async(&mut self.connection).await;
+            let () = filled.expect("the server has room");
+        }
+    }
+
+    /// Reads so many records in one pipeline.
+    pub(crate) async fn get(&self, keys: &[StoreKey]) {
+        let mut pipeline = redis::pipe();
+        for key in keys {
+            pipeline.cmd("GET").arg(key.as_str());
+        }
+        let replies: Result<Vec<Value>, _> = pipeline.query_async(&mut self.connection.clone()).await;
+        let replies = replies.expect("the server answers every call");
+        assert!(replies.iter().all(|reply| matches!(reply, Value::BulkString(_))), "each is there");
     }
 
     /// The processor time that the server has used so far, in microseconds.
@@ -113,7 +175,7 @@ impl Bare {
 const RECORD_BYTES: usize = 25;
 
 /// "P", a token, no fingerprint, attempt 1.
-fn first_record() -> Vec<u8> {
+pub(crate) fn first_record() -> Vec<u8> {
     let mut record = Vec::with_capacity(RECORD_BYTES);
     record.push(b'P');
     record.extend_from_slice(&fastrand::u128(..).to_be_bytes());
@@ -122,7 +184,7 @@ fn first_record() -> Vec<u8> {
 }
 
 /// "C", the token's tag, no fingerprint, no result.
-fn completed_record(first: &[u8]) -> Vec<u8> {
+pub(crate) fn completed_record(first: &[u8]) -> Vec<u8> {
     let mut record = vec![b'C'];
     record.extend(first.iter().skip(1).take(4));
     record.extend_from_slice(&[0; 7]);

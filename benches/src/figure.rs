@@ -31,6 +31,8 @@ pub(crate) enum Unit {
     BytesPerKey,
     #[serde(rename = "calls/1000 msg")]
     CallsPerThousand,
+    #[serde(rename = "tries/msg")]
+    TriesPerMessage,
 }
 
 /// What a figure is compared with.
@@ -112,6 +114,7 @@ impl Unit {
             Self::BytesPerResult => "B",
             Self::BytesPerKey => "B/key",
             Self::CallsPerThousand => "calls",
+            Self::TriesPerMessage => "tries",
         }
     }
 }

@@ -1,10 +1,10 @@
-//! The gate through its public API, against a loop that does nothing but call the two scripts.
+//! The gate through its public API, against a loop that sends the same two commands and does nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use oncegate::redis::{OnStoreLoss, RedisStore};
+use oncegate::redis::{OnStoreLoss, RedisBuilder, RedisStore};
 use oncegate::{Completion, Entry, Gate, MemoryStore, Message};
 use oncegate_tests::{Redis, RedisServer};
 use tokio::task::JoinSet;
@@ -28,7 +28,7 @@ pub(crate) const IN_FLIGHT: usize = 256;
 async fn run(plan: &Plan) -> Vec<Figure> {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
-    let pair = bare.load(CLAIM, COMPLETE, false).await;
+    let pair = bare.load(CLAIM, COMPLETE, false).await.plain_claim();
     let count = plan.size(200_000, 5_000);
     let messages: Arc<[Message]> = messages(count).into();
 
@@ -62,10 +62,16 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 }
 
 pub(crate) async fn redis_gate(redis: &Redis) -> Gate {
+    gate_over(redis_store(redis)).await
+}
+
+pub(crate) fn redis_store(redis: &Redis) -> RedisBuilder {
     // The server is emptied between the rounds, on purpose.
-    let store = RedisStore::builder(redis.url()).on_store_loss(OnStoreLoss::Continue).connect();
-    let store = store.await.expect("the server may be used");
-    Gate::new(fresh_scope(), key(), store)
+    RedisStore::builder(redis.url()).on_store_loss(OnStoreLoss::Continue)
+}
+
+pub(crate) async fn gate_over(store: RedisBuilder) -> Gate {
+    Gate::new(fresh_scope(), key(), store.connect().await.expect("the server may be used"))
 }
 
 /// Messages per second through `enter` and `complete`.

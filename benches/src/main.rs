@@ -9,13 +9,17 @@ mod report;
 mod rounds;
 mod stopwatch;
 
+mod contention;
 mod gate;
 mod handler;
+mod held;
 mod http;
+mod in_flight;
 mod kafka;
 mod key;
 mod memory;
 mod postgres;
+mod replay;
 mod server_cpu;
 mod sizes;
 mod sqlite;
@@ -37,8 +41,12 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 11] = [
+const BENCHMARKS: [Benchmark; 15] = [
     gate::BENCHMARK,
+    in_flight::BENCHMARK,
+    held::BENCHMARK,
+    replay::BENCHMARK,
+    contention::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,
     kafka::BENCHMARK,

@@ -1,10 +1,11 @@
-//! What a completed key occupies on the server.
+//! What a completed key takes of the server's memory and time, by itself and in a bucket.
 
+use oncegate::redis::RedisBuilder;
 use oncegate_tests::RedisServer;
 
 use crate::bare::Bare;
 use crate::figure::{Bound, Figure, Unit};
-use crate::gate::{IN_FLIGHT, rate, redis_gate};
+use crate::gate::{IN_FLIGHT, gate_over, rate, redis_store};
 use crate::messages::messages;
 use crate::rounds::Plan;
 use crate::{BENCH_REDIS, Benchmark};
@@ -17,17 +18,37 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let count = plan.size(1_000_000, 10_000);
-    let mut rounds = plan.cold_rounds("memory", &["completed"]);
+    let mut rounds = plan.cold_rounds("memory", &["completed", "completed, compact"]);
     while rounds.next() {
-        rounds.measure("completed", bytes_per_key(count)).await;
+        let plain = completed(count, |store| store).await;
+        rounds.measure("completed", async { plain.bytes }).await;
+        rounds.note("server CPU", plain.cpu_micros);
+        let compact = completed(count, |store| store.compact(count as u64)).await;
+        rounds.measure("completed, compact", async { compact.bytes }).await;
+        rounds.note("server CPU, compact", compact.cpu_micros);
     }
-    vec![rounds.figure("completed", Unit::BytesPerKey).target(Bound::ValueAtMost, 150.0)]
+    vec![
+        rounds.figure("completed", Unit::BytesPerKey).target(Bound::ValueAtMost, 150.0),
+        rounds.figure("completed, compact", Unit::BytesPerKey).target(Bound::ValueAtMost, 45.0),
+        rounds.against("server CPU, compact", Unit::MicrosPerMessage, "server CPU"),
+    ]
 }
 
-async fn bytes_per_key(count: usize) -> f64 {
+/// What a key takes of the server.
+struct Taken {
+    bytes: f64,
+    cpu_micros: f64,
+}
+
+async fn completed(count: usize, kept: impl Fn(RedisBuilder) -> RedisBuilder) -> Taken {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
-    let before = bare.used_memory_bytes().await;
-    rate(redis_gate(&server).await, &messages(count).into(), IN_FLIGHT).await;
-    (bare.used_memory_bytes().await - before) / count as f64
+    let gate = gate_over(kept(redis_store(&server))).await;
+    let messages = messages(count).into();
+    let (bytes, cpu_micros) = (bare.used_memory_bytes().await, bare.server_cpu_micros().await);
+    rate(gate, &messages, IN_FLIGHT).await;
+    Taken {
+        bytes: (bare.used_memory_bytes().await - bytes) / count as f64,
+        cpu_micros: (bare.server_cpu_micros().await - cpu_micros) / count as f64,
+    }
 }

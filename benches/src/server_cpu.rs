@@ -1,6 +1,6 @@
 //! What the rules cost the server, against the least that two scripts can do.
 
-use oncegate_tests::RedisServer;
+use oncegate_tests::{Redis, RedisServer};
 
 use crate::bare::{Bare, CLAIM, COMPLETE, Pair};
 use crate::figure::{Bound, Figure, Unit};
@@ -29,40 +29,69 @@ const PIPELINE: usize = 64;
 /// The contestants take turns this often within one round: the ratios are close, and the machine drifts.
 const TURNS: usize = 12;
 
+/// A way to claim and complete, and the server that it is measured on.
+struct Contestant {
+    name: &'static str,
+    server: Bare,
+    pair: Pair,
+    used_micros: f64,
+}
+
 async fn run(plan: &Plan) -> Vec<Figure> {
     // Without the append-only file: its cost is the same for all, and would hide the differences.
     let mut settings = BENCH_REDIS.to_vec();
     settings.extend(["--appendonly", "no"]);
-    let server = RedisServer::start_with(&settings).await;
-    let mut bare = Bare::connect(&server).await;
-    let contestants = [
-        ("scripts", bare.load(CLAIM, COMPLETE, false).await),
-        ("scripts, fenced", bare.load(CLAIM, COMPLETE, true).await),
-        ("bare pair", bare.load(BARE_CLAIM, BARE_COMPLETE, false).await),
-    ];
+    let redis = RedisServer::start_with(&settings).await;
+    let valkey = RedisServer::valkey(&settings).await;
+    let mut contestants = contestants(&redis, &valkey).await;
     let count = plan.size(10_000, 500);
     let mut rounds = plan.rounds("server_cpu", &["all in turns"]);
     while rounds.next() {
-        let mut used = [0.0; 3];
+        contestants.iter_mut().for_each(|one| one.used_micros = 0.0);
         let turns = async {
             for _ in 0..TURNS {
-                for ((_, pair), used) in contestants.iter().zip(&mut used) {
-                    *used += cost(&mut bare, pair, count).await;
+                for one in &mut contestants {
+                    one.used_micros += cost(&mut one.server, &one.pair, count).await;
                 }
             }
-            used.iter().sum()
+            contestants.iter().map(|one| one.used_micros).sum()
         };
         rounds.measure("all in turns", turns).await;
-        for ((name, _), used) in contestants.iter().zip(used) {
-            rounds.note(name, used / (TURNS * count) as f64);
+        for Contestant { name, used_micros, .. } in &contestants {
+            rounds.note(name, used_micros / (TURNS * count) as f64);
         }
     }
+    let against = |name, baseline| rounds.against(name, Unit::MicrosPerMessage, baseline);
     vec![
-        rounds.against("scripts", Unit::MicrosPerMessage, "bare pair").target(Bound::RatioAtMost, 1.05),
-        rounds
-            .against("scripts, fenced", Unit::MicrosPerMessage, "bare pair")
-            .target(Bound::RatioAtMost, 1.20),
+        against("plain claim", "bare pair").target(Bound::RatioAtMost, 1.05),
+        against("scripts", "bare pair").target(Bound::RatioAtMost, 1.05),
+        against("scripts, fenced", "bare pair").target(Bound::RatioAtMost, 1.20),
+        against("Valkey, plain", "Valkey, scripts"),
+        against("Valkey, plain claim", "Valkey, scripts"),
     ]
+}
+
+async fn contestants(redis: &Redis, valkey: &Redis) -> Vec<Contestant> {
+    let mut contestants = Vec::new();
+    for (name, server, fenced) in [
+        ("plain claim", redis, false),
+        ("scripts", redis, false),
+        ("scripts, fenced", redis, true),
+        ("bare pair", redis, false),
+        ("Valkey, plain", valkey, false),
+        ("Valkey, plain claim", valkey, false),
+        ("Valkey, scripts", valkey, false),
+    ] {
+        let mut server = Bare::connect(server).await;
+        let pair = match name {
+            "bare pair" => server.load(BARE_CLAIM, BARE_COMPLETE, false).await,
+            "Valkey, plain" => Pair::plain(),
+            "plain claim" | "Valkey, plain claim" => server.load(CLAIM, COMPLETE, false).await.plain_claim(),
+            _ => server.load(CLAIM, COMPLETE, fenced).await,
+        };
+        contestants.push(Contestant { name, server, pair, used_micros: 0.0 });
+    }
+    contestants
 }
 
 /// The server's processor time for so many pairs, in microseconds.
