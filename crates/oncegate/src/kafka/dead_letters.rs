@@ -17,9 +17,10 @@ use super::{ROUTE_HEADER, member, topics};
 use crate::dead_letters::{DeadLetter, DeadLetters};
 use crate::failure::BoxError;
 use crate::message::{Message, Origin};
+use crate::source::SourceError;
 
 /// Every header of ours begins so.
-const PREFIX: &str = "oncegate-";
+pub(crate) const PREFIX: &str = "oncegate-";
 
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
@@ -82,24 +83,6 @@ impl KafkaDeadLetters {
         self
     }
 
-    fn config(&self) -> Result<ClientConfig, BoxError> {
-        settings::refuse(&self.properties, REFUSED)?;
-        let mut config = ClientConfig::new();
-        config
-            .set("client.id", "oncegate")
-            // The consumer tries again by itself; five minutes, the client's default, would stop it in silence.
-            .set("delivery.timeout.ms", "30000")
-            // The broker's limit decides, and not a second one here.
-            .set("message.max.bytes", "100000000")
-            // Equal keys meet in the same partition as with other clients.
-            .set("partitioner", "murmur2_random");
-        for (name, value) in &self.properties {
-            config.set(name, value);
-        }
-        config.set("bootstrap.servers", &self.brokers).set("acks", "all").set("enable.idempotence", "true");
-        Ok(config)
-    }
-
     fn refuse_loop(&self, consumed: &str) -> Result<(), BoxError> {
         if consumed == self.topic {
             return Err(format!(
@@ -123,8 +106,7 @@ impl DeadLetters for KafkaDeadLetters {
     async fn open(&self) -> Result<(), BoxError> {
         settings::check_topic(&self.topic)?;
         self.consumed.iter().try_for_each(|consumed| self.refuse_loop(consumed))?;
-        let config = self.config()?;
-        let producer = config.create_with_context(Context).map_err(settings::unusable)?;
+        let producer = producer(&self.brokers, &self.properties)?;
         // A producer that asks about a topic makes it, where brokers allow that; a consumer does not.
         let mut config = ClientConfig::new();
         config.extend(self.properties.iter().filter(|property| is_connection(property)).cloned());
@@ -145,34 +127,72 @@ impl DeadLetters for KafkaDeadLetters {
             self.refuse_loop(topic)?;
         }
         let producer = self.producer()?;
-        let mut record = FutureRecord::<[u8], [u8]>::to(&self.topic).headers(headers(letter));
-        if !message.is_tombstone() {
-            record = record.payload(message.payload());
-        }
-        if let Some(key) = message.key() {
-            record = record.key(key);
-        }
-        let undelivered = |error: KafkaError| format!("dead letter to {}: {error}", self.topic);
-        let report = producer.send_result(record).map_err(|(error, _)| undelivered(error))?;
-        let delivered = report.await.map_err(|_| undelivered(KafkaError::Canceled))?;
-        delivered.map_err(|(error, _)| undelivered(error))?;
-        Ok(())
+        let delivered = deliver(&producer, &self.topic, message, headers(letter)).await;
+        delivered.map_err(|error| format!("dead letter to {}: {error}", self.topic).into())
     }
 }
 
-fn is_connection((name, _): &Property) -> bool {
+/// A producer whose records count as sent when all in-sync replicas have them.
+pub(crate) fn producer(
+    brokers: &str,
+    properties: &[Property],
+) -> Result<FutureProducer<Context>, SourceError> {
+    settings::refuse(properties, REFUSED)?;
+    let mut config = ClientConfig::new();
+    config
+        .set("client.id", "oncegate")
+        // Whoever sends tries again by himself; five minutes, the client's default, would stop him in silence.
+        .set("delivery.timeout.ms", "30000")
+        // The broker's limit decides, and not a second one here.
+        .set("message.max.bytes", "100000000")
+        // Equal keys meet in the same partition as with other clients.
+        .set("partitioner", "murmur2_random");
+    for (name, value) in properties {
+        config.set(name, value);
+    }
+    config.set("bootstrap.servers", brokers).set("acks", "all").set("enable.idempotence", "true");
+    config.create_with_context(Context).map_err(settings::unusable)
+}
+
+/// Sends the message's payload and key under these headers, and waits until they are there.
+pub(crate) async fn deliver(
+    producer: &FutureProducer<Context>,
+    topic: &str,
+    message: &Message,
+    headers: OwnedHeaders,
+) -> Result<(), KafkaError> {
+    let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
+    if !message.is_tombstone() {
+        record = record.payload(message.payload());
+    }
+    if let Some(key) = message.key() {
+        record = record.key(key);
+    }
+    let report = producer.send_result(record).map_err(|(error, _)| error)?;
+    report.await.map_err(|_| KafkaError::Canceled)?.map_err(|(error, _)| error)?;
+    Ok(())
+}
+
+pub(crate) fn is_connection((name, _): &Property) -> bool {
     CONNECTION.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The message's own headers, and ours.
 fn headers(letter: &DeadLetter) -> OwnedHeaders {
-    let message = &letter.message;
-    let mut headers = OwnedHeaders::new_with_capacity(message.headers().len() + 12);
-    for header in message.headers().iter().filter(|header| !header.name.starts_with(PREFIX)) {
-        headers = headers.insert(Header { key: &header.name, value: header.value.as_deref() });
-    }
+    let mut headers = own_headers(&letter.message);
     for (name, value) in provenance(letter) {
         headers = headers.insert(Header { key: name, value: Some(value.as_bytes()) });
+    }
+    headers
+}
+
+/// The message's own headers, without ours of an earlier round.
+pub(crate) fn own_headers(message: &Message) -> OwnedHeaders {
+    /// As many as a letter gets of ours.
+    const OURS: usize = 16;
+    let mut headers = OwnedHeaders::new_with_capacity(message.headers().len() + OURS);
+    for header in message.headers().iter().filter(|header| !header.name.starts_with(PREFIX)) {
+        headers = headers.insert(Header { key: &header.name, value: header.value.as_deref() });
     }
     headers
 }
@@ -213,7 +233,7 @@ fn truncated(reason: &str) -> &str {
 
 /// The producer's callbacks.
 #[derive(Debug)]
-struct Context;
+pub(crate) struct Context;
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
@@ -221,7 +241,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::warn!(%error, reason, "the dead letters' Kafka client reports trouble");
+        tracing::warn!(%error, reason, "the producer's Kafka client reports trouble");
     }
 
     fn stats_raw(&self, _statistics: &[u8]) {}

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
 //! | what happens when partitions come and go | `member` |
+//! | where messages wait for a far retry | `retries` |
 //! | back-pressure, errors of the client | `poll`, `buffer` |
 //! | which client settings are chosen and refused | `settings` |
 //!
@@ -25,6 +26,9 @@
 //! | `oncegate-attempts` | how many attempts ran |
 //! | `oncegate-failed-at` | when it was given up, in milliseconds since 1970 |
 //!
+//! A message in a [retry topic](KafkaSource::retry_topics) has those of the route and the origin, and `oncegate-due`: when it
+//! is due, in milliseconds since 1970. Its handler sees it without them.
+//!
 //! A header whose name is not UTF-8 is delivered without its value, under the name U+FFFD: the client library
 //! gives no access to it. (It panics; the panic is caught, so a program built with `panic = "abort"` ends.)
 
@@ -38,6 +42,7 @@ mod dead_letters;
 mod member;
 mod poll;
 mod reader;
+mod retries;
 mod settings;
 mod ticket;
 mod topics;
@@ -45,6 +50,7 @@ mod watermark;
 
 pub use dead_letters::KafkaDeadLetters;
 pub use reader::TopicReader;
+pub use retries::KafkaRetries;
 pub use source::KafkaSource;
 
 /// Names the route of a message that was retried or redriven.

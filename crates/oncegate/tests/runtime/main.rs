@@ -5,6 +5,8 @@
 mod list;
 mod monitor;
 mod results;
+mod retries;
+mod stop;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
