@@ -6,7 +6,8 @@
 -- ARGV[2]  lease + 30 days, in milliseconds
 -- ARGV[3]  "1" when the answer must be as durable as a write: what is settled is written once more, so that
 --          there is something to wait for; absent otherwise
--- Reply    the claim's record       granted; its first byte tells the recovery
+-- Reply    the claim's record       granted; its first byte tells the recovery, or is "N" for the first attempt
+--                                  after a reopen, whose record begins with "P"
 --          "C" result               completed
 --          "B" milliseconds         busy; ask again then
 --          "F" or "G" reason        failed; "G" when it was handed over
@@ -112,4 +113,8 @@ if fenced then
 end
 local rest = string.sub(claim, 2, 24) .. string.char(attempt) .. fence
 redis.call('SET', KEYS[1], next_state .. rest, 'PX', ARGV[2])
+-- No attempt has released it, so an operator has.
+if state == 'S' and string.sub(old, 2, 5) == '\0\0\0\0' then
+  return say('N', rest)
+end
 return say(next_state, rest)

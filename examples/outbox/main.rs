@@ -20,8 +20,9 @@ use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
-use oncegate_examples::crew::{Crew, Progress, progress_bar};
+use oncegate_examples::crew::{Crew, Progress};
 use oncegate_examples::database::Database;
+use oncegate_examples::show::{Show, exit_code};
 
 use proof::Proof;
 
@@ -64,9 +65,8 @@ struct Args {
     /// A PostgreSQL database, `postgres://user@host:port/database`; without it a server is started.
     #[arg(long)]
     postgres: Option<String>,
-    /// Print the proof as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    show: Show,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -83,27 +83,19 @@ enum Role {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = match args.role {
+    exit_code(match args.role {
         Some(Role::Relay(relay)) => relay.run().map(|()| true),
         Some(Role::Consumers(consumers)) => consumers.run().map(|()| true),
         None => run(&args),
-    };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 /// Produces, ships, publishes, crashes, and says whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let run = format!("outbox-{:x}", fastrand::u32(..));
     let (orders, shipments) = (format!("{run}-orders"), format!("{run}-shipments"));
-    let bar = progress_bar(args.json).with_message("shipping; the relay crashes on the way");
-    bar.set_length(args.orders.into());
+    let stages = args.show.stages();
+    let bar = stages.begin("shipping; the relay crashes on the way", args.orders.into());
 
     let database = Database::open(args.postgres.as_deref(), TABLES)?;
     let broker = Broker::start(args.bootstrap.as_deref())?;
@@ -114,7 +106,7 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let shared = ["--bootstrap", broker.bootstrap(), "--postgres", database.url(), "--run", &run];
     let shared = shared.map(str::to_owned);
     let mut consumers = Crew::start(1, &[&["consumers".to_owned()], &shared[..]].concat())?;
-    let crashes = crash_relays(&shared, &database, &run, &bar)?;
+    let crashes = crash_relays(&shared, &database, &run, bar)?;
     let mut relay = Crew::start(1, &[&["relay".to_owned()], &shared[..]].concat())?;
 
     let heard = || proof::progress(&database, &run);
@@ -122,17 +114,13 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let everybody_heard = |progress: &Progress| {
         progress.answers == u64::from(args.orders) && broker.is_consumed(&asker, &shipments).unwrap_or(false)
     };
-    consumers.wait_for(&bar, heard, everybody_heard)?;
+    consumers.wait_for(bar, heard, everybody_heard)?;
     relay.stop()?;
     consumers.stop()?;
-    bar.finish_and_clear();
+    stages.end();
 
     let proof = Proof::new(&database, &broker, &run, messages, args.orders.into(), crashes)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&proof)?);
-    } else {
-        println!("{proof}");
-    }
+    args.show.proof(&proof)?;
     Ok(proof.holds())
 }
 

@@ -4,8 +4,7 @@
 //! records in one SQLite file. `--bootstrap localhost:9092 --redis redis://localhost:6379` does the same on real
 //! servers. It prints what happened as a table, and exits with 1 when the proof fails.
 
-mod ledger;
-mod proof;
+mod billing;
 mod worker;
 
 use std::path::Path;
@@ -15,10 +14,9 @@ use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
-use oncegate_examples::crew::{Crew, progress_bar};
-
-use ledger::Ledger;
-use proof::Proof;
+use oncegate_examples::crew::Crew;
+use oncegate_examples::payments::{Ledger, Payments, Proof};
+use oncegate_examples::show::{Show, exit_code};
 
 const WORKERS: usize = 3;
 /// The kill comes when this share of the payments is charged.
@@ -38,9 +36,8 @@ struct Args {
     /// A Redis server, `redis://host:port`; without it the records are in one SQLite file.
     #[arg(long)]
     redis: Option<String>,
-    /// Print the proof as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    show: Show,
     /// Makes the same messages again.
     #[arg(long)]
     seed: Option<u64>,
@@ -57,18 +54,10 @@ enum Role {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = match args.role {
+    exit_code(match args.role {
         Some(Role::Worker(worker)) => worker.run().map(|()| true),
         None => run(&args),
-    };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 /// Produces, consumes, kills, replays, and says whether the proof holds.
@@ -77,40 +66,32 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let run = format!("payments-{seed:x}");
     let topic = format!("{run}-topic");
-    let bar = progress_bar(args.json);
-    let stage = |name: &'static str, length: u64| {
-        bar.reset();
-        bar.set_length(length);
-        bar.set_message(name);
-    };
+    let stages = args.show.stages();
 
-    stage("producing", args.messages.into());
+    let bar = stages.begin("producing", args.messages.into());
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
-    let produced = broker.produce_payments(&topic, args.messages, seed, &bar)?;
+    let payments = Payments::new(args.messages, seed);
+    broker.produce(&topic, &payments.payloads, bar)?;
     let store =
         args.redis.clone().unwrap_or_else(|| folder.path().join("records.sqlite").display().to_string());
     let start = |pass: &str| Pass::start(&broker, &topic, &store, &run, folder.path(), pass);
 
-    stage("consuming; one worker is killed on the way", produced.payments);
+    let bar = stages.begin("consuming; one worker is killed on the way", payments.distinct());
     let mut first = start("first")?;
-    let some = (produced.payments as f64 * KILL_AT) as u64;
+    let some = (payments.distinct() as f64 * KILL_AT) as u64;
     let progress = || first.ledger.progress();
-    let charged = first.crew.wait_for(&bar, progress, |progress| progress.charges >= some)?;
+    let charged = first.crew.wait_for(bar, progress, |progress| progress.charges >= some)?;
     let killed = first.crew.kill_one(charged)?;
-    first.finish(&broker, &topic, &bar)?;
+    first.finish(&broker, &topic, bar)?;
 
-    stage("replaying the whole topic", produced.messages);
+    let bar = stages.begin("replaying the whole topic", payments.messages());
     let mut second = start("replay")?;
-    second.finish(&broker, &topic, &bar)?;
-    bar.finish_and_clear();
+    second.finish(&broker, &topic, bar)?;
+    stages.end();
 
-    let proof = Proof::new(&produced, killed, &first.ledger.read()?, &second.ledger.read()?);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&proof)?);
-    } else {
-        println!("{proof}");
-    }
+    let proof = Proof::new(&payments, killed, &first.ledger.read()?, &second.ledger.read()?);
+    args.show.proof(&proof)?;
     Ok(proof.holds())
 }
 

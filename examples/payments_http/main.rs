@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use clap::Parser;
 use oncegate::BoxError;
+use oncegate_examples::show::exit_code;
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -55,18 +56,10 @@ struct Scene {
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = match &arguments.serve {
+    exit_code(match &arguments.serve {
         Some(folder) => service::serve(folder).await.map(|()| true),
         None => show(arguments.json).await,
-    };
-    match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 async fn show(json: bool) -> Result<bool, BoxError> {

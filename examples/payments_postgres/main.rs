@@ -16,8 +16,10 @@ use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
-use oncegate_examples::crew::{Crew, Progress, progress_bar};
+use oncegate_examples::crew::{Crew, Progress};
 use oncegate_examples::database::Database;
+use oncegate_examples::payments::Payments;
+use oncegate_examples::show::{Show, exit_code};
 
 use proof::Proof;
 
@@ -56,9 +58,8 @@ struct Args {
     /// A PostgreSQL database, `postgres://user@host:port/database`; without it a server is started.
     #[arg(long)]
     postgres: Option<String>,
-    /// Print the proof as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    show: Show,
     /// Makes the same messages again.
     #[arg(long)]
     seed: Option<u64>,
@@ -75,18 +76,10 @@ enum Role {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = match args.role {
+    exit_code(match args.role {
         Some(Role::Worker(worker)) => worker.run().map(|()| true),
         None => run(&args),
-    };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 /// Produces, consumes, kills, replays, and says whether the proof holds.
@@ -94,40 +87,32 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let run = format!("payments-{seed:x}");
     let topic = format!("{run}-topic");
-    let bar = progress_bar(args.json);
-    let stage = |name: &'static str, length: u64| {
-        bar.reset();
-        bar.set_length(length);
-        bar.set_message(name);
-    };
+    let stages = args.show.stages();
 
-    stage("producing", args.messages.into());
+    let bar = stages.begin("producing", args.messages.into());
     let database = Database::open(args.postgres.as_deref(), TABLES)?;
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
-    let produced = broker.produce_payments(&topic, args.messages, seed, &bar)?;
+    let payments = Payments::new(args.messages, seed);
+    broker.produce(&topic, &payments.payloads, bar)?;
     let stage_set = Stage { broker: &broker, database: &database, topic: &topic, run: &run };
 
-    stage("consuming; a kill and cut connections on the way", produced.payments);
+    let bar = stages.begin("consuming; a kill and cut connections on the way", payments.distinct());
     let mut first = stage_set.start("first")?;
-    let some = (produced.payments as f64 * KILL_AT) as u64;
-    let charged = first.crew.wait_for(&bar, || stage_set.progress(), |progress| progress.charges >= some)?;
+    let some = (payments.distinct() as f64 * KILL_AT) as u64;
+    let charged = first.crew.wait_for(bar, || stage_set.progress(), |progress| progress.charges >= some)?;
     first.crew.kill_one(charged)?;
     let cut = stage_set.cut_connections()?;
-    stage_set.finish(&mut first, &bar)?;
+    stage_set.finish(&mut first, bar)?;
     let before_replay = stage_set.progress()?;
 
-    stage("replaying the whole topic", produced.messages);
+    let bar = stages.begin("replaying the whole topic", payments.messages());
     let mut second = stage_set.start("replay")?;
-    stage_set.finish(&mut second, &bar)?;
-    bar.finish_and_clear();
+    stage_set.finish(&mut second, bar)?;
+    stages.end();
 
-    let proof = Proof::new(&database, &run, &produced, before_replay, cut)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&proof)?);
-    } else {
-        println!("{proof}");
-    }
+    let proof = Proof::new(&database, &run, &payments, before_replay, cut)?;
+    args.show.proof(&proof)?;
     Ok(proof.holds())
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use oncegate::BoxError;
-use oncegate_examples::broker::Produced;
 use oncegate_examples::crew::Progress;
 use oncegate_examples::database::Database;
+use oncegate_examples::payments::Payments;
 use serde::Serialize;
 
 /// What happened, in numbers.
@@ -30,7 +30,7 @@ impl Proof {
     pub(crate) fn new(
         database: &Database,
         run: &str,
-        produced: &Produced,
+        produced: &Payments,
         before_replay: Progress,
         connections_cut: u64,
     ) -> Result<Self, BoxError> {
@@ -38,13 +38,13 @@ impl Proof {
         let charged = count("SELECT count(DISTINCT order_id) FROM charges WHERE run = $1")?;
         Ok(Self {
             schema: "oncegate.example.payments_postgres.v1",
-            messages: produced.messages,
-            distinct_payments: produced.payments,
+            messages: produced.messages(),
+            distinct_payments: produced.distinct(),
             connections_cut,
             charges: before_replay.charges,
             answered_from_the_store: before_replay.answers,
             recoveries: count("SELECT count(*) FROM charges WHERE run = $1 AND recovered")?,
-            lost: produced.payments.saturating_sub(charged),
+            lost: produced.distinct().saturating_sub(charged),
             charged_twice: count(
                 "SELECT count(*) FROM (SELECT FROM charges WHERE run = $1 GROUP BY order_id HAVING count(*) > 1) AS t",
             )?,

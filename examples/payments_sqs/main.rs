@@ -1,14 +1,12 @@
 //! Payments from an SQS queue, each charged once: with duplicates, several worker processes, a kill, and everything
 //! sent a second time.
 //!
-//! `cargo run --example payments_sqs` starts an ElasticMQ, which `scripts/fetch-servers` fetches, and keeps its
+//! `cargo run --example payments_sqs --features sqs` starts an ElasticMQ, which `scripts/fetch-servers` fetches, and keeps its
 //! records in one SQLite file. `--endpoint http://127.0.0.1:9324 --redis redis://localhost:6379` does the same on
 //! servers that run already. It prints what happened as a table, and exits with 1 when the proof fails.
 
-#[path = "../payments/ledger.rs"]
-mod ledger;
-#[path = "../payments/proof.rs"]
-mod proof;
+#[path = "../payments/billing.rs"]
+mod billing;
 mod queue;
 mod worker;
 
@@ -19,10 +17,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
-use oncegate_examples::crew::{Crew, Progress, progress_bar};
+use oncegate_examples::crew::{Crew, Progress};
+use oncegate_examples::payments::{Ledger, Payments, Proof};
+use oncegate_examples::show::{Show, exit_code};
 
-use ledger::Ledger;
-use proof::Proof;
 use queue::Queue;
 
 const WORKERS: usize = 3;
@@ -43,9 +41,8 @@ struct Args {
     /// A Redis server, `redis://host:port`; without it the records are in one SQLite file.
     #[arg(long)]
     redis: Option<String>,
-    /// Print the proof as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    show: Show,
     /// Makes the same messages again.
     #[arg(long)]
     seed: Option<u64>,
@@ -62,18 +59,10 @@ enum Role {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = match args.role {
+    exit_code(match args.role {
         Some(Role::Worker(worker)) => worker.run().map(|()| true),
         None => run(&args),
-    };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 /// Sends, consumes, kills, sends again, and says whether the proof holds.
@@ -81,39 +70,30 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let folder = tempfile::tempdir()?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let run = format!("payments-{seed:x}");
-    let bar = progress_bar(args.json);
-    let stage = |name: &'static str, length: u64| {
-        bar.reset();
-        bar.set_length(length);
-        bar.set_message(name);
-    };
+    let stages = args.show.stages();
 
-    stage("sending", args.messages.into());
+    let bar = stages.begin("sending", args.messages.into());
     let queue = Queue::create(args.endpoint.as_deref(), &run)?;
-    let (payments, produced) = queue::payments(args.messages, seed);
-    queue.send(&payments, &bar);
+    let payments = Payments::new(args.messages, seed);
+    queue.send(&payments.payloads, bar);
     let store =
         args.redis.clone().unwrap_or_else(|| folder.path().join("records.sqlite").display().to_string());
-    let slow_order = format!("order-{}", (produced.payments as f64 * KILL_AT) as u64);
+    let slow_order = format!("order-{}", (payments.distinct() as f64 * KILL_AT) as u64);
     let stage_set = Stage { queue: &queue, store, run, slow_order, folder: folder.path() };
 
-    stage("consuming; one worker is killed on the way", produced.payments);
+    let bar = stages.begin("consuming; one worker is killed on the way", payments.distinct());
     let mut first = stage_set.start("first")?;
-    let killed = first.kill_who_has_begun(&bar)?;
-    first.finish(&queue, &bar)?;
+    let killed = first.kill_who_has_begun(bar)?;
+    first.finish(&queue, bar)?;
 
-    stage("everything comes a second time", produced.messages);
-    queue.send(&payments, &bar);
+    let bar = stages.begin("everything comes a second time", payments.messages());
+    queue.send(&payments.payloads, bar);
     let mut second = stage_set.start("replay")?;
-    second.finish(&queue, &bar)?;
-    bar.finish_and_clear();
+    second.finish(&queue, bar)?;
+    stages.end();
 
-    let proof = Proof::new(&produced, killed, &first.ledger.read()?, &second.ledger.read()?);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&proof)?);
-    } else {
-        println!("{proof}");
-    }
+    let proof = Proof::new(&payments, killed, &first.ledger.read()?, &second.ledger.read()?);
+    args.show.proof(&proof)?;
     Ok(proof.holds())
 }
 

@@ -1,11 +1,7 @@
 //! A queue full of payments, on a server that runs or on one that is started.
 
-use std::collections::BTreeSet;
-
-use fastrand::Rng;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
-use oncegate_examples::broker::Produced;
 use oncegate_tests::{ElasticmqServer, Sqs};
 use tokio::runtime::Runtime;
 
@@ -58,25 +54,4 @@ impl Queue {
     pub(crate) fn is_empty(&self) -> bool {
         self.runtime.block_on(self.queue.depth()).total() == 0
     }
-}
-
-/// Payments, about a third of them again: with another message id and time, another order of the fields, and `10`
-/// spelt `10.0`. The same seed makes the same ones.
-pub(crate) fn payments(messages: u32, seed: u64) -> (Vec<String>, Produced) {
-    let mut rng = Rng::with_seed(seed);
-    let mut orders: Vec<(String, u32)> = Vec::new();
-    let mut payload = |n: u32| {
-        let again = if rng.u32(..3) == 0 { rng.choice(&orders) } else { None };
-        if let Some((order, amount)) = again {
-            return format!(
-                r#"{{"sent_at":{n},"amount":{amount}.0,"message_id":"m-{n}","order_id":"{order}"}}"#
-            );
-        }
-        let (order, amount) = (format!("order-{}", orders.len()), rng.u32(1..1_000));
-        orders.push((order.clone(), amount));
-        format!(r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#)
-    };
-    let payloads = (0..messages).map(&mut payload).collect();
-    let orders: BTreeSet<String> = orders.into_iter().map(|(order, _)| order).collect();
-    (payloads, Produced { messages: messages.into(), payments: orders.len() as u64, orders })
 }

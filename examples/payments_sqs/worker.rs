@@ -1,28 +1,17 @@
-//! A worker process: what you would write yourself. The handler is that of the example `payments`.
+//! A worker process: what you would write yourself, but for the bank that hangs.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use oncegate::core::store::Store;
-use oncegate::redis::RedisStore;
-use oncegate::sqlite::SqliteStore;
 use oncegate::sqs::SqsSource;
-use oncegate::{BoxError, Consumer, Failure, Field, Gate, Handler, Key, Message};
+use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Message};
 use oncegate_examples::crew::{start_logging, told_to_stop};
+use oncegate_examples::payments::{Ledger, open_store};
 use oncegate_tests::Sqs;
-use serde::{Deserialize, Serialize};
 
-use crate::ledger::{Entry, Ledger};
+use crate::billing::{self, Billing, Payment, Receipt};
 
-/// The fields that make two payments the same, whatever else the messages say.
-fn key() -> Key {
-    Key::json([Field::from("order_id"), Field::path("amount").decimal()])
-}
-
-/// How long the bank takes.
-const BANK_TAKES: Duration = Duration::from_millis(2);
 /// How long it takes over the one payment during which a worker is killed.
 const BANK_HANGS: Duration = Duration::from_secs(60);
 /// Short, so that the payments of the killed worker are taken over soon.
@@ -51,41 +40,27 @@ pub(crate) struct Worker {
     begun: PathBuf,
 }
 
-#[derive(Debug, Deserialize)]
-struct Payment {
-    order_id: String,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Receipt {
-    charge: String,
-}
-
-struct Billing {
-    ledger: Ledger,
+/// The billing of the example `payments`, with a bank that hangs over one payment.
+struct SlowBilling {
+    billing: Billing,
     slow_order: String,
     begun: PathBuf,
 }
 
-impl Handler for Billing {
+impl Handler for SlowBilling {
     type Output = Receipt;
 
     async fn handle(&self, message: Message) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
-        tokio::time::sleep(BANK_TAKES).await;
         if payment.order_id == self.slow_order && !message.recovered() {
             std::fs::write(&self.begun, std::process::id().to_string())?;
             tokio::time::sleep(BANK_HANGS).await;
         }
-        let charge = message.downstream_key("charge");
-        self.ledger.append(&Entry::charge(payment.order_id, &charge, message.recovered()))?;
-        Ok(Receipt { charge })
+        self.billing.handle(message).await
     }
 
     async fn duplicate(&self, message: Message, receipt: Receipt) -> Result<(), Failure> {
-        let payment: Payment = message.json()?;
-        self.ledger.append(&Entry::answer(payment.order_id, &receipt.charge))?;
-        Ok(())
+        self.billing.duplicate(message, receipt).await
     }
 }
 
@@ -93,18 +68,15 @@ impl Worker {
     #[tokio::main]
     pub(crate) async fn run(self) -> Result<(), BoxError> {
         start_logging();
-        let store: Arc<dyn Store> = match self.store.starts_with("redis://") {
-            true => Arc::new(RedisStore::connect(&self.store).await?),
-            false => Arc::new(SqliteStore::open(&self.store).await?),
-        };
-        let gate = Gate::new(self.scope, key(), store).lease(LEASE);
+        let store = open_store(&self.store).await?;
+        let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
         // `SqsSource::new("orders")` finds credentials and region in the usual places; a server of one's own has
         // neither.
         let source = SqsSource::from_client(Sqs::at(self.endpoint).client().clone(), self.queue)
             .visibility(VISIBILITY)
             .wait(WAIT);
-        let ledger = Ledger::open(&self.ledger)?;
-        let billing = Billing { ledger, slow_order: self.slow_order, begun: self.begun };
+        let billing = Billing { ledger: Ledger::open(&self.ledger)? };
+        let billing = SlowBilling { billing, slow_order: self.slow_order, begun: self.begun };
         Consumer::new(source, gate, billing).concurrency(16).run_until(told_to_stop()).await?;
         Ok(())
     }

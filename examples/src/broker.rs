@@ -1,6 +1,5 @@
 //! A broker with topics: a real one, or librdkafka's mock in this process.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -31,17 +30,6 @@ pub struct Broker {
 pub struct Sender<'a> {
     producer: ThreadedProducer<DefaultProducerContext>,
     topic: &'a str,
-}
-
-/// What was produced: an expectation that no worker knows.
-#[derive(Debug)]
-pub struct Produced {
-    /// How many messages.
-    pub messages: u64,
-    /// How many payments they are about.
-    pub payments: u64,
-    /// The orders that are paid for.
-    pub orders: BTreeSet<String>,
 }
 
 impl Broker {
@@ -88,38 +76,20 @@ impl Broker {
         Ok(Sender { producer: config.create()?, topic })
     }
 
-    /// Produces payments, about a third of them again: with another message id and time, another order of the
-    /// fields, and `10` spelt `10.0`.
+    /// Sends the payloads with broker keys at random: duplicates come on any partition, as after a change of the
+    /// partition count.
     ///
     /// # Errors
     /// When the broker does not take them.
-    pub fn produce_payments(
-        &self,
-        topic: &str,
-        messages: u32,
-        seed: u64,
-        bar: &ProgressBar,
-    ) -> Result<Produced, BoxError> {
-        let mut rng = Rng::with_seed(seed);
+    pub fn produce(&self, topic: &str, payloads: &[String], bar: &ProgressBar) -> Result<(), BoxError> {
         let sender = self.sender(topic)?;
-        let mut orders: Vec<(String, u32)> = Vec::new();
-        for n in 0..messages {
-            let again = !orders.is_empty() && rng.u32(..3) == 0;
-            let payload = if again {
-                let (order, amount) = rng.choice(&orders).ok_or("no orders")?;
-                format!(r#"{{"sent_at":{n},"amount":{amount}.0,"message_id":"m-{n}","order_id":"{order}"}}"#)
-            } else {
-                let (order, amount) = (format!("order-{}", orders.len()), rng.u32(1..1_000));
-                orders.push((order.clone(), amount));
-                format!(r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#)
-            };
-            // The broker key is at random: duplicates come on any partition, as after a change of the partition count.
-            sender.send(&payload, &rng.u32(..500).to_string())?;
+        // The same keys for as many messages.
+        let mut rng = Rng::with_seed(payloads.len() as u64);
+        for payload in payloads {
+            sender.send(payload, &rng.u32(..500).to_string())?;
             bar.inc(1);
         }
-        sender.flush()?;
-        let orders: BTreeSet<String> = orders.into_iter().map(|(order, _)| order).collect();
-        Ok(Produced { messages: messages.into(), payments: orders.len() as u64, orders })
+        sender.flush()
     }
 
     /// How many messages a topic holds.

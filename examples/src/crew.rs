@@ -4,7 +4,7 @@ use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use oncegate::BoxError;
 use tokio::io::AsyncReadExt as _;
 
@@ -126,11 +126,4 @@ pub fn start_logging() {
     let level = std::env::var("PAYMENTS_LOG").ok().and_then(|level| level.parse().ok());
     let level = level.unwrap_or(tracing_subscriber::filter::LevelFilter::ERROR);
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
-}
-
-/// A bar for people, and none beside JSON.
-pub fn progress_bar(json: bool) -> ProgressBar {
-    let bar = if json { ProgressBar::hidden() } else { ProgressBar::new(0) };
-    let style = ProgressStyle::with_template("{msg:44} {bar:30} {pos}/{len} {elapsed}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use oncegate::BoxError;
 use oncegate::postgres::PostgresStore;
-use oncegate_tests::PostgresServer;
+use oncegate_servers::PostgresServer;
 use tokio::runtime::Runtime;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Row};

@@ -1,18 +1,20 @@
 //! The stage that the programs play on: a broker, a database, and worker processes that can be killed.
 //!
-//! What you would write yourself is in `payments/worker.rs`, `payments_sqs/worker.rs`, `payments_http/`,
+//! What you would write yourself is in `payments/{billing,worker}.rs`, `payments_sqs/worker.rs`, `payments_http/`,
 //! `payments_postgres/worker.rs` and `outbox/`.
 
 pub mod broker;
 pub mod crew;
 pub mod database;
+pub mod payments;
+pub mod show;
 
 /// The guide's programs, compiled and run as documentation tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "sqs"))]
 #[doc = include_str!("../../docs/GUIDE.md")]
 pub mod guide {}
 
 /// The programs of the HTTP manual, compiled as documentation tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "sqs"))]
 #[doc = include_str!("../../docs/HTTP.md")]
 pub mod http {}

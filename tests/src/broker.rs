@@ -42,7 +42,25 @@ pub struct KafkaBroker {
     process: Option<Process>,
     // After the process: fields are dropped in this order, and the broker must not write any more.
     dir: TempDir,
-    _ports: [Port; 2],
+    _ports: Ports,
+}
+
+/// The ports of a broker that is a controller too.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    pub(crate) broker: Port,
+    controller: Port,
+}
+
+impl Ports {
+    pub(crate) fn reserve() -> Self {
+        Self { broker: Port::reserve(), controller: Port::reserve() }
+    }
+
+    /// How the node of this number is named among the controllers.
+    pub(crate) fn voter(&self, node: usize) -> String {
+        format!("{node}@{}", self.controller.address())
+    }
 }
 
 impl KafkaBroker {
@@ -60,21 +78,33 @@ impl KafkaBroker {
     /// # Panics
     /// As [`KafkaBroker::start`].
     pub async fn start_with(settings: &[&str]) -> Self {
-        let (broker, controller) = (Port::reserve(), Port::reserve());
+        let ports = Ports::reserve();
+        let voters = ports.voter(1);
+        let mut server = Self::prepare(1, &voters, &random_cluster_id(), ports, settings);
+        server.start_first().await;
+        server
+    }
+
+    /// One of a cluster of this id, whose controllers are `voters`. Nothing is started.
+    pub(crate) fn prepare(
+        node: usize,
+        voters: &str,
+        cluster_id: &str,
+        ports: Ports,
+        settings: &[&str],
+    ) -> Self {
         let dir = place::server_dir("kafka");
-        let properties = properties(&broker, &controller, dir.path(), settings);
+        let properties = properties(node, voters, &ports, dir.path(), settings);
         write(&dir.path().join("server.properties"), &properties);
         write(&dir.path().join("log4j2.properties"), LOG_SETTINGS);
-        let mut server = Self {
-            kafka: Kafka::at(broker.address()),
-            cluster_id: random_cluster_id(),
-            process: None,
-            dir,
-            _ports: [broker, controller],
-        };
-        server.format().await;
-        server.start_again().await;
-        server
+        let kafka = Kafka::at(ports.broker.address());
+        Self { kafka, cluster_id: cluster_id.to_owned(), process: None, dir, _ports: ports }
+    }
+
+    /// Makes its storage and starts it.
+    pub(crate) async fn start_first(&mut self) {
+        self.format().await;
+        self.start_again().await;
     }
 
     /// Kills the broker with SIGKILL and waits until it is gone. Its data stays.
@@ -177,21 +207,21 @@ fn write(path: &Path, text: &str) {
 
 /// 16 random bytes in the base64 of URLs, as Kafka wants it. Letters and digits are enough; the last
 /// one stands for two bits only.
-fn random_cluster_id() -> String {
+pub(crate) fn random_cluster_id() -> String {
     let mut id: String = std::iter::repeat_with(fastrand::alphanumeric).take(21).collect();
     id.push('A');
     id
 }
 
-fn properties(broker: &Port, controller: &Port, dir: &Path, more: &[&str]) -> String {
-    let (broker, controller) = (broker.address(), controller.address());
+fn properties(node: usize, voters: &str, ports: &Ports, dir: &Path, more: &[&str]) -> String {
+    let (broker, controller) = (ports.broker.address(), ports.controller.address());
     let data = dir.join("data");
     let (data, more) = (data.display(), more.join("\n"));
     format!(
         "\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{controller}
+node.id={node}
+controller.quorum.voters={voters}
 controller.listener.names=CONTROLLER
 listeners=PLAINTEXT://{broker},CONTROLLER://{controller}
 advertised.listeners=PLAINTEXT://{broker}

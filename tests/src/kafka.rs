@@ -147,11 +147,43 @@ impl Kafka {
     /// # Panics
     /// When it exists, or the broker refuses or does not answer.
     pub async fn create_topic(&self, name: &str, partitions: i32) {
-        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        self.create_replicated_topic(name, partitions, 1).await;
+    }
+
+    /// Makes a topic with so many replicas, and waits until every partition has a leader.
+    ///
+    /// # Panics
+    /// As [`Kafka::create_topic`].
+    pub async fn create_replicated_topic(&self, name: &str, partitions: i32, replicas: i32) {
+        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
         let answer = self.admin().create_topics([&topic], &options()).await;
         check(&answer.map(|mut all| all.remove(0)), "create", name);
         let (kafka, topic) = (self.clone(), name.to_owned());
         blocking(move || kafka.await_leaders(&topic, partitions)).await;
+    }
+
+    /// The broker that leads a partition now.
+    ///
+    /// # Panics
+    /// When there is no such partition, or it has no leader within the limit of a request.
+    pub async fn leader(&self, topic: &str, partition: i32) -> i32 {
+        let (kafka, topic) = (self.clone(), topic.to_owned());
+        blocking(move || {
+            let client = kafka.witness("");
+            let deadline = Instant::now() + REQUEST_LIMIT;
+            loop {
+                let metadata = client.fetch_metadata(Some(&topic), ANSWER_LIMIT);
+                let leader = metadata.as_ref().ok().and_then(|metadata| {
+                    let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+                    partitions.find(|found| found.id() == partition).map(MetadataPartition::leader)
+                });
+                match leader {
+                    Some(leader) if leader >= 0 => return leader,
+                    _ => assert!(Instant::now() < deadline, "{topic}/{partition} has no leader"),
+                }
+            }
+        })
+        .await
     }
 
     /// Deletes a topic. The broker forgets it a moment later.
@@ -161,6 +193,19 @@ impl Kafka {
     pub async fn delete_topic(&self, name: &str) {
         let answer = self.admin().delete_topics(&[name], &options()).await;
         check(&answer.map(|mut all| all.remove(0)), "delete", name);
+    }
+
+    /// Deletes the messages of a partition before `offset`, as the topic's retention would.
+    ///
+    /// # Panics
+    /// When the broker refuses or does not answer.
+    pub async fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
+        let mut before = TopicPartitionList::new();
+        before.add_partition_offset(topic, partition, Offset::Offset(offset)).expect("an offset is one");
+        let deleted = self.admin().delete_records(&before, &options()).await;
+        let deleted = deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
+        let element = deleted.find_partition(topic, partition).expect("the answer is about this partition");
+        element.error().unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
     }
 
     /// Produces the records in their order, waits until the broker has them all, and returns where each

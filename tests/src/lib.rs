@@ -9,23 +9,29 @@
 //!   the one server of the whole run. `scripts/test` starts it and names it in [`REDIS_VARIABLE`] and its
 //!   like; without the variable, the test process starts its own on first use. Tests keep apart by
 //!   [`unique`] scopes, topics, groups and queues.
-//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`ElasticmqServer::start`]
-//!   and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
+//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`KafkaCluster::start`],
+//!   [`ElasticmqServer::start`] and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
 //!   settings. [`SqsProxy`] stands before a server of SQS that is shared, and lets calls go wrong.
 
-pub mod process;
+pub mod fire;
+
+use oncegate_servers::place;
+pub use oncegate_servers::{
+    POSTGRES_VARIABLE, Port as LoopbackPort, Postgres, PostgresServer, Process, SmallDisk, postgres_version,
+    process, unique,
+};
 
 mod broker;
 mod bucket;
 mod certificates;
-mod disk;
+mod consuming;
 mod elasticmq;
 mod http;
 mod kafka;
+mod kafka_cluster;
 mod ledger;
 mod moto;
-mod place;
-mod postgres;
+mod proxy;
 mod redis;
 mod redis_cluster;
 mod redis_sentinel;
@@ -41,14 +47,13 @@ mod workers;
 pub use broker::KafkaBroker;
 pub use bucket::Bucket;
 pub use certificates::Certificates;
-pub use disk::SmallDisk;
+pub use consuming::Consuming;
 pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, Record, VARIABLE as KAFKA_VARIABLE};
+pub use kafka_cluster::KafkaCluster;
 pub use ledger::{Effect, Ledger};
 pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
-pub use place::Port as LoopbackPort;
-pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
-pub use process::Process;
+pub use proxy::{Mode as ProxyMode, Proxy};
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinels;
@@ -60,11 +65,3 @@ pub use watched::Watched;
 pub use web::{HttpAnswer, HttpClient, HttpServer, Sent};
 pub use wire::{Step, Then, Wire};
 pub use workers::Workers;
-
-/// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
-///
-/// It fits Kafka's topic and group names, SQS's queues and oncegate's scopes, if the prefix does.
-#[must_use]
-pub fn unique(prefix: &str) -> String {
-    format!("{prefix}-{:016x}", fastrand::u64(..))
-}

@@ -4,12 +4,59 @@ use std::fs::File;
 use std::future::Future;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::core::key::MAX_PAYLOAD_BYTES_LIMIT;
+use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
+use oncegate::core::store::Store;
+use oncegate::proof::Proof;
 use oncegate::{FingerprintSpec, Key};
 
 use crate::exit::{Exit, Problem};
+use crate::store::StoreArgs;
+
+/// How the answer is given.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AnswerArgs {
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Give up after this time: 500ms, 30s, 5m, 2h [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// Whose messages they are.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GateArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    pub(crate) scope: Scope,
+
+    /// The key of the consumer's gate: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
+    /// or message-id
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
+    pub(crate) key: Key,
+
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not compared]
+    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
+    pub(crate) fingerprint: Option<FingerprintSpec>,
+}
+
+impl GateArgs {
+    /// What would become of messages of this gate.
+    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> Proof {
+        let proof = Proof::new(self.scope.as_str(), self.key.clone(), store);
+        match &self.fingerprint {
+            Some(fingerprint) => proof.fingerprint(fingerprint.clone()),
+            None => proof,
+        }
+    }
+}
 
 /// A message put together by hand.
 #[derive(Debug, clap::Args)]

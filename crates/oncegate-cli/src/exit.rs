@@ -43,6 +43,11 @@ impl Problem {
         Self { exit, text: text.into() }
     }
 
+    /// How the command would end.
+    pub(crate) const fn exit(&self) -> Exit {
+        self.exit
+    }
+
     /// With the whole chain of causes.
     pub(crate) fn caused(exit: Exit, error: &dyn Error) -> Self {
         let mut text = error.to_string();

@@ -1,23 +1,18 @@
 //! `oncegate inspect`: what the store holds for a key, in words.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::Key;
 use oncegate::codec::describe_stored;
-use oncegate::core::key::{Digest, Scope, StoreKey};
+use oncegate::core::key::StoreKey;
 use oncegate::core::record::{Fence, Recovery, State};
-use oncegate::core::store::{Looked, Store};
-use oncegate::proof::{Known, Proof};
+use oncegate::core::store::Looked;
 use serde::Serialize;
-use tracing::warn;
 
-use crate::args::{MessageArgs, duration, within};
+use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
-use crate::key::explain;
 use crate::output::{self, Table, span};
 use crate::promise::Promised;
-use crate::store::StoreArgs;
+use crate::record::RecordArgs;
 
 /// Names the form of the document that `--json` prints.
 const SCHEMA: &str = "oncegate.inspect/1";
@@ -26,41 +21,12 @@ const SCHEMA: &str = "oncegate.inspect/1";
 ///
 /// The key is given as it stands in logs and dead letters, or derived from a message. Exit code 1: there is no record.
 #[derive(Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("which").required(true).args(["store_key", "digest", "key"])))]
 pub(crate) struct Args {
     #[command(flatten)]
-    store: StoreArgs,
-
-    /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", required_unless_present = "store_key")]
-    scope: Option<Scope>,
-
-    /// The key as the store has it: billing:eMT5oSC2v1zTz8Nw5IO50A
-    #[arg(long, value_name = "SCOPE:DIGEST")]
-    store_key: Option<StoreKey>,
-
-    /// The second half of that
-    #[arg(long, value_name = "DIGEST", allow_hyphen_values = true)]
-    digest: Option<Digest>,
-
-    /// The key specification, for a message whose payload comes from a file or from standard input
-    #[arg(long, value_name = "SPEC", requires = "route")]
-    key: Option<Key>,
-
-    /// The route of that message: its topic or the name of its queue, unless it was retried or redriven
-    #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], requires = "key")]
-    route: Option<String>,
+    record: RecordArgs,
 
     #[command(flatten)]
-    message: MessageArgs,
-
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-
-    /// Give up after this time: 500ms, 30s, 5m [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`. Times are in milliseconds from now, on the store's clock.
@@ -97,8 +63,8 @@ struct Document {
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
-    let (key, found, promise) = within(args.timeout, look(args)).await?;
-    if args.json {
+    let (key, found, promise) = within(args.answer.timeout, look(args)).await?;
+    if args.answer.json {
         output::answer_json(&Document { promise: Some(promise), ..document(&key, found.as_ref()) })?;
     } else {
         let mut store = Table::default();
@@ -109,35 +75,11 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>, Promised), Problem> {
-    let missing = || Problem::new(Exit::Usage, "--scope is missing");
-    let store = args.store.open().await?;
-    let key = match (&args.store_key, &args.digest, &args.key) {
-        (Some(key), _, _) => key.clone(),
-        (None, Some(digest), _) => StoreKey::new(args.scope.as_ref().ok_or_else(missing)?, *digest),
-        (None, None, Some(spec)) => {
-            let scope = args.scope.as_ref().ok_or_else(missing)?;
-            derive(args, spec, scope, Arc::clone(&store)).await?
-        }
-        (None, None, None) => {
-            return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
-        }
-    };
-    let mut answers = store.look(vec![key.clone()]).await;
-    let found = answers.pop().ok_or_else(|| Problem::new(Exit::Bug, "the store gave no answer"))??;
+    let (store, key, found) = args.record.find().await?;
     Ok((key, found, Promised::by(&*store).await))
 }
 
-async fn derive(args: &Args, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -> Result<StoreKey, Problem> {
-    // With another key than the scope's, the answer would be "absent" whatever has happened.
-    let examination = Proof::new(scope.as_str(), spec.clone(), store).open().await?;
-    if examination.known() == Known::Nothing {
-        warn!(%scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
-    }
-    let route = args.route.as_deref().unwrap_or_default();
-    Ok(explain(spec, scope, route, &args.message).await?.store_key().clone())
-}
-
-fn words(key: &StoreKey, found: Option<&Looked>) -> String {
+pub(crate) fn words(key: &StoreKey, found: Option<&Looked>) -> String {
     let mut table = Table::default();
     table.text("key", key);
     let Some(found @ Looked { now, record }) = found else {
@@ -226,8 +168,19 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The state in one word, as `--json` has it.
+pub(crate) fn state(found: Option<&Looked>) -> &'static str {
+    match found.map(|found| &found.record.state) {
+        None => "absent",
+        Some(State::Pending { .. }) => "pending",
+        Some(State::Released { .. }) => "released",
+        Some(State::Completed { .. }) => "completed",
+        Some(State::Failed { .. }) => "failed",
+    }
+}
+
 fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
-    let base = Document { schema: SCHEMA, key: key.to_string(), state: "absent", ..Document::default() };
+    let base = Document { schema: SCHEMA, key: key.to_string(), state: state(found), ..Document::default() };
     let Some(found @ Looked { now, record }) = found else {
         return base;
     };
@@ -240,7 +193,6 @@ fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
     let number = |fence: &Option<Fence>| fence.map(|Fence(fence)| fence);
     match &record.state {
         State::Pending { attempt, recovery, fence, .. } => Document {
-            state: "pending",
             attempt: Some(*attempt),
             recovered: Some(recovery.recovered()),
             fence: number(fence),
@@ -248,7 +200,6 @@ fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
             ..base
         },
         State::Released { attempt, recovered, fence, reason, .. } => Document {
-            state: "released",
             attempt: Some(*attempt),
             recovered: Some(*recovered),
             fence: number(fence),
@@ -256,14 +207,10 @@ fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
             protected_for_ms,
             ..base
         },
-        State::Completed { result, .. } => Document {
-            state: "completed",
-            result: Some(describe_stored(result)),
-            result_bytes: Some(result.len()),
-            ..base
-        },
+        State::Completed { result, .. } => {
+            Document { result: Some(describe_stored(result)), result_bytes: Some(result.len()), ..base }
+        }
         State::Failed { attempt, handed_over, reason, .. } => Document {
-            state: "failed",
             attempt: Some(*attempt),
             handed_over: Some(*handed_over),
             reason: Some(reason.clone()),

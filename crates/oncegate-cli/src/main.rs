@@ -2,25 +2,34 @@
 //! key, and what does the store hold for it? And the tables of a store in PostgreSQL.
 //!
 //! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables and `sweep` deletes
-//! large results, when they are told to; no other command changes anything: neither the store nor the topic, nor
+//! large results, `reset` and `dead-letters redrive` open records, when they are told to; no other command changes anything: neither the store nor the topic, nor
 //! what a consumer group has committed. `peek` alone uses up receives of a queue's messages, and asks for leave.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing::debug;
 use tracing_subscriber::EnvFilter;
 
 mod args;
+mod change;
+mod confirm;
+mod dead_letters;
+mod doctor;
+mod estimate;
 mod exit;
+mod generated;
+mod health;
 mod inspect;
 mod key;
 mod output;
 mod peek;
 mod promise;
+mod record;
 mod replay;
+mod reset;
 mod schema;
 mod store;
 mod sweep;
@@ -53,8 +62,16 @@ enum Command {
     Key(key::Args),
     Sweep(sweep::Args),
     Inspect(inspect::Args),
+    Reset(reset::Args),
+    #[command(subcommand)]
+    DeadLetters(dead_letters::Command),
+    Doctor(doctor::Args),
+    Estimate(estimate::Args),
+    Health(health::Args),
     Sql(schema::SqlArgs),
     Migrate(schema::MigrateArgs),
+    Completions(generated::CompletionsArgs),
+    Man(generated::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -81,8 +98,15 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Key(args) => key::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
+                Command::Reset(args) => reset::run(args).await,
+                Command::DeadLetters(command) => dead_letters::run(command).await,
+                Command::Doctor(args) => doctor::run(args).await,
+                Command::Estimate(args) => estimate::run(args).await,
+                Command::Health(args) => health::run(args).await,
                 Command::Sql(args) => schema::sql(args),
                 Command::Migrate(args) => schema::migrate(args).await,
+                Command::Completions(args) => generated::completions(args, Cli::command()),
+                Command::Man(args) => generated::man(args, Cli::command()),
             }
         };
         tokio::select! {

@@ -6,19 +6,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncegate::core::key::Scope;
-use oncegate::proof::{Known, Proof, Report};
+use oncegate::proof::{Known, Report};
 use oncegate::source::{Delivery, Source as _, Ticket};
 use oncegate::sqs::{Body, SqsSource};
-use oncegate::{Counters, FingerprintSpec, Key, Message};
+use oncegate::{Counters, Message};
 use serde::Serialize;
 use tracing::warn;
 
-use crate::args::{duration, fingerprint, within};
+use crate::args::{AnswerArgs, GateArgs, within};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::replay::{changes, counts, examples};
-use crate::store::StoreArgs;
 
 /// Names the form of the document that `--json` prints.
 const SCHEMA: &str = "oncegate.peek/1";
@@ -71,27 +69,10 @@ pub(crate) struct Args {
     most: u32,
 
     #[command(flatten)]
-    store: StoreArgs,
+    gate: GateArgs,
 
-    /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    scope: Scope,
-
-    /// The key of the consumer's gate: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-id
-    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
-    key: Key,
-
-    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not compared]
-    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
-    fingerprint: Option<FingerprintSpec>,
-
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-
-    /// Give up after this time: 500ms, 30s, 5m, 2h; what was received is visible again a minute later [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`.
@@ -112,15 +93,15 @@ struct Document<'a> {
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let started = Instant::now();
-    let (report, complete) = within(args.timeout, examine(args)).await?;
+    let (report, complete) = within(args.answer.timeout, examine(args)).await?;
     let took = started.elapsed();
     let passed = complete && report.changes_nothing();
-    if args.json {
+    if args.answer.json {
         output::answer_json(&Document {
             schema: SCHEMA,
             queue: &args.queue,
-            store: args.store.redacted(),
-            scope: args.scope.as_str(),
+            store: args.gate.store.redacted(),
+            scope: args.gate.scope.as_str(),
             passed,
             complete,
             seconds: took.as_secs_f64(),
@@ -136,13 +117,9 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 /// The report, and whether the queue had no more.
 async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
     args.check()?;
-    let mut proof = Proof::new(args.scope.as_str(), args.key.clone(), args.store.open().await?);
-    if let Some(fingerprint) = &args.fingerprint {
-        proof = proof.fingerprint(fingerprint.clone());
-    }
-    let mut examination = proof.open().await?;
+    let mut examination = args.gate.proof(args.gate.store.open().await?).open().await?;
     if examination.known() == Known::Nothing {
-        warn!(scope = %args.scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
+        warn!(scope = %args.gate.scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
     }
     let source = args.source();
     source.open(Arc::new(Counters::default())).await.map_err(|error| not_opened(&error))?;
@@ -212,8 +189,8 @@ impl Args {
     fn text(&self, report: &Report, complete: bool) -> String {
         let mut table = Table::default();
         table.text("queue", self.queue.as_str());
-        table.text("store", self.store.redacted());
-        table.text("scope", self.scope.as_str());
+        table.text("store", self.gate.store.redacted());
+        table.text("scope", self.gate.scope.as_str());
         counts(&mut table, report);
         let mut text = table.render();
         examples(&mut text, report);

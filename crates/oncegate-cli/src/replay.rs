@@ -1,21 +1,18 @@
 //! `oncegate replay`: what a replay of whole topics would run, without running or claiming anything.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use oncegate::core::key::Scope;
 use oncegate::kafka::TopicReader;
-use oncegate::proof::{Examination, Example, Known, Proof, Report};
-use oncegate::{FingerprintSpec, Key};
+use oncegate::proof::{Examination, Example, Known, Report};
 use serde::Serialize;
 use tracing::warn;
 
-use crate::args::{duration, fingerprint, pair, within};
+use crate::args::{AnswerArgs, GateArgs, pair, within};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::promise::Promised;
-use crate::store::StoreArgs;
 
 /// Names the form of the document that `--json` prints.
 const SCHEMA: &str = "oncegate.replay/1";
@@ -41,19 +38,7 @@ pub(crate) struct Args {
     topics: Vec<String>,
 
     #[command(flatten)]
-    store: StoreArgs,
-
-    /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    scope: Scope,
-
-    /// The key of the consumer's gate: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
-    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
-    key: Key,
-
-    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not compared]
-    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
-    fingerprint: Option<FingerprintSpec>,
+    gate: GateArgs,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
@@ -63,13 +48,8 @@ pub(crate) struct Args {
     #[arg(long)]
     allow_dead_letters: bool,
 
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-
-    /// Give up after this time: 500ms, 30s, 5m, 2h [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`.
@@ -92,16 +72,16 @@ struct Document<'a> {
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let started = Instant::now();
-    let (known, promise, report) = within(args.timeout, examine(args)).await?;
+    let (known, promise, report) = within(args.answer.timeout, examine(args)).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
-    if args.json {
+    if args.answer.json {
         output::answer_json(&Document {
             schema: SCHEMA,
             topics: &args.topics,
-            store: args.store.redacted(),
+            store: args.gate.store.redacted(),
             promise: &promise,
-            scope: args.scope.as_str(),
+            scope: args.gate.scope.as_str(),
             known: match known {
                 Known::Same => "same",
                 Known::OtherFingerprint => "other_fingerprint",
@@ -126,13 +106,9 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 
 async fn examine(args: &Args) -> Result<(Known, Promised, Report), Problem> {
     args.check()?;
-    let store = args.store.open().await?;
+    let store = args.gate.store.open().await?;
     let promise = Promised::by(&*store).await;
-    let mut proof = Proof::new(args.scope.as_str(), args.key.clone(), store);
-    if let Some(fingerprint) = &args.fingerprint {
-        proof = proof.fingerprint(fingerprint.clone());
-    }
-    let mut examination = proof.open().await?;
+    let mut examination = args.gate.proof(store).open().await?;
     args.tell(examination.known());
     let known = examination.known();
     // All before the first is read: the ends of a moment, not of a long stretch.
@@ -182,7 +158,7 @@ impl Args {
     }
 
     fn tell(&self, known: Known) {
-        let scope = &self.scope;
+        let scope = &self.gate.scope;
         match known {
             Known::Same => {}
             Known::OtherFingerprint => warn!(
@@ -204,11 +180,11 @@ impl Args {
     fn text(&self, promise: &Promised, report: &Report) -> String {
         let mut table = Table::default();
         table.text("topic", self.topics.join(", "));
-        table.text("store", self.store.redacted());
+        table.text("store", self.gate.store.redacted());
         promise.tell(&mut table);
-        table.text("scope", self.scope.as_str());
+        table.text("scope", self.gate.scope.as_str());
         counts(&mut table, report);
-        if self.fingerprint.is_some() {
+        if self.gate.fingerprint.is_some() {
             table.number("mismatched", report.mismatched);
             table.noted("not compared", report.uncompared, "counted above as well");
         }

@@ -1,12 +1,10 @@
 //! `oncegate sql` and `oncegate migrate`: the tables of a store in PostgreSQL.
 
-use std::io::{BufRead, IsTerminal};
-use std::time::Duration;
-
 use oncegate::postgres::{PostgresStore, SchemaChange};
 use serde::Serialize;
 
-use crate::args::{duration, within};
+use crate::args::{AnswerArgs, within};
+use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::store::StoreArgs;
@@ -44,13 +42,8 @@ pub(crate) struct MigrateArgs {
     #[arg(long)]
     yes: bool,
 
-    /// Print one JSON document instead of the statements
-    #[arg(long)]
-    json: bool,
-
-    /// Give up after this time: 500ms, 30s, 5m [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`.
@@ -74,20 +67,21 @@ pub(crate) fn sql(args: &SqlArgs) -> Result<Exit, Problem> {
 
 /// Makes tables.
 pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
-    let store = within(args.timeout, args.store.open_postgres()).await?;
-    let change = within(args.timeout, async { Ok(store.schema_change().await?) }).await?;
+    let store = within(args.answer.timeout, args.store.open_postgres()).await?;
+    let change = within(args.answer.timeout, async { Ok(store.schema_change().await?) }).await?;
     let pending = !change.sql.is_empty();
     if pending && !args.dry_run {
-        if !args.json {
+        if !args.answer.json {
             output::answer(&change.sql)?;
         }
-        confirm(args, &change).await?;
-        within(args.timeout, async { Ok(store.create_schema().await?) }).await?;
-    } else if pending && !args.json {
+        let question = format!("run these statements at {} (format {})?", args.store.redacted(), change.to);
+        confirm(&question, "run the statements above", args.yes).await?;
+        within(args.answer.timeout, async { Ok(store.create_schema().await?) }).await?;
+    } else if pending && !args.answer.json {
         output::answer(&change.sql)?;
     }
     let done = pending && !args.dry_run;
-    if args.json {
+    if args.answer.json {
         let SchemaChange { from, to, sql, .. } = &change;
         output::answer_json(&Document { schema: SCHEMA, from: *from, to: *to, sql, done })?;
     }
@@ -102,25 +96,5 @@ fn words(args: &MigrateArgs, change: &SchemaChange) -> String {
         (true, _) => format!("{store} has tables of format {to}; there is nothing to do"),
         (false, true) => format!("{store} has {before}; the statements would give it tables of format {to}"),
         (false, false) => format!("{store} had {before}, and has tables of format {to} now"),
-    }
-}
-
-/// Asks on a terminal; elsewhere only `--yes` will do, so that no pipe ever waits.
-async fn confirm(args: &MigrateArgs, change: &SchemaChange) -> Result<(), Problem> {
-    if args.yes {
-        return Ok(());
-    }
-    if !std::io::stdin().is_terminal() {
-        let text = "it would run the statements above: say --yes, or --dry-run to see them alone";
-        return Err(Problem::new(Exit::Usage, text));
-    }
-    eprint!("oncegate: run these statements at {} (format {})? [y/N] ", args.store.redacted(), change.to);
-    let asked = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
-    });
-    match asked.await {
-        Ok(Ok(answer)) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
-        _ => Err(Problem::new(Exit::No, "nothing was changed")),
     }
 }

@@ -6,7 +6,7 @@ use oncegate::core::key::Scope;
 use oncegate::results::{ObjectResults, ResultStore as _, Sweep, Swept};
 use serde::Serialize;
 
-use crate::args::{duration, within};
+use crate::args::{AnswerArgs, duration, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
 
@@ -35,13 +35,8 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
 
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-
-    /// Give up after this time: 500ms, 30s, 5m [default: never]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`.
@@ -64,8 +59,8 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
         let swept = results.sweep(&args.scope, args.older_than, sweep).await;
         swept.map_err(|error| Problem::new(Exit::Unreachable, error.to_string()))
     };
-    let Swept { kept, over, over_bytes } = within(args.timeout, sweeping).await?;
-    if args.json {
+    let Swept { kept, over, over_bytes } = within(args.answer.timeout, sweeping).await?;
+    if args.answer.json {
         output::answer_json(&Document {
             schema: SCHEMA,
             results: &args.results,

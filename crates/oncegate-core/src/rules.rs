@@ -139,6 +139,9 @@ pub struct Grant {
     pub recovery: Recovery,
     /// Only grows for this key; present when the claim was fenced.
     pub fence: Option<Fence>,
+    /// This attempt is the first after an operator reopened the record: what an earlier one did may happen again. It is
+    /// said once; a repeat of the claim, whose first reply was lost, does not say it.
+    pub reopened: bool,
 }
 
 /// What `operation` does at `now` to the record of a key: the record afterwards, and the answer.
@@ -189,15 +192,17 @@ struct Release {
 }
 
 /// What an earlier attempt leaves to the next one.
+#[derive(Default)]
 struct Earlier {
     attempt: u8,
     recovery: Recovery,
     fence: Option<Fence>,
+    reopened: bool,
 }
 
 fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option<Record>, Reply) {
     let Some(record) = record else {
-        return grant(now, claimant, &Earlier { attempt: 0, recovery: Recovery::None, fence: None }, false);
+        return grant(now, claimant, &Earlier::default(), false);
     };
     let uncompared = match (record.fingerprint, claimant.fingerprint) {
         (theirs, ours) if theirs == ours => false,
@@ -209,16 +214,18 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
     let verdict = match (&record.state, record.protected_for(now)) {
         // The first reply was lost, or the outage outlasted the lease and nobody took over.
         (&State::Pending { token, attempt, recovery, fence }, _) if token == claimant.token => {
-            Verdict::Granted(Grant { attempt, recovery, fence })
+            Verdict::Granted(Grant { attempt, recovery, fence, reopened: false })
         }
         (State::Pending { .. } | State::Released { .. }, Some(retry_in)) => Verdict::Busy { retry_in },
         (&State::Pending { attempt, fence, .. }, None) => {
-            let earlier = Earlier { attempt, recovery: Recovery::Takeover, fence };
+            let earlier = Earlier { attempt, recovery: Recovery::Takeover, fence, reopened: false };
             return grant(now, claimant, &earlier, uncompared);
         }
-        (&State::Released { attempt, recovered, fence, .. }, None) => {
+        (&State::Released { by, attempt, recovered, fence, .. }, None) => {
             let recovery = if recovered { Recovery::Earlier } else { Recovery::None };
-            return grant(now, claimant, &Earlier { attempt, recovery, fence }, uncompared);
+            // A reopen has no owner, and knows of no attempt.
+            let reopened = by == TokenTag::NONE && !recovered;
+            return grant(now, claimant, &Earlier { attempt, recovery, fence, reopened }, uncompared);
         }
         (State::Completed { result, .. }, _) => Verdict::Completed { result: result.clone() },
         (State::Failed { reason, handed_over, .. }, _) => {
@@ -242,7 +249,7 @@ fn grant(
         fingerprint: claimant.fingerprint,
         state: State::Pending { token: claimant.token, attempt, recovery, fence },
     };
-    let verdict = Verdict::Granted(Grant { attempt, recovery, fence });
+    let verdict = Verdict::Granted(Grant { attempt, recovery, fence, reopened: earlier.reopened });
     (Some(record), Reply::Verdict { verdict, uncompared })
 }
 

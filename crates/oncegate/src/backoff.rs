@@ -20,6 +20,11 @@ impl Backoff {
         Self { first, most }
     }
 
+    /// The first wait, before its random cut.
+    pub const fn first(&self) -> Duration {
+        self.first
+    }
+
     /// The longest wait.
     pub const fn most(&self) -> Duration {
         self.most

@@ -1,7 +1,9 @@
 //! Where messages go that cannot be handled: durably, with their original bytes and the reason.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 
@@ -54,6 +56,24 @@ pub struct DeadLetter {
     pub reason: String,
     /// How many attempts ran.
     pub attempts: u32,
+    /// When its first attempt failed, on the wall clock of the process that gave it up. `None` when that was in another
+    /// process, or when an attempt ended without a word: nobody has kept that time.
+    pub first_failed_at: Option<SystemTime>,
+    /// When it was given up, on the same clock.
+    pub failed_at: SystemTime,
+}
+
+/// In milliseconds since 1970, as letters have their times.
+#[cfg(any(feature = "kafka", feature = "sqs"))]
+pub(crate) fn millis_since_1970(time: SystemTime) -> u64 {
+    let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The time that a letter has in milliseconds since 1970.
+#[cfg(any(feature = "kafka", feature = "sqs"))]
+pub(crate) fn time_of(millis: u64) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_millis(millis))
 }
 
 /// Why a message was given up.
@@ -73,6 +93,10 @@ pub enum DeadLetterCause {
 }
 
 impl DeadLetterCause {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::BadKey, Self::Permanent, Self::AttemptsUsedUp, Self::Mismatch, Self::NotHandedOver];
+
     /// One lower-case word for headers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -84,3 +108,17 @@ impl DeadLetterCause {
         }
     }
 }
+
+impl FromStr for DeadLetterCause {
+    type Err = UnknownCause;
+
+    /// The word of [`as_str`](Self::as_str).
+    fn from_str(word: &str) -> Result<Self, UnknownCause> {
+        Self::ALL.into_iter().find(|cause| cause.as_str() == word).ok_or(UnknownCause)
+    }
+}
+
+/// A word that names no cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it must be one of bad_key, permanent, attempts_used_up, mismatch, not_handed_over")]
+pub struct UnknownCause;

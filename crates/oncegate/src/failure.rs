@@ -22,6 +22,8 @@ pub struct Failure {
 pub(crate) enum Advice {
     /// Another attempt, after the usual back-off or after this long.
     Retry { after: Option<Duration> },
+    /// Another attempt, once the lease has lapsed: this one may still be going on.
+    Unknown,
     /// The dead letters.
     GiveUp,
 }
@@ -40,6 +42,14 @@ impl Failure {
     /// Try again, but not before `delay` has passed.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
         Self { advice: Advice::Retry { after: Some(delay) }, error: error.into() }
+    }
+
+    /// Nobody knows what came of it: the effect may have happened, and may even still be under way, as after a timeout.
+    ///
+    /// The message is tried again when the lease has lapsed, and not sooner; [`Message::recovered`](crate::Message::recovered)
+    /// tells the next attempt. It counts as an attempt that ended without a word.
+    pub fn unknown(error: impl Into<BoxError>) -> Self {
+        Self { advice: Advice::Unknown, error: error.into() }
     }
 
     /// Whether another attempt makes no sense.

@@ -93,6 +93,26 @@ impl Origin {
     }
 }
 
+impl Origin {
+    /// The origin that these words name, as `Display` writes them.
+    #[cfg(any(feature = "kafka", feature = "sqs"))]
+    pub(crate) fn parse(words: &str) -> Self {
+        let kafka = || {
+            let (place, offset) = words.rsplit_once('@')?;
+            let (topic, partition) = place.rsplit_once('/')?;
+            Some(Self::Kafka {
+                topic: topic.into(),
+                partition: partition.parse().ok()?,
+                offset: offset.parse().ok()?,
+            })
+        };
+        // Neither a queue's name nor a topic's holds such a sign.
+        let queue =
+            || words.split_once('#').map(|(queue, id)| Self::Queue { queue: queue.into(), id: id.into() });
+        kafka().or_else(queue).unwrap_or_else(|| Self::Other(words.into()))
+    }
+}
+
 impl fmt::Display for Origin {
     /// `orders/3@42`, `queue#id`, or the words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

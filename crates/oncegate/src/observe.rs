@@ -115,6 +115,13 @@ pub enum Event<'a> {
         /// Whether it has stopped.
         paused: bool,
     },
+    /// A handler that fails for all alike is paused, probed with one message, or goes on.
+    BreakerChanged {
+        /// The gate's scope.
+        scope: &'a str,
+        /// What it is now.
+        state: BreakerState,
+    },
     /// A message runs alone in its process, because its attempts have ended without a word before.
     Quarantined {
         /// The gate's scope.
@@ -126,6 +133,19 @@ pub enum Event<'a> {
         assigned: usize,
         /// How many went.
         revoked: usize,
+    },
+    /// The group had dropped this member of a Kafka group, and another one joins in its place: what was received and
+    /// not committed is delivered again.
+    MemberReplaced {
+        /// `poll_interval`, `dropped`, or `static_member` (its id is still held).
+        cause: &'static str,
+    },
+    /// A topic was deleted and made again: it is read from its beginning.
+    TopicMadeAgain,
+    /// Messages were deleted from their topic before they were received, by its retention for example.
+    MessagesGone {
+        /// How many offsets that were, at the most: a compacted topic has fewer messages.
+        count: u64,
     },
     /// The source reported its committed position.
     Committed {
@@ -181,6 +201,29 @@ pub enum RunOutcome {
     Panicked,
     /// It was cancelled and did not return in time.
     Cancelled,
+}
+
+/// Whether a handler's messages run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BreakerState {
+    /// They run.
+    Closed,
+    /// They wait.
+    Open,
+    /// They wait, but for one that finds out whether the handler works again.
+    HalfOpen,
+}
+
+impl BreakerState {
+    /// The label in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
 }
 
 /// Why a handler ran once more: the whole list of what the promise leaves open.
@@ -248,8 +291,12 @@ impl Event<'_> {
             Self::StoreLost { .. } => ("store_losses", "", 1),
             Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
             Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
+            Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
             Self::Quarantined { .. } => ("quarantined", "", 1),
             Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
+            Self::TopicMadeAgain => ("topics_made_again", "", 1),
+            Self::MessagesGone { count } => ("messages_gone", "", count),
             Self::Committed { .. } => ("commits", "", 1),
             Self::SourceError { operation } => ("source_errors", operation, 1),
             Self::SqsCalled { operation } => ("sqs_calls", operation, 1),

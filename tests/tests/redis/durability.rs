@@ -5,10 +5,9 @@ use std::time::Duration;
 use oncegate::redis::{Durability, RedisStore};
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
-use oncegate_tests::{RedisServer, until};
+use oncegate_tests::{Proxy, ProxyMode as Mode, RedisServer, until};
 
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
-use crate::proxy::{Mode, Proxy};
 
 const HELD: Reply = Reply::Held { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);

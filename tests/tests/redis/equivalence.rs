@@ -111,6 +111,8 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("complete", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], ARGV[2], 'KEEPTTL')"),
     ("fail", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], old)"),
     ("hand_over", "'G' .. string.sub(old, 2)", "'F' .. string.sub(old, 2)"),
+    // A reopen that nobody is told of.
+    ("claim", "say('N', rest)", "say('P', rest)"),
     // A reopen of whatever is there, or of nothing.
     ("reopen", "if old == ARGV[1] then", "if old then"),
     ("reopen", "if old == ARGV[1] then", "if false then"),

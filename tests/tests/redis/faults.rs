@@ -6,10 +6,9 @@ use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
-use oncegate_tests::{Redis, RedisServer};
+use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer};
 
 use crate::hand::{apply, claim, complete, key, scope, token};
-use crate::proxy::{Mode, Proxy};
 
 const HELD: Reply = Reply::Held { recreated: false };
 

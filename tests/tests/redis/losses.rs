@@ -9,11 +9,10 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Fence, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::Store;
-use oncegate_tests::{RedisServer, unique, until};
+use oncegate_tests::{Proxy, RedisServer, unique, until};
 
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
-use crate::proxy::Proxy;
 
 const HELD: Reply = Reply::Held { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);

@@ -7,11 +7,10 @@ use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Store, StoreError};
-use oncegate_tests::Redis;
+use oncegate_tests::{Proxy, ProxyMode as Mode, Redis};
 
 use crate::faults::until_answered;
 use crate::hand::{apply, claim, complete, key, scope, token};
-use crate::proxy::{Mode, Proxy};
 
 /// How a reply is lost.
 const WAYS: [Mode; 3] = [Mode::Lose, Mode::Cut, Mode::Stall];

@@ -9,7 +9,6 @@ mod faults;
 mod hand;
 mod losses;
 mod lost_replies;
-mod proxy;
 mod sentinel;
 mod server;
 mod tls;

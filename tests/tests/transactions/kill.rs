@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
-use oncegate_tests::process::bound_to_parent;
+use oncegate_tests::process::{bound_to_parent, is_stopped};
 use oncegate_tests::{CLIENTS, Client, Process};
 use tokio::task::JoinSet;
 
@@ -166,12 +166,6 @@ impl Scene {
         );
         assert!(points >= 12 && stopped > 0 && again > 0, "seed {seed}: that proves nothing");
     }
-}
-
-/// Whether the process was stopped by a signal.
-fn is_stopped(id: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,17 @@
 //! The command as its users see it: arguments in; output, errors and exit codes out.
 
+mod dead_letters;
+mod doctor;
+mod estimate;
+mod generated;
+mod health;
 mod inspect;
 mod key;
 mod peek;
 mod replay;
+mod reset;
 mod schema;
+mod shop;
 mod sweep;
 
 use std::io::{BufRead, BufReader};

@@ -71,6 +71,7 @@ pub struct Reached(BTreeMap<&'static str, u64>);
 const KINDS: &[&str] = &[
     "granted",
     "granted after a release",
+    "granted after a reopen",
     "granted by takeover",
     "granted with recovery remembered",
     "granted again to the same token",
@@ -362,7 +363,10 @@ fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
     };
     let mut kinds = if *uncompared { vec!["uncompared"] } else { Vec::new() };
     match verdict {
-        Verdict::Granted(Grant { attempt, recovery, fence }) => {
+        Verdict::Granted(Grant { attempt, recovery, fence, reopened }) => {
+            if *reopened {
+                kinds.push("granted after a reopen");
+            }
             kinds.push(match (before.map(|record| &record.state), recovery) {
                 (Some(State::Pending { attempt: earlier, .. }), _)
                     if earlier == attempt && *attempt < u8::MAX =>

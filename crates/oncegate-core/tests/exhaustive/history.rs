@@ -254,7 +254,7 @@ impl History {
         let over = now.millis() > self.protected_until_ms;
         let recovery = match self.phase {
             Phase::Owned { by: owner, recovery, fence } if owner == by => {
-                let same = Grant { attempt: self.counted, recovery, fence };
+                let same = Grant { attempt: self.counted, recovery, fence, reopened: false };
                 return ensure(*grant == same, "the same token gets the same grant again");
             }
             Phase::Completed { .. } => return Err("no grant after completed (S5)"),
@@ -270,6 +270,8 @@ impl History {
             }
             Phase::Absent => Recovery::None,
         };
+        let reopened = matches!(self.phase, Phase::Released { by: None });
+        ensure(grant.reopened == reopened, "the first attempt after a reopen is told of it")?;
         self.counted = self.counted.saturating_add(1);
         ensure(grant.attempt == self.counted, "attempts count failures and crashes, and nothing else (S18)")?;
         ensure(grant.recovery == recovery, "a takeover is flagged, now and later")?;

@@ -36,6 +36,7 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("fail without a token compare", fail_without_compare),
     ("a repeated fail forgets the hand-over", fail_forgets_hand_over),
     ("reopen does not compare", reopen_without_compare),
+    ("nobody is told of a reopen", reopen_untold),
     ("lost changes the record", lost_changes),
 ];
 
@@ -351,6 +352,14 @@ fn reopen_without_compare(now: StoreTime, record: Option<Record>, op: &Operation
         }
         _ => apply(now, record, op),
     }
+}
+
+fn reopen_untold(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let (after, mut reply) = apply(now, record, op);
+    if let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = &mut reply {
+        grant.reopened = false;
+    }
+    (after, reply)
 }
 
 fn lost_changes(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {

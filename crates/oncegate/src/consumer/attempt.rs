@@ -10,6 +10,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
+use super::breaker::Ran as Passed;
+use super::engine::breaker_key;
 use super::{Item, Shared};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
@@ -94,7 +96,8 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
 /// Runs the handler under the lease and stores what it returns.
 async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaphorePermit) -> Ending {
     let max_attempts = shared.settings.max_attempts;
-    if lease.attempt() > max_attempts {
+    // While its handler is paused, a message need not be the reason for its failures.
+    if lease.attempt() > max_attempts && item.route.breaker.is_closed() {
         let reason = format!("{max_attempts} attempts have failed or ended their process");
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
@@ -125,16 +128,17 @@ async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaph
     shared.watch.handler_times.note(took);
     item.route.gate.observe(Event::HandlerRan { scope, outcome, took });
     item.enter(Stage::Ending);
+    let spent = tell_breaker(item, &lease, outcome);
     if lease.is_attempted() {
-        return read_back(shared, item, lease, ran).await;
+        return read_back(shared, item, lease, ran, spent).await;
     }
     match ran {
         Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
-            failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION))
+            failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION), spent)
         }
         Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
-        Ran::Returned(Err(failure)) => failed(shared, lease, &failure),
-        Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED)),
+        Ran::Returned(Err(failure)) => failed(shared, lease, &failure, spent),
+        Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED), spent),
         // Its effect may have happened. The lease lapses, so that the next attempt is told.
         Ran::Cancelled => LAPSING,
     }
@@ -152,7 +156,7 @@ const WITHOUT_TRANSACTION: &str = "the handler returned without `Message::commit
 
 /// The handler has tried to complete the message in a transaction of its own. What it returned is an opinion;
 /// the record knows.
-async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran) -> Ending {
+async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, spent: Spent) -> Ending {
     match (lease.read_back().await, ran) {
         (Committed::Yes, ran) => {
             if let Ran::Returned(Err(failure)) = ran {
@@ -161,11 +165,11 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran) -> Endi
             Ending::Completed
         }
         (Committed::Lost, _) => TAKEN_OVER,
-        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, lease, &failure),
-        (Committed::No, Ran::Panicked) => failed(shared, lease, &Failure::retry(PANICKED)),
+        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, lease, &failure, spent),
+        (Committed::No, Ran::Panicked) => failed(shared, lease, &Failure::retry(PANICKED), spent),
         (Committed::No, Ran::Returned(Ok(_))) => {
             let failure = lease.not_committed();
-            failed(shared, lease, &failure)
+            failed(shared, lease, &failure, spent)
         }
         // Its effects elsewhere may have happened. The lease lapses, so that the next attempt is told.
         (Committed::No, Ran::Cancelled) => LAPSING,
@@ -243,17 +247,39 @@ async fn complete(lease: Lease, encoded: Encoded) -> Ending {
     }
 }
 
-fn failed(shared: &Shared, lease: Lease, failure: &Failure) -> Ending {
+/// Whether the run, if it failed, costs an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spent {
+    Yes,
+    No,
+}
+
+/// A run that an outage or a stop cut short says nothing about the handler, and costs nothing.
+fn tell_breaker(item: &Item, lease: &Lease, outcome: RunOutcome) -> Spent {
+    let passed = match outcome {
+        RunOutcome::Succeeded | RunOutcome::GaveUp => Passed::Through,
+        _ if lease.was_cut_short() => return Spent::No,
+        _ => Passed::Failed,
+    };
+    let gate = &item.route.gate;
+    match breaker_key(item).is_none_or(|key| item.route.breaker.ran(gate, key, passed)) {
+        true => Spent::Yes,
+        false => Spent::No,
+    }
+}
+
+fn failed(shared: &Shared, lease: Lease, failure: &Failure, spent: Spent) -> Ending {
     let reason = failure.reason();
     let after = match failure.advice() {
         Advice::GiveUp => {
             return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::Permanent, reason };
         }
         Advice::Retry { after } => after,
+        // The lease lapses: nobody runs it again before, and the next attempt is told.
+        Advice::Unknown => return LAPSING,
     };
     let attempt = lease.attempt();
-    // A run that was cut short by an outage or a stop must not use up an attempt.
-    let counted = !lease.was_cut_short();
+    let counted = spent == Spent::Yes;
     if counted && attempt >= shared.settings.max_attempts {
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }

@@ -13,9 +13,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
 use super::attempt::{answer, attempt};
+use super::breaker::{Admission, Held};
 use super::lanes::{LaneId, Lanes, PlaceId};
 use super::settle::{Outcome, settle};
-use super::{ConsumerError, Item, Ordering, Shared, Wait};
+use super::{ConsumerError, Item, Ordering, Route, Shared, Wait};
 use crate::backoff::Backoff;
 use crate::message::Origin;
 use crate::observe::Event;
@@ -48,6 +49,8 @@ pub(super) struct Engine {
     parts: BTreeSet<Part>,
     /// Those of them that do not answer.
     outages: BTreeMap<Part, Outage>,
+    /// First in their lanes, waiting for a handler that is paused.
+    held: Held,
     failed: Option<ConsumerError>,
 }
 
@@ -112,6 +115,7 @@ impl Engine {
             running: JoinSet::new(),
             parts: BTreeSet::new(),
             outages: BTreeMap::new(),
+            held: Held::default(),
             failed: None,
         }
     }
@@ -161,6 +165,7 @@ impl Engine {
             && self.ready.is_empty()
             && self.found.is_empty()
             && self.parked.is_empty()
+            && self.held.is_empty()
             && self.outages.values().all(|outage| outage.waiting.is_empty())
     }
 
@@ -199,6 +204,8 @@ impl Engine {
 
     /// Starts what may start.
     fn dispatch(&mut self) {
+        let due = self.held.due(|route| self.shared.breaker(route));
+        due.into_iter().rev().for_each(|place| self.ready.push_front(place));
         while let Some(permit) = self.permit() {
             if !self.found.is_empty() {
                 let chunk = self.found.drain(..self.found.len().min(ANSWERS_PER_PERMIT)).collect();
@@ -224,6 +231,16 @@ impl Engine {
                     continue;
                 }
                 outage.probing = Some(place);
+            }
+            if let Some(key) = breaker_key(&item)
+                && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
+            {
+                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+                    outage.probing = None;
+                }
+                self.held.push(item.route.number, place);
+                self.lanes.put_back(place, item);
+                continue;
             }
             let origin = item.delivery.message.origin();
             item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
@@ -256,7 +273,8 @@ impl Engine {
         let parked = self.parked.peek().map(|Reverse((at, _))| *at);
         let now = Instant::now();
         let probes = self.outages.values().filter_map(Outage::next_probe).filter(|at| *at > now);
-        parked.into_iter().chain(probes).min()
+        let breakers = self.held.next_probe(|route| self.shared.breaker(route)).filter(|at| *at > now);
+        parked.into_iter().chain(probes).chain(breakers).min()
     }
 
     fn wake(&mut self) {
@@ -381,6 +399,20 @@ impl Drop for Started {
     }
 }
 
+/// Tells the breaker when the attempt is over, whether or not the handler has run.
+struct Asked {
+    route: Arc<Route>,
+    key: Option<LaneId>,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            self.route.breaker.over(&self.route.gate, key);
+        }
+    }
+}
+
 async fn attempt_one(
     shared: Arc<Shared>,
     place: PlaceId,
@@ -389,6 +421,7 @@ async fn attempt_one(
     permit: OwnedSemaphorePermit,
 ) -> Done {
     let bytes = item.bytes;
+    let _asked = Asked { route: Arc::clone(&item.route), key: breaker_key(&item) };
     if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
         return Done::Attempted { place, bytes, asked: None, outcome: Outcome::NotOurs };
     }
@@ -420,6 +453,12 @@ async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphor
 fn part_of(item: &Item) -> Option<Part> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
     Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
+}
+
+/// What the breaker of its handler knows the message by, unless it is one that no handler will run for.
+pub(super) fn breaker_key(item: &Item) -> Option<LaneId> {
+    let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
+    Some(lane("identity", &identity.key))
 }
 
 /// A lane's number; the kind keeps lanes of different meaning apart.

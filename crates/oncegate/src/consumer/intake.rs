@@ -221,6 +221,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         route,
         identity,
         claim: None,
+        first_failed_at: None,
         bytes,
         found: None,
         received_at,

@@ -1,12 +1,12 @@
 //! The runtime: takes messages from a source, asks the gate, runs handlers, and acknowledges.
 //!
 //! A message's way through the files of this module: `intake` (room, key, look-ahead) → `lanes` (order) →
-//! `engine` (permits, waits, outages, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
+//! `engine` (permits, waits, outages, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
@@ -17,16 +17,16 @@ use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
-use crate::failure::BoxError;
-use crate::gate::{Claim, Gate, GateError, Identity, OpenGate};
+use crate::gate::{Claim, Gate, Identity, OpenGate};
 use crate::handler::{BoxFuture, ErasedHandler, Handler};
-use crate::health::{Phase, WaitCause};
-use crate::message::Origin;
+use crate::health::WaitCause;
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms};
+use crate::source::{Delivery, RetryQueue, Source, Supply, Terms};
 
 mod attempt;
+mod breaker;
 mod engine;
+mod error;
 mod flood;
 mod intake;
 mod lanes;
@@ -35,9 +35,12 @@ mod run;
 mod settle;
 mod watch;
 
+pub use breaker::Breaker;
+pub use error::ConsumerError;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
 
+use breaker::Switch;
 use flood::FloodGuard;
 use intake::InFlight;
 use monitor::Life;
@@ -68,6 +71,7 @@ pub struct Consumer {
     observer: Arc<dyn Observer>,
     settings: Settings,
     flood_limit: FloodLimit,
+    breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
     life: Arc<Life>,
@@ -85,6 +89,14 @@ struct Settings {
 }
 
 impl Consumer {
+    /// 64 handlers.
+    pub const DEFAULT_CONCURRENCY: u32 = 64;
+    /// 10,000 messages.
+    pub const DEFAULT_IN_FLIGHT_MESSAGES: usize = 10_000;
+    /// 64 MiB.
+    pub const DEFAULT_IN_FLIGHT_BYTES: usize = 64 * 1024 * 1024;
+    /// 100 ms, doubling up to 30 s.
+    pub const DEFAULT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
     /// 10.
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
     /// 20 seconds.
@@ -100,16 +112,17 @@ impl Consumer {
             dead_letters: None,
             observer: Arc::new(Counters::default()),
             settings: Settings {
-                concurrency: 64,
+                concurrency: Self::DEFAULT_CONCURRENCY,
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
-                backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(30)),
+                backoff: Self::DEFAULT_BACKOFF,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
                 overtaking_retries: false,
             },
             flood_limit: FloodLimit::default(),
-            most_messages: 10_000,
-            most_bytes: 64 * 1024 * 1024,
+            breaker: Some(Breaker::default()),
+            most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
+            most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
             life: Arc::default(),
             at_once: None,
         }
@@ -166,6 +179,20 @@ impl Consumer {
     /// by default. Then it stops.
     pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
         self.flood_limit = limit;
+        self
+    }
+
+    /// When a handler fails for all messages alike, because something it needs is down: half of the last 20 keys, by
+    /// default. Then it is paused, one message at a time probes, and failures cost no attempt until one goes through.
+    /// Each route has a breaker of its own.
+    pub fn breaker(mut self, limits: Breaker) -> Self {
+        self.breaker = Some(limits);
+        self
+    }
+
+    /// Never pauses a handler, however it fails.
+    pub fn without_breaker(mut self) -> Self {
+        self.breaker = None;
         self
     }
 
@@ -238,9 +265,18 @@ impl Consumer {
         run::run(shared, source, &self.life, shutdown, at_once).await
     }
 
+    /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
+    ///
+    /// # Errors
+    /// The first setting that makes no sense, of the consumer or of one of its gates.
+    pub fn check(&self) -> Result<(), ConsumerError> {
+        self.check_settings()?;
+        self.routes.iter().try_for_each(|(_, gate, _)| gate.check()).map_err(ConsumerError::Gate)
+    }
+
     /// Checks every setting, opens every gate and the dead letters.
     async fn open(&mut self) -> Result<Shared, ConsumerError> {
-        self.check()?;
+        self.check_settings()?;
         let mut routes = Vec::new();
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
@@ -250,7 +286,8 @@ impl Consumer {
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
-            routes.push((name, Arc::new(Route { number: routes.len(), gate, handler })));
+            let (number, breaker) = (routes.len(), Switch::new(self.breaker));
+            routes.push((name, Arc::new(Route { number, gate, handler, breaker })));
         }
         if let Some(dead_letters) = &self.dead_letters {
             dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
@@ -271,7 +308,7 @@ impl Consumer {
         })
     }
 
-    fn check(&self) -> Result<(), ConsumerError> {
+    fn check_settings(&self) -> Result<(), ConsumerError> {
         let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
         let Settings { concurrency, max_attempts, .. } = self.settings;
         if concurrency == 0 || concurrency > 100_000 {
@@ -290,6 +327,9 @@ impl Consumer {
                 "`ordering` is {ordering:?}, and a message that waits in a retry topic is overtaken: choose \
                  `Ordering::Unordered`, or accept it by `overtaking_retries`"
             ));
+        }
+        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
+            return refuse(defect);
         }
         let named = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
         let mut names: Vec<&str> = named.collect();
@@ -319,6 +359,7 @@ struct Route {
     number: usize,
     gate: Arc<OpenGate>,
     handler: Arc<dyn ErasedHandler>,
+    breaker: Switch,
 }
 
 impl std::fmt::Debug for Route {
@@ -334,6 +375,8 @@ struct Item {
     identity: Result<Identity, KeyError>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
+    /// When its first attempt failed, if that was seen here.
+    first_failed_at: Option<SystemTime>,
     /// What it counts against the limit on bytes.
     bytes: usize,
     /// The stored result, when a look ahead has found one.
@@ -386,6 +429,10 @@ impl Shared {
     /// A message moves the average by this part.
     const SHARE_OF_ONE: u32 = 64;
 
+    fn breaker(&self, route: usize) -> Option<&Switch> {
+        self.routes.get(route).map(|(_, route)| &route.breaker)
+    }
+
     fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter().map(|(_, route)| route)
     }
@@ -423,51 +470,4 @@ impl Shared {
     fn random(&self) -> f64 {
         self.routes().next().map_or(0.0, |route| route.gate.fraction())
     }
-}
-
-/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConsumerError {
-    /// A setting makes no sense.
-    #[error("consumer: {0}")]
-    Settings(String),
-    /// A gate does not open.
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    /// The source cannot go on.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The dead letters cannot be used.
-    #[error("dead letters: {0}")]
-    DeadLetters(#[source] BoxError),
-    /// A message has to be given up, and there is nowhere to put it.
-    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
-    NoDeadLetters {
-        /// Where the message stands.
-        origin: Origin,
-        /// Why it must be given up.
-        reason: String,
-    },
-    /// So many messages were given up that the consumer must be wrong, not the messages.
-    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
-    Flood {
-        /// How many.
-        what: String,
-        /// Why the last one was.
-        last_reason: String,
-    },
-    /// Handlers block their threads, and so cannot be ended. Everything else has stopped.
-    #[error(
-        "handlers block their threads and did not end with the consumer: {}. End the process, by `std::process::exit`: a \
-         runtime that is dropped waits for them for ever",
-        .handlers.join("; ")
-    )]
-    StillRunning {
-        /// Which: the origins of their messages, and their scopes.
-        handlers: Vec<String>,
-    },
-    /// oncegate itself has failed.
-    #[error("this is a bug in oncegate: {0}")]
-    Bug(String),
 }

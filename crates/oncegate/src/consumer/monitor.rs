@@ -176,6 +176,7 @@ impl Shared {
                 max_run: settings.max_run,
                 parts: parts.map_or(0, |(_, parts)| *parts),
                 outages: outages.map(outage).collect(),
+                handler_paused: !route.breaker.is_closed(),
             }
         };
         self.routes.iter().map(scope).collect()
@@ -186,6 +187,9 @@ impl Shared {
         let mut paused: Vec<PauseCause> = of_source.collect();
         if status.scopes.iter().any(|scope| !scope.is_store_up()) {
             paused.push(PauseCause::StoreAway);
+        }
+        if status.scopes.iter().any(|scope| scope.handler_paused) {
+            paused.push(PauseCause::Breaker);
         }
         if !status.has_room() {
             paused.push(PauseCause::Full);

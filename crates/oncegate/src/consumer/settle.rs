@@ -5,7 +5,7 @@
 //! dead letter or copy in a retry topic that was awaited.
 
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate_core::store::StoreError;
 use tracing::{info, warn};
@@ -36,7 +36,7 @@ pub(super) enum Outcome {
 /// The waits between tries to write a dead letter.
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
-pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outcome {
+pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
     match ending {
         Ending::Completed => {
             shared.noted(false);
@@ -61,6 +61,9 @@ pub(super) async fn settle(shared: &Shared, item: Item, ending: Ending) -> Outco
             let scope = item.route.gate.scope();
             let attempt = lease.attempt();
             info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
+            if counted && attempt == 1 {
+                item.first_failed_at = Some(SystemTime::now());
+            }
             let handed_on = hand_on(shared, &item, delay).await;
             lease.release(handed_on.unwrap_or(delay), counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
@@ -160,7 +163,24 @@ async fn hand_over(
     let scope = item.route.gate.scope();
     let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
     warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "it goes to the dead letters");
-    let letter = DeadLetter { message, scope: scope.to_owned(), key, cause, reason, attempts };
+    let failed_at = SystemTime::now();
+    let first_failed_at = match cause {
+        // Another process gave it up, at a time that nobody has kept.
+        DeadLetterCause::NotHandedOver => None,
+        // Of a message that failed at once, or never ran, this is the first time.
+        _ if attempts <= 1 => Some(failed_at),
+        _ => item.first_failed_at,
+    };
+    let letter = DeadLetter {
+        message,
+        scope: scope.to_owned(),
+        key,
+        cause,
+        reason,
+        attempts,
+        first_failed_at,
+        failed_at,
+    };
     item.enter(Stage::Burying);
     send(shared, item, &**dead_letters, &letter).await;
     item.route.gate.observe(Event::DeadLettered { scope, cause });

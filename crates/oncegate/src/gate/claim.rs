@@ -70,7 +70,9 @@ impl OpenGate {
         };
         let (word, claimed) = match verdict {
             Verdict::Granted(grant) => {
-                if grant.recovery == Recovery::Takeover {
+                if grant.reopened {
+                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Reset });
+                } else if grant.recovery == Recovery::Takeover {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
                 } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });

@@ -273,6 +273,18 @@ impl Gate {
         self
     }
 
+    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does first. The store is
+    /// not asked.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with what to change.
+    pub fn check(&self) -> Result<(), GateError> {
+        self.check_settings()?;
+        self.key.compile(&Scope::new(&self.scope)?)?;
+        self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        Ok(())
+    }
+
     /// Checks the settings and the store, and compares the key specification with the one that the scope's
     /// records were made with.
     ///

@@ -106,6 +106,8 @@ pub struct ScopeStatus {
     pub parts: u32,
     /// Those of them that do not answer.
     pub outages: Vec<StoreOutage>,
+    /// Whether its handler fails for all alike, and is paused.
+    pub handler_paused: bool,
 }
 
 impl ScopeStatus {
@@ -289,6 +291,7 @@ impl fmt::Display for Stage {
             Self::Parked(WaitCause::Lapse) => "waits until its own lease is over",
             Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
             Self::Parked(WaitCause::Result) => "waits for the result store",
+            Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
             Self::HeldBack => "waits for its store",
             Self::Claiming => "is being claimed",
             Self::Quarantined => "waits to run alone",
@@ -314,6 +317,8 @@ pub enum WaitCause {
     Unreadable,
     /// The result store does not answer.
     Result,
+    /// Its handler fails for all alike, and is paused.
+    Breaker,
 }
 
 /// A message that is not finished.

@@ -107,20 +107,43 @@ impl Assignments {
     pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>) {
         let mut current = self.current();
         for partition in partitions {
-            let ledger = Ledger { epoch: Some(self.shared.next_epoch()), watermark: Watermark::default() };
-            let assignment = Arc::new(Assignment {
-                partition: partition.clone(),
-                attempts: AtomicU32::new(0),
-                ledger: Mutex::new(ledger),
-                shared: Arc::clone(&self.shared),
-            });
-            if let Some(former) = current.insert(partition, assignment) {
-                // Assigned twice without a word in between: whatever the former one knows may be wrong.
-                former.forbid();
-                former.end();
-            }
+            // One that is ours already was assigned without a word in between: what it knows may be wrong.
+            self.begin(&mut current, partition, Watermark::default());
         }
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Begins another epoch of a partition that is read anew, because its log is another one than it was;
+    /// `false` when the partition is not ours. With `base`, that is what the broker hears until messages are
+    /// finished, so that what it has of the former epoch does not stay.
+    pub(crate) fn restart(&self, partition: &Partition, base: Option<i64>) -> bool {
+        let mut current = self.current();
+        if !current.contains_key(partition) {
+            return false;
+        }
+        let watermark = base.map_or_else(Watermark::default, Watermark::starting_at);
+        self.begin(&mut current, partition.clone(), watermark);
+        self.generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    fn begin(
+        &self,
+        current: &mut HashMap<Partition, Arc<Assignment>>,
+        partition: Partition,
+        watermark: Watermark,
+    ) {
+        let ledger = Ledger { epoch: Some(self.shared.next_epoch()), watermark };
+        let assignment = Arc::new(Assignment {
+            partition: partition.clone(),
+            attempts: AtomicU32::new(0),
+            ledger: Mutex::new(ledger),
+            shared: Arc::clone(&self.shared),
+        });
+        if let Some(former) = current.insert(partition, assignment) {
+            former.forbid();
+            former.end();
+        }
     }
 
     /// From now on no attempt starts for these partitions. What has started may still be finished.
@@ -143,6 +166,14 @@ impl Assignments {
             draining =
                 self.shared.drained.wait_timeout(draining, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// All epochs are over at once: we are no member any more. Returns how many partitions there were.
+    pub(crate) fn end_all(&self) -> usize {
+        let ours = self.all();
+        ours.iter().for_each(|assignment| assignment.forbid());
+        self.end(&ours);
+        ours.len()
     }
 
     /// The epochs of these assignments are over: nothing of them is ever committed again.
@@ -210,7 +241,8 @@ impl Assignment {
             Some(number) => (number, false),
             None => {
                 epoch = self.shared.next_epoch();
-                *ledger = Ledger { epoch: Some(epoch), watermark: Watermark::default() };
+                // What the broker has lies beyond this offset: a successor would skip what is in between.
+                *ledger = Ledger { epoch: Some(epoch), watermark: Watermark::starting_at(offset) };
                 (ledger.watermark.receive(offset)?, true)
             }
         };

@@ -68,6 +68,8 @@ fn permutations(length: usize) -> Vec<Vec<usize>> {
 struct Epoch {
     received: BTreeMap<i64, bool>,
     committed: Option<i64>,
+    /// It began with a log that went back, so the broker hears where.
+    rewound: bool,
 }
 
 impl Epoch {
@@ -75,7 +77,8 @@ impl Epoch {
         let first = *self.received.first_key_value()?.0;
         let incomplete = self.received.iter().find(|(_, done)| !**done).map(|(offset, _)| *offset);
         let position = incomplete.or(self.received.last_key_value().map(|(last, _)| last + 1))?;
-        (position > first && self.committed.is_none_or(|committed| position > committed)).then_some(position)
+        let told = position > first || self.rewound;
+        (told && self.committed.is_none_or(|committed| position > committed)).then_some(position)
     }
 }
 
@@ -146,7 +149,7 @@ impl Run {
             None => random.i64(0..100),
         };
         if rewinds {
-            self.epochs.push(Epoch::default());
+            self.epochs.push(Epoch { rewound: true, ..Epoch::default() });
             epoch = self.epochs.len() - 1;
             self.current.insert(number, epoch);
         }
@@ -311,4 +314,39 @@ fn a_start_and_a_revoke_at_once_never_miss_each_other() {
             assert_eq!(running.load(Ordering::SeqCst), 0, "an attempt runs behind the drain");
         });
     }
+}
+
+#[test]
+fn a_partition_that_is_read_anew_tells_the_broker_where_it_begins() {
+    let (assignments, former) = assigned(3);
+    let receipt = former.receive(100).expect("ours").receipt;
+    assert!(former.complete(receipt) && former.start());
+    assert_eq!(positions(&assignments), BTreeMap::from([(3, 101)]));
+    let late = assignments.due();
+
+    assert!(assignments.restart(&partition(3), Some(0)));
+    assert!(former.is_revoked() && former.receive(101).is_none() && !former.complete(receipt));
+    assignments.committed(&late);
+    assert_eq!(positions(&assignments), BTreeMap::from([(3, 0)]), "the old position must not stay");
+
+    let [anew] = assignments.all().try_into().expect("one");
+    let [first, second] = [0, 1].map(|offset| anew.receive(offset).expect("ours").receipt);
+    assert!(anew.complete(second));
+    assert_eq!(commit(&assignments), BTreeMap::from([(3, 0)]));
+    assert!(commit(&assignments).is_empty(), "once is enough");
+    assert!(anew.complete(first));
+    assert_eq!(commit(&assignments), BTreeMap::from([(3, 2)]));
+
+    assert!(!assignments.restart(&partition(4), Some(0)), "it is not ours");
+    assert!(assignments.restart(&partition(3), None));
+    assert!(positions(&assignments).is_empty(), "where it begins is not known");
+}
+
+#[test]
+fn a_member_that_is_none_any_more_commits_nothing() {
+    let (assignments, assignment) = assigned(1);
+    let receipt = assignment.receive(5).expect("ours").receipt;
+    assert!(assignment.complete(receipt));
+    assert_eq!(assignments.end_all(), 1);
+    assert!(assignments.is_empty() && assignments.due().is_empty() && !assignment.start());
 }

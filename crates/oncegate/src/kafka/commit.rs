@@ -14,7 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 
 use super::assignment::Due;
-use super::member::{Context, Member};
+use super::member::Context;
 use crate::observe::Event;
 
 /// Where commits are asked for.
@@ -100,14 +100,15 @@ impl CommitDesk {
 }
 
 /// The commit thread: commits what is due, by time and by order, until the desk stops.
-pub(crate) fn run(consumer: &BaseConsumer<Context>, member: &Member, interval: Duration) {
-    while let Some(round) = member.desk.next(interval) {
-        let outcome = commit_due(consumer, member);
-        member.desk.finish(round, outcome);
+fn run(consumer: &BaseConsumer<Context>, interval: Duration) {
+    let desk = consumer.context().desk();
+    while let Some(round) = desk.next(interval) {
+        desk.finish(round, commit_due(consumer));
     }
 }
 
-fn commit_due(consumer: &BaseConsumer<Context>, member: &Member) -> CommitOutcome {
+fn commit_due(consumer: &BaseConsumer<Context>) -> CommitOutcome {
+    let member = consumer.context().member();
     let due = member.assignments.due();
     if due.is_empty() {
         return CommitOutcome::Committed;
@@ -118,11 +119,19 @@ fn commit_due(consumer: &BaseConsumer<Context>, member: &Member) -> CommitOutcom
         member.observer.observe(Event::Committed { partitions: due.len() });
         return CommitOutcome::Committed;
     };
-    if group_moved_on(&error) {
-        tracing::debug!(%error, "a commit came too late for its group generation; dropped");
-        return CommitOutcome::NotOurs(error.to_string());
+    let partitions = due.len();
+    match Refusal::of(&error) {
+        Refusal::NotOurs => {
+            tracing::debug!(%error, "a commit came too late for its group generation; dropped");
+            return CommitOutcome::NotOurs(error.to_string());
+        }
+        Refusal::Passing => {
+            tracing::warn!(%error, partitions, "offsets could not be committed; trying again")
+        }
+        Refusal::Lasting(change) => {
+            tracing::error!(%error, partitions, change, "Kafka refuses our offsets; trying again all the same");
+        }
     }
-    tracing::warn!(%error, partitions = due.len(), "offsets could not be committed; trying again");
     member.observer.observe(Event::SourceError { operation: "commit" });
     CommitOutcome::Failed(error.to_string())
 }
@@ -136,52 +145,99 @@ fn list(due: &[Due]) -> Result<TopicPartitionList, KafkaError> {
     Ok(list)
 }
 
-/// Whether the coordinator refuses because the member or its generation is no longer the group's. Every
-/// healthy group gives these around a rebalance. The positions stay, and the next round tries again with
-/// whatever is still ours.
-fn group_moved_on(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{
-        FencedInstanceId, FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch,
-        UnknownMemberId,
-    };
-    matches!(
-        error,
-        KafkaError::ConsumerCommit(
-            FencedInstanceId
-                | FencedMemberEpoch
-                | IllegalGeneration
-                | RebalanceInProgress
-                | StaleMemberEpoch
-                | UnknownMemberId
-        )
-    )
+/// What a refused commit asks for. Whatever it is, the positions stay due, and nothing counts as committed: the
+/// next round commits what is still ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// The member or its generation is no longer the group's. Every healthy group says this around a rebalance.
+    NotOurs,
+    /// The brokers are busy with themselves, or away.
+    Passing,
+    /// Somebody has to change something: what.
+    Lasting(&'static str),
 }
 
-/// The thread's handle on what it shares with the poll thread.
+impl Refusal {
+    fn of(error: &KafkaError) -> Self {
+        use RDKafkaErrorCode::{
+            FencedInstanceId, FencedMemberEpoch, GroupAuthorizationFailed, IllegalGeneration,
+            InvalidCommitOffsetSize, InvalidGroupId, OffsetMetadataTooLarge, RebalanceInProgress,
+            StaleMemberEpoch, TopicAuthorizationFailed, UnknownMemberId,
+        };
+        match error.rdkafka_error_code() {
+            Some(
+                FencedInstanceId | FencedMemberEpoch | IllegalGeneration | RebalanceInProgress
+                | StaleMemberEpoch | UnknownMemberId,
+            ) => Self::NotOurs,
+            Some(GroupAuthorizationFailed) => Self::Lasting("the ACL READ on the group is missing"),
+            Some(TopicAuthorizationFailed) => Self::Lasting("the ACL READ on the topic is missing"),
+            Some(InvalidCommitOffsetSize | OffsetMetadataTooLarge) => {
+                Self::Lasting("the broker's offset.metadata.max.bytes or message.max.bytes is too small")
+            }
+            Some(InvalidGroupId) => Self::Lasting("the group's name is not one for this broker"),
+            _ => Self::Passing,
+        }
+    }
+}
+
+/// Starts the thread that commits through this client.
 pub(crate) fn spawn(
     consumer: Arc<BaseConsumer<Context>>,
-    member: Arc<Member>,
     interval: Duration,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let body = move || {
         // Whoever waits for a commit must not wait for a thread that has panicked.
-        let _stop = StopOnDrop(&member);
-        run(&consumer, &member, interval);
+        let _stop = StopOnDrop(&consumer);
+        run(&consumer, interval);
     };
     std::thread::Builder::new().name("oncegate-commit".to_owned()).spawn(body)
 }
 
-struct StopOnDrop<'a>(&'a Member);
+struct StopOnDrop<'a>(&'a BaseConsumer<Context>);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.desk.stop();
+        self.0.context().desk().stop();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_refusal_has_its_class() {
+        use RDKafkaErrorCode as Code;
+        let class = |code| Refusal::of(&KafkaError::ConsumerCommit(code));
+        for code in [
+            Code::FencedInstanceId,
+            Code::FencedMemberEpoch,
+            Code::IllegalGeneration,
+            Code::RebalanceInProgress,
+            Code::StaleMemberEpoch,
+            Code::UnknownMemberId,
+        ] {
+            assert_eq!(class(code), Refusal::NotOurs, "{code:?}");
+        }
+        for code in [
+            Code::NotCoordinator,
+            Code::CoordinatorNotAvailable,
+            Code::CoordinatorLoadInProgress,
+            Code::OperationTimedOut,
+            Code::RequestTimedOut,
+            Code::BrokerTransportFailure,
+            Code::AllBrokersDown,
+            Code::WaitingForCoordinator,
+            Code::UnknownTopicOrPartition,
+        ] {
+            assert_eq!(class(code), Refusal::Passing, "{code:?}");
+        }
+        for code in
+            [Code::GroupAuthorizationFailed, Code::TopicAuthorizationFailed, Code::OffsetMetadataTooLarge]
+        {
+            assert!(matches!(class(code), Refusal::Lasting(_)), "{code:?}");
+        }
+    }
 
     #[test]
     fn whoever_asks_for_a_commit_waits_no_longer_than_he_can() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rdkafka::client::ClientContext;
@@ -14,7 +14,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use super::settings::{self, Property};
 use super::{ROUTE_HEADER, member, topics};
-use crate::dead_letters::{DeadLetter, DeadLetters};
+use crate::dead_letters::{DeadLetter, DeadLetters, millis_since_1970};
 use crate::failure::BoxError;
 use crate::message::{Message, Origin};
 use crate::source::SourceError;
@@ -215,13 +215,15 @@ fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     if let Some(key) = &letter.key {
         ours.push(("oncegate-key", key.clone()));
     }
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     ours.extend([
         ("oncegate-cause", letter.cause.as_str().to_owned()),
         ("oncegate-reason", truncated(&letter.reason).to_owned()),
         ("oncegate-attempts", letter.attempts.to_string()),
-        ("oncegate-failed-at", since_1970.as_millis().to_string()),
     ]);
+    if let Some(first) = letter.first_failed_at {
+        ours.push(("oncegate-first-failed-at", millis_since_1970(first).to_string()));
+    }
+    ours.push(("oncegate-failed-at", millis_since_1970(letter.failed_at).to_string()));
     ours
 }
 

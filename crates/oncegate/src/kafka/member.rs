@@ -1,5 +1,6 @@
 //! A member of the consumer group: what its threads share, and what it does when partitions come and go.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,14 +13,16 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use super::assignment::{Assignment, Assignments, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
+use super::notices::Notices;
 use crate::observe::{Event, Observer};
 
-/// What the poll thread, the commit thread and the source share.
+/// What the poll thread, the commit thread and the source share. It outlives a client that has died: the one in
+/// its place goes on with it.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) assignments: Assignments,
     pub(crate) buffer: Buffer,
-    pub(crate) desk: CommitDesk,
+    pub(crate) notices: Notices,
     pub(crate) observer: Arc<dyn Observer>,
     /// How long a revoke waits for what has started.
     pub(crate) drain_timeout: Duration,
@@ -41,7 +44,7 @@ impl Member {
         Self {
             assignments: Assignments::default(),
             buffer,
-            desk: CommitDesk::default(),
+            notices: Notices::default(),
             observer,
             drain_timeout,
             commit_patience,
@@ -65,6 +68,16 @@ impl Member {
         self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// The client is no member any more and will never hear so: others have its partitions, or will have.
+    /// Nothing waits and nothing is committed.
+    pub(crate) fn dropped(&self) {
+        let revoked = self.assignments.end_all();
+        self.buffer.purge_revoked();
+        if revoked > 0 {
+            self.observer.observe(Event::Rebalanced { assigned: 0, revoked });
+        }
+    }
+
     fn assigned(&self, partitions: Vec<Partition>) {
         if partitions.is_empty() {
             return;
@@ -80,7 +93,7 @@ impl Member {
     ///
     /// Runs inside `poll`, so it may not wait for anything that needs the poll thread: it waits for handlers
     /// and for the commit thread, and for neither without a bound.
-    fn revoked(&self, partitions: &[Partition], lost: bool) {
+    fn revoked(&self, partitions: &[Partition], lost: bool, desk: &CommitDesk) {
         if partitions.is_empty() {
             return;
         }
@@ -92,7 +105,7 @@ impl Member {
             self.assignments.end(&revoked);
             tracing::warn!(partitions = %Names(partitions), "partitions lost");
         } else {
-            self.drain_and_commit(&revoked, begun);
+            self.drain_and_commit(&revoked, begun, desk);
             self.assignments.end(&revoked);
             let took_ms = begun.elapsed().as_millis();
             tracing::info!(partitions = %Names(partitions), took_ms, "partitions revoked");
@@ -100,7 +113,7 @@ impl Member {
         self.observer.observe(Event::Rebalanced { assigned: 0, revoked: partitions.len() });
     }
 
-    fn drain_and_commit(&self, revoked: &[Arc<Assignment>], begun: Instant) {
+    fn drain_and_commit(&self, revoked: &[Arc<Assignment>], begun: Instant, desk: &CommitDesk) {
         let (mut drain_by, mut commit_by) = (begun + self.drain_timeout, None);
         if let Some(leave_by) = self.leaving() {
             // Whoever closes has a deadline of his own, and the commit needs a part of it.
@@ -117,7 +130,7 @@ impl Member {
         }
         let patience = Instant::now() + self.commit_patience;
         let commit_by = commit_by.map_or(patience, |by| by.min(patience));
-        match self.desk.commit_now(commit_by) {
+        match desk.commit_now(commit_by) {
             CommitOutcome::Committed => {}
             CommitOutcome::NotOurs(error) | CommitOutcome::Failed(error) => {
                 tracing::warn!(error, "partitions were given away without their last commit");
@@ -132,12 +145,47 @@ impl Member {
 /// librdkafka's callbacks. They run on the poll thread, inside `poll`.
 #[derive(Debug)]
 pub(crate) struct Context {
-    pub(crate) member: Arc<Member>,
+    member: Arc<Member>,
+    desk: CommitDesk,
+    /// Whether the user wants to see librdkafka's debug log.
+    debug: bool,
+    /// Another client has taken the place of this one: what its end calls back is nobody's business.
+    retired: AtomicBool,
+}
+
+impl Context {
+    pub(crate) fn new(member: Arc<Member>, debug: bool) -> Self {
+        Self { member, desk: CommitDesk::default(), debug, retired: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Where commits through this client are asked for.
+    pub(crate) fn desk(&self) -> &CommitDesk {
+        &self.desk
+    }
+
+    /// From now on this client changes nothing of what its successor has.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        self.desk.stop();
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
 }
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        log(level, facility, line);
+        if !self.is_retired() {
+            self.member.notices.hear(level, line);
+        }
+        if self.debug || !matches!(level, RDKafkaLogLevel::Debug) {
+            log(level, facility, line);
+        }
     }
 
     fn error(&self, _error: KafkaError, reason: &str) {
@@ -150,8 +198,13 @@ impl ClientContext for Context {
 
 impl ConsumerContext for Context {
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        if self.is_retired() {
+            return;
+        }
         match rebalance {
-            Rebalance::Revoke(list) => self.member.revoked(&partitions(list), consumer.assignment_lost()),
+            Rebalance::Revoke(list) => {
+                self.member.revoked(&partitions(list), consumer.assignment_lost(), &self.desk);
+            }
             Rebalance::Assign(list) => self.member.assigned(partitions(list)),
             Rebalance::Error(error) => tracing::warn!(%error, "rebalance failed"),
         }

@@ -5,6 +5,8 @@
 //! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
 //! | what happens when partitions come and go | `member` |
 //! | where messages wait for a far retry | `retries` |
+//! | what happens when the client dies | `trouble` (the rule), `membership` (the deed) |
+//! | topics that are made again, offsets out of range | `notices` (how we hear), `poll` (what we do) |
 //! | back-pressure, errors of the client | `poll`, `buffer` |
 //! | which client settings are chosen and refused | `settings` |
 //!
@@ -24,6 +26,7 @@
 //! | `oncegate-cause` | `bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over` |
 //! | `oncegate-reason` | the reason in words, at most 1 KiB |
 //! | `oncegate-attempts` | how many attempts ran |
+//! | `oncegate-first-failed-at` | when its first attempt failed, in milliseconds since 1970, if the process that gave it up saw that |
 //! | `oncegate-failed-at` | when it was given up, in milliseconds since 1970 |
 //!
 //! A message in a [retry topic](KafkaSource::retry_topics) has those of the route and the origin, and `oncegate-due`: when it
@@ -39,16 +42,23 @@ mod buffer;
 mod commit;
 mod convert;
 mod dead_letters;
+mod facts;
+mod letter_box;
 mod member;
+mod membership;
+mod notices;
 mod poll;
 mod reader;
 mod retries;
 mod settings;
 mod ticket;
 mod topics;
+mod trouble;
 mod watermark;
 
 pub use dead_letters::KafkaDeadLetters;
+pub use facts::{TopicFacts, describe_topics};
+pub use letter_box::KafkaLetterBox;
 pub use reader::TopicReader;
 pub use retries::KafkaRetries;
 pub use source::KafkaSource;

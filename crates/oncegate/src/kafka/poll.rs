@@ -2,22 +2,28 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::BorrowedMessage;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
-use super::assignment::Assignment;
+use super::assignment::{Assignment, Partition};
 use super::buffer::{End, Fetched};
 use super::convert::{self, Routes};
 use super::member::{Context, Member, list_of};
+use super::notices::Notice;
+use super::settings::Start;
+use super::trouble::Trouble;
 use crate::observe::Event;
 
 /// How many messages go to the buffer at once, at the most.
 const BATCH_MAX: usize = 256;
+
+/// A batch ends when it has so many bytes: 256 large messages would be far more than the buffer may hold.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// How long a poll waits when nothing comes; a leave is noticed after this long at the latest.
 const IDLE_POLL: Duration = Duration::from_millis(100);
@@ -32,13 +38,16 @@ const ROOM_PATIENCE: Duration = Duration::from_millis(250);
 /// How often a leave polls for its last callbacks.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
-/// The state of the poll thread.
+/// How long the client may take to begin a seek. It is tried again, and until then nothing of the partition is taken.
+const SEEK_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What the poll thread knows of one client.
 pub(crate) struct Poller {
     consumer: Arc<BaseConsumer<Context>>,
     member: Arc<Member>,
-    span_max: usize,
-    routes: Routes,
+    terms: Terms,
     batch: Vec<Fetched>,
+    batch_bytes: usize,
     /// Ours by partition number, as of `generation`.
     owned: HashMap<i32, Vec<Arc<Assignment>>>,
     generation: u64,
@@ -46,46 +55,57 @@ pub(crate) struct Poller {
     held: bool,
     /// Paused because too much would have to be replayed.
     crowded: Vec<Arc<Assignment>>,
+    /// To be read from their beginning; until the client does so, what comes of them is dropped.
+    rewinding: Vec<Partition>,
+    /// Where messages should have gone on that are gone, until the first one that is left comes.
+    gone_from: HashMap<Partition, i64>,
+}
+
+/// What the source's settings say to the poll thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// How many messages a crash may deliver again, per partition.
+    pub(crate) span_max: usize,
+    pub(crate) routes: Routes,
+    pub(crate) start: Start,
+    /// Whether the group uses the new protocol, whose members do not survive a poll that came too late.
+    pub(crate) new_protocol: bool,
 }
 
 impl Poller {
-    pub(crate) fn new(
-        consumer: Arc<BaseConsumer<Context>>,
-        member: Arc<Member>,
-        span_max: usize,
-        routes: Routes,
-    ) -> Self {
+    pub(crate) fn new(consumer: Arc<BaseConsumer<Context>>, member: Arc<Member>, terms: Terms) -> Self {
         Self {
             consumer,
             member,
-            span_max: span_max.max(1),
-            routes,
+            terms: Terms { span_max: terms.span_max.max(1), ..terms },
             batch: Vec::with_capacity(BATCH_MAX),
+            batch_bytes: 0,
             owned: HashMap::new(),
             generation: 0,
             held: false,
             crowded: Vec::new(),
+            rewinding: Vec::new(),
+            gone_from: HashMap::new(),
         }
     }
 
-    /// Polls until the member leaves or cannot go on.
-    pub(crate) fn run(&mut self) {
+    /// Polls until the member leaves, or its client cannot go on: why.
+    pub(crate) fn run(&mut self) -> Option<Trouble> {
         while self.member.leaving().is_none() {
             self.refresh();
             self.mind_the_room();
-            if let Err(why) = self.fill_batch() {
-                tracing::error!(why, "the Kafka consumer cannot go on");
-                self.member.buffer.end(End::Failed(why));
-                // What has started may still end and be committed.
-                self.member.leave(Instant::now() + self.member.drain_timeout + self.member.commit_patience);
+            self.rewind();
+            if let Err(trouble) = self.fill_batch() {
+                return Some(trouble);
             }
         }
+        None
     }
 
     /// Takes what is there, at most a batch; waits only when there is nothing.
-    fn fill_batch(&mut self) -> Result<(), String> {
+    fn fill_batch(&mut self) -> Result<(), Trouble> {
         let consumer = Arc::clone(&self.consumer);
-        while self.batch.len() < BATCH_MAX {
+        while self.batch.len() < BATCH_MAX && self.batch_bytes < BATCH_BYTES {
             match consumer.poll(Duration::ZERO) {
                 Some(Ok(message)) => self.take(&message),
                 Some(Err(error)) => self.judge(&error)?,
@@ -100,37 +120,47 @@ impl Poller {
                 None => break,
             }
         }
+        self.heed();
         self.flush();
         Ok(())
     }
 
     fn take(&mut self, borrowed: &BorrowedMessage<'_>) {
-        // A callback may have run inside this very poll.
+        // A callback may have run inside this very poll, and the log have said what this message is.
+        self.heed();
         self.refresh();
         let (topic, number) = (borrowed.topic(), borrowed.partition());
         let owned = self.owned.get(&number).into_iter().flatten();
         let Some(assignment) = owned.into_iter().find(|owned| &*owned.partition().topic == topic) else {
             return;
         };
+        if self.rewinding.contains(assignment.partition()) {
+            return;
+        }
         let Some(received) = assignment.receive(borrowed.offset()) else {
             return;
         };
+        if let Some(from) = self.gone_from.remove(assignment.partition()) {
+            report_gone(&self.member, assignment.partition(), from, borrowed.offset());
+        }
         if received.rewound {
             let (partition, offset) = (assignment.partition(), borrowed.offset());
             tracing::warn!(%partition, offset, "the log went back: truncated, or the topic was made again");
         }
-        let message = convert::message(&assignment.partition().topic, self.routes, borrowed);
-        let crowded = received.span > self.span_max;
+        let message = convert::message(&assignment.partition().topic, self.terms.routes, borrowed);
+        let crowded = received.span > self.terms.span_max;
         let assignment = Arc::clone(assignment);
         if crowded && !self.crowded.iter().any(|one| Arc::ptr_eq(one, &assignment)) {
             self.pause([&assignment]);
             self.crowded.push(Arc::clone(&assignment));
         }
         let bytes = message.size_bytes();
+        self.batch_bytes += bytes;
         self.batch.push(Fetched { message, bytes, assignment, receipt: received.receipt });
     }
 
     fn flush(&mut self) {
+        self.batch_bytes = 0;
         if self.batch.is_empty() {
             return;
         }
@@ -138,6 +168,98 @@ impl Poller {
             self.batch.retain(|fetched| !fetched.assignment.is_revoked());
         }
         self.member.buffer.push(&mut self.batch);
+    }
+
+    /// Acts on what the client's log has said.
+    fn heed(&mut self) {
+        for notice in self.member.notices.take() {
+            match notice {
+                Notice::MadeAgain(topic) => self.made_again(&topic),
+                Notice::OutOfRange { partition, position } => self.out_of_range(partition, position),
+            }
+        }
+    }
+
+    /// The topic of this name is another one: positions in the former one mean nothing in it.
+    fn made_again(&mut self, topic: &str) {
+        self.refresh();
+        let ours =
+            self.owned.values().flatten().map(|one| one.partition()).filter(|one| &*one.topic == topic);
+        let ours: Vec<Partition> = ours.cloned().collect();
+        tracing::warn!(
+            topic,
+            partitions = ours.len(),
+            "the topic was made again; reading it from its beginning"
+        );
+        self.member.observer.observe(Event::TopicMadeAgain);
+        for partition in ours {
+            self.gone_from.remove(&partition);
+            // A new log begins at 0, and the broker must not keep the position in the old one.
+            self.read_anew(partition, Some(0));
+        }
+    }
+
+    /// The messages from `position` on were deleted, or the log was cut back.
+    fn out_of_range(&mut self, partition: Partition, position: i64) {
+        self.refresh();
+        if self.rewinding.contains(&partition) || !self.owns(&partition) {
+            return;
+        }
+        tracing::warn!(%partition, position, "the log has no message there any more; going on with its oldest one");
+        if self.terms.start == Start::End {
+            // The client goes on at the end, which is where a *new* group should begin. This one would skip
+            // messages that are there.
+            self.read_anew(partition.clone(), None);
+        }
+        self.gone_from.insert(partition, position);
+    }
+
+    fn owns(&self, partition: &Partition) -> bool {
+        self.owned.get(&partition.number).into_iter().flatten().any(|owned| owned.partition() == partition)
+    }
+
+    /// Another epoch of a partition that is ours, from its beginning.
+    fn read_anew(&mut self, partition: Partition, base: Option<i64>) {
+        if !self.member.assignments.restart(&partition, base) {
+            return;
+        }
+        if !self.held {
+            // The former epoch may have been paused because too much of it was unfinished.
+            let list = list_of(std::iter::once(&partition));
+            if let Err(error) = self.consumer.resume(&list) {
+                tracing::warn!(%error, "a partition that is read anew could not be resumed");
+            }
+        }
+        if !self.rewinding.contains(&partition) {
+            self.rewinding.push(partition);
+        }
+        self.member.buffer.purge_revoked();
+        self.refresh();
+        self.rewind();
+    }
+
+    /// Sends the client to the beginning of the partitions that wait for it.
+    fn rewind(&mut self) {
+        if self.rewinding.is_empty() {
+            return;
+        }
+        self.refresh();
+        let mut rewinding = std::mem::take(&mut self.rewinding);
+        rewinding.retain(|partition| self.owns(partition));
+        let sought =
+            beginnings(&rewinding).and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
+        match sought {
+            Ok(sought) => {
+                let begun = |partition: &Partition| {
+                    let element = sought.find_partition(&partition.topic, partition.number);
+                    element.is_some_and(|element| element.error().is_ok())
+                };
+                // One that cannot begin yet, because its leader is not known for example, is tried again.
+                rewinding.retain(|partition| !begun(partition));
+            }
+            Err(error) => tracing::debug!(%error, "the client cannot go back yet"),
+        }
+        self.rewinding = rewinding;
     }
 
     /// Brings our copy of the assignment up to date.
@@ -152,6 +274,11 @@ impl Poller {
             self.owned.entry(assignment.partition().number).or_default().push(assignment);
         }
         self.crowded.retain(|assignment| !assignment.is_revoked());
+        self.batch.retain(|fetched| !fetched.assignment.is_revoked());
+        let owned = &self.owned;
+        self.gone_from.retain(|gone, _| {
+            owned.get(&gone.number).into_iter().flatten().any(|owned| owned.partition() == gone)
+        });
         if self.held {
             // What has just been assigned was resumed by the callback.
             self.pause(self.owned.values().flatten());
@@ -177,7 +304,7 @@ impl Poller {
             return;
         }
         let (free, crowded): (Vec<_>, Vec<_>) =
-            self.crowded.drain(..).partition(|assignment| assignment.span() <= self.span_max / 2);
+            self.crowded.drain(..).partition(|assignment| assignment.span() <= self.terms.span_max / 2);
         self.crowded = crowded;
         if !self.held {
             self.resume(free.iter());
@@ -198,18 +325,24 @@ impl Poller {
         }
     }
 
-    /// Tells what passes by itself from what does not. `Err` says why we cannot go on.
-    fn judge(&self, error: &KafkaError) -> Result<(), String> {
+    /// Tells what passes by itself from what does not. `Err` says why this client cannot go on.
+    fn judge(&self, error: &KafkaError) -> Result<(), Trouble> {
         if let Some((code, reason)) = self.consumer.client().fatal_error() {
-            return Err(format!("the Kafka client has failed for good: {reason} ({code})"));
+            return Err(Trouble::of_fatal(code, &reason));
         }
         match error {
             KafkaError::PartitionEOF(_) => return Ok(()),
             KafkaError::MessageConsumptionFatal(code) => {
-                return Err(format!("the Kafka client has failed for good: {code}"));
+                return Err(Trouble::of_fatal(*code, &code.to_string()));
             }
-            KafkaError::MessageConsumption(code) if forbidden(*code) => {
-                return Err(format!("Kafka refuses us: {code}; check the credentials and the ACLs"));
+            // A classic member joins again by itself. One of the new protocol is told nothing any more.
+            KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded) if self.terms.new_protocol => {
+                return Err(Trouble::poll_interval());
+            }
+            KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
+                return Err(Trouble::Hopeless(format!(
+                    "Kafka refuses us: {code}; check the credentials and the ACLs"
+                )));
             }
             _ => {}
         }
@@ -245,29 +378,24 @@ impl Poller {
         }
         self.member.take_uncommitted().map_or(Ok(()), Err)
     }
-
-    /// Ends the commit thread and drops the consumer. Either may take long, or for ever: nobody waits for it
-    /// without a bound.
-    pub(crate) fn dismantle(self, commits: JoinHandle<()>) {
-        self.member.desk.stop();
-        if commits.join().is_err() {
-            tracing::error!("the commit thread has panicked");
-        }
-        drop(self.consumer);
-    }
 }
 
-fn forbidden(code: RDKafkaErrorCode) -> bool {
-    use RDKafkaErrorCode::{
-        Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed, SaslAuthenticationFailed,
-        TopicAuthorizationFailed,
-    };
-    matches!(
-        code,
-        Authentication
-            | ClusterAuthorizationFailed
-            | GroupAuthorizationFailed
-            | SaslAuthenticationFailed
-            | TopicAuthorizationFailed
-    )
+/// A list for one seek.
+fn beginnings(partitions: &[Partition]) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(partitions.len());
+    for partition in partitions {
+        list.add_partition_offset(&partition.topic, partition.number, Offset::Beginning)?;
+    }
+    Ok(list)
+}
+
+fn report_gone(member: &Member, partition: &Partition, from: i64, first: i64) {
+    let count = first.saturating_sub(from);
+    // When the log was cut back, nothing lies in between.
+    let Ok(count @ 1..) = u64::try_from(count) else { return };
+    tracing::error!(
+        %partition, from, first, count,
+        "messages were deleted before they were received: is the topic's retention long enough?"
+    );
+    member.observer.observe(Event::MessagesGone { count });
 }

@@ -1,6 +1,6 @@
 //! Reading a whole topic, from its beginning to the end it has when the reading starts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,9 +65,19 @@ impl TopicReader {
         topic: impl Into<String>,
         properties: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, SourceError> {
-        let (brokers, topic) = (brokers.into(), topic.into());
+        let properties: Vec<_> = properties.into_iter().collect();
+        Self::open_from(brokers.into(), topic.into(), &properties, BTreeMap::new()).await
+    }
+
+    /// The same, beginning at these offsets where there are any.
+    pub(crate) async fn open_from(
+        brokers: String,
+        topic: String,
+        properties: &[(String, String)],
+        starts: BTreeMap<i32, i64>,
+    ) -> Result<Self, SourceError> {
         settings::check_topic(&topic)?;
-        let mut config = settings::client(&brokers, &properties.into_iter().collect::<Vec<_>>())?;
+        let mut config = settings::client(&brokers, properties)?;
         config
             // The client wants the name of a group even of those who never join one.
             .set("group.id", "oncegate-reader")
@@ -78,7 +88,7 @@ impl TopicReader {
             .set("auto.offset.reset", "earliest");
         let (batches, receiver) = mpsc::channel(BATCHES_AHEAD);
         let (opened, opening) = oneshot::channel();
-        let body = move || match Reading::open(&config, &brokers, &topic) {
+        let body = move || match Reading::open(&config, &brokers, &topic, &starts) {
             Ok(mut reading) => {
                 if opened.send(Ok(reading.total())).is_ok() {
                     reading.run(&batches);
@@ -161,7 +171,12 @@ impl Range {
 }
 
 impl Reading {
-    fn open(config: &ClientConfig, brokers: &str, topic: &str) -> Result<Self, SourceError> {
+    fn open(
+        config: &ClientConfig,
+        brokers: &str,
+        topic: &str,
+        starts: &BTreeMap<i32, i64>,
+    ) -> Result<Self, SourceError> {
         let consumer: BaseConsumer<Context> =
             config.create_with_context(Context).map_err(settings::unusable)?;
         topics::check(&consumer, brokers, &[topic.to_owned()], OPEN_TIMEOUT)?;
@@ -171,6 +186,7 @@ impl Reading {
                 SourceError::caused(format!("the ends of {topic}/{partition} are not to be had"), error)
             };
             let (first, end) = consumer.fetch_watermarks(topic, partition, OPEN_TIMEOUT).map_err(failed)?;
+            let first = starts.get(&partition).map_or(first, |start| first.max(*start));
             if first < end {
                 let added = assignment.add_partition_offset(topic, partition, Offset::Offset(first));
                 added.map_err(failed)?;

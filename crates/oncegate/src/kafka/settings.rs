@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use rdkafka::config::ClientConfig;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 
+use super::notices::DEBUG_CONTEXT;
 use crate::source::SourceError;
 
 /// A setting of librdkafka by name.
@@ -21,8 +22,8 @@ pub(crate) enum Start {
 /// librdkafka's own default, which decides how long a revoke may take.
 const MAX_POLL_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
 
-/// Kafka's limit on topic names, in bytes.
-const TOPIC_MAX_BYTES: usize = 249;
+/// Kafka's limit on the names of topics and static members, in bytes.
+const NAME_MAX_BYTES: usize = 249;
 
 /// What only oncegate may decide, and what to use instead.
 const REFUSED: &[(&str, &str)] = &[
@@ -37,6 +38,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("allow.auto.create.topics", "a mistyped topic must be an error, not a new topic"),
     ("offset.store.method", "offsets are kept by the broker"),
     ("enable.partition.eof", "the end of a partition is no event here"),
+    ("group.instance.id", "use static_member"),
 ];
 
 /// Chosen so that small queues are fast and memory is bounded; a user may change them.
@@ -63,9 +65,11 @@ pub(crate) fn consumer(
         return Err(SourceError::new("the consumer group has no name"));
     }
     let mut config = client(brokers, properties)?;
-    if config.get("group.protocol") != Some("consumer") && config.get(STRATEGY).is_none() {
+    if !new_protocol(&config) && config.get(STRATEGY).is_none() {
         config.set(STRATEGY, "cooperative-sticky");
     }
+    let debug = config.get("debug").map(|contexts| format!("{contexts},{DEBUG_CONTEXT}"));
+    config.set("debug", debug.as_deref().unwrap_or(DEBUG_CONTEXT));
     config.set("group.id", group);
     config.set("enable.auto.commit", "false");
     config.set("enable.auto.offset.store", "false");
@@ -87,6 +91,8 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
         ));
     }
     let mut config = ClientConfig::new();
+    // What is logged is `tracing`'s to decide, and otherwise would be that of the crate `log`.
+    config.set_log_level(RDKafkaLogLevel::Debug);
     config.set("bootstrap.servers", brokers);
     config.set("isolation.level", "read_committed");
     for (name, value) in DEFAULTS {
@@ -110,13 +116,23 @@ pub(crate) fn refuse(properties: &[Property], refused: &[(&str, &str)]) -> Resul
 
 /// What Kafka takes for a topic's name.
 pub(crate) fn check_topic(topic: &str) -> Result<(), SourceError> {
+    check_name("topic", topic)
+}
+
+/// What Kafka takes for the name of a topic or of a static member.
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if topic.is_empty() || topic.len() > TOPIC_MAX_BYTES || !topic.bytes().all(legal) {
+    if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.bytes().all(legal) {
         return Err(SourceError::new(format!(
-            "{topic:?} is no topic: 1 to {TOPIC_MAX_BYTES} letters, digits, dots, underscores or dashes"
+            "{name:?} is no {what}: 1 to {NAME_MAX_BYTES} letters, digits, dots, underscores or dashes"
         )));
     }
     Ok(())
+}
+
+/// Whether the group uses the new protocol (KIP-848), where the broker assigns.
+pub(crate) fn new_protocol(config: &ClientConfig) -> bool {
+    config.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
 }
 
 /// How long a consumer with these settings may stay away from `poll`.

@@ -16,6 +16,8 @@ pub(crate) struct Watermark {
     finished: u64,
     last_received: Option<i64>,
     committed: Option<i64>,
+    /// Where to read from while nothing is finished, when the broker has to be told.
+    base: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,11 @@ struct Slot {
 }
 
 impl Watermark {
+    /// One whose position is `base` before anything is finished: what the broker has is wrong.
+    pub(crate) fn starting_at(base: i64) -> Self {
+        Self { base: Some(base), ..Self::default() }
+    }
+
     /// Takes note of a received offset and returns its number for [`complete`](Self::complete).
     ///
     /// `None` when it is not beyond everything received before: the log went back, and this epoch is over.
@@ -56,10 +63,10 @@ impl Watermark {
 
     /// The offset from which a successor has to read: the first incomplete one, else the one after the last.
     ///
-    /// `None` while nothing has been finished from the front. It only grows.
+    /// `None` while nothing has been finished from the front, unless it was made with a start. It only grows.
     pub(crate) fn position(&self) -> Option<i64> {
         if self.finished == 0 {
-            return None;
+            return self.base;
         }
         match self.outstanding.front() {
             Some(first_incomplete) => Some(first_incomplete.offset),

@@ -78,7 +78,8 @@ async fn claim_absent(shared: &Shared, commands: &[Command]) -> Result<Settled, 
     let reply = |row: &Row| {
         let fence: Option<i64> = row.get("fence");
         let fence = fence.map(|fence| Fence(fence.unsigned_abs()));
-        let verdict = Verdict::Granted(Grant { attempt: 1, recovery: Recovery::None, fence });
+        let verdict =
+            Verdict::Granted(Grant { attempt: 1, recovery: Recovery::None, fence, reopened: false });
         Reply::Verdict { verdict, uncompared: false }
     };
     let parameters: [&(dyn ToSql + Sync); 5] = [&keys, &tokens, &expiries_ms, &fingerprints, &fences];

@@ -131,7 +131,7 @@ pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garb
 pub(super) fn grant(state: u8, rest: &[u8]) -> Result<Grant, Garbage> {
     let recovery = recovery(state).ok_or("it is not pending")?;
     let Pending { attempt, fence, .. } = pending(rest)?;
-    Ok(Grant { attempt, recovery, fence })
+    Ok(Grant { attempt, recovery, fence, reopened: false })
 }
 
 /// What follows the first byte of a PENDING record.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, TokenTag};
-use oncegate_core::rules::{Operation, REOPENED, Reply, Verdict, cut_reason};
+use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
 use oncegate_core::store::{Command, Looked};
 use redis::{Arg, Cmd};
 
@@ -318,6 +318,7 @@ fn verdict(said: Bytes) -> Result<Reply, Garbage> {
     let rest = said.slice(1..);
     let verdict = match letter.to_ascii_uppercase() {
         state @ (b'P' | b'Q' | b'R') => Verdict::Granted(layout::grant(state, &rest)?),
+        b'N' => Verdict::Granted(Grant { reopened: true, ..layout::grant(b'P', &rest)? }),
         b'C' => Verdict::Completed { result: rest },
         b'B' => Verdict::Busy { retry_in: Duration::from_millis(number(&rest)?) },
         state @ (b'F' | b'G') => Verdict::Failed { reason: layout::text(&rest), handed_over: state == b'G' },

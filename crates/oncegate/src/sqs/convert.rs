@@ -18,6 +18,11 @@ pub(crate) const TYPES_HEADER: &str = "AWS.DataTypes";
 /// The group of a message in a FIFO queue.
 pub(crate) const GROUP_HEADER: &str = "AWS.MessageGroupId";
 
+/// When a message was received for the first time, in milliseconds since 1970.
+pub(crate) const FIRST_RECEIVE_HEADER: &str = "AWS.ApproximateFirstReceiveTimestamp";
+/// The ARN of the queue from which a redrive policy has moved a message.
+pub(crate) const SOURCE_ARN_HEADER: &str = "AWS.DeadLetterQueueSourceArn";
+
 /// The longest route that an attribute may name, in bytes; a longer one is not ours.
 const ROUTE_MAX_BYTES: usize = 249;
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use aws_sdk_sqs::Client;
+use aws_sdk_sqs::error::BuildError;
 use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::MessageAttributeValue;
 use tracing::warn;
@@ -16,7 +17,7 @@ use super::queue::{self, Queue};
 use super::settings::{Connection, name};
 use crate::dead_letters::{DeadLetter, DeadLetters};
 use crate::failure::BoxError;
-use crate::message::Origin;
+use crate::message::{Message, Origin};
 
 /// What a message may have in bytes when the queue does not say.
 const MESSAGE_MAX_BYTES: usize = 256 * 1024;
@@ -123,17 +124,12 @@ impl DeadLetters for SqsDeadLetters {
         }
         let mut call = open.client.send_message().queue_url(&open.queue.url).message_body(written.body);
         for (name, (data_type, value)) in written.attributes {
-            let attribute = MessageAttributeValue::builder().data_type(data_type);
-            let attribute = match value {
-                Value::Text(text) => attribute.string_value(text),
-                Value::Bytes(bytes) => attribute.binary_value(Blob::new(bytes)),
-            };
-            call = call.message_attributes(name, attribute.build()?);
+            call = call.message_attributes(name, attribute(data_type, value)?);
         }
         if open.queue.fifo {
             // Each letter is a message of its own: one that comes a second time must not be dropped as a copy.
             let once = format!("{:032x}", rand::random::<u128>());
-            call = call.message_group_id(group(letter)).message_deduplication_id(once);
+            call = call.message_group_id(group(&letter.message)).message_deduplication_id(once);
         }
         call.send()
             .await
@@ -142,11 +138,21 @@ impl DeadLetters for SqsDeadLetters {
     }
 }
 
+/// An attribute as SQS takes it.
+pub(crate) fn attribute(data_type: String, value: Value) -> Result<MessageAttributeValue, BuildError> {
+    let attribute = MessageAttributeValue::builder().data_type(data_type);
+    let attribute = match value {
+        Value::Text(text) => attribute.string_value(text),
+        Value::Bytes(bytes) => attribute.binary_value(Blob::new(bytes)),
+    };
+    attribute.build()
+}
+
 /// The message's own group, or one for all of its route.
-fn group(letter: &DeadLetter) -> String {
-    let own = letter.message.header(GROUP_HEADER).and_then(|group| std::str::from_utf8(group).ok());
+pub(crate) fn group(message: &Message) -> String {
+    let own = message.header(GROUP_HEADER).and_then(|group| std::str::from_utf8(group).ok());
     let allowed = |c: char| c.is_ascii_graphic();
-    let group: String = own.unwrap_or(letter.message.route()).chars().filter(|c| allowed(*c)).collect();
+    let group: String = own.unwrap_or(message.route()).chars().filter(|c| allowed(*c)).collect();
     let group = group.get(..group.len().min(GROUP_MAX_BYTES)).unwrap_or_default();
     if group.is_empty() { "oncegate".to_owned() } else { group.to_owned() }
 }

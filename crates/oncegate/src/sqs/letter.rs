@@ -1,16 +1,15 @@
 //! What a dead letter looks like as a message of SQS: what it may hold, and what does not fit.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::convert::{TYPES_HEADER, is_system};
+use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, TYPES_HEADER, is_system};
 use super::sns::ENVELOPE_HEADER;
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE};
-use crate::dead_letters::DeadLetter;
+use crate::dead_letters::{DeadLetter, millis_since_1970};
 use crate::message::{Header, Message};
 
 /// The most attributes that SQS takes.
@@ -41,7 +40,7 @@ impl Value {
 }
 
 /// Attributes by name, each with its data type.
-type Attributes = BTreeMap<String, (String, Value)>;
+pub(crate) type Attributes = BTreeMap<String, (String, Value)>;
 
 /// A letter before it is known what fits.
 #[derive(Debug)]
@@ -64,49 +63,60 @@ pub(crate) struct Written {
 }
 
 /// Where a letter came from.
-#[derive(Serialize)]
-struct Provenance<'a> {
-    route: &'a str,
-    origin: String,
-    scope: &'a str,
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Provenance {
+    pub(crate) route: String,
+    pub(crate) origin: String,
+    pub(crate) scope: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<&'a str>,
-    cause: &'a str,
-    attempts: u32,
-    failed_at_ms: u64,
+    pub(crate) key: Option<String>,
+    pub(crate) cause: String,
+    pub(crate) attempts: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    timestamp_ms: Option<i64>,
+    pub(crate) first_failed_at_ms: Option<u64>,
+    pub(crate) failed_at_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) timestamp_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) first_received_at_ms: Option<i64>,
+    /// The group of a FIFO queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
     /// How the body is written, when it is not the payload as it was: `base64`, `empty` or `null`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    encoding: Option<&'a str>,
+    pub(crate) encoding: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    attributes: BTreeMap<String, Kept>,
+    pub(crate) attributes: BTreeMap<String, Kept>,
 }
 
 /// An attribute that has no place of its own.
-#[derive(Serialize)]
-struct Kept {
-    r#type: String,
-    value: String,
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Kept {
+    pub(crate) r#type: String,
+    pub(crate) value: String,
 }
 
 impl Letter {
     pub(crate) fn of(letter: &DeadLetter) -> Self {
         let (message, cause) = (&letter.message, letter.cause.as_str());
         let (body, encoding) = body(message);
-        let (attributes, kept) = attributes(message);
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (attributes, kept) = attributes(message, ATTRIBUTES_MOST - OURS);
         let origin_is_needed = !kept.is_empty() || encoding.is_some();
         let provenance = Provenance {
-            route: message.route(),
+            route: message.route().to_owned(),
             origin: message.origin().to_string(),
-            scope: &letter.scope,
-            key: letter.key.as_deref(),
-            cause,
+            scope: letter.scope.clone(),
+            key: letter.key.clone(),
+            cause: cause.to_owned(),
             attempts: letter.attempts,
-            failed_at_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
+            first_failed_at_ms: letter.first_failed_at.map(millis_since_1970),
+            failed_at_ms: millis_since_1970(letter.failed_at),
             timestamp_ms: message.timestamp_ms(),
-            encoding,
+            first_received_at_ms: word(message, FIRST_RECEIVE_HEADER).and_then(|millis| millis.parse().ok()),
+            group: word(message, GROUP_HEADER).map(str::to_owned),
+            encoding: encoding.map(str::to_owned),
             attributes: kept,
         };
         // Text and numbers under names that are text: nothing in it cannot be written.
@@ -146,8 +156,12 @@ impl Letter {
     }
 }
 
-const STRING: &str = "String";
-const BINARY: &str = "Binary";
+fn word<'a>(message: &'a Message, header: &str) -> Option<&'a str> {
+    std::str::from_utf8(message.header(header)?).ok()
+}
+
+pub(crate) const STRING: &str = "String";
+pub(crate) const BINARY: &str = "Binary";
 
 /// The body, and how it is written when SQS does not take it as it is.
 fn body(message: &Message) -> (String, Option<&'static str>) {
@@ -164,9 +178,8 @@ fn body(message: &Message) -> (String, Option<&'static str>) {
 }
 
 /// The message's attributes, and those for which there is no room or which SQS would refuse.
-fn attributes(message: &Message) -> (Attributes, BTreeMap<String, Kept>) {
-    let types = message.header(TYPES_HEADER).and_then(|types| serde_json::from_slice(types).ok());
-    let types: BTreeMap<String, String> = types.unwrap_or_default();
+fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, Kept>) {
+    let types = types(message);
     let (mut attributes, mut kept) = (Attributes::new(), BTreeMap::new());
     let foreign = |header: &&Header| {
         !is_system(&header.name) && ![REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&&*header.name)
@@ -181,7 +194,7 @@ fn attributes(message: &Message) -> (Attributes, BTreeMap<String, Kept>) {
             }
             _ => (known.unwrap_or(BINARY), Value::Bytes(bytes.to_vec())),
         };
-        let fits = attributes.len() < ATTRIBUTES_MOST - OURS || attributes.contains_key(&*header.name);
+        let fits = attributes.len() < most || attributes.contains_key(&*header.name);
         if fits && !bytes.is_empty() && is_name(&header.name) {
             attributes.insert(header.name.to_string(), (kind.to_owned(), value));
         } else {
@@ -193,6 +206,41 @@ fn attributes(message: &Message) -> (Attributes, BTreeMap<String, Kept>) {
         }
     }
     (attributes, kept)
+}
+
+/// The types of those attributes that are no plain strings.
+pub(crate) fn types(message: &Message) -> BTreeMap<String, String> {
+    let types = message.header(TYPES_HEADER).and_then(|types| serde_json::from_slice(types).ok());
+    types.unwrap_or_default()
+}
+
+/// A message that was given up, as it goes back to a queue.
+#[derive(Debug)]
+pub(crate) struct Redriven {
+    pub(crate) body: String,
+    pub(crate) attributes: Attributes,
+}
+
+impl Redriven {
+    /// The message as it was, with its route where the queue's name is not that already. An error says why SQS would
+    /// not take it.
+    pub(crate) fn of(message: &Message, route: Option<&str>, queue: &str) -> Result<Self, String> {
+        let (body, None) = body(message) else {
+            return Err("its payload cannot be the body of a message of SQS".to_owned());
+        };
+        let (mut attributes, kept) = attributes(message, ATTRIBUTES_MOST);
+        if let Some(route) = route.filter(|route| *route != queue) {
+            if attributes.len() == ATTRIBUTES_MOST {
+                return Err("it has ten attributes, and no room for its route".to_owned());
+            }
+            let route = serde_json::json!({ "route": route }).to_string();
+            attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), (STRING.to_owned(), Value::Text(route)));
+        }
+        match kept.keys().next() {
+            Some(name) => Err(format!("its attribute {name:?} cannot be one of SQS")),
+            None => Ok(Self { body, attributes }),
+        }
+    }
 }
 
 /// Whether SQS takes this name of an attribute.

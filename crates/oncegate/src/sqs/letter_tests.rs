@@ -19,6 +19,8 @@ fn letter(payload: Option<&[u8]>, headers: Vec<Header>) -> DeadLetter {
         cause: DeadLetterCause::Permanent,
         reason: "no such account".to_owned(),
         attempts: 3,
+        first_failed_at: std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(1)),
+        failed_at: std::time::UNIX_EPOCH + std::time::Duration::from_secs(2),
     }
 }
 
@@ -38,6 +40,7 @@ fn a_letter_keeps_body_attributes_and_types_and_says_why() {
         header("tenant", b"acme"),
         header("oncegate-reason", b"an earlier round"),
         header("AWS.MessageGroupId", b"g"),
+        header("AWS.ApproximateFirstReceiveTimestamp", b"5"),
         header(TYPES_HEADER, types),
     ];
     let written = Letter::of(&letter(Some(b"{\"order_id\":7}"), headers)).fit(4_096).unwrap();
@@ -53,6 +56,8 @@ fn a_letter_keeps_body_attributes_and_types_and_says_why() {
     assert_eq!(origin["origin"], "orders#m-1");
     assert_eq!(origin["attempts"], 3);
     assert_eq!(origin["timestamp_ms"], 1_700_000_000_000_i64);
+    assert_eq!((&origin["first_failed_at_ms"], &origin["failed_at_ms"]), (&1_000.into(), &2_000.into()));
+    assert_eq!((&origin["group"], &origin["first_received_at_ms"]), (&"g".into(), &5.into()));
     assert!(!written.shortened);
 }
 
@@ -106,4 +111,27 @@ fn what_is_too_large_loses_our_words_before_its_own() {
     let with_origin = own + ORIGIN_ATTRIBUTE.len() + "String".len() + origin.len();
     let without_reason = fit(with_origin + 10).unwrap();
     assert!(without_reason.shortened && without_reason.attributes.len() == 2);
+}
+
+#[test]
+fn what_goes_back_is_as_it_was_and_has_its_route_where_the_queue_is_another() {
+    let types = br#"{"amount":"Number"}"#;
+    let headers = vec![header("amount", b"12"), header(TYPES_HEADER, types), header("AWS.SenderId", b"x")];
+    let DeadLetter { message, .. } = letter(Some(b"{}"), headers);
+    let back = Redriven::of(&message, Some("orders"), "orders").unwrap();
+    assert_eq!((back.body.as_str(), back.attributes.len()), ("{}", 1));
+    assert_eq!(back.attributes["amount"], ("Number".to_owned(), Value::Text("12".to_owned())));
+    let elsewhere = Redriven::of(&message, Some("orders"), "others").unwrap();
+    assert_eq!(elsewhere.attributes[ORIGIN_ATTRIBUTE].1, Value::Text(r#"{"route":"orders"}"#.to_owned()));
+    let strange = Redriven::of(&message, None, "others").unwrap();
+    assert_eq!(strange.attributes.len(), 1, "the queue decides the route");
+
+    let ten = (0..10).map(|n| header(&format!("a{n}"), b"x")).collect();
+    let DeadLetter { message, .. } = letter(Some(b"{}"), ten);
+    assert_eq!(Redriven::of(&message, Some("orders"), "orders").unwrap().attributes.len(), 10);
+    assert!(Redriven::of(&message, Some("orders"), "others").is_err(), "no room for the route");
+    for payload in [None, Some(b"".as_slice()), Some(b"bell \x07".as_slice())] {
+        let DeadLetter { message, .. } = letter(payload, Vec::new());
+        assert!(Redriven::of(&message, None, "orders").is_err(), "no body of SQS: {payload:?}");
+    }
 }

@@ -57,7 +57,7 @@
 //! | attribute | value |
 //! |---|---|
 //! | `oncegate-reason` | the cause (`bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over`) and the reason in words, at most 1 KiB |
-//! | `oncegate-origin` | a JSON object: `route`, `origin`, `scope`, `key`, `cause`, `attempts`, `failed_at_ms`, `timestamp_ms`, and `attributes`, those for which SQS's limit of ten left no room |
+//! | `oncegate-origin` | a JSON object: `route`, `origin`, `scope`, `key`, `cause`, `attempts`, `first_failed_at_ms` (where the process that gave it up saw that), `failed_at_ms`, `timestamp_ms`, `first_received_at_ms`, `group` (of a FIFO queue), `encoding` of the body where SQS would not take it as it was, and `attributes`, those for which SQS's limit of ten left no room |
 
 mod source;
 
@@ -68,6 +68,7 @@ mod drive;
 mod held;
 mod hub;
 mod letter;
+mod letter_box;
 mod outbox;
 mod queue;
 mod receivers;
@@ -76,6 +77,7 @@ mod sns;
 mod ticket;
 
 pub use dead_letters::SqsDeadLetters;
+pub use letter_box::SqsLetterBox;
 pub use settings::Body;
 pub use source::SqsSource;
 

@@ -103,6 +103,14 @@ impl SqsSource {
         self
     }
 
+    /// Checks everything that needs no queue.
+    ///
+    /// # Errors
+    /// The first setting that is wrong, by its name. [`open`](Source::open) says the same.
+    pub fn check(&self) -> Result<(), SourceError> {
+        self.settings.check()
+    }
+
     /// What bodies are: the payload itself, by default.
     #[must_use]
     pub fn body(mut self, body: Body) -> Self {
@@ -125,6 +133,20 @@ impl SqsSource {
     pub fn dead_letters(&self, queue: impl Into<String>) -> SqsDeadLetters {
         SqsDeadLetters::with(self.settings.connection.clone(), queue.into())
             .beside(name(&self.settings.queue).to_owned())
+    }
+
+    /// Looks at the queue as [`open`](Source::open) does for a consumer of these terms, and says what weakens the
+    /// promise or will surprise somebody, each with its remedy. Receives nothing.
+    ///
+    /// # Errors
+    /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
+    pub async fn check(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
+        let settings = &self.settings;
+        settings.check()?;
+        let client = settings.connection.client(&settings.queue).await;
+        let queue = queue::find(&client, &settings.queue).await?;
+        queue::check_rights(&client, &queue).await?;
+        Ok(queue.warnings(settings, terms).iter().map(ToString::to_string).collect())
     }
 
     /// The queue's name.

@@ -7,7 +7,7 @@ use crate::rules::{Grant, Reply, Verdict};
 pub(super) async fn an_absent_key_is_granted(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let grant = subject.granted(&key, token).await;
-    assert_eq!(grant, Grant { attempt: 1, recovery: Recovery::None, fence: None });
+    assert_eq!(grant, Grant { attempt: 1, recovery: Recovery::None, fence: None, reopened: false });
     let record = subject.look(&key).await.expect("a claimed key has a record");
     assert_eq!(record.fingerprint, None);
     assert_eq!(record.state, State::Pending { token, attempt: 1, recovery: Recovery::None, fence: None });
@@ -33,7 +33,7 @@ pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &Subject<
     subject.granted(&key, first).await;
     subject.pass(&key, 2 * STEP).await;
     let grant = subject.granted(&key, second).await;
-    assert_eq!(grant, Grant { attempt: 2, recovery: Recovery::Takeover, fence: None });
+    assert_eq!(grant, Grant { attempt: 2, recovery: Recovery::Takeover, fence: None, reopened: false });
     assert!(matches!(subject.claim(&key, first).await, Verdict::Busy { .. }), "the first owner waits");
     assert_eq!(subject.extend(&key, first, LEASE).await, Reply::Lost);
     assert_eq!(subject.extend(&key, second, LEASE).await, HELD);

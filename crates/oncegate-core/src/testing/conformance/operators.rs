@@ -44,6 +44,7 @@ pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Subje
         assert_eq!(reason, REOPENED);
         let grant = subject.granted(&key, subject.token()).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None), "due at once: {state}");
+        assert!(grant.reopened, "the first attempt knows of it: {state}");
     }
 }
 

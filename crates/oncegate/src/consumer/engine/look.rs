@@ -19,7 +19,10 @@ impl Engine {
         for (item, is_behind) in self.lanes.iter() {
             let seen = self.seen(item, is_behind);
             count(&mut look.messages, seen.stage);
-            let is_worth_knowing = matches!(seen.stage, Stage::Parked(cause) if cause != WaitCause::Retry);
+            let is_worth_knowing = matches!(
+                seen.stage,
+                Stage::Parked(WaitCause::Busy | WaitCause::Lapse | WaitCause::Unreadable | WaitCause::Result)
+            );
             if is_worth_knowing {
                 look.waiting.push(seen.clone());
             }
@@ -42,6 +45,9 @@ impl Engine {
             _ if is_behind => (Stage::Behind, item.received_at),
             _ if part_of(item).is_some_and(|part| self.outages.contains_key(&part)) => {
                 (Stage::HeldBack, item.received_at)
+            }
+            _ if item.identity.is_ok() && !item.route.breaker.is_closed() => {
+                (Stage::Parked(WaitCause::Breaker), item.received_at)
             }
             _ => (Stage::Ready, item.received_at),
         };

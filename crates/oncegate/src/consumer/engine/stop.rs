@@ -22,6 +22,7 @@ impl Engine {
         self.found.clear();
         self.parked.clear();
         self.outages.clear();
+        self.held.clear();
         self.lanes.clear();
         let deadline = Instant::now() + self.shared.settings.stop_deadline;
         if !self.drain_until(deadline).await {

@@ -1,0 +1,92 @@
+//! Changes that an operator makes: said first, with leave, and written down with who and why.
+
+use std::path::PathBuf;
+
+use oncegate::journal::{Entry, JournalFile};
+
+use crate::confirm::confirm;
+use crate::exit::{Exit, Problem};
+
+/// How a change is made.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChangeArgs {
+    /// Only say what would be done
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Do it without asking; needed where there is no terminal to ask on
+    #[arg(long)]
+    pub(crate) yes: bool,
+
+    /// Why it is done, for the journal
+    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run")]
+    why: Option<String>,
+
+    /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in
+    /// $XDG_STATE_HOME or ~/.local/state]
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
+    journal: Option<PathBuf>,
+
+    /// Who does it, for the journal [default: the user's name]
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_OPERATOR")]
+    by: Option<String>,
+}
+
+impl ChangeArgs {
+    /// Asks for leave, and opens the journal: what cannot be written down is not done.
+    pub(crate) async fn begin(&self, question: &str, what: &str) -> Result<Written, Problem> {
+        confirm(question, what, self.yes).await?;
+        let path = self.journal.clone().or_else(default_path);
+        let path = path.ok_or_else(|| {
+            Problem::new(Exit::Configuration, "there is no home directory for the journal: say --journal")
+        })?;
+        let refuse = |error| {
+            let text = format!(
+                "nothing was changed, because the journal {} cannot be written: {error}",
+                path.display()
+            );
+            Problem::new(Exit::Configuration, text)
+        };
+        let file = JournalFile::open(&path).map_err(refuse)?;
+        let by = self.by.clone().unwrap_or_else(user);
+        Ok(Written { file, by, why: self.why.clone().unwrap_or_default() })
+    }
+}
+
+/// A journal that is open for one command.
+#[derive(Debug)]
+pub(crate) struct Written {
+    file: JournalFile,
+    by: String,
+    why: String,
+}
+
+impl Written {
+    /// Writes an entry under who and why.
+    pub(crate) fn note(&self, entry: Entry) -> Result<(), Problem> {
+        let entry = entry.by(self.by.as_str()).reason(&self.why);
+        self.file.append(&entry).map_err(|error| self.failed(&error))
+    }
+
+    /// The same, and waits for the disk.
+    pub(crate) fn note_now(&self, entry: Entry) -> Result<(), Problem> {
+        self.note(entry)?;
+        self.file.sync().map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Problem {
+        let path = self.file.path().display();
+        Problem::new(Exit::Unreachable, format!("the journal {path} cannot be written any more: {error}"))
+    }
+}
+
+fn default_path() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
+    Some(state.join("oncegate/journal.jsonl"))
+}
+
+fn user() -> String {
+    let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    named.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+}

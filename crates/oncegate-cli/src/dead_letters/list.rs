@@ -1,0 +1,108 @@
+//! `oncegate dead-letters list`: which letters there are, and why.
+
+use std::collections::BTreeMap;
+
+use oncegate::operate::Wanted;
+use serde::Serialize;
+
+use super::PlaceArgs;
+use super::filter::FilterArgs;
+use super::show::Known;
+use crate::args::{AnswerArgs, within};
+use crate::exit::{Exit, Problem};
+use crate::output::{self, Table, grouped, plain};
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.dead-letters.list/1";
+
+/// List the dead letters of a topic or queue: how many of each cause, and each with its reason
+///
+/// Nothing of a payload is printed. A topic is only read. A queue cannot be read without receiving, so it wants
+/// --use-up-a-receive; its messages are visible again at the end.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: PlaceArgs,
+
+    #[command(flatten)]
+    filter: FilterArgs,
+
+    /// List at most so many letters; all are counted
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    most: u32,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// The answer of `--json`.
+#[derive(Debug, Default, Serialize)]
+struct Document {
+    schema: &'static str,
+    place: String,
+    /// Letters that are there.
+    seen: u64,
+    /// Those that pass the filter.
+    matching: u64,
+    /// Those by their cause; `foreign` are those that oncegate did not write.
+    by_cause: BTreeMap<&'static str, u64>,
+    /// The first of them.
+    letters: Vec<Known>,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let document = within(args.answer.timeout, look(args)).await?;
+    if args.answer.json {
+        output::answer_json(&document)?;
+    } else {
+        output::answer(&text(&document))?;
+    }
+    Ok(Exit::Yes)
+}
+
+async fn look(args: &Args) -> Result<Document, Problem> {
+    let mut document =
+        Document { schema: SCHEMA, place: args.place.name().to_owned(), ..Document::default() };
+    super::read(&args.place, |buried| {
+        document.seen += 1;
+        if args.filter.judge(&buried) != Wanted::Yes {
+            return;
+        }
+        document.matching += 1;
+        let cause = buried.letter().map_or("foreign", |letter| letter.cause.as_str());
+        *document.by_cause.entry(cause).or_default() += 1;
+        if document.letters.len() < args.most as usize {
+            document.letters.push(Known::of(&buried));
+        }
+    })
+    .await?;
+    Ok(document)
+}
+
+fn text(document: &Document) -> String {
+    let mut table = Table::default();
+    table.text("dead letters", &document.place);
+    table.number("seen", document.seen);
+    table.number("matching", document.matching);
+    for (cause, count) in &document.by_cause {
+        table.number(&format!("  {cause}"), *count);
+    }
+    let mut text = table.render();
+    for letter in &document.letters {
+        let word = |value: &Option<String>| plain(value.as_deref().unwrap_or("-"));
+        text.push_str(&format!(
+            "\n{}  {}  {}  from {}  {}\n  {}\n",
+            plain(&letter.at),
+            word(&letter.failed_at),
+            letter.cause.unwrap_or("foreign"),
+            word(&letter.origin),
+            word(&letter.key),
+            word(&letter.reason),
+        ));
+    }
+    let rest = document.matching - document.letters.len() as u64;
+    if rest > 0 {
+        text.push_str(&format!("\n… and {} more (--most)\n", grouped(rest)));
+    }
+    text
+}

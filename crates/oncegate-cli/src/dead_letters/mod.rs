@@ -1,0 +1,110 @@
+//! `oncegate dead-letters`: look through a topic or queue of dead letters, and send their messages back.
+
+use oncegate::kafka::KafkaLetterBox;
+use oncegate::letter_box::{Buried, LetterBox};
+use oncegate::sqs::SqsLetterBox;
+
+use crate::args::pair;
+use crate::exit::{Exit, Problem, not_opened};
+
+mod filter;
+mod list;
+mod redrive;
+mod show;
+
+/// Look through dead letters, and send their messages back
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    List(list::Args),
+    Show(show::Args),
+    Redrive(redrive::Args),
+}
+
+pub(crate) async fn run(command: &Command) -> Result<Exit, Problem> {
+    match command {
+        Command::List(args) => list::run(args).await,
+        Command::Show(args) => show::run(args).await,
+        Command::Redrive(args) => redrive::run(args).await,
+    }
+}
+
+/// Where the dead letters are.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("place").required(true).args(["topic", "queue"])))]
+struct PlaceArgs {
+    /// The topic of the dead letters
+    #[arg(long, value_name = "NAME", requires = "brokers")]
+    topic: Option<String>,
+
+    /// Kafka's addresses, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
+    brokers: Option<String>,
+
+    /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair, requires = "topic")]
+    properties: Vec<(String, String)>,
+
+    /// The queue of the dead letters: its URL, or its name where region and account are those of the environment
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+
+    /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    #[arg(long, value_name = "URL", requires = "queue")]
+    endpoint_url: Option<String>,
+
+    /// Yes, one receive of each message in the queue may be used up, and consumers do not see them meanwhile
+    #[arg(long, requires = "queue")]
+    use_up_a_receive: bool,
+}
+
+impl PlaceArgs {
+    fn name(&self) -> &str {
+        self.topic.as_deref().or(self.queue.as_deref()).unwrap_or_default()
+    }
+
+    /// Opens the place; `progress` names what remembers how far a redrive came in a topic.
+    async fn open(&self, progress: Option<String>) -> Result<Box<dyn LetterBox>, Problem> {
+        let mut letters: Box<dyn LetterBox> = match (&self.topic, &self.brokers, &self.queue) {
+            (Some(topic), Some(brokers), _) => {
+                let mut letters = KafkaLetterBox::new(brokers.as_str(), topic.as_str());
+                for (name, value) in &self.properties {
+                    letters = letters.property(name, value);
+                }
+                match progress {
+                    Some(group) => Box::new(letters.progress(group)),
+                    None => Box::new(letters),
+                }
+            }
+            (.., Some(queue)) => {
+                if !self.use_up_a_receive {
+                    let text = "looking into a queue uses up one receive of each message, which counts for the \
+                                redrive policy of the queue, and hides the messages meanwhile: say \
+                                --use-up-a-receive if that may be";
+                    return Err(Problem::new(Exit::Usage, text));
+                }
+                let letters = SqsLetterBox::new(queue.as_str());
+                match &self.endpoint_url {
+                    Some(url) => Box::new(letters.endpoint_url(url)),
+                    None => Box::new(letters),
+                }
+            }
+            _ => return Err(Problem::new(Exit::Usage, "--topic with --brokers, or --queue is missing")),
+        };
+        letters.open().await.map_err(|error| not_opened(&error))?;
+        Ok(letters)
+    }
+}
+
+/// Calls `each` for every letter.
+async fn read(place: &PlaceArgs, mut each: impl FnMut(Buried) + Send) -> Result<(), Problem> {
+    if place.queue.as_deref().is_some_and(|queue| queue.ends_with(".fifo")) {
+        let text = "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are \
+                    held, so most of it would not be seen; it can be redriven";
+        return Err(Problem::new(Exit::Usage, text));
+    }
+    let mut letters = place.open(None).await?;
+    while let Some(batch) = letters.next_batch().await? {
+        batch.into_iter().for_each(&mut each);
+    }
+    Ok(letters.close().await?)
+}

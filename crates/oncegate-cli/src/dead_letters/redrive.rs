@@ -1,0 +1,243 @@
+//! `oncegate dead-letters redrive`: send messages back to where they came from.
+
+use oncegate::journal::Entry;
+use oncegate::letter_box::{Buried, LetterBox};
+use oncegate::operate::{Redrive, RedriveError, Redriven, Step};
+use serde::Serialize;
+
+use super::PlaceArgs;
+use super::filter::FilterArgs;
+use crate::args::{AnswerArgs, within};
+use crate::change::{ChangeArgs, Written};
+use crate::exit::{Exit, Problem};
+use crate::output::{self, Table, grouped, plain};
+use crate::store::StoreArgs;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.dead-letters.redrive/1";
+
+/// How many letters that somebody must see to are named.
+const TROUBLES_NAMED_MOST: usize = 20;
+
+/// Send the messages of dead letters back to where they came from, through the gate
+///
+/// For each letter: look at its record; pass it over if the message was completed since, or is under way; open the
+/// record, unless it has changed; send the message, on its first route, and wait until it is there. A message that is
+/// sent twice is answered by its record, so a redrive may be interrupted and started again at any moment.
+///
+/// In a topic the letters stay. How far a redrive came is kept as the offsets of a consumer group, under a name made of
+/// topic, filter and destination: the same command goes on where the last one ended. From a queue the letters that were
+/// sent are deleted.
+///
+/// Exit code 1: some letters could not be sent, and somebody must see to them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: PlaceArgs,
+
+    #[command(flatten)]
+    filter: FilterArgs,
+
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// Send all to this topic or queue, whose consumers must take routes from headers [default: each to its origin]
+    #[arg(long, value_name = "NAME")]
+    to: Option<String>,
+
+    /// At most so many messages a second [default: as fast as it goes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rate: Option<u32>,
+
+    /// The consumer group that keeps the progress in a topic [default: made of topic, filter and destination]
+    #[arg(long, value_name = "GROUP", conflicts_with = "queue")]
+    progress: Option<String>,
+
+    /// Keep no progress, and begin at the first letter of the topic
+    #[arg(long, conflicts_with_all = ["queue", "progress"])]
+    no_progress: bool,
+
+    #[command(flatten)]
+    change: ChangeArgs,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    place: &'a str,
+    store: String,
+    dry_run: bool,
+    /// The consumer group that keeps the progress.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<String>,
+    #[serde(flatten)]
+    redriven: Redriven,
+    /// The first letters that somebody must see to.
+    troubles: &'a [Trouble],
+}
+
+/// A letter that could not be sent.
+#[derive(Debug, Serialize)]
+struct Trouble {
+    at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    why: String,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let mut troubles = Vec::new();
+    let redriven = within(args.answer.timeout, async {
+        let journal = if args.change.dry_run { None } else { Some(begin(args).await?) };
+        let mut letters = args.place.open(args.progress()).await?;
+        let done = redrive(args, &mut *letters, journal.as_ref(), &mut troubles).await;
+        // What was sent is remembered, and the rest given back, however it ended.
+        let closed = letters.close().await;
+        let redriven = done?;
+        closed?;
+        Ok(redriven)
+    })
+    .await?;
+    if args.answer.json {
+        output::answer_json(&Document {
+            schema: SCHEMA,
+            place: args.place.name(),
+            store: args.store.redacted(),
+            dry_run: args.change.dry_run,
+            progress: args.progress(),
+            redriven,
+            troubles: &troubles,
+        })?;
+    } else {
+        output::answer(&text(args, &redriven, &troubles))?;
+    }
+    Ok(if redriven.troubles() == 0 { Exit::Yes } else { Exit::No })
+}
+
+/// Says what would be done, and asks. A topic is counted first; a queue would have to be received twice.
+async fn begin(args: &Args) -> Result<Written, Problem> {
+    let place = args.place.name();
+    let target = args.to.as_deref().unwrap_or("where they came from");
+    let filter = args.filter.words();
+    let filter = if filter.is_empty() { "all letters".to_owned() } else { format!("letters with {filter}") };
+    let mut what = format!("send the messages of {filter} in {place} back to {target}");
+    if args.place.topic.is_some() && !args.change.yes {
+        let mut letters = args.place.open(args.progress()).await?;
+        let dry = args.redrive().await?.dry_run();
+        let count = dry.run(&mut *letters, |buried| args.filter.judge(buried), |_| {}).await?;
+        letters.close().await?;
+        what = format!("{what}: {} of {}", grouped(count.sent), grouped(count.wanted));
+    }
+    eprintln!("oncegate: this will {what}. Handlers run again, as attempt 1, for what is not completed");
+    let journal = args.change.begin("go on?", &what).await?;
+    journal.note_now(Entry::now("redrive_begins").origin(place))?;
+    Ok(journal)
+}
+
+async fn redrive(
+    args: &Args,
+    letters: &mut dyn LetterBox,
+    journal: Option<&Written>,
+    troubles: &mut Vec<Trouble>,
+) -> Result<Redriven, Problem> {
+    let mut unwritten = None;
+    let tell = |step: Step<'_>| {
+        let Step { buried, course } = step;
+        if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
+            troubles.push(trouble(buried, course));
+        }
+        if let (Some(journal), Some(_)) = (journal, course.to()) {
+            let mut entry = Entry::now("redriven").origin(&buried.place);
+            if let Some(key) = buried.letter().and_then(|letter| letter.key.as_deref()) {
+                entry = entry.key(key);
+            }
+            unwritten = journal.note(entry).err().or(unwritten.take());
+        }
+    };
+    let mut redrive = args.redrive().await?;
+    if args.change.dry_run {
+        redrive = redrive.dry_run();
+    }
+    let redriven = redrive.run(letters, |buried| args.filter.judge(buried), tell).await;
+    if let Some(journal) = journal {
+        journal.note_now(Entry::now("redrive_ends").origin(args.place.name()))?;
+    }
+    let redriven = redriven?;
+    unwritten.map_or(Ok(redriven), Err)
+}
+
+fn trouble(buried: &Buried, course: &oncegate::operate::Course) -> Trouble {
+    use oncegate::operate::Course;
+    let why = match course {
+        Course::Unreadable(why) => format!("its record cannot be read: {why}"),
+        Course::NoWayBack(why) => why.clone(),
+        _ => "another message holds its key, with other content: reset that first, if it may be forgotten"
+            .to_owned(),
+    };
+    let key = buried.letter().and_then(|letter| letter.key.clone());
+    Trouble { at: buried.place.to_string(), key, why }
+}
+
+impl Args {
+    async fn redrive(&self) -> Result<Redrive, Problem> {
+        let mut redrive = Redrive::new(self.store.open().await?);
+        if let Some(to) = &self.to {
+            redrive = redrive.to(to);
+        }
+        if let Some(rate) = self.rate {
+            redrive = redrive.per_second(rate);
+        }
+        Ok(redrive)
+    }
+
+    /// Two redrives that ask for other letters, or send them elsewhere, must not pass each other's letters.
+    fn progress(&self) -> Option<String> {
+        self.place.topic.as_ref().filter(|_| !self.no_progress)?;
+        let made = || {
+            let words = [self.filter.words(), self.to.iter().map(|to| format!("to={to}")).collect()];
+            let words = words.join(" ").trim().replace(' ', ";");
+            if words.is_empty() { "oncegate-redrive".to_owned() } else { format!("oncegate-redrive;{words}") }
+        };
+        Some(self.progress.clone().unwrap_or_else(made))
+    }
+}
+
+fn text(args: &Args, redriven: &Redriven, troubles: &[Trouble]) -> String {
+    let mut table = Table::default();
+    table.text("dead letters", args.place.name());
+    table.text("store", args.store.redacted());
+    if let Some(progress) = args.progress() {
+        table.text("progress", progress);
+    }
+    table.noted("seen", redriven.seen, "since the progress of this redrive");
+    table.number("matching", redriven.wanted);
+    let sent = if args.change.dry_run { "would be sent" } else { "sent" };
+    table.noted(sent, redriven.sent, "");
+    table.noted("  reopened", redriven.reopened, "their records said failed");
+    table.noted("completed", redriven.completed, "passed over: done since");
+    table.noted("under way", redriven.under_way, "passed over: an attempt runs, or a retry waits");
+    table.noted("sent already", redriven.sent_already, "passed over: another letter of the same message");
+    table.noted("mismatched", redriven.mismatched, "their keys belong to messages with other content");
+    table.noted("unreadable", redriven.unreadable, "the store holds something else under the key");
+    table.noted("no way back", redriven.no_way_back, "see below");
+    let mut text = table.render();
+    for Trouble { at, key, why } in troubles {
+        let key = key.as_deref().unwrap_or("-");
+        text.push_str(&format!("\n{}  {}\n  {}\n", plain(at), plain(key), plain(why)));
+    }
+    text
+}
+
+impl From<RedriveError> for Problem {
+    fn from(error: RedriveError) -> Self {
+        match error {
+            RedriveError::Letters(error) => error.into(),
+            RedriveError::Store(error) => error.into(),
+            error => Self::caused(Exit::Unreachable, &error),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! `oncegate dead-letters show`: one letter, with all that is known of it.
+
+use std::time::SystemTime;
+
+use oncegate::Header;
+use oncegate::letter_box::Buried;
+use oncegate::operate::Wanted;
+use serde::Serialize;
+
+use super::PlaceArgs;
+use super::filter::FilterArgs;
+use crate::args::{AnswerArgs, within};
+use crate::exit::{Exit, Problem};
+use crate::output::{self, Table, grouped};
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.dead-letters.show/1";
+
+/// Show one dead letter: where its message came from, why it was given up, and when
+///
+/// The payload and the values of headers are printed only with --payload. Exit code 1: there is no such letter.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: PlaceArgs,
+
+    /// Where the letter lies, as list shows it: orders.dead/0@42
+    #[arg(value_name = "PLACE")]
+    at: String,
+
+    /// Print the payload and the values of headers as well
+    #[arg(long)]
+    payload: bool,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// All that is known of a letter. Times are RFC 3339.
+#[derive(Debug, Serialize)]
+pub(super) struct Known {
+    /// Where it lies.
+    pub(super) at: String,
+    /// Whether oncegate wrote it; if not, only the next four are known.
+    pub(super) known: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message_key: Option<String>,
+    payload_bytes: usize,
+    tombstone: bool,
+    headers: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) origin: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    produced_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cause: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_failed_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) failed_at: Option<String>,
+}
+
+impl Known {
+    pub(super) fn of(buried: &Buried) -> Self {
+        let (message, letter) = (buried.message(), buried.letter());
+        let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
+        let produced =
+            produced.map(|millis| SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(millis));
+        Self {
+            at: buried.place.to_string(),
+            known: letter.is_some(),
+            message_key: message.key().map(|key| String::from_utf8_lossy(key).into_owned()),
+            payload_bytes: message.payload().len(),
+            tombstone: message.is_tombstone(),
+            headers: message.headers().iter().map(|header| header.name.to_string()).collect(),
+            route: letter.map(|letter| letter.message.route().to_owned()),
+            origin: letter.map(|letter| letter.message.origin().to_string()),
+            produced_at: produced.map(time),
+            scope: letter.map(|letter| letter.scope.clone()),
+            key: letter.and_then(|letter| letter.key.clone()),
+            cause: letter.map(|letter| letter.cause.as_str()),
+            reason: letter.map(|letter| letter.reason.clone()),
+            attempts: letter.map(|letter| letter.attempts),
+            first_failed_at: letter.and_then(|letter| letter.first_failed_at).map(time),
+            failed_at: letter.map(|letter| time(letter.failed_at)),
+        }
+    }
+}
+
+fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document {
+    schema: &'static str,
+    #[serde(flatten)]
+    known: Known,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<Content>,
+}
+
+/// What `--payload` asks for. Bytes that are no UTF-8 are shown with U+FFFD in their place.
+#[derive(Serialize)]
+struct Content {
+    payload: String,
+    /// Whether the payload is UTF-8, and shown as it is.
+    exact: bool,
+    headers: Vec<(String, Option<String>)>,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let Some(buried) = within(args.answer.timeout, find(args)).await? else {
+        eprintln!("oncegate: there is no letter at {} in {}", output::plain(&args.at), args.place.name());
+        return Ok(Exit::No);
+    };
+    let (known, content) = (Known::of(&buried), args.payload.then(|| content(&buried)));
+    if args.answer.json {
+        output::answer_json(&Document { schema: SCHEMA, known, content })?;
+    } else {
+        output::answer(&text(&known, content.as_ref()))?;
+    }
+    Ok(Exit::Yes)
+}
+
+async fn find(args: &Args) -> Result<Option<Buried>, Problem> {
+    let (filter, mut found) = (FilterArgs::at(&args.at), None);
+    super::read(&args.place, |buried| {
+        if filter.judge(&buried) == Wanted::Yes {
+            found = Some(buried);
+        }
+    })
+    .await?;
+    Ok(found)
+}
+
+fn content(buried: &Buried) -> Content {
+    let message = buried.message();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let header = |header: &Header| (header.name.to_string(), header.value.as_deref().map(text));
+    Content {
+        payload: text(message.payload()),
+        exact: std::str::from_utf8(message.payload()).is_ok(),
+        headers: message.headers().iter().map(header).collect(),
+    }
+}
+
+fn text(known: &Known, content: Option<&Content>) -> String {
+    let mut table = Table::default();
+    let mut line = |name: &str, value: Option<&str>| {
+        if let Some(value) = value {
+            table.text(name, value);
+        }
+    };
+    line("letter", Some(&known.at));
+    line("message", known.origin.as_deref());
+    line("route", known.route.as_deref());
+    line("produced", known.produced_at.as_deref());
+    line("scope", known.scope.as_deref());
+    line("key", known.key.as_deref());
+    line("cause", known.cause);
+    line("reason", known.reason.as_deref());
+    line("attempts", known.attempts.map(|count| count.to_string()).as_deref());
+    line("first failed", known.first_failed_at.as_deref());
+    line("given up", known.failed_at.as_deref());
+    line("message key", known.message_key.as_deref());
+    let bytes = format!("{} bytes", grouped(known.payload_bytes as u64));
+    line("payload", Some(if known.tombstone { "none: a tombstone" } else { &bytes }));
+    if !known.known {
+        line("why", Some("not known: oncegate did not write it"));
+    }
+    match content {
+        None => line("headers", Some(&known.headers.join(", "))),
+        Some(content) => {
+            for (name, value) in &content.headers {
+                line(&format!("header {name}"), Some(value.as_deref().unwrap_or("null")));
+            }
+        }
+    }
+    let payload =
+        content.map(|content| format!("\n{}\n", output::plain(&content.payload))).unwrap_or_default();
+    table.render() + &payload
+}

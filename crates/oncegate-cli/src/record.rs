@@ -1,0 +1,77 @@
+//! Which record is meant: by its name, or by a message.
+
+use std::sync::Arc;
+
+use oncegate::Key;
+use oncegate::core::key::{Digest, Scope, StoreKey};
+use oncegate::core::store::{Looked, Store};
+use oncegate::operate;
+use oncegate::proof::{Known, Proof};
+use tracing::warn;
+
+use crate::args::MessageArgs;
+use crate::exit::{Exit, Problem};
+use crate::key::explain;
+use crate::store::StoreArgs;
+
+/// One record.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).args(["store_key", "digest", "key"])))]
+pub(crate) struct RecordArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", required_unless_present = "store_key")]
+    scope: Option<Scope>,
+
+    /// The key as the store has it: billing:eMT5oSC2v1zTz8Nw5IO50A
+    #[arg(long, value_name = "SCOPE:DIGEST")]
+    store_key: Option<StoreKey>,
+
+    /// The second half of that
+    #[arg(long, value_name = "DIGEST", allow_hyphen_values = true)]
+    digest: Option<Digest>,
+
+    /// The key specification, for a message whose payload comes from a file or from standard input
+    #[arg(long, value_name = "SPEC", requires = "route")]
+    key: Option<Key>,
+
+    /// The route of that message: its topic or the name of its queue, unless it was retried or redriven
+    #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], requires = "key")]
+    route: Option<String>,
+
+    #[command(flatten)]
+    message: MessageArgs,
+}
+
+impl RecordArgs {
+    /// The store, the key that is meant, and what the store holds for it.
+    pub(crate) async fn find(&self) -> Result<(Arc<dyn Store>, StoreKey, Option<Looked>), Problem> {
+        let missing = || Problem::new(Exit::Usage, "--scope is missing");
+        let store = self.store.open().await?;
+        let key = match (&self.store_key, &self.digest, &self.key) {
+            (Some(key), _, _) => key.clone(),
+            (None, Some(digest), _) => StoreKey::new(self.scope.as_ref().ok_or_else(missing)?, *digest),
+            (None, None, Some(spec)) => {
+                let scope = self.scope.as_ref().ok_or_else(missing)?;
+                self.derive(spec, scope, Arc::clone(&store)).await?
+            }
+            (None, None, None) => {
+                return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
+            }
+        };
+        let found = operate::look(&*store, &key).await?;
+        Ok((store, key, found))
+    }
+
+    async fn derive(&self, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -> Result<StoreKey, Problem> {
+        // With another key than the scope's, the answer would be "absent" whatever has happened.
+        let examination = Proof::new(scope.as_str(), spec.clone(), store).open().await?;
+        if examination.known() == Known::Nothing {
+            warn!(%scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
+        }
+        let route = self.route.as_deref().unwrap_or_default();
+        Ok(explain(spec, scope, route, &self.message).await?.store_key().clone())
+    }
+}

@@ -1,0 +1,168 @@
+//! `oncegate reset`: open one record again, so that its message runs once more.
+
+use oncegate::core::key::StoreKey;
+use oncegate::core::record::State;
+use oncegate::core::store::{Looked, Store};
+use oncegate::journal::Entry;
+use oncegate::operate::{self, Reopened};
+use serde::Serialize;
+
+use crate::args::{AnswerArgs, within};
+use crate::change::ChangeArgs;
+use crate::exit::{Exit, Problem};
+use crate::inspect;
+use crate::output;
+use crate::record::RecordArgs;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.reset/1";
+
+/// Open one record again: the next delivery of its message runs the handler as attempt 1
+///
+/// Shows the record and says which effect may repeat. Then it opens the record, provided it still is the one that was
+/// shown. It delivers nothing: for a message in the dead letters, use dead-letters redrive.
+///
+/// Exit code 1: there is no record, or it has changed meanwhile; nothing was changed then.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    record: RecordArgs,
+
+    #[command(flatten)]
+    change: ChangeArgs,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    key: &'a str,
+    /// As `oncegate inspect` names it, before the reset.
+    state: &'static str,
+    /// Which effect may repeat, in words.
+    effect: &'a str,
+    /// Whether the record was opened.
+    done: bool,
+    /// Whether it was another one by then.
+    changed: bool,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let (store, key, found) = within(args.answer.timeout, args.record.find()).await?;
+    let Some(found) = found else {
+        tell(args, &key, None, false, false)?;
+        return Ok(Exit::No);
+    };
+    if !args.answer.json {
+        output::answer(&format!("{}effect     {}", inspect::words(&key, Some(&found)), effect(&found)))?;
+    }
+    if args.change.dry_run {
+        tell(args, &key, Some(&found), false, false)?;
+        return Ok(Exit::Yes);
+    }
+    let question = format!("{}: open the record above again?", effect(&found));
+    let journal = args.change.begin(&question, "open the record again").await?;
+    journal.note_now(Entry::now("reset_begins").key(&key))?;
+    match within(args.answer.timeout, open(&*store, &key, &found)).await? {
+        Reopened::Opened => {
+            journal.note_now(Entry::now("reset").key(&key))?;
+            tell(args, &key, Some(&found), true, false)?;
+            Ok(Exit::Yes)
+        }
+        Reopened::Changed(now) => {
+            journal.note_now(Entry::now("reset_refused").key(&key))?;
+            tell(args, &key, now.as_ref(), false, true)?;
+            Ok(Exit::No)
+        }
+    }
+}
+
+async fn open(store: &dyn Store, key: &StoreKey, found: &Looked) -> Result<Reopened, Problem> {
+    Ok(operate::reopen(store, key, &found.record).await?)
+}
+
+fn tell(
+    args: &Args,
+    key: &StoreKey,
+    found: Option<&Looked>,
+    done: bool,
+    changed: bool,
+) -> Result<(), Problem> {
+    let effect = found.map(effect).unwrap_or_default();
+    if args.answer.json {
+        let state = inspect::state(found);
+        return output::answer_json(&Document {
+            schema: SCHEMA,
+            key: key.as_str(),
+            state,
+            effect: &effect,
+            done,
+            changed,
+        });
+    }
+    match (done, changed, found) {
+        (true, ..) => eprintln!("oncegate: {key} is open: its next delivery runs the handler as attempt 1"),
+        (_, true, found) => {
+            eprintln!("oncegate: the record has changed meanwhile, and was left as it is now:");
+            output::answer(&inspect::words(key, found))?;
+        }
+        (.., None) => output::answer(&inspect::words(key, None))?,
+        (.., Some(_)) => eprintln!("oncegate: nothing was changed (--dry-run)"),
+    }
+    Ok(())
+}
+
+/// Which effect may repeat.
+fn effect(found: &Looked) -> String {
+    let Looked { now, record } = found;
+    match &record.state {
+        State::Completed { .. } => {
+            "it has happened, and happens once more; the stored result is forgotten".to_owned()
+        }
+        State::Pending { attempt, .. } if record.protected_for(*now).is_some() => format!(
+            "attempt {attempt} is at work and loses its claim: its effect and that of the next one may both happen"
+        ),
+        State::Pending { attempt, .. } => {
+            format!("attempt {attempt} ended without a word: what it did may happen once more")
+        }
+        State::Released { attempt, .. } => {
+            format!("{attempt} attempts have failed: what they did in part may happen once more")
+        }
+        State::Failed { attempt, .. } => {
+            format!("given up after {attempt} attempts: what they did in part may happen once more")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use oncegate::core::record::{Record, Recovery, StoreTime, TAIL, Token, TokenTag};
+
+    use super::*;
+
+    #[test]
+    fn each_state_says_which_effect_may_repeat() {
+        let now = StoreTime::from_millis(1_000_000);
+        let said = |state, left| {
+            effect(&Looked { now, record: Record { expires_at: now + left, fingerprint: None, state } })
+        };
+        let by = TokenTag([1; 4]);
+        assert!(said(State::Completed { by, result: Vec::new().into() }, TAIL).contains("happens once more"));
+        let pending = || State::Pending {
+            token: Token::from_bits(1),
+            attempt: 2,
+            recovery: Recovery::None,
+            fence: None,
+        };
+        assert!(said(pending(), TAIL + Duration::from_secs(9)).contains("attempt 2 is at work"));
+        assert!(said(pending(), TAIL - Duration::from_secs(9)).contains("without a word"));
+        let reason = String::new();
+        let failed = State::Failed { by, attempt: 3, handed_over: true, reason };
+        assert!(said(failed, TAIL).contains("given up after 3 attempts"));
+    }
+}

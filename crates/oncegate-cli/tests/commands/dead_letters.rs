@@ -1,0 +1,351 @@
+//! `oncegate dead-letters`, on a real broker, a real queue and a real store, with real consumers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::kafka::KafkaSource;
+use oncegate::sqs::SqsSource;
+use oncegate_tests::{Kafka, Process, Queue, Record, Sqs, Watched, process, unique, until};
+use rdkafka::Message as _;
+use rdkafka::message::{Headers as _, OwnedMessage};
+
+use super::shop::{BAD, Shop, order};
+use super::{Answer, LIMIT};
+
+const ORDERS: u32 = 20;
+const WHY: [&str; 3] = ["--yes", "--why", "the bank is back"];
+
+/// A topic of orders, half of which were given up.
+struct OnKafka {
+    shop: Shop,
+    kafka: Kafka,
+    topic: String,
+    dead: String,
+    group: String,
+}
+
+impl OnKafka {
+    async fn new() -> Self {
+        let (shop, kafka) = (Shop::new().await, Kafka::shared().await);
+        let (topic, dead) = (kafka.new_topic("orders", 2).await, kafka.new_topic("dead", 2).await);
+        let given_up = Self { shop, kafka, topic, dead, group: unique("group") };
+        given_up.produce(0..ORDERS).await;
+        given_up.consume(ORDERS.into()).await;
+        given_up
+    }
+
+    async fn produce(&self, ids: impl IntoIterator<Item = u32, IntoIter: Send> + Send) {
+        let records =
+            ids.into_iter().map(|id| Record::new(order(id)).key(id.to_string()).header("own", "kept"));
+        self.kafka.produce(&self.topic, records).await;
+    }
+
+    async fn consume(&self, acks: u64) -> Arc<Watched> {
+        let source = KafkaSource::new(self.kafka.bootstrap(), self.group.as_str(), [self.topic.as_str()]);
+        let dead = source.dead_letters(self.dead.as_str());
+        self.shop.consume(source, dead, acks).await
+    }
+
+    async fn dead_letters(&self, verb: &str, more: &[&str]) -> Answer {
+        let fixed = ["dead-letters", verb, "--brokers", self.kafka.bootstrap(), "--topic", &self.dead];
+        self.shop.oncegate(&[&fixed[..], more].concat()).await
+    }
+
+    async fn redrive(&self, more: &[&str]) -> serde_json::Value {
+        let arguments = [&WHY[..], &["--json"], more].concat();
+        self.dead_letters("redrive", &arguments).await.ended(0).json()
+    }
+
+    /// How often each order is in its topic.
+    async fn delivered(&self) -> BTreeMap<String, usize> {
+        let mut delivered = BTreeMap::new();
+        for message in self.kafka.read_all(&self.topic).await {
+            let key = String::from_utf8(message.key().expect("a key").to_vec()).expect("a number");
+            *delivered.entry(key).or_default() += 1;
+        }
+        delivered
+    }
+}
+
+fn numbers<'a>(answer: &serde_json::Value, names: impl IntoIterator<Item = &'a str>) -> Vec<u64> {
+    names
+        .into_iter()
+        .map(|name| answer[name].as_u64().unwrap_or_else(|| panic!("{name}: {answer}")))
+        .collect()
+}
+
+#[tokio::test]
+async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads() {
+    let given_up = OnKafka::new().await;
+    let list = given_up.dead_letters("list", &["--json"]).await;
+    let json = list.ended(0).json();
+    assert_eq!(numbers(&json, ["seen", "matching"]), [10, 10]);
+    assert_eq!(json["by_cause"], serde_json::json!({"permanent": 9, "attempts_used_up": 1}));
+    assert!(!list.out.contains("4111"), "{list:?}");
+
+    let retried = given_up.dead_letters("list", &["--json", "--reason", "bank"]).await.ended(0).json();
+    let letter = &retried["letters"][0];
+    assert_eq!((&letter["attempts"], &letter["message_key"]), (&3.into(), &"0".into()));
+    assert_eq!(
+        (&letter["cause"], &letter["reason"]),
+        (&"attempts_used_up".into(), &"the bank is closed".into())
+    );
+    assert!(letter["first_failed_at"].as_str() < letter["failed_at"].as_str(), "{letter}");
+    assert!(letter["key"].as_str().is_some_and(|key| key.starts_with(&given_up.shop.scope)), "{letter}");
+    let origin = letter["origin"].as_str().expect("an origin");
+    assert!(
+        origin.starts_with(&format!("{}/", given_up.topic)) && letter["produced_at"].is_string(),
+        "{letter}"
+    );
+
+    let at = letter["at"].as_str().expect("a place");
+    let shown = given_up.dead_letters("show", &[at]).await;
+    assert_eq!(shown.ended(0).line("message "), format!("message {origin}"));
+    assert!(!shown.out.contains("4111") && !shown.out.contains("kept"), "{shown:?}");
+    let shown = given_up.dead_letters("show", &[at, "--payload", "--json"]).await.ended(0).json();
+    assert_eq!(shown["content"]["payload"], order(0));
+    assert_eq!(shown["content"]["headers"], serde_json::json!([["own", "kept"]]));
+    given_up.dead_letters("show", &["elsewhere/0@1"]).await.ended(1).says("no letter");
+
+    for (filter, matching) in
+        [("--cause=permanent", 9), ("--since=1h", 10), ("--until=1h", 0), ("--origin=x", 0)]
+    {
+        let json = given_up.dead_letters("list", &["--json", filter]).await.ended(0).json();
+        assert_eq!(numbers(&json, ["matching"]), [matching], "{filter}");
+    }
+}
+
+#[tokio::test]
+async fn redriven_messages_run_once_and_completed_ones_not_again() {
+    let given_up = OnKafka::new().await;
+    // One of them has been mended by hand since: reset, delivered again, and completed.
+    given_up.shop.mend();
+    let list = given_up.dead_letters("list", &["--json", "--reason", "order 3"]).await.ended(0).json();
+    let key = list["letters"][0]["key"].as_str().expect("a key").to_owned();
+    given_up.shop.oncegate(&[&["reset", "--store-key", &key][..], &WHY].concat()).await.ended(0);
+    given_up.produce([3]).await;
+    let watched = given_up.consume(1).await;
+    assert_eq!(watched.get("extra_runs", "reset"), 1);
+
+    let before = given_up.delivered().await;
+    let dry = given_up.dead_letters("redrive", &["--dry-run", "--json"]).await.ended(0).json();
+    let names = ["wanted", "sent", "reopened", "completed"];
+    assert_eq!(numbers(&dry, names), [10, 9, 9, 1]);
+    given_up.dead_letters("redrive", &["--why", "x"]).await.ended(2).says("--yes");
+    given_up.dead_letters("redrive", &["--yes"]).await.ended(2).says("--why");
+    assert_eq!(given_up.delivered().await, before, "nothing was sent");
+
+    assert_eq!(numbers(&given_up.redrive(&["--rate", "200"]).await, names), [10, 9, 9, 1]);
+    assert_eq!(
+        numbers(&given_up.redrive(&["--rate", "200"]).await, names),
+        [0, 0, 0, 0],
+        "it goes on where it was"
+    );
+    // As after an interrupt that has lost the progress: all are sent a second time.
+    assert_eq!(numbers(&given_up.redrive(&["--no-progress"]).await, names), [10, 9, 0, 1]);
+
+    let watched = given_up.consume(18).await;
+    let once: BTreeMap<u32, u32> = (0..ORDERS).map(|id| (id, 1)).collect();
+    assert_eq!(given_up.shop.sales(), once);
+    assert_eq!((watched.get("claims", "completed"), watched.get("extra_runs", "reset")), (9, 9));
+    assert_eq!(numbers(&given_up.redrive(&["--no-progress"]).await, names), [10, 0, 0, 10]);
+
+    let redriven = given_up.shop.journal("redriven");
+    assert_eq!(redriven.len(), 18);
+    assert!(redriven.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "the bank is back"));
+    assert_eq!(given_up.shop.journal("reset")[0]["key"], key);
+}
+
+#[tokio::test]
+async fn a_message_that_fails_again_is_redriven_once_more_and_its_old_letter_is_not() {
+    let given_up = OnKafka::new().await;
+    let filter = ["--reason", "order 5"];
+    let names = ["wanted", "sent", "reopened", "sent_already"];
+    assert_eq!(numbers(&given_up.redrive(&filter).await, names), [1, 1, 1, 0]);
+    given_up.consume(1).await;
+    // The progress has passed the old letter; without it, both are seen, and one is sent.
+    let all = [&filter[..], &["--no-progress", "--dry-run"]].concat();
+    assert_eq!(numbers(&given_up.redrive(&all).await, names), [2, 1, 1, 1]);
+    assert_eq!(numbers(&given_up.redrive(&filter).await, names), [1, 1, 1, 0]);
+    // Another filter has a progress of its own.
+    assert_eq!(numbers(&given_up.redrive(&["--cause", "attempts_used_up"]).await, names), [1, 1, 1, 0]);
+    given_up.shop.mend();
+    given_up.consume(2).await;
+    assert_eq!((given_up.shop.sales().get(&5), given_up.shop.sales().get(&0)), (Some(&1), Some(&1)));
+}
+
+#[tokio::test]
+async fn a_message_keeps_its_route_its_headers_and_its_key_on_the_way_to_another_topic() {
+    let given_up = OnKafka::new().await;
+    given_up.shop.mend();
+    let other = given_up.kafka.new_topic("other", 1).await;
+    let to = ["--to", &other, "--cause", "permanent"];
+    assert_eq!(numbers(&given_up.redrive(&to).await, ["sent"]), [9]);
+    let sent = given_up.kafka.read_all(&other).await;
+    let header = |message: &OwnedMessage, name: &str| {
+        let headers = message.headers().expect("headers");
+        let found = headers.iter().find(|header| header.key == name);
+        found.and_then(|header| header.value).map(|value| String::from_utf8_lossy(value).into_owned())
+    };
+    for message in &sent {
+        assert_eq!(header(message, "oncegate-route").as_deref(), Some(given_up.topic.as_str()));
+        assert_eq!(header(message, "own").as_deref(), Some("kept"));
+        assert_eq!(header(message, "oncegate-reason"), None, "it is no letter any more");
+    }
+    let source = KafkaSource::new(given_up.kafka.bootstrap(), unique("group"), [other.as_str()]);
+    let dead = source.dead_letters(given_up.dead.as_str());
+    let watched = given_up.shop.consume(source.routes_from_headers(), dead, 9).await;
+    assert_eq!(watched.get("extra_runs", "reset"), 9, "the keys are those of the first route");
+    assert_eq!(given_up.shop.sales().len(), usize::try_from(ORDERS).expect("small") - 1);
+}
+
+#[tokio::test]
+async fn a_key_of_another_message_stays_with_it_and_somebody_is_told() {
+    let given_up = OnKafka::new().await;
+    // The order's number again, with other content.
+    let other = Record::new(r#"{"order_id":15,"card":"another"}"#).key("15");
+    given_up.kafka.produce(&given_up.topic, [other]).await;
+    given_up.consume(1).await;
+    let arguments = [&WHY[..], &["--json", "--cause", "mismatch"]].concat();
+    let answer = given_up.dead_letters("redrive", &arguments).await;
+    let json = answer.ended(1).json();
+    assert_eq!(numbers(&json, ["wanted", "sent", "mismatched"]), [1, 0, 1]);
+    assert!(json["troubles"][0]["why"].as_str().is_some_and(|why| why.contains("another message")), "{json}");
+    // What nobody wrote as a letter says nothing about its origin, and may be sent where one says.
+    given_up.kafka.produce(&given_up.dead, [Record::new("a stranger")]).await;
+    let json = given_up.dead_letters("redrive", &["--dry-run", "--json"]).await.ended(1).json();
+    assert_eq!(numbers(&json, ["no_way_back"]), [1]);
+}
+
+#[tokio::test]
+async fn an_interrupted_redrive_goes_on_and_loses_nothing() {
+    let given_up = OnKafka::new().await;
+    let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+    command.args([
+        "dead-letters",
+        "redrive",
+        "--brokers",
+        given_up.kafka.bootstrap(),
+        "--topic",
+        &given_up.dead,
+    ]);
+    command.args(["--rate", "2", "--store", given_up.shop.redis.url()]).args(WHY);
+    command.arg("--journal").arg(given_up.shop.journal_path());
+    let mut process = Process::spawn("oncegate dead-letters redrive", command);
+    let sent = async || given_up.delivered().await.values().sum::<usize>() - ORDERS as usize;
+    until("the first messages", LIMIT, async || match sent().await {
+        0..2 => Err("not yet".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    process.signal("INT");
+    assert_eq!(process.end_within(LIMIT).await.code(), Some(130));
+    let first = sent().await;
+    assert!(first < BAD as usize, "it was interrupted: {first}");
+
+    assert_eq!(numbers(&given_up.redrive(&[]).await, ["sent"]).len(), 1);
+    let all = sent().await;
+    // A batch of this rate is two messages: so many may have been sent before their progress was saved.
+    assert!((BAD as usize..=BAD as usize + 2).contains(&all), "{first} and then {all}");
+    let delivered = given_up.delivered().await;
+    assert!((0..BAD).all(|id| delivered[&id.to_string()] >= 2), "{delivered:?}");
+    given_up.shop.mend();
+    given_up.consume(all as u64).await;
+    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+}
+
+/// A queue of orders, half of which were given up.
+struct OnSqs {
+    shop: Shop,
+    sqs: Sqs,
+    queue: Queue,
+    dead: Queue,
+}
+
+impl OnSqs {
+    async fn new() -> Self {
+        let (shop, sqs) = (Shop::new().await, Sqs::shared().await);
+        let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
+        let given_up = Self { shop, sqs, queue, dead };
+        given_up.queue.send((0..ORDERS).map(order)).await;
+        given_up.consume(ORDERS.into()).await;
+        given_up
+    }
+
+    async fn consume(&self, acks: u64) -> Arc<Watched> {
+        let source = SqsSource::from_client(self.sqs.client().clone(), self.queue.url());
+        let dead = source.dead_letters(self.dead.url());
+        self.shop.consume(source.wait(Duration::from_secs(1)), dead, acks).await
+    }
+
+    async fn dead_letters(&self, verb: &str, more: &[&str]) -> Answer {
+        let fixed = ["dead-letters", verb, "--queue", self.dead.url()];
+        self.shop.oncegate(&[&fixed[..], more].concat()).await
+    }
+}
+
+#[tokio::test]
+async fn letters_of_a_queue_are_redriven_and_deleted_and_the_others_stay() {
+    let given_up = OnSqs::new().await;
+    given_up.dead_letters("list", &[]).await.ended(2).says("--use-up-a-receive");
+    let look = ["--use-up-a-receive", "--json"];
+    let list = given_up.dead_letters("list", &look).await.ended(0).json();
+    assert_eq!(numbers(&list, ["seen", "matching"]), [10, 10]);
+    assert_eq!(list["by_cause"], serde_json::json!({"permanent": 9, "attempts_used_up": 1}));
+    let letter = &list["letters"][0];
+    let origin = letter["origin"].as_str().expect("an origin");
+    assert!(
+        origin.starts_with(&format!("{}#", given_up.queue.name())) && letter["key"].is_string(),
+        "{letter}"
+    );
+    given_up.dead.until("given back", |depth| depth.visible == 10).await;
+
+    given_up.shop.mend();
+    let filter = [&look[..], &WHY, &["--cause", "permanent"]].concat();
+    let json = given_up.dead_letters("redrive", &filter).await.ended(0).json();
+    assert_eq!(numbers(&json, ["seen", "wanted", "sent", "reopened"]), [10, 9, 9, 9]);
+    given_up.dead.until("left to the other one", |depth| depth.visible == 1 && depth.total() == 1).await;
+    let watched = given_up.consume(9).await;
+    assert_eq!(watched.get("extra_runs", "reset"), 9);
+
+    let json = given_up.dead_letters("redrive", &[&look[..], &WHY].concat()).await.ended(0).json();
+    assert_eq!(numbers(&json, ["seen", "sent", "reopened"]), [1, 1, 1]);
+    given_up.consume(1).await;
+    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+    given_up.dead.until_empty().await;
+}
+
+#[tokio::test]
+async fn letters_of_a_fifo_queue_are_redriven_in_their_groups() {
+    let (shop, sqs) = (Shop::new().await, Sqs::shared().await);
+    let (queue, dead) = (sqs.new_fifo_queue("orders").await, sqs.new_fifo_queue("dead").await);
+    let given_up = OnSqs { shop, sqs, queue, dead };
+    for group in ["a", "b"] {
+        let ids = if group == "a" { 1..4 } else { 4..7 };
+        given_up.queue.send_to_group(group, ids.map(order)).await;
+    }
+    given_up.consume(6).await;
+    given_up.dead_letters("list", &["--use-up-a-receive"]).await.ended(2).says("FIFO");
+
+    given_up.shop.mend();
+    let arguments = [&["--use-up-a-receive", "--json"][..], &WHY].concat();
+    let json = given_up.dead_letters("redrive", &arguments).await.ended(0).json();
+    assert_eq!(numbers(&json, ["seen", "sent", "reopened"]), [6, 6, 6]);
+    let received = given_up.queue.receive(Duration::from_secs(1)).await;
+    for message in &received {
+        let first = (1..4).any(|id| message.body.as_deref() == Some(order(id).as_str()));
+        assert_eq!(group(message), if first { "a" } else { "b" });
+    }
+    assert!(!received.is_empty());
+    given_up.queue.until("visible again", |depth| depth.visible == 6).await;
+    given_up.consume(6).await;
+    assert_eq!(given_up.shop.sales(), (1..7).map(|id| (id, 1)).collect());
+    given_up.dead.until_empty().await;
+}
+
+fn group(message: &aws_sdk_sqs::types::Message) -> String {
+    let name = aws_sdk_sqs::types::MessageSystemAttributeName::MessageGroupId;
+    let attributes = message.attributes.as_ref();
+    attributes.and_then(|attributes| attributes.get(&name)).cloned().unwrap_or_default()
+}

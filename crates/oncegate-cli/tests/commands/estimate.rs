@@ -1,0 +1,87 @@
+//! `oncegate estimate`, against a real Redis and a real topic.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use oncegate::core::key::{Digest, Scope, StoreKey};
+use oncegate::core::record::Token;
+use oncegate::core::rules::Operation;
+use oncegate::core::store::{Command, Store as _};
+use oncegate::redis::RedisStore;
+use oncegate_tests::{Kafka, RedisServer};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+
+use super::{LIMIT, oncegate};
+
+const KEYS: u64 = 1_000_000;
+const BATCH: u64 = 5_000;
+const RESULT_BYTES: usize = 64;
+
+fn completion(scope: &Scope, n: u64) -> Command {
+    // Digests look like random numbers, and so do these.
+    let digest = (u128::from(n) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+    let operation = Operation::Complete {
+        token: Token::from_bits(digest),
+        fingerprint: None,
+        result: vec![b'r'; RESULT_BYTES].into(),
+        retention: Duration::from_secs(7 * 86_400),
+    };
+    Command { key: StoreKey::new(scope, Digest::from_bytes(digest.to_be_bytes())), operation }
+}
+
+async fn used(server: &RedisServer) -> u64 {
+    let info = server.info("memory").await;
+    let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+    line.and_then(|number| number.trim().parse().ok()).expect("Redis says what it uses")
+}
+
+#[tokio::test]
+async fn estimates_are_within_a_tenth_of_a_real_redis() {
+    let server = RedisServer::start_with(&["--appendonly", "no", "--save", ""]).await;
+    let store = RedisStore::connect(server.url()).await.expect("connects");
+    let scope = Scope::new("billing").expect("a scope");
+    let batches = stream::iter((0..KEYS / BATCH).map(|batch| batch * BATCH));
+    batches
+        .for_each_concurrent(4, |first| {
+            let commands = (first..first + BATCH).map(|n| completion(&scope, n)).collect();
+            let store = &store;
+            async move {
+                for answer in store.execute(commands).await {
+                    answer.expect("completed");
+                }
+            }
+        })
+        .await;
+    let used = used(&server).await;
+
+    let (keys, result) = (KEYS.to_string(), RESULT_BYTES.to_string());
+    let arguments = ["estimate", "--keys", &keys, "--result-bytes", &result, "--scope", "billing", "--json"];
+    let json = oncegate(&arguments, b"").await.ended(0).json();
+    let estimated = json["redis"]["steady_bytes"].as_u64().expect("a number");
+    assert!(used.abs_diff(estimated) * 10 <= used, "{used} bytes are used, {estimated} were estimated");
+    assert!(json["redis"]["maxmemory_bytes"].as_u64() > Some(used));
+}
+
+#[tokio::test]
+async fn a_sample_says_rate_and_duplicates() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("sample", 2).await;
+    let producer: FutureProducer = kafka.config().create().expect("the settings are valid");
+    // 101 messages within a hundred seconds, half of them duplicates.
+    for n in 0..101_i64 {
+        let payload = format!(r#"{{"order_id":{}}}"#, n / 2);
+        let record =
+            FutureRecord::<[u8], str>::to(&topic).timestamp(1_700_000_000_000 + n * 1_000).payload(&payload);
+        producer.send(record, LIMIT).await.expect("delivered");
+    }
+    let sample =
+        ["--sample", &topic, "--brokers", kafka.bootstrap(), "--key", "order_id", "--retention", "1d"];
+    let json = oncegate(&[&["estimate", "--json"][..], &sample].concat(), b"").await.ended(0).json();
+    assert_eq!((&json["sample"]["messages"], &json["sample"]["distinct_keys"]), (&101.into(), &51.into()));
+    let rate = json["rate"].as_f64().expect("a number");
+    assert!((rate - 1.01).abs() < 0.001, "{rate}");
+    assert_eq!(json["keys"], 44_064, "51 keys in a hundred seconds, for a day");
+    let text = oncegate(&["estimate", "--rate", "500", "--result-bytes", "64"], b"").await;
+    assert_eq!(text.ended(0).line("records"), "records 302,400,000 kept for 7 d 0 h");
+    oncegate(&["estimate"], b"").await.ended(2);
+}

@@ -1,0 +1,53 @@
+//! Why a consumer ends by itself.
+
+use crate::failure::BoxError;
+use crate::gate::GateError;
+use crate::message::Origin;
+use crate::source::SourceError;
+
+/// Why a consumer did not start, or stopped by itself. Nothing was acknowledged that was not finished.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConsumerError {
+    /// A setting makes no sense.
+    #[error("consumer: {0}")]
+    Settings(String),
+    /// A gate does not open.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    /// The source cannot go on.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The dead letters cannot be used.
+    #[error("dead letters: {0}")]
+    DeadLetters(#[source] BoxError),
+    /// A message has to be given up, and there is nowhere to put it.
+    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
+    NoDeadLetters {
+        /// Where the message stands.
+        origin: Origin,
+        /// Why it must be given up.
+        reason: String,
+    },
+    /// So many messages were given up that the consumer must be wrong, not the messages.
+    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
+    Flood {
+        /// How many.
+        what: String,
+        /// Why the last one was.
+        last_reason: String,
+    },
+    /// Handlers block their threads, and so cannot be ended. Everything else has stopped.
+    #[error(
+        "handlers block their threads and did not end with the consumer: {}. End the process, by `std::process::exit`: a \
+         runtime that is dropped waits for them for ever",
+        .handlers.join("; ")
+    )]
+    StillRunning {
+        /// Which: the origins of their messages, and their scopes.
+        handlers: Vec<String>,
+    },
+    /// oncegate itself has failed.
+    #[error("this is a bug in oncegate: {0}")]
+    Bug(String),
+}

@@ -1,0 +1,269 @@
+//! A topic of dead letters, looked through and redriven.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Header as OwnedHeader;
+use rdkafka::producer::FutureProducer;
+use rdkafka::topic_partition_list::Offset;
+
+use super::dead_letters::{self, Context, PREFIX};
+use super::settings::{self, Property};
+use super::{ROUTE_HEADER, TopicReader, topics};
+use crate::dead_letters::{DeadLetter, time_of};
+use crate::failure::BoxError;
+use crate::letter_box::{Buried, Letter, LetterBox, Settled};
+use crate::message::{Header, Message, Origin};
+use crate::source::SourceError;
+
+/// How long one question to the brokers may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A topic of dead letters: those it has when it is opened, partition by partition.
+///
+/// Letters stay in the topic, whatever becomes of them. What was settled is remembered as the offsets of a consumer
+/// group, if one is named by [`progress`](Self::progress): the next letter box with its name goes on from there.
+pub struct KafkaLetterBox {
+    brokers: String,
+    topic: String,
+    properties: Vec<Property>,
+    group: Option<String>,
+    open: Option<Open>,
+}
+
+struct Open {
+    reader: TopicReader,
+    producer: FutureProducer<Context>,
+    progress: Option<Progress>,
+}
+
+/// Offsets that are behind us, in memory and as the group has them.
+struct Progress {
+    client: Arc<BaseConsumer>,
+    /// By partition, the first offset that is not settled; those that have moved since the last save.
+    moved: BTreeMap<i32, i64>,
+    /// Partitions with a letter that must be seen again: nothing behind it is passed.
+    held: BTreeSet<i32>,
+}
+
+impl KafkaLetterBox {
+    /// The letters in `topic` of the cluster at `brokers` (`"host:port,host:port"`).
+    pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
+        let (brokers, topic) = (brokers.into(), topic.into());
+        Self { brokers, topic, properties: Vec::new(), group: None, open: None }
+    }
+
+    /// Sets a property of librdkafka, such as `security.protocol`, for reading and for sending.
+    #[must_use]
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.properties.push((name.into(), value.into()));
+        self
+    }
+
+    /// Remembers what was settled as the offsets of this consumer group, which nobody joins. Nothing is remembered
+    /// unless this is set.
+    ///
+    /// It needs the right to read the group. Brokers forget the offsets of a group that nobody uses, after a week
+    /// unless they are set otherwise.
+    #[must_use]
+    pub fn progress(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    fn opened(&mut self) -> Result<&mut Open, SourceError> {
+        self.open.as_mut().ok_or_else(|| SourceError::new("the letter box has not been opened"))
+    }
+}
+
+#[async_trait]
+impl LetterBox for KafkaLetterBox {
+    async fn open(&mut self) -> Result<(), SourceError> {
+        settings::check_topic(&self.topic)?;
+        let producer = dead_letters::producer(&self.brokers, &self.properties)?;
+        let (mut progress, mut starts) = (None, BTreeMap::new());
+        if let Some(group) = &self.group {
+            let mut config = settings::client(&self.brokers, &self.properties)?;
+            config.set("group.id", group).set("enable.auto.commit", "false");
+            let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
+            let asking = blocking(move || {
+                let client: BaseConsumer = config.create().map_err(settings::unusable)?;
+                let starts = committed(&client, &brokers, &topic)?;
+                Ok((client, starts))
+            });
+            let (client, committed) = asking.await?;
+            starts = committed;
+            let client = Arc::new(client);
+            progress = Some(Progress { client, moved: BTreeMap::new(), held: BTreeSet::new() });
+        }
+        let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
+        let reader = TopicReader::open_from(brokers, topic, &self.properties, starts).await?;
+        self.open = Some(Open { reader, producer, progress });
+        Ok(())
+    }
+
+    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
+        let batch = self.opened()?.reader.next_batch().await?;
+        Ok(batch.map(|messages| messages.into_iter().map(buried).collect()))
+    }
+
+    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
+        let topic = match (to, buried.message().origin()) {
+            (Some(to), _) => to,
+            (None, Origin::Kafka { topic, .. }) if buried.letter().is_some() => topic,
+            (None, Origin::Queue { .. } | Origin::Other(_)) if buried.letter().is_some() => {
+                return Err(format!(
+                    "it came from {}, not from a topic: name one",
+                    buried.message().origin()
+                ));
+            }
+            (None, _) => return Err("it does not say where it came from: name a topic".to_owned()),
+        };
+        if topic == self.topic {
+            return Err(format!("{topic} is the topic of the dead letters itself"));
+        }
+        Ok(topic.to_owned())
+    }
+
+    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError> {
+        let open = self.open.as_ref().ok_or("the letter box has not been opened")?;
+        let message = buried.message();
+        let mut headers = dead_letters::own_headers(message);
+        // Of what oncegate did not write, the topic decides the route.
+        if buried.letter().is_some() {
+            headers = headers.insert(OwnedHeader { key: ROUTE_HEADER, value: Some(message.route()) });
+        }
+        let delivered = dead_letters::deliver(&open.producer, destination, message, headers).await;
+        delivered.map_err(|error| format!("{} to {destination}: {error}", buried.place).into())
+    }
+
+    fn settle(&mut self, buried: &Buried, settled: Settled) {
+        let Origin::Kafka { partition, offset, .. } = buried.place else { return };
+        let Some(progress) = self.open.as_mut().and_then(|open| open.progress.as_mut()) else { return };
+        match settled {
+            Settled::Left => {
+                progress.held.insert(partition);
+            }
+            Settled::Sent | Settled::Passed if !progress.held.contains(&partition) => {
+                progress.moved.insert(partition, offset + 1);
+            }
+            Settled::Sent | Settled::Passed => {}
+        }
+    }
+
+    async fn save(&mut self) -> Result<(), SourceError> {
+        let topic = self.topic.clone();
+        let Some(progress) = self.opened()?.progress.as_mut() else { return Ok(()) };
+        let moved = std::mem::take(&mut progress.moved);
+        if moved.is_empty() {
+            return Ok(());
+        }
+        let client = Arc::clone(&progress.client);
+        blocking(move || {
+            commit(&client, &topic, &moved)
+                .map_err(|error| SourceError::caused("the progress could not be saved", error))
+        })
+        .await
+    }
+
+    async fn close(&mut self) -> Result<(), SourceError> {
+        if self.open.is_some() {
+            self.save().await?;
+        }
+        // Clients wait for their threads when they go.
+        let open = self.open.take();
+        blocking(move || Ok(drop(open))).await
+    }
+}
+
+impl fmt::Debug for KafkaLetterBox {
+    /// Shows no property values: they hold passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaLetterBox")
+            .field("brokers", &self.brokers)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs what librdkafka can only do by blocking.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SourceError> + Send + 'static,
+) -> Result<T, SourceError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
+}
+
+/// What the group has committed of the topic.
+fn committed(client: &BaseConsumer, brokers: &str, topic: &str) -> Result<BTreeMap<i32, i64>, SourceError> {
+    topics::check(client, brokers, &[topic.to_owned()], ANSWER_TIMEOUT)?;
+    let mut asked = TopicPartitionList::new();
+    for partition in topics::partitions(client, brokers, topic, ANSWER_TIMEOUT)? {
+        asked.add_partition(topic, partition);
+    }
+    let found = client.committed_offsets(asked, ANSWER_TIMEOUT);
+    let found = found.map_err(|error| SourceError::caused("the saved progress cannot be read", error))?;
+    let offset = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match element.offset()
+    {
+        Offset::Offset(offset) => Some((element.partition(), offset)),
+        _ => None,
+    };
+    Ok(found.elements().iter().filter_map(offset).collect())
+}
+
+fn commit(client: &BaseConsumer, topic: &str, moved: &BTreeMap<i32, i64>) -> Result<(), KafkaError> {
+    let mut list = TopicPartitionList::new();
+    for (partition, offset) in moved {
+        list.add_partition_offset(topic, *partition, Offset::Offset(*offset))?;
+    }
+    client.commit(&list, CommitMode::Sync)
+}
+
+/// The letter as it was before it was written.
+fn buried(message: Message) -> Buried {
+    let place = message.origin().clone();
+    let what = match read(&message) {
+        Some(letter) => Letter::Known(letter),
+        None => Letter::Foreign(message),
+    };
+    Buried { place, what }
+}
+
+fn read(kept: &Message) -> Option<DeadLetter> {
+    let word = |name: &str| std::str::from_utf8(kept.header(&format!("{PREFIX}{name}"))?).ok();
+    let time = |name: &str| time_of(word(name)?.parse().ok()?);
+    let kafka = || {
+        Some(Origin::Kafka {
+            topic: word("origin-topic")?.into(),
+            partition: word("origin-partition")?.parse().ok()?,
+            offset: word("origin-offset")?.parse().ok()?,
+        })
+    };
+    let origin = kafka().or_else(|| Some(Origin::parse(word("origin")?)))?;
+    let own = |header: &&Header| !header.name.starts_with(PREFIX);
+    let own: Vec<Header> = kept.headers().iter().filter(own).cloned().collect();
+    let mut message = Message::new(word("route")?, origin, kept.payload_bytes()).with_headers(own);
+    if let Some(key) = kept.key() {
+        message = message.with_key(Bytes::copy_from_slice(key));
+    }
+    if let Some(timestamp_ms) = word("origin-timestamp").and_then(|millis| millis.parse().ok()) {
+        message = message.with_timestamp_ms(timestamp_ms);
+    }
+    Some(DeadLetter {
+        message,
+        scope: word("scope")?.to_owned(),
+        key: word("key").map(str::to_owned),
+        cause: word("cause")?.parse().ok()?,
+        reason: word("reason").unwrap_or_default().to_owned(),
+        attempts: word("attempts").and_then(|count| count.parse().ok()).unwrap_or(0),
+        first_failed_at: time("first-failed-at"),
+        failed_at: time("failed-at")?,
+    })
+}

@@ -1,0 +1,288 @@
+//! A queue of dead letters, looked through and redriven.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use aws_sdk_sqs::Client;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+
+use super::api::CallError;
+use super::convert::{GROUP_HEADER, SOURCE_ARN_HEADER, TYPES_HEADER, is_system, text};
+use super::dead_letters::attribute;
+use super::letter::{self, Provenance, Redriven};
+use super::queue::{self, Queue};
+use super::settings::{Connection, name};
+use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE, SqsSource};
+use crate::dead_letters::{DeadLetter, time_of};
+use crate::failure::BoxError;
+use crate::letter_box::{Buried, Letter, LetterBox, Settled};
+use crate::message::{Header, Message, Origin};
+use crate::observe::Counters;
+use crate::source::{Delivery, Source as _, SourceError, Ticket};
+
+/// How long the queue hides what was received, unless it is extended; what a killed process leaves hidden for.
+const VISIBILITY: Duration = Duration::from_secs(60);
+/// How long a receive waits for messages.
+const WAIT: Duration = Duration::from_secs(2);
+/// After so long without a message, there are no more.
+const QUIET: Duration = Duration::from_secs(6);
+/// How many messages are asked for at a time.
+const RECEIVE_MOST: usize = 100;
+/// How many letters are held at the most; a queue with more shows its rest the next time.
+const HELD_MOST: usize = 100_000;
+/// How long everything may take to go back, or to be deleted.
+const CLOSE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A queue of dead letters: what is visible in it.
+///
+/// A queue cannot be read without receiving: that hides its messages until the letter box is closed, and uses up one
+/// receive of each. Letters that were sent are deleted, the others become visible again. A FIFO queue shows nothing
+/// behind a letter of the same group that was not sent.
+pub struct SqsLetterBox {
+    connection: Connection,
+    queue: String,
+    most: usize,
+    open: Option<Open>,
+}
+
+struct Open {
+    source: SqsSource,
+    client: Client,
+    /// Tickets of what was received and is not settled, by id.
+    held: HashMap<Arc<str>, Arc<dyn Ticket>>,
+    seen: usize,
+    destinations: tokio::sync::Mutex<BTreeMap<String, Queue>>,
+}
+
+impl SqsLetterBox {
+    /// The letters in the queue of this name or URL, reached in the AWS SDK's usual ways.
+    pub fn new(queue: impl Into<String>) -> Self {
+        Self::with(Connection::default(), queue.into())
+    }
+
+    /// The same with a client of one's own.
+    pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
+        Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
+    }
+
+    fn with(connection: Connection, queue: String) -> Self {
+        Self { connection, queue, most: HELD_MOST, open: None }
+    }
+
+    /// Where SQS is, such as `http://127.0.0.1:9324`; by default as for [`SqsSource::endpoint_url`].
+    #[must_use]
+    pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
+        self.connection.endpoint_url = Some(url.into());
+        self
+    }
+
+    /// How many letters are received at the most: 100,000 by default, and no more than that.
+    #[must_use]
+    pub fn most(mut self, most: usize) -> Self {
+        self.most = most.min(HELD_MOST);
+        self
+    }
+
+    fn opened(&self) -> Result<&Open, SourceError> {
+        self.open.as_ref().ok_or_else(|| SourceError::new("the letter box has not been opened"))
+    }
+}
+
+#[async_trait]
+impl LetterBox for SqsLetterBox {
+    async fn open(&mut self) -> Result<(), SourceError> {
+        let client = self.connection.client(&self.queue).await;
+        let source = SqsSource::from_client(client.clone(), self.queue.as_str());
+        let source = source.visibility(VISIBILITY).wait(WAIT);
+        source.open(Arc::new(Counters::default())).await?;
+        let (held, destinations) = (HashMap::new(), tokio::sync::Mutex::default());
+        self.open = Some(Open { source, client, held, seen: 0, destinations });
+        Ok(())
+    }
+
+    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
+        let most = self.most;
+        let Some(open) = self.open.as_mut() else {
+            return Err(SourceError::new("the letter box has not been opened"));
+        };
+        let room = most.saturating_sub(open.seen);
+        if room == 0 {
+            return Ok(None);
+        }
+        // Whoever stops waiting loses nothing: what comes later goes back with the rest.
+        let received = tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
+        let Ok(received) = received else { return Ok(None) };
+        let Some(deliveries) = received? else { return Ok(None) };
+        open.seen += deliveries.len();
+        let mut letters = Vec::with_capacity(deliveries.len());
+        for Delivery { message, ticket } in deliveries {
+            let buried = buried(message);
+            if let Origin::Queue { id, .. } = &buried.place {
+                open.held.insert(Arc::clone(id), ticket);
+            }
+            letters.push(buried);
+        }
+        Ok(Some(letters))
+    }
+
+    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
+        let message = buried.message();
+        let arn = || std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?).ok()?.rsplit(':').next();
+        let queue = match (to, message.origin(), buried.letter()) {
+            (Some(to), ..) => to,
+            (None, Origin::Queue { queue, .. }, Some(_)) => queue,
+            (None, origin, Some(_)) => {
+                return Err(format!("it came from {origin}, not from a queue: name one"));
+            }
+            (None, _, None) => {
+                arn().ok_or_else(|| "it does not say where it came from: name a queue".to_owned())?
+            }
+        };
+        if name(queue) == name(&self.queue) {
+            return Err(format!("{queue} is the queue of the dead letters itself"));
+        }
+        redriven(buried, queue).map(|_| queue.to_owned())
+    }
+
+    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError> {
+        let open = self.opened()?;
+        let queue = {
+            let mut known = open.destinations.lock().await;
+            match known.get(destination) {
+                Some(queue) => queue.clone(),
+                None => {
+                    let found = queue::find(&open.client, destination).await?;
+                    known.insert(destination.to_owned(), found.clone());
+                    found
+                }
+            }
+        };
+        let Redriven { body, attributes } = redriven(buried, destination)?;
+        let mut call = open.client.send_message().queue_url(&queue.url).message_body(body);
+        for (name, (data_type, value)) in attributes {
+            call = call.message_attributes(name, attribute(data_type, value)?);
+        }
+        if queue.fifo {
+            // A letter that is sent again, because its first answer was lost, is the same message.
+            let once = match &buried.place {
+                Origin::Queue { id, .. } => id.to_string(),
+                place => place.to_string(),
+            };
+            let group = super::dead_letters::group(buried.message());
+            call = call.message_group_id(group).message_deduplication_id(once);
+        }
+        let sent = call.send().await;
+        sent.map_err(|error| format!("{} to {destination}: {}", buried.place, CallError::of(&error)))?;
+        Ok(())
+    }
+
+    fn settle(&mut self, buried: &Buried, settled: Settled) {
+        let Origin::Queue { id, .. } = &buried.place else { return };
+        let Some(open) = self.open.as_mut() else { return };
+        // What stays is held until the end, or it would come again at once.
+        if settled == Settled::Sent
+            && let Some(ticket) = open.held.remove(id)
+        {
+            ticket.ack();
+        }
+    }
+
+    /// Nothing: the queue's own deletes are under way, and whatever is not deleted comes again.
+    async fn save(&mut self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<(), SourceError> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        // A ticket that is dropped without an ack hands its message back.
+        drop(open.held);
+        open.source.close(CLOSE_LIMIT).await
+    }
+}
+
+impl fmt::Debug for SqsLetterBox {
+    /// Shows no client: it knows credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqsLetterBox").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+/// The message on its first route; of what oncegate did not write, the queue decides the route.
+fn redriven(buried: &Buried, destination: &str) -> Result<Redriven, String> {
+    let route = buried.letter().map(|letter| letter.message.route());
+    Redriven::of(buried.message(), route, name(destination))
+}
+
+/// The letter as it was before it was written.
+fn buried(message: Message) -> Buried {
+    let place = message.origin().clone();
+    let what = match read(&message) {
+        Some(letter) => Letter::Known(letter),
+        None => Letter::Foreign(message),
+    };
+    Buried { place, what }
+}
+
+fn read(kept: &Message) -> Option<DeadLetter> {
+    let provenance: Provenance = serde_json::from_slice(kept.header(ORIGIN_ATTRIBUTE)?).ok()?;
+    let payload = match provenance.encoding.as_deref() {
+        None => kept.payload_bytes(),
+        Some("null") => None,
+        Some("empty") => Some(Bytes::new()),
+        Some("base64") => Some(STANDARD.decode(kept.payload()).ok()?.into()),
+        Some(_) => return None,
+    };
+    let headers = own_headers(kept, &provenance);
+    let mut message = Message::new(provenance.route.as_str(), Origin::parse(&provenance.origin), payload)
+        .with_headers(headers);
+    if let Some(group) = provenance.group {
+        message = message.with_key(group);
+    }
+    if let Some(timestamp_ms) = provenance.timestamp_ms {
+        message = message.with_timestamp_ms(timestamp_ms);
+    }
+    let reason = kept.header(REASON_ATTRIBUTE).map(String::from_utf8_lossy).unwrap_or_default();
+    let prefix = format!("{}: ", provenance.cause);
+    Some(DeadLetter {
+        message,
+        scope: provenance.scope,
+        key: provenance.key,
+        cause: provenance.cause.parse().ok()?,
+        reason: reason.strip_prefix(&prefix).unwrap_or(&reason).to_owned(),
+        attempts: provenance.attempts,
+        first_failed_at: provenance.first_failed_at_ms.and_then(time_of),
+        failed_at: time_of(provenance.failed_at_ms)?,
+    })
+}
+
+/// The sender's attributes, those included for which there was no room, with their types; and the group.
+fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
+    let ours = |name: &str| [REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&name) || is_system(name);
+    let mut headers: Vec<Header> =
+        kept.headers().iter().filter(|header| !ours(&header.name)).cloned().collect();
+    let mut types = letter::types(kept);
+    for (name, attribute) in &provenance.attributes {
+        let value = match attribute.r#type.starts_with(letter::BINARY) {
+            true => STANDARD.decode(&attribute.value).unwrap_or_default(),
+            false => attribute.value.clone().into_bytes(),
+        };
+        if attribute.r#type != letter::STRING {
+            types.insert(name.clone(), attribute.r#type.clone());
+        }
+        headers.push(text(name, value));
+    }
+    if !types.is_empty()
+        && let Ok(types) = serde_json::to_string(&types)
+    {
+        headers.push(text(TYPES_HEADER, types));
+    }
+    if let Some(group) = &provenance.group {
+        headers.push(text(GROUP_HEADER, group.clone()));
+    }
+    headers
+}

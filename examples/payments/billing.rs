@@ -1,0 +1,47 @@
+//! What is to be done once for each payment, and what makes two payments the same: what you would write yourself.
+
+use std::time::Duration;
+
+use oncegate::{Failure, Field, Handler, Key, Message};
+use oncegate_examples::payments::{Entry, Ledger};
+use serde::{Deserialize, Serialize};
+
+/// The fields that make two payments the same, whatever else the messages say.
+pub(crate) fn key() -> Key {
+    Key::json([Field::from("order_id"), Field::path("amount").decimal()])
+}
+
+/// How long the bank takes.
+const BANK_TAKES: Duration = Duration::from_millis(2);
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Payment {
+    pub(crate) order_id: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Receipt {
+    charge: String,
+}
+
+pub(crate) struct Billing {
+    pub(crate) ledger: Ledger,
+}
+
+impl Handler for Billing {
+    type Output = Receipt;
+
+    async fn handle(&self, message: Message) -> Result<Receipt, Failure> {
+        let payment: Payment = message.json()?;
+        tokio::time::sleep(BANK_TAKES).await;
+        let charge = message.downstream_key("charge");
+        self.ledger.append(&Entry::charge(payment.order_id, &charge, message.recovered()))?;
+        Ok(Receipt { charge })
+    }
+
+    async fn duplicate(&self, message: Message, receipt: Receipt) -> Result<(), Failure> {
+        let payment: Payment = message.json()?;
+        self.ledger.append(&Entry::answer(payment.order_id, &receipt.charge))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! Messages about payments, the ledger in which charges are written down, and the judgement.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use oncegate::BoxError;
+use oncegate::core::store::Store;
+use oncegate::redis::RedisStore;
+use oncegate::sqlite::SqliteStore;
+
+mod ledger;
+mod proof;
+
+pub use ledger::{Entry, Ledger};
+pub use proof::Proof;
+
+/// Messages, and the expectation that no worker knows.
+#[derive(Debug)]
+pub struct Payments {
+    /// The payloads, in the order in which they are sent.
+    pub payloads: Vec<String>,
+    /// The orders that are paid for.
+    pub orders: BTreeSet<String>,
+}
+
+impl Payments {
+    /// So many messages, about a third of them again: with another message id and time, another order of the fields,
+    /// and `10` spelt `10.0`. The same seed makes the same ones.
+    pub fn new(messages: u32, seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let mut orders: Vec<(String, u32)> = Vec::new();
+        let mut payload = |n: u32| {
+            let again = if rng.u32(..3) == 0 { rng.choice(&orders) } else { None };
+            if let Some((order, amount)) = again {
+                return format!(
+                    r#"{{"sent_at":{n},"amount":{amount}.0,"message_id":"m-{n}","order_id":"{order}"}}"#
+                );
+            }
+            let (order, amount) = (format!("order-{}", orders.len()), rng.u32(1..1_000));
+            orders.push((order.clone(), amount));
+            format!(r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#)
+        };
+        let payloads = (0..messages).map(&mut payload).collect();
+        Self { payloads, orders: orders.into_iter().map(|(order, _)| order).collect() }
+    }
+
+    /// How many messages.
+    pub fn messages(&self) -> u64 {
+        self.payloads.len() as u64
+    }
+
+    /// How many payments they are about.
+    pub fn distinct(&self) -> u64 {
+        self.orders.len() as u64
+    }
+}
+
+/// The store at `place`: `redis://host:port`, or the path of an SQLite file.
+///
+/// # Errors
+/// When it cannot be opened.
+pub async fn open_store(place: &str) -> Result<Arc<dyn Store>, BoxError> {
+    Ok(match place.starts_with("redis://") {
+        true => Arc::new(RedisStore::connect(place).await?),
+        false => Arc::new(SqliteStore::open(place).await?),
+    })
+}

@@ -1,0 +1,22 @@
+//! Processes that end with their owner, places for their files and ports, and a PostgreSQL: what tests and examples
+//! start, without any client of oncegate's.
+//!
+//! Everything here panics with a clear text instead of returning an error.
+
+mod disk;
+pub mod place;
+mod postgres;
+pub mod process;
+
+pub use disk::SmallDisk;
+pub use place::Port;
+pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
+pub use process::Process;
+
+/// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
+///
+/// It fits Kafka's topic and group names, SQS's queues and oncegate's scopes, if the prefix does.
+#[must_use]
+pub fn unique(prefix: &str) -> String {
+    format!("{prefix}-{:016x}", fastrand::u64(..))
+}

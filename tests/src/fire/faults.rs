@@ -1,0 +1,280 @@
+//! What happens to a run. Every fault begins, lasts, and ends, so that several can overlap.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::history::What;
+use super::judge::FORGETS;
+use super::stage::{Server, Stage, StoreKind};
+use super::work::{LEASE, SESSION};
+use crate::proxy::Mode;
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// Nothing but handlers that fail, panic, block and give up, which every run has.
+    Handlers,
+    /// A worker is killed with SIGKILL, and another one started.
+    Kill,
+    /// A worker ends itself at one of the nine points of a message.
+    Crash,
+    /// A worker is stopped past its lease and its session, and goes on.
+    Freeze,
+    /// A worker joins, and another one leaves.
+    Rebalance,
+    /// The store's server is killed, and started again with its data.
+    StoreKill,
+    /// The store's server is stopped past the leases, and goes on.
+    StoreStall,
+    /// The store forgets everything.
+    Flush,
+    /// Redis forgets its scripts.
+    ScriptFlush,
+    /// Redis is full.
+    Full,
+    /// Connections to the store are cut, and refused for a while.
+    Cut,
+    /// Answers of the store are lost, again and again.
+    LostReplies,
+    /// Nothing comes back from the store past the leases, and no connection closes.
+    Silence,
+    /// The broker is killed, and started again.
+    BrokerKill,
+    /// The broker is stopped past the sessions, and goes on.
+    BrokerStall,
+}
+
+/// What a fault takes away. Two faults of one place do not overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Nowhere,
+    Worker,
+    Store,
+    Wire,
+    Broker,
+}
+
+impl Fault {
+    /// Every fault.
+    pub const ALL: [Self; 15] = [
+        Self::Handlers,
+        Self::Kill,
+        Self::Crash,
+        Self::Freeze,
+        Self::Rebalance,
+        Self::StoreKill,
+        Self::StoreStall,
+        Self::Flush,
+        Self::ScriptFlush,
+        Self::Full,
+        Self::Cut,
+        Self::LostReplies,
+        Self::Silence,
+        Self::BrokerKill,
+        Self::BrokerStall,
+    ];
+
+    /// Those that can happen to this store; `broker` says whether the broker is the run's own.
+    #[must_use]
+    pub fn of(store: StoreKind, broker: bool) -> Vec<Self> {
+        let can = |fault: &Self| match (fault.place(), store) {
+            (Place::Broker, _) => broker,
+            (Place::Nowhere | Place::Worker, _) | (_, StoreKind::Redis) => true,
+            (_, StoreKind::Sqlite) => false,
+            // A stopped server of PostgreSQL is many processes; silence on the wire is the same to a client.
+            (_, StoreKind::Postgres) => {
+                matches!(fault, Self::StoreKill | Self::Cut | Self::LostReplies | Self::Silence)
+            }
+        };
+        Self::ALL.into_iter().filter(can).collect()
+    }
+
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Handlers => "handlers",
+            Self::Kill => "kill",
+            Self::Crash => "crash",
+            Self::Freeze => "freeze",
+            Self::Rebalance => "rebalance",
+            Self::StoreKill => "store-kill",
+            Self::StoreStall => "store-stall",
+            Self::Flush => FORGETS,
+            Self::ScriptFlush => "script-flush",
+            Self::Full => "full",
+            Self::Cut => "cut",
+            Self::LostReplies => "lost-replies",
+            Self::Silence => "silence",
+            Self::BrokerKill => "broker-kill",
+            Self::BrokerStall => "broker-stall",
+        }
+    }
+
+    pub(super) const fn place(self) -> Place {
+        match self {
+            Self::Handlers => Place::Nowhere,
+            Self::Kill | Self::Crash | Self::Freeze | Self::Rebalance => Place::Worker,
+            Self::StoreKill | Self::StoreStall | Self::Flush | Self::ScriptFlush | Self::Full => Place::Store,
+            Self::Cut | Self::LostReplies | Self::Silence => Place::Wire,
+            Self::BrokerKill | Self::BrokerStall => Place::Broker,
+        }
+    }
+
+    /// How long it lasts.
+    pub(super) fn lasts(self) -> Duration {
+        match self {
+            Self::Handlers | Self::Kill | Self::Flush | Self::ScriptFlush => Duration::from_millis(300),
+            Self::Rebalance | Self::StoreKill | Self::Full | Self::Cut | Self::BrokerKill => {
+                Duration::from_millis(1_500)
+            }
+            Self::Crash | Self::LostReplies => Duration::from_millis(2_500),
+            Self::StoreStall | Self::Silence => LEASE * 2,
+            Self::Freeze | Self::BrokerStall => SESSION + LEASE * 3 / 2,
+        }
+    }
+
+    pub(super) async fn begin(self, stage: &mut Stage<'_>) {
+        match self {
+            Self::Handlers => stage.note(self.name(), 0),
+            Self::Kill => {
+                let Some(mut worker) = stage.some_worker().map(|index| stage.workers.swap_remove(index))
+                else {
+                    return;
+                };
+                stage.note(self.name(), worker.process.id());
+                worker.process.kill();
+                stage.start_worker(None);
+            }
+            Self::Crash => {
+                stage.note(self.name(), 0);
+                stage.start_doomed_worker();
+            }
+            Self::Freeze => {
+                let Some(index) = stage.some_worker() else { return };
+                let Some(worker) = stage.workers.get_mut(index) else { return };
+                worker.process.signal("STOP");
+                worker.is_frozen = true;
+                let pid = worker.process.id();
+                stage.note(self.name(), pid);
+            }
+            Self::Rebalance => {
+                stage.note(self.name(), 0);
+                stage.start_worker(None);
+            }
+            _ => self.begin_elsewhere(stage).await,
+        }
+    }
+
+    async fn begin_elsewhere(self, stage: &mut Stage<'_>) {
+        stage.note(self.name(), 0);
+        match self {
+            Self::StoreKill => match &mut stage.server {
+                Server::Redis(server) => server.kill(),
+                Server::Postgres(server) => server.kill(),
+                Server::File => {}
+            },
+            Self::StoreStall => stage.signal_store("STOP"),
+            Self::Flush => {
+                stage.tell_redis(&["FLUSHALL", "SYNC"]).await;
+                stage.history.note_of(0, What::FaultEnds { fault: FORGETS.to_owned() });
+            }
+            Self::ScriptFlush => stage.tell_redis(&["SCRIPT", "FLUSH", "SYNC"]).await,
+            Self::Full => stage.tell_redis(&["CONFIG", "SET", "maxmemory", "1"]).await,
+            Self::Cut => stage.wire(Mode::Refuse),
+            Self::LostReplies => stage.wire(Mode::Lose),
+            Self::Silence => stage.wire(Mode::HoldAll),
+            Self::BrokerKill => stage.broker.iter_mut().for_each(|broker| broker.kill()),
+            Self::BrokerStall => stage.broker.iter_mut().for_each(|broker| broker.process().signal("STOP")),
+            _ => {}
+        }
+    }
+
+    /// While it lasts, a few times a second.
+    pub(super) fn go_on(self, stage: &mut Stage<'_>) {
+        if self == Self::LostReplies {
+            stage.wire(Mode::Lose);
+        }
+    }
+
+    pub(super) async fn end(self, stage: &mut Stage<'_>) {
+        match self {
+            Self::Freeze => {
+                for worker in stage.workers.iter_mut().filter(|worker| worker.is_frozen) {
+                    worker.is_frozen = false;
+                    worker.process.signal("CONT");
+                }
+            }
+            Self::Rebalance => {
+                let Some(mut worker) = stage.some_worker().map(|index| stage.workers.swap_remove(index))
+                else {
+                    return;
+                };
+                // It leaves in its own time; faults of others may keep it.
+                if worker.process.try_wait().is_none() {
+                    worker.process.signal("TERM");
+                }
+                stage.leaving(worker);
+            }
+            Self::Crash => stage.doom_is_over(),
+            Self::StoreKill => match &mut stage.server {
+                Server::Redis(server) => server.start_again().await,
+                Server::Postgres(server) => server.start_again().await,
+                Server::File => {}
+            },
+            Self::StoreStall => stage.signal_store("CONT"),
+            Self::Full => stage.tell_redis(&["CONFIG", "SET", "maxmemory", "0"]).await,
+            Self::Cut | Self::LostReplies | Self::Silence => stage.wire(Mode::Pass),
+            Self::BrokerKill => {
+                if let Some(broker) = &mut stage.broker {
+                    broker.start_again().await;
+                }
+            }
+            Self::BrokerStall => stage.broker.iter_mut().for_each(|broker| broker.process().signal("CONT")),
+            Self::Handlers | Self::Kill | Self::Flush | Self::ScriptFlush => {}
+        }
+        if self != Self::Flush {
+            stage.history.note_of(0, What::FaultEnds { fault: self.name().to_owned() });
+        }
+    }
+}
+
+impl Stage<'_> {
+    fn wire(&self, mode: Mode) {
+        if let Some(proxy) = &self.proxy {
+            proxy.set(mode);
+        }
+    }
+
+    fn signal_store(&mut self, signal: &str) {
+        if let Server::Redis(server) = &mut self.server {
+            server.process().signal(signal);
+        }
+    }
+
+    async fn tell_redis(&self, words: &[&str]) {
+        let Server::Redis(server) = &self.server else { return };
+        let mut command = ::redis::Cmd::new();
+        words.iter().for_each(|word| {
+            command.arg(*word);
+        });
+        let () = command.query_async(&mut server.connection().await).await.expect("Redis obeys");
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|fault| fault.name() == text);
+        let names = || Self::ALL.map(Self::name).join(", ");
+        named.ok_or_else(|| format!("there is no fault {text:?}; there are {}", names()))
+    }
+}

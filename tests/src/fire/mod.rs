@@ -1,0 +1,33 @@
+//! Workers under fire: real processes that consume while faults hit them, their store, their broker and the wire
+//! between, and a judge who decides from what was written down meanwhile.
+//!
+//! - [`history`] is what the workers, the nemesis and the witnesses write: one line per event, in one file.
+//! - [`work`] is a worker process; its store, source, dead letters and handler write down what they do.
+//! - [`stage`] has the servers and the workers, [`faults`] are what happens to them, [`run`] is one run.
+//! - [`judge`] finds violations in a history, [`linear`] those of the rules, key by key.
+
+mod commits;
+mod faults;
+mod history;
+mod judge;
+mod linear;
+mod points;
+mod recorded;
+mod report;
+mod run;
+mod sink;
+mod stage;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+pub use commits::commits_of;
+pub use faults::Fault;
+pub use history::{Answer, Entry, History, Op, What};
+pub use points::{POINTS, Point};
+pub use report::{Report, Summary};
+pub use run::{Plan, run};
+pub use sink::Sink;
+pub use stage::{StoreKind, WorkerSettings, Zombie};
+pub use work::work;

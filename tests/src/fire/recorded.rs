@@ -1,0 +1,267 @@
+//! A store, a source, dead letters and an observer that write down what passes, through the public traits alone.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use oncegate::core::key::{CompiledKey, Scope, StoreKey};
+use oncegate::core::rules::{Operation, Reply, Verdict};
+use oncegate::core::store::{Checkup, Command, Completed, Looked, Store, StoreError};
+use oncegate::dead_letters::{DeadLetter, DeadLetters};
+use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::{BoxError, Counters, Event, Message, Observer};
+
+use super::history::{Answer, History, Op, What, text};
+use super::points::{Point, is_set, pass};
+
+/// How long a completion gets to leave the process before it dies at [`Point::CompleteSent`].
+const ON_ITS_WAY: Duration = Duration::from_millis(3);
+
+/// Writes down every call and its answer.
+#[derive(Debug)]
+pub(super) struct RecordedStore {
+    pub(super) inner: Arc<dyn Store>,
+    pub(super) history: Arc<History>,
+    pub(super) calls: AtomicU64,
+}
+
+#[async_trait]
+impl Store for RecordedStore {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let first = self.calls.fetch_add(commands.len() as u64, SeqCst);
+        let claims = commands.iter().any(|one| matches!(one.operation, Operation::Claim { .. }));
+        let completes = commands.iter().any(|one| matches!(one.operation, Operation::Complete { .. }));
+        if claims {
+            pass(Point::ClaimBefore);
+        }
+        if completes {
+            pass(Point::CompleteBefore);
+        }
+        self.history.note_all((first..).zip(&commands).map(|(call, command)| What::Invoke {
+            call,
+            key: command.key.as_str().to_owned(),
+            op: Op::of(&command.operation),
+        }));
+        let replies = self.answered(commands, completes).await;
+        self.history.note_all((first..).zip(&replies).map(|(call, reply)| outcome(call, reply)));
+        let granted = |reply: &Result<Reply, StoreError>| {
+            matches!(reply, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }))
+        };
+        if claims && replies.iter().any(granted) {
+            pass(Point::ClaimAfter);
+        }
+        if completes && replies.iter().any(|reply| matches!(reply, Ok(Reply::Held { .. }))) {
+            pass(Point::CompleteAfter);
+        }
+        replies
+    }
+
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+        self.inner.look(keys).await
+    }
+
+    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        let found = self.inner.look_ahead(keys.clone()).await;
+        let completed = keys.iter().zip(&found).filter_map(|(key, found)| {
+            let result = text(&found.as_ref().ok()?.as_ref()?.result);
+            Some(What::Found { key: key.as_str().to_owned(), result })
+        });
+        self.history.note_all(completed);
+        found
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        self.inner.describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
+    }
+
+    fn part(&self, key: &StoreKey) -> u64 {
+        self.inner.part(key)
+    }
+
+    fn lost_at(&self) -> Option<SystemTime> {
+        self.inner.lost_at()
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        self.inner.check().await
+    }
+}
+
+impl RecordedStore {
+    async fn answered(&self, commands: Vec<Command>, completes: bool) -> Vec<Result<Reply, StoreError>> {
+        let mut answer = pin!(self.inner.execute(commands));
+        if completes && is_set(Point::CompleteSent) {
+            // Sent, and executed or not: if an answer comes in this time, nobody gets it.
+            tokio::select! {
+                biased;
+                replies = &mut answer => {
+                    pass(Point::CompleteSent);
+                    return replies;
+                }
+                () = tokio::time::sleep(ON_ITS_WAY) => pass(Point::CompleteSent),
+            }
+        }
+        answer.await
+    }
+}
+
+fn outcome(call: u64, reply: &Result<Reply, StoreError>) -> What {
+    match reply {
+        Ok(reply) => What::Ok { call, answer: Answer::of(reply) },
+        Err(StoreError::Unknown { .. }) => What::Info { call },
+        Err(error) => What::Fail { call, class: error.class().to_owned() },
+    }
+}
+
+/// How messages are named in a history.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    pub(super) key: CompiledKey,
+}
+
+impl Names {
+    pub(super) fn key(&self, message: &Message) -> Option<String> {
+        self.key.derive(message.route(), message).ok().map(|key| key.as_str().to_owned())
+    }
+}
+
+/// Writes down every delivery and every ack.
+#[derive(Debug)]
+pub(super) struct RecordedSource<S> {
+    pub(super) inner: S,
+    pub(super) names: Names,
+    pub(super) history: Arc<History>,
+}
+
+#[async_trait]
+impl<S: Source> Source for RecordedSource<S> {
+    fn agree(&self, terms: &Terms) -> Supply {
+        self.inner.agree(terms)
+    }
+
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        self.inner.open(observer).await
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let Some(deliveries) = self.inner.receive(most).await? else { return Ok(None) };
+        let recorded = |Delivery { message, ticket }| {
+            let (origin, key) = (message.origin().to_string(), self.names.key(&message));
+            let ticket = RecordedTicket { inner: ticket, origin, key, history: Arc::clone(&self.history) };
+            Delivery { message, ticket: Arc::new(ticket) }
+        };
+        let received = |Delivery { message, .. }: &Delivery| What::Received {
+            origin: message.origin().to_string(),
+            key: self.names.key(message),
+        };
+        self.history.note_all(deliveries.iter().map(received));
+        Ok(Some(deliveries.into_iter().map(recorded).collect()))
+    }
+
+    fn stop_receiving(&self) {
+        self.inner.stop_receiving();
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
+        self.inner.close(deadline).await
+    }
+}
+
+#[derive(Debug)]
+struct RecordedTicket {
+    inner: Arc<dyn Ticket>,
+    origin: String,
+    key: Option<String>,
+    history: Arc<History>,
+}
+
+impl Ticket for RecordedTicket {
+    fn start(&self) -> bool {
+        self.inner.start()
+    }
+
+    fn ack(&self) {
+        pass(Point::AckBefore);
+        self.history.note(What::Ack { origin: self.origin.clone(), key: self.key.clone() });
+        self.inner.ack();
+        pass(Point::AckAfter);
+    }
+
+    fn stop(&self) {
+        self.inner.stop();
+    }
+
+    fn hand_back(&self, delay: Duration) -> bool {
+        self.inner.hand_back(delay)
+    }
+
+    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
+        self.inner.lost()
+    }
+}
+
+/// Writes down what is durably buried.
+#[derive(Debug)]
+pub(super) struct RecordedLetters<D> {
+    pub(super) inner: D,
+    pub(super) history: Arc<History>,
+}
+
+#[async_trait]
+impl<D: DeadLetters> DeadLetters for RecordedLetters<D> {
+    async fn open(&self) -> Result<(), BoxError> {
+        self.inner.open().await
+    }
+
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        self.inner.send(letter).await?;
+        self.history.note(What::Buried {
+            key: letter.key.clone(),
+            origin: letter.message.origin().to_string(),
+            cause: letter.cause.as_str().to_owned(),
+        });
+        Ok(())
+    }
+}
+
+/// Counts, and writes down what only an observer hears.
+pub(super) struct RecordedEvents {
+    pub(super) counters: Counters,
+    pub(super) history: Arc<History>,
+}
+
+impl fmt::Debug for RecordedEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RecordedEvents")
+    }
+}
+
+impl RecordedEvents {
+    /// Everything counted, by name and label.
+    pub(super) fn counted(&self) -> What {
+        let counts = self.counters.snapshot().into_iter();
+        What::Counted { counts: counts.map(|((name, label), n)| (format!("{name} {label}"), n)).collect() }
+    }
+}
+
+impl Observer for RecordedEvents {
+    fn observe(&self, event: Event<'_>) {
+        self.counters.observe(event);
+        if matches!(event, Event::StoreLost { .. }) {
+            self.history.note(What::LossNoticed);
+        }
+    }
+}

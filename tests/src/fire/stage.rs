@@ -1,0 +1,408 @@
+//! The servers, the workers and the witnesses of one run.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use oncegate::core::key::{CompiledKey, Scope};
+use oncegate::postgres::PostgresStore;
+use oncegate::{Key, Message, Origin};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use super::history::{History, What};
+use super::judge::Produced;
+use super::points::{POINTS, Point, VARIABLE};
+use crate::broker::KafkaBroker;
+use crate::kafka::{Kafka, Record};
+use crate::ledger::Ledger;
+use crate::postgres::PostgresServer;
+use crate::process::{self, Process};
+use crate::proxy::Proxy;
+use crate::redis::RedisServer;
+use crate::unique;
+use crate::until::until;
+
+/// Which store the workers use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreKind {
+    /// A Redis server of the run's own.
+    Redis,
+    /// One file that all workers share.
+    Sqlite,
+    /// A PostgreSQL server of the run's own.
+    Postgres,
+}
+
+/// What a worker process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerSettings {
+    /// Which store.
+    pub store: StoreKind,
+    /// Its URL or path.
+    pub address: String,
+    /// The scope of the keys.
+    pub scope: String,
+    /// The Kafka brokers.
+    pub brokers: String,
+    /// The consumer group.
+    pub group: String,
+    /// Where orders come from.
+    pub topic: String,
+    /// Where dead letters go.
+    pub dead_topic: String,
+    /// The file of the effects.
+    pub ledger: PathBuf,
+    /// The file of the history.
+    pub history: PathBuf,
+    /// Downstream systems that are paid as well.
+    pub sinks: Vec<PathBuf>,
+}
+
+/// The store's server, where it has one.
+pub(super) enum Server {
+    Redis(RedisServer),
+    Postgres(PostgresServer),
+    File,
+}
+
+pub(super) struct Worker {
+    pub(super) process: Process,
+    pub(super) is_frozen: bool,
+    /// It is to die by itself.
+    pub(super) is_doomed: bool,
+}
+
+/// Everything that a run has.
+pub(super) struct Stage<'a> {
+    pub(super) rng: Rng,
+    pub(super) history: History,
+    pub(super) ledger: Ledger,
+    pub(super) kafka: Kafka,
+    pub(super) broker: Option<&'a mut KafkaBroker>,
+    pub(super) server: Server,
+    pub(super) proxy: Option<Proxy>,
+    pub(super) settings: WorkerSettings,
+    pub(super) workers: Vec<Worker>,
+    /// They were asked to stop, and take their time.
+    leaving: Vec<Worker>,
+    pub(super) produced: Vec<Produced>,
+    /// How workers have ended that nobody has told to.
+    pub(super) surprises: Vec<String>,
+    program: PathBuf,
+    key: CompiledKey,
+    next_order: u64,
+    // After the processes: fields are dropped in this order.
+    pub(super) folder: TempDir,
+}
+
+/// How many orders back a duplicate may come from.
+const DUPLICATES_REACH_BACK: u64 = 200;
+/// How long a worker may take to end after it was asked to.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// How long nothing may be committed before a run is called stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl<'a> Stage<'a> {
+    pub(super) async fn set(
+        seed: u64,
+        store: StoreKind,
+        partitions: i32,
+        program: PathBuf,
+        broker: Option<&'a mut KafkaBroker>,
+    ) -> Self {
+        let kafka = match &broker {
+            Some(broker) => (***broker).clone(),
+            None => Kafka::shared().await,
+        };
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let (topic, dead_topic) =
+            (kafka.new_topic("fire", partitions).await, kafka.new_topic("fire-dead", 1).await);
+        let (server, proxy, address) = match store {
+            StoreKind::Redis => {
+                let server = RedisServer::start().await;
+                let proxy = Proxy::before(&server).await;
+                let address = proxy.url();
+                (Server::Redis(server), Some(proxy), address)
+            }
+            StoreKind::Postgres => {
+                let server = PostgresServer::start().await;
+                let store = PostgresStore::connect(server.url()).await.expect("PostgreSQL answers");
+                store.create_schema().await.expect("the tables can be made");
+                let (user, place) = server.url().split_once('@').expect("the URL names a user");
+                let (place, database) = place.split_once('/').expect("the URL names a database");
+                let proxy = Proxy::before_address(place).await;
+                let address = format!("{user}@{}/{database}", proxy.address());
+                (Server::Postgres(server), Some(proxy), address)
+            }
+            StoreKind::Sqlite => (Server::File, None, folder.path().join("records.db").display().to_string()),
+        };
+        let (scope, group) = (unique("fire"), unique("fire"));
+        let key = Key::json(["order"]).compile(&Scope::new(&scope).expect("it is a scope"));
+        let settings = WorkerSettings {
+            store,
+            address,
+            scope,
+            brokers: kafka.bootstrap().to_owned(),
+            group,
+            topic,
+            dead_topic,
+            ledger: folder.path().join("ledger"),
+            history: folder.path().join("history"),
+            sinks: Vec::new(),
+        };
+        Self {
+            rng: Rng::with_seed(seed),
+            history: History::open(&settings.history),
+            ledger: Ledger::open(&settings.ledger),
+            kafka,
+            broker,
+            server,
+            proxy,
+            settings,
+            workers: Vec::new(),
+            leaving: Vec::new(),
+            produced: Vec::new(),
+            surprises: Vec::new(),
+            program,
+            key: key.expect("the key is well formed"),
+            next_order: 0,
+            folder,
+        }
+    }
+
+    /// Starts one more worker.
+    pub(super) fn start_worker(&mut self, doom: Option<(Point, u32, &str)>) {
+        let mut command = process::bound_to_parent(&self.program, "KILL");
+        command.arg(serde_json::to_string(&self.settings).expect("settings are plain data"));
+        // Its handlers panic on purpose, and a trace of each costs more than the run.
+        command.env("RUST_BACKTRACE", "0");
+        if let Some((point, passes, action)) = doom {
+            command.env(VARIABLE, format!("{}:{passes}:{action}", point.name()));
+        }
+        let process = Process::spawn_logged("a worker", command, &self.folder.path().join("workers.log"));
+        self.workers.push(Worker { process, is_frozen: false, is_doomed: doom.is_some() });
+    }
+
+    /// A worker that dies by itself at some point of some message.
+    pub(super) fn start_doomed_worker(&mut self) {
+        let point = *self.rng.choice(&POINTS).expect("there are points");
+        let passes = self.rng.u32(1..12);
+        self.start_worker(Some((point, passes, "abort")));
+    }
+
+    /// One that runs, at random.
+    pub(super) fn some_worker(&mut self) -> Option<usize> {
+        let running: Vec<usize> = self
+            .workers
+            .iter()
+            .enumerate()
+            .filter(|(_, worker)| !worker.is_frozen && !worker.is_doomed)
+            .map(|(index, _)| index)
+            .collect();
+        self.rng.choice(running)
+    }
+
+    /// This one was asked to stop.
+    pub(super) fn leaving(&mut self, worker: Worker) {
+        self.leaving.push(worker);
+    }
+
+    /// Who has not met his fate by now is a worker like the others.
+    pub(super) fn doom_is_over(&mut self) {
+        let (doomed, others) = self.workers.drain(..).partition(|worker: &Worker| worker.is_doomed);
+        self.workers = others;
+        let doomed: Vec<Worker> = doomed;
+        // Dropping kills whoever still lives: a crash that was late.
+        drop(doomed);
+    }
+
+    /// Takes away those that have ended, and starts others in their place.
+    pub(super) fn replace_the_dead(&mut self) {
+        for mut worker in std::mem::take(&mut self.workers) {
+            match worker.process.try_wait() {
+                None => self.workers.push(worker),
+                Some(_) if worker.is_doomed => {}
+                Some(status) => {
+                    self.surprises.push(format!("a worker ended by itself: {status}"));
+                    self.start_worker(None);
+                }
+            }
+        }
+    }
+
+    /// Orders, some of them again, some with another content, some that nobody can read.
+    pub(super) async fn produce(&mut self, count: usize) {
+        let mut records = Vec::new();
+        let mut contents = Vec::new();
+        for _ in 0..count {
+            let n = self.produced.len() + contents.len();
+            let first = self.next_order.saturating_sub(DUPLICATES_REACH_BACK);
+            let (order, amount) = match self.rng.u32(..100) {
+                0..2 => (None, 0),
+                2..4 if self.next_order > 0 => (Some(self.rng.u64(first..self.next_order)), 2),
+                4..35 if self.next_order > 0 => (Some(self.rng.u64(first..self.next_order)), 1),
+                _ => {
+                    self.next_order += 1;
+                    (Some(self.next_order - 1), 1)
+                }
+            };
+            let payload = match order {
+                Some(order) => format!(r#"{{"order":{order},"amount":{amount},"n":{n}}}"#),
+                None => format!(r#"{{"amount":{amount},"n":{n}}}"#),
+            };
+            // Half of the duplicates come by another partition than the first.
+            let key = if self.rng.bool() { order.unwrap_or_default() } else { self.rng.u64(..) };
+            contents.push((order, amount, payload.clone()));
+            records.push(Record::new(payload).key(key.to_string()));
+        }
+        let places = self.kafka.produce(&self.settings.topic, records).await;
+        for ((order, amount, payload), (partition, offset)) in contents.into_iter().zip(places) {
+            let origin = format!("{}/{partition}@{offset}", self.settings.topic);
+            let message = Message::new(
+                self.settings.topic.as_str(),
+                Origin::Other("produced".into()),
+                Some(payload.into()),
+            );
+            let key = self.key.derive(message.route(), &message).ok().map(|key| key.as_str().to_owned());
+            self.produced.push(Produced { origin, order: order.unwrap_or(u64::MAX), amount, key });
+        }
+    }
+
+    /// Waits until everything is committed. Returns why not, when nothing has moved for a minute.
+    pub(super) async fn quiet(&mut self) -> Result<(), String> {
+        let ends: i64 = self.kafka.end_offsets(&self.settings.topic).await.values().sum();
+        let (mut last, mut moved_at) = (-1, Instant::now());
+        loop {
+            self.replace_the_dead();
+            let committed = self.kafka.committed_offsets(&self.settings.group, &self.settings.topic).await;
+            let committed: i64 = committed.values().sum();
+            if committed == ends {
+                return Ok(());
+            }
+            if committed != last {
+                (last, moved_at) = (committed, Instant::now());
+            }
+            if moved_at.elapsed() > STUCK_AFTER {
+                return Err(format!("stuck at {committed} of {ends} for {STUCK_AFTER:?}"));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Asks every worker to stop, and returns what was wrong with how they did.
+    pub(super) async fn stop(&mut self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for worker in &mut self.workers {
+            worker.process.signal("TERM");
+        }
+        for worker in self.workers.iter_mut().chain(&mut self.leaving) {
+            match tokio::time::timeout(STOP_LIMIT, worker.process.end()).await {
+                Ok(status) if status.success() => {}
+                Ok(status) => wrong.push(format!("a worker that was asked to stop ended with {status}")),
+                Err(_) => wrong.push(format!("a worker that was asked to stop runs after {STOP_LIMIT:?}")),
+            }
+        }
+        self.workers.clear();
+        self.leaving.clear();
+        wrong
+    }
+
+    /// The state of every record of the scope, read by a client that is not oncegate's.
+    pub(super) async fn dump(&mut self) -> BTreeMap<String, String> {
+        let prefix = format!("{}:", self.settings.scope);
+        match &self.server {
+            Server::Redis(server) => redis_dump(server, &prefix).await,
+            Server::Postgres(server) => {
+                let client = server.connection().await;
+                let sql = "SELECT key, state FROM oncegate_records WHERE starts_with(key, $1)";
+                let rows = client.query(sql, &[&prefix]).await.expect("the records can be read");
+                rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+            }
+            Server::File => {
+                let file = rusqlite::Connection::open(&self.settings.address).expect("the file opens");
+                let mut records = file.prepare("SELECT key, state FROM records").expect("it has records");
+                let rows = records.query_map([], |row| Ok((row.get(0)?, row.get(1)?)));
+                rows.and_then(Iterator::collect).expect("the records can be read")
+            }
+        }
+    }
+
+    /// Notes a fault that is over at once.
+    pub(super) fn note(&self, fault: &str, pid: u32) {
+        self.history.note_of(pid, What::FaultBegins { fault: fault.to_owned() });
+    }
+}
+
+/// The first byte of a record tells its state; `docs/RECORD_FORMAT.md` has them.
+async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, String> {
+    let mut connection = server.connection().await;
+    let mut keys = ::redis::cmd("KEYS");
+    let keys: Vec<String> =
+        keys.arg(format!("{prefix}*")).query_async(&mut connection).await.expect("Redis lists its keys");
+    let mut dump = BTreeMap::new();
+    for key in keys {
+        let mut get = ::redis::cmd("GET");
+        let record: Vec<u8> = get.arg(&key).query_async(&mut connection).await.expect("Redis reads a key");
+        let state = match record.first() {
+            Some(b'P' | b'Q' | b'R') => "pending",
+            Some(b'S' | b'T') => "released",
+            Some(b'C') => "completed",
+            Some(b'F' | b'G') => "failed",
+            _ => "unknown",
+        };
+        dump.insert(key, state.to_owned());
+    }
+    dump
+}
+
+/// A worker of its own, outside of a run, that can be stopped at a point and goes on later.
+#[derive(Debug)]
+pub struct Zombie {
+    process: Process,
+}
+
+impl Zombie {
+    /// Starts the program; it stops itself when it first passes the point.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(program: PathBuf, settings: &WorkerSettings, stops_at: Option<Point>) -> Self {
+        let mut command = process::bound_to_parent(program, "KILL");
+        command.arg(serde_json::to_string(settings).expect("settings are plain data"));
+        if let Some(point) = stops_at {
+            command.env(VARIABLE, format!("{}:1:stop", point.name()));
+        }
+        Self { process: Process::spawn("a worker", command) }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Waits until it has stopped itself.
+    ///
+    /// # Panics
+    /// When it has not within `limit`.
+    pub async fn until_stopped(&self, limit: Duration) {
+        let id = self.id();
+        until("a worker to stop itself", limit, async || {
+            if process::is_stopped(id) { Ok(()) } else { Err("it runs".to_owned()) }
+        })
+        .await;
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn go_on(&mut self) {
+        self.process.signal("CONT");
+    }
+}

@@ -1,0 +1,73 @@
+//! Commits that the coordinator refuses, for every reason that it has.
+
+use std::collections::BTreeMap;
+
+use oncegate::source::Source;
+use oncegate_tests::{Kafka, Record, unique};
+use rdkafka::mocking::MockCluster;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+use crate::stage::{CLOSE, QUICK, member, open, receive, until_committed};
+
+/// What is refused, and whether it counts as trouble: a healthy group refuses around every rebalance.
+const REFUSALS: &[(RDKafkaRespErr, bool)] = &[
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_FENCED_MEMBER_EPOCH, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART, true),
+];
+
+/// What the client repeats by itself: the commit takes longer, and nobody sees more.
+const REPEATED: &[RDKafkaRespErr] = &[
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT,
+];
+
+#[tokio::test]
+async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it() {
+    let mock = MockCluster::new(1).expect("a cluster in this process");
+    let (kafka, topic, group) = (Kafka::at(mock.bootstrap_servers()), unique("refused"), unique("group"));
+    mock.create_topic(&topic, 1, 1).expect("a topic");
+    let codes = REFUSALS.iter().map(|(code, _)| *code).chain(REPEATED.iter().copied());
+    let codes: Vec<RDKafkaRespErr> = codes.collect();
+    kafka.produce(&topic, (0..=codes.len()).map(|n| Record::new(n.to_string()))).await;
+    let source = member(&kafka, &group, &topic, QUICK);
+    let counters = open(&source).await;
+
+    finish_up_to(&source, 1).await;
+    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 1)])).await;
+    for (code, end) in codes.into_iter().zip(2..) {
+        let before = counters.get("source_errors", "commit");
+        mock.request_errors(RDKafkaApiKey::OffsetCommit, &[code]);
+        finish_up_to(&source, end).await;
+        until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, end)])).await;
+        let counted = counters.get("source_errors", "commit") - before;
+        if let Some((_, trouble)) = REFUSALS.iter().find(|(refusal, _)| *refusal == code) {
+            assert_eq!(counted, u64::from(*trouble), "{code:?}");
+        }
+    }
+    source.close(CLOSE).await.expect("closes");
+}
+
+/// Finishes messages until the one before `end` has come; some may come again when the group has moved on.
+async fn finish_up_to(source: &dyn Source, end: i64) {
+    loop {
+        let [delivery] = receive(source, 1).await.try_into().expect("one");
+        let (_, offset) = crate::stage::place(&delivery.message);
+        if delivery.ticket.start() {
+            delivery.ticket.ack();
+            delivery.ticket.stop();
+        }
+        if offset == end - 1 {
+            return;
+        }
+    }
+}

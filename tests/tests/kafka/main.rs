@@ -1,0 +1,12 @@
+//! Kafka as a source, on a real broker.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+mod stage;
+
+mod brokers;
+mod commits;
+mod data;
+mod membership;
+mod source;
+mod storm;
+mod topics;

@@ -1,0 +1,310 @@
+//! What a member receives, commits and gives away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::kafka::KafkaSource;
+use oncegate::observe::Counters;
+use oncegate::source::{Delivery, Source};
+use oncegate_tests::{Kafka, KafkaBroker, unique};
+
+use crate::stage::{
+    CLOSE, NEW, QUICK, RANGE, finish, half_done, number, numbered, open, place, receive, source,
+    until_committed, with, within,
+};
+
+#[tokio::test]
+async fn everything_is_received_once_and_committed() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("all", 3).await, unique("group"));
+    kafka.produce(&topic, numbered(5_000, 3)).await;
+    let source = source(&kafka, &group, &topic);
+    let counters = open(&source).await;
+
+    let messages = finish(receive(&source, 5_000).await);
+
+    let numbers: BTreeSet<_> = messages.iter().map(number).collect();
+    assert_eq!(numbers.len(), 5_000);
+    until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
+    source.close(CLOSE).await.expect("closes");
+    assert!(counters.total("commits") >= 1 && counters.total("source_errors") == 0);
+    assert!(source.receive(1).await.expect("no error").is_none(), "a closed source has no more");
+}
+
+#[tokio::test]
+async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("gap", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(2_000, 2)).await;
+    let first = source(&kafka, &group, &topic);
+    open(&first).await;
+
+    let mut received = receive(&first, 2_000).await;
+    let held = received.iter().position(|one| place(&one.message) == (0, 10)).expect("it was received");
+    let held = received.swap_remove(held);
+    finish(received);
+
+    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
+    // Dropped without an ack, in the middle of an attempt.
+    assert!(held.ticket.start());
+    drop(held);
+    first.close(CLOSE).await.expect("closes");
+    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
+
+    let second = source(&kafka, &group, &topic);
+    open(&second).await;
+    let again = finish(receive(&second, 990).await);
+    assert_eq!(place(&again[0]), (0, 10));
+    assert_eq!(again.iter().map(|message| place(message).0).collect::<BTreeSet<_>>(), [0].into());
+    second.close(CLOSE).await.expect("closes");
+    until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
+}
+
+#[tokio::test]
+async fn closing_commits_what_was_finished_a_moment_ago() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("close", 4).await, unique("group"));
+    kafka.produce(&topic, numbered(1_000, 4)).await;
+    let source = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
+    let counters = open(&source).await;
+
+    finish(receive(&source, 1_000).await);
+    source.close(CLOSE).await.expect("closes");
+
+    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(counters.total("commits"), 1);
+}
+
+#[tokio::test]
+async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("drop", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(100, 2)).await;
+    // Longer than the test may take: who waits for the session of the dropped member waits too long.
+    let member = || {
+        let member = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
+        member.property("session.timeout.ms", "300000")
+    };
+    let first = member();
+    open(&first).await;
+    finish(receive(&first, 60).await);
+    drop(first);
+
+    let second = member();
+    open(&second).await;
+    finish(receive(&second, 40).await);
+    second.close(CLOSE).await.expect("closes");
+    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+}
+
+/// The first member has started some messages and not others when a second one joins.
+async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("join", 4).await, unique("group"));
+    kafka.produce(&topic, numbered(400, 4)).await;
+    let member = || {
+        let source = KafkaSource::new(kafka.bootstrap(), &group, [&topic])
+            .commit_interval(Duration::from_secs(3_600))
+            .drain_timeout(Duration::from_secs(30));
+        with(source, properties)
+    };
+    let (first, second) = (member(), member());
+    open(&first).await;
+    let (running, waiting) = half_done(receive(&first, 400).await);
+
+    open(&second).await;
+    until_one_is_refused(&waiting).await;
+    // The revoke waits for what runs: finished now, it is still committed before the partitions go.
+    finish_running(running);
+    let taken = receive(&second, 25).await;
+
+    let given = first_offsets(&taken);
+    assert!(
+        given.values().all(|offset| *offset == 75),
+        "{given:?}: finished ones came again, or some are lost"
+    );
+    let committed = async |when: &str| {
+        let committed = kafka.committed_offsets(&group, &topic).await;
+        assert!(given.keys().all(|gone| committed.get(gone) == Some(&75)), "{when}: {committed:?}");
+    };
+    committed("before they went").await;
+    for delivery in waiting {
+        let gone = given.contains_key(&place(&delivery.message).0);
+        assert!(!(gone && delivery.ticket.start()), "a partition that is gone");
+        delivery.ticket.ack();
+    }
+    first.close(CLOSE).await.expect("the first member closes");
+    committed("late acks of what is gone").await;
+    second.close(CLOSE).await.expect("the second member closes");
+}
+
+async fn until_one_is_refused(waiting: &[Delivery]) {
+    let starts = |delivery: &Delivery| {
+        let started = delivery.ticket.start();
+        delivery.ticket.stop();
+        started
+    };
+    within("a revoke", async {
+        while waiting.iter().all(starts) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+fn first_offsets(deliveries: &[Delivery]) -> BTreeMap<i32, i64> {
+    let mut first = BTreeMap::new();
+    for (partition, offset) in deliveries.iter().map(|delivery| place(&delivery.message)) {
+        first.entry(partition).or_insert(offset);
+    }
+    first
+}
+
+fn finish_running(running: Vec<Delivery>) {
+    for delivery in running {
+        delivery.ticket.ack();
+        delivery.ticket.stop();
+    }
+}
+
+#[tokio::test]
+async fn a_second_member_takes_over_cooperatively() {
+    a_second_member_takes_over(QUICK).await;
+}
+
+#[tokio::test]
+async fn a_second_member_takes_over_eagerly() {
+    a_second_member_takes_over(RANGE).await;
+}
+
+#[tokio::test]
+async fn a_second_member_takes_over_in_the_new_protocol() {
+    a_second_member_takes_over(NEW).await;
+}
+
+#[tokio::test]
+async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("full", 4).await, unique("group"));
+    kafka.produce(&topic, numbered(8_000, 4)).await;
+    let first = source(&kafka, &group, &topic).buffered_messages(100);
+    open(&first).await;
+    // Nobody receives from the first member. The second one can only join because the first still polls.
+    let mut finished: BTreeSet<_> = finish(receive(&first, 1).await).iter().map(number).collect();
+    let second = source(&kafka, &group, &topic);
+    open(&second).await;
+    finished.extend(finish(receive(&second, 1).await).iter().map(number));
+
+    within("the rest", async {
+        while finished.len() < 8_000 {
+            let batch = tokio::select! {
+                batch = first.receive(64) => batch,
+                batch = second.receive(64) => batch,
+            };
+            for delivery in batch.expect("receives").expect("more") {
+                if delivery.ticket.start() {
+                    finished.insert(number(&delivery.message));
+                    delivery.ticket.ack();
+                    delivery.ticket.stop();
+                }
+            }
+        }
+    })
+    .await;
+    first.close(CLOSE).await.expect("closes");
+    second.close(CLOSE).await.expect("closes");
+    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+}
+
+#[tokio::test]
+async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("span", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(4_000, 2)).await;
+    let source = source(&kafka, &group, &topic).unfinished_messages(50);
+    open(&source).await;
+
+    let (mut held, mut counts) = (None, [0, 0]);
+    within("the other partition", async {
+        while counts[1] < 2_000 || held.is_none() {
+            for delivery in source.receive(10).await.expect("receives").expect("more") {
+                let (partition, offset) = place(&delivery.message);
+                counts[partition as usize] += 1;
+                if (partition, offset) == (0, 0) {
+                    held = Some(delivery);
+                } else {
+                    drop(finish([delivery]));
+                }
+            }
+        }
+    })
+    .await;
+    assert!(counts[0] <= 51, "{} messages beyond an unfinished one", counts[0]);
+    finish(held);
+    for _ in counts[0]..2_000 {
+        finish(receive(&source, 1).await);
+    }
+    source.close(CLOSE).await.expect("closes");
+    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+}
+
+#[tokio::test]
+async fn a_broker_that_dies_and_returns_costs_nothing() {
+    let mut broker = KafkaBroker::start().await;
+    let kafka = Kafka::at(broker.bootstrap());
+    let (topic, group) = (kafka.new_topic("kill", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(100, 2)).await;
+    // With a session longer than the outage, nobody is told that he lost anything.
+    let source = source(&kafka, &group, &topic).property("session.timeout.ms", "45000");
+    let counters = open(&source).await;
+    let before = receive(&source, 100).await;
+
+    broker.kill();
+    finish(before);
+    within("a word about it", async {
+        while counters.get("source_errors", "broker") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    broker.start_again().await;
+    kafka.produce(&topic, numbered(100, 2)).await;
+
+    let after = finish(receive(&source, 100).await);
+    assert!(after.iter().all(|message| place(message).1 >= 50), "nothing comes again");
+    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 100), (1, 100)])).await;
+    source.close(CLOSE).await.expect("closes");
+}
+
+#[tokio::test]
+async fn opening_says_what_is_wrong() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("real", 1).await;
+    let absent = unique("absent");
+    let refusal = async |source: KafkaSource| {
+        let error = source.open(Arc::new(Counters::default())).await.expect_err("refused");
+        error.to_string()
+    };
+
+    let missing = KafkaSource::new(kafka.bootstrap(), "g", [topic.clone(), absent.clone()]);
+    let text = refusal(missing).await;
+    assert!(text.contains(&absent) && !text.contains(&topic), "{text}");
+
+    let nobody = KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
+    assert!(refusal(nobody).await.contains("127.0.0.1:1"));
+
+    let reckless = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("enable.auto.commit", "true");
+    assert!(refusal(reckless).await.contains("enable.auto.commit"));
+
+    let typo = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("no.such.thing", "s3cret");
+    let text = refusal(typo).await;
+    assert!(text.contains("no.such.thing") && !text.contains("s3cret"), "{text}");
+
+    let slow = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).drain_timeout(Duration::from_secs(200));
+    assert!(refusal(slow).await.contains("drain_timeout"));
+
+    let unopened = KafkaSource::new(kafka.bootstrap(), "g", [&topic]);
+    assert!(unopened.receive(1).await.is_err());
+    unopened.close(CLOSE).await.expect("there is nothing to close");
+}
