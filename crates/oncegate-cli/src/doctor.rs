@@ -277,7 +277,7 @@ impl Args {
         terms.max_attempts = self.max_attempts;
         terms.lease = self.lease;
         terms.retention = self.retention;
-        match source.check(&terms).await {
+        match source.check_queue(&terms).await {
             Ok(warnings) => {
                 document.looked_at.push(format!("queue {}", source.queue()));
                 warnings.into_iter().for_each(|warning| document.finding(source.queue(), warning, ""));

@@ -140,7 +140,7 @@ impl SqsSource {
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
-    pub async fn check(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
+    pub async fn check_queue(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
         let settings = &self.settings;
         settings.check()?;
         let client = settings.connection.client(&settings.queue).await;
