@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use aws_sdk_sqs::types::DeleteMessageBatchRequestEntry;
+use aws_sdk_sqs::types::{DeleteMessageBatchRequestEntry, MessageSystemAttributeName};
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
 use oncegate::{Consumer, Counters, Event, Failure, Gate, Message, Observer};
@@ -120,7 +120,7 @@ async fn nothing_to_do(_: Message) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The least that a consumer can do: receive ten, delete ten, and again; so many times at once.
+/// The least that a consumer can do: receive ten with their attributes, delete ten, and again; so many times at once.
 async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usize) -> f64 {
     let left = Arc::new(AtomicUsize::new(count));
     let started = Instant::now();
@@ -129,9 +129,11 @@ async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usi
         let (client, url, left) = (sqs.client().clone(), queue.url().to_owned(), Arc::clone(&left));
         loops.spawn(async move {
             while left.load(SeqCst) > 0 {
-                let received = client.receive_message().queue_url(&url).max_number_of_messages(BATCH as i32);
-                let received =
-                    received.send().await.expect("the server answers").messages.unwrap_or_default();
+                // With all attributes, as the source asks: origin, group and headers are among them.
+                let receive = client.receive_message().queue_url(&url).max_number_of_messages(BATCH as i32);
+                let receive = receive.message_attribute_names("All");
+                let receive = receive.message_system_attribute_names(MessageSystemAttributeName::All);
+                let received = receive.send().await.expect("the server answers").messages.unwrap_or_default();
                 if received.is_empty() {
                     continue;
                 }

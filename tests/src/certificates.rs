@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::place;
 
-/// An authority, and one server certificate that it has signed; the files go with this value.
+/// An authority, and one certificate for servers, also as clients of each other, that it has signed; the files go with this value.
 #[derive(Debug)]
 pub struct Certificates {
     dir: TempDir,
@@ -21,7 +21,7 @@ impl Certificates {
     #[must_use]
     pub fn for_names(names: &str) -> Self {
         let made = Self { dir: place::server_dir("certificates") };
-        let extensions = format!("subjectAltName={names}\nextendedKeyUsage=serverAuth\n");
+        let extensions = format!("subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n");
         std::fs::write(made.dir.path().join("extensions"), extensions).expect("the folder can be written");
         let new = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
         let usage = "-addext keyUsage=critical,keyCertSign -days 2";

@@ -285,8 +285,15 @@ impl Kafka {
             for partition in partitions(&client, &topic) {
                 asked.add_partition(&topic, partition);
             }
-            let committed = client.committed_offsets(asked, REQUEST_LIMIT);
-            let committed = committed.unwrap_or_else(|error| panic!("offsets of group {group}: {error}"));
+            // A coordinator may move while it is asked.
+            let deadline = Instant::now() + REQUEST_LIMIT;
+            let committed = loop {
+                match client.committed_offsets(asked.clone(), ANSWER_LIMIT) {
+                    Ok(committed) => break committed,
+                    Err(error) => assert!(Instant::now() < deadline, "offsets of group {group}: {error}"),
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            };
             let elements = committed.elements();
             let offset = |one: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match one.offset()
             {

@@ -1,6 +1,7 @@
 //! Redis: the shared server, and servers of one's own.
 
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -19,7 +20,13 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long one question of the readiness probe may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-const HINT: &str = "`scripts/fetch-servers` installs redis-server";
+const HINT: &str = "`scripts/fetch-servers` installs redis-server and fetches Valkey";
+
+/// Names a valkey-server, 9.1 or newer, to use instead of the fetched one.
+const VALKEY_VARIABLE: &str = "ONCEGATE_VALKEY";
+
+/// The fetched one, under `target/test-servers`; the release of Debian is the one of `scripts/fetch-servers`.
+const VALKEY: &str = "valkey-forky/valkey-server";
 
 /// A Redis that answers, as its clients see it.
 #[derive(Clone, Debug)]
@@ -105,6 +112,7 @@ impl Redis {
 #[derive(Debug)]
 pub struct RedisServer {
     redis: Redis,
+    program: PathBuf,
     args: Vec<String>,
     process: Option<Process>,
     // After the process: fields are dropped in this order, and the server must not write any more.
@@ -127,9 +135,23 @@ impl RedisServer {
     /// # Panics
     /// As [`RedisServer::start`].
     pub async fn start_with(args: &[&str]) -> Self {
+        Self::start_program("redis-server".into(), args).await
+    }
+
+    /// The same with Valkey, which knows what the usual server does not yet: `SET … IFEQ`, `WAITAOF`.
+    ///
+    /// # Panics
+    /// As [`RedisServer::start`].
+    pub async fn valkey(args: &[&str]) -> Self {
+        let program = std::env::var_os(VALKEY_VARIABLE).map(PathBuf::from);
+        Self::start_program(program.unwrap_or_else(|| place::test_servers().join(VALKEY)), args).await
+    }
+
+    async fn start_program(program: PathBuf, args: &[&str]) -> Self {
         let port = Port::reserve();
         let mut server = Self {
             redis: Redis { url: format!("redis://{}", port.address()) },
+            program,
             args: args.iter().map(ToString::to_string).collect(),
             process: None,
             dir: place::server_dir("redis"),
@@ -163,7 +185,7 @@ impl RedisServer {
     pub async fn start_again(&mut self) {
         assert!(self.process.is_none(), "Redis still runs");
         let log = self.dir.path().join("server.log");
-        let mut command = process::bound_to_parent("redis-server", "KILL");
+        let mut command = process::bound_to_parent(&self.program, "KILL");
         command
             .args(["--bind", "127.0.0.1", "--port"])
             .arg(self.port.number().to_string())

@@ -5,6 +5,7 @@ use std::time::Duration;
 use ::redis::Value;
 use futures_util::future::join_all;
 
+use crate::certificates::Certificates;
 use crate::place::Port;
 use crate::redis::RedisServer;
 use crate::until;
@@ -24,7 +25,8 @@ const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    _buses: Vec<Port>,
+    buses: Vec<Port>,
+    tls: Vec<Port>,
 }
 
 impl RedisCluster {
@@ -41,16 +43,35 @@ impl RedisCluster {
     /// # Panics
     /// As [`RedisCluster::start`].
     pub async fn start_with(args: &[&str]) -> Self {
+        let args = args.iter().map(ToString::to_string).collect();
+        Self::start_nodes(Vec::new(), &vec![args; 2 * SHARDS]).await
+    }
+
+    /// A cluster whose nodes speak TLS to each other, and to clients at [`tls_url`](Self::tls_url).
+    ///
+    /// # Panics
+    /// As [`RedisCluster::start`].
+    pub async fn start_tls(certificates: &Certificates) -> Self {
+        let tls: Vec<Port> = (0..2 * SHARDS).map(|_| Port::reserve()).collect();
+        let arguments = |port: &Port| {
+            let own = certificates.redis_arguments(&port.number().to_string()).into_iter();
+            own.chain(["--tls-cluster", "yes", "--tls-replication", "yes"].map(str::to_owned)).collect()
+        };
+        let args: Vec<Vec<String>> = tls.iter().map(arguments).collect();
+        Self::start_nodes(tls, &args).await
+    }
+
+    async fn start_nodes(tls: Vec<Port>, args: &[Vec<String>]) -> Self {
         let buses: Vec<Port> = (0..2 * SHARDS).map(|_| Port::reserve()).collect();
-        let starting = buses.iter().map(|bus| async move {
+        let starting = buses.iter().zip(args).map(|(bus, args)| async move {
             let bus = bus.number().to_string();
             let own = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "1500"];
             let more = ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"];
-            let all: Vec<&str> = own.into_iter().chain(more).chain(args.iter().copied()).collect();
+            let all: Vec<&str> = own.into_iter().chain(more).chain(args.iter().map(String::as_str)).collect();
             RedisServer::start_with(&all).await
         });
         let nodes = join_all(starting).await;
-        let cluster = Self { nodes, _buses: buses };
+        let cluster = Self { nodes, buses, tls };
         cluster.introduce().await;
         cluster.agreed().await;
         cluster
@@ -62,6 +83,13 @@ impl RedisCluster {
         let hosts: Vec<&str> =
             self.nodes.iter().map(|node| node.url().trim_start_matches("redis://")).collect();
         format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    /// The same for clients that speak TLS, when it was started so.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let hosts: Vec<String> = self.tls.iter().map(Port::address).collect();
+        format!("rediss+cluster://{}", hosts.join(","))
     }
 
     /// A node.
@@ -151,7 +179,7 @@ impl RedisCluster {
             let (first, last) = (shard * SLOTS / SHARDS, (shard + 1) * SLOTS / SHARDS - 1);
             self.ask::<()>(shard, &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]).await;
         }
-        for (node, bus) in self.nodes.iter().zip(&self._buses).skip(1) {
+        for (node, bus) in self.nodes.iter().zip(&self.buses).skip(1) {
             let (port, bus) = (node.port().to_string(), bus.number().to_string());
             self.ask::<()>(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tempfile::TempDir;
 
+use crate::certificates::Certificates;
 use crate::place::{self, Port};
 use crate::process::{self, Process};
 use crate::redis::RedisServer;
@@ -28,6 +29,8 @@ pub struct RedisSentinels {
     servers: Vec<RedisServer>,
     sentinels: Vec<Process>,
     ports: Vec<Port>,
+    /// Of the servers, then of the sentinels.
+    tls: Vec<Port>,
     _dir: TempDir,
 }
 
@@ -37,11 +40,37 @@ impl RedisSentinels {
     /// # Panics
     /// When it does not come about.
     pub async fn start() -> Self {
+        Self::start_all(Vec::new(), &[const { Vec::new() }; 6]).await
+    }
+
+    /// The same, and all of them speak TLS to each other, and to clients at [`tls_url`](Self::tls_url).
+    ///
+    /// # Panics
+    /// As [`RedisSentinels::start`].
+    pub async fn start_tls(certificates: &Certificates) -> Self {
+        let tls: Vec<Port> = (0..6).map(|_| Port::reserve()).collect();
+        let arguments = |port: &Port| {
+            let own = certificates.redis_arguments(&port.number().to_string()).into_iter();
+            own.chain(["--tls-replication", "yes"].map(str::to_owned)).collect()
+        };
+        let args: Vec<Vec<String>> = tls.iter().map(arguments).collect();
+        Self::start_all(tls, &args).await
+    }
+
+    /// With further arguments for each server, and then for each sentinel.
+    async fn start_all(tls: Vec<Port>, args: &[Vec<String>]) -> Self {
+        let words = |number: usize, own: &[&str]| -> Vec<String> {
+            let further = args.get(number).into_iter().flatten().cloned();
+            own.iter().map(ToString::to_string).chain(further).collect()
+        };
+        let start = async |words: Vec<String>| {
+            RedisServer::start_with(&words.iter().map(String::as_str).collect::<Vec<_>>()).await
+        };
         let eager = ["--repl-diskless-sync-delay", "0"];
-        let primary = RedisServer::start_with(&eager).await;
-        let port = primary.port().to_string();
+        let primary = start(words(0, &eager)).await;
+        let port = tls.first().map_or(primary.port(), Port::number).to_string();
         let follow = ["--replicaof", "127.0.0.1", &port, eager[0], eager[1]];
-        let replicas = join_all([RedisServer::start_with(&follow), RedisServer::start_with(&follow)]).await;
+        let replicas = join_all([start(words(1, &follow)), start(words(2, &follow))]).await;
         let servers: Vec<RedisServer> = std::iter::once(primary).chain(replicas).collect();
         for replica in servers.iter().skip(1) {
             until("a replica to follow", AGREEMENT_LIMIT, async || {
@@ -52,8 +81,12 @@ impl RedisSentinels {
         }
         let dir = place::server_dir("sentinel");
         let ports: Vec<Port> = (0..3).map(|_| Port::reserve()).collect();
-        let sentinels = ports.iter().map(|own| sentinel(own, &port, dir.path())).collect();
-        let watched = Self { servers, sentinels, ports, _dir: dir };
+        let sentinels = ports.iter().zip(3..).map(|(own, number)| {
+            let further = words(number, &[]);
+            sentinel(own, &port, &further, dir.path())
+        });
+        let sentinels = sentinels.collect();
+        let watched = Self { servers, sentinels, ports, tls, _dir: dir };
         watched.agreed().await;
         watched
     }
@@ -63,6 +96,29 @@ impl RedisSentinels {
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.ports.iter().map(Port::address).collect();
         format!("redis+sentinel://{}/{NAME}", hosts.join(","))
+    }
+
+    /// The same for clients that speak TLS, when they were started so.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let hosts: Vec<String> = self.tls.iter().skip(3).map(Port::address).collect();
+        format!("rediss+sentinel://{}/{NAME}", hosts.join(","))
+    }
+
+    /// Tells every sentinel something.
+    ///
+    /// # Panics
+    /// When one refuses.
+    pub async fn tell_all(&self, words: &[&str]) {
+        for port in &self.ports {
+            let url = format!("redis://{}", port.address());
+            let client = ::redis::Client::open(url).expect("the URL is one");
+            let mut connection =
+                client.get_multiplexed_async_connection().await.expect("the sentinel answers");
+            let mut command = ::redis::Cmd::new();
+            command.arg(words);
+            let () = command.query_async(&mut connection).await.expect("the sentinel obeys");
+        }
     }
 
     /// A server.
@@ -147,7 +203,7 @@ fn field(state: &[(String, String)], name: &str) -> Option<String> {
     state.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
 }
 
-fn sentinel(own: &Port, primary: &str, dir: &Path) -> Process {
+fn sentinel(own: &Port, primary: &str, further: &[String], dir: &Path) -> Process {
     let file = dir.join(format!("{}.conf", own.number()));
     // It writes into this file what it learns.
     let text = format!(
@@ -158,6 +214,6 @@ fn sentinel(own: &Port, primary: &str, dir: &Path) -> Process {
     );
     std::fs::write(&file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
     let mut command = process::bound_to_parent("redis-server", "KILL");
-    command.arg(&file).arg("--sentinel");
+    command.arg(&file).arg("--sentinel").args(further);
     Process::spawn_logged("a sentinel", command, &file.with_extension("log"))
 }

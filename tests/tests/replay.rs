@@ -61,7 +61,7 @@ struct Acks {
 impl oncegate::Observer for Acks {
     fn observe(&self, event: oncegate::Event<'_>) {
         self.counters.observe(event);
-        if let oncegate::Event::Acked { count } = event {
+        if let oncegate::Event::Acked { count, .. } = event {
             self.acked.send_modify(|acked| *acked += count);
         }
     }

@@ -63,6 +63,11 @@ impl Problem {
         Self { exit, text }
     }
 
+    /// The same, said of this consumer.
+    pub(crate) fn of(self, consumer: &str) -> Self {
+        Self { text: format!("{consumer}: {}", self.text), ..self }
+    }
+
     /// Tells standard error, and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("oncegate: {}", self.text);

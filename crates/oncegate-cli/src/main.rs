@@ -11,10 +11,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing::debug;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 mod args;
 mod change;
+mod check;
+mod config;
 mod confirm;
 mod dead_letters;
 mod doctor;
@@ -30,9 +34,12 @@ mod promise;
 mod record;
 mod replay;
 mod reset;
+mod run;
 mod schema;
 mod store;
 mod sweep;
+#[cfg(feature = "otlp")]
+mod traces;
 
 use exit::{Exit, Problem};
 
@@ -57,6 +64,9 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
+    Check(check::Args),
+    Schema(check::SchemaArgs),
     Replay(replay::Args),
     Peek(peek::Args),
     Key(key::Args),
@@ -76,7 +86,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_logging();
+    // Dropped at the end: what is left of the traces is sent then.
+    let _traces = match start_logging(&cli.command) {
+        Ok(traces) => traces,
+        Err(problem) => return problem.report(),
+    };
     let answered = catch_unwind(AssertUnwindSafe(|| answer(&cli.command)));
     match answered {
         Ok(Ok(exit)) => exit.into(),
@@ -89,10 +103,14 @@ fn main() -> ExitCode {
 fn answer(command: &Command) -> Result<Exit, Problem> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
+    let interruptible = !command.stops_by_itself();
     let answer = runtime.block_on(async {
         let command = async {
             debug!("started");
             match command {
+                Command::Run(args) => run::run(args).await,
+                Command::Check(args) => check::run(args),
+                Command::Schema(args) => check::schema(args),
                 Command::Replay(args) => replay::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
@@ -112,7 +130,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
         tokio::select! {
             // First, so that there is no moment in which an interrupt ends us without a word.
             biased;
-            _ = tokio::signal::ctrl_c() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            _ = tokio::signal::ctrl_c(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
             answer = command => answer,
         }
     });
@@ -121,14 +139,37 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
     answer
 }
 
-fn start_logging() {
+impl Command {
+    /// Whether it knows what a signal asks of it.
+    fn stops_by_itself(&self) -> bool {
+        matches!(self, Self::Run(_))
+    }
+
+    /// What is logged unless ONCEGATE_LOG says otherwise: a question is answered by its answer.
+    fn log_level(&self) -> tracing::Level {
+        if matches!(self, Self::Run(_)) { tracing::Level::INFO } else { tracing::Level::WARN }
+    }
+}
+
+#[cfg(feature = "otlp")]
+type Traces = Option<traces::Traces>;
+#[cfg(not(feature = "otlp"))]
+type Traces = ();
+
+fn start_logging(command: &Command) -> Result<Traces, Problem> {
     let filter =
-        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(tracing::Level::WARN.into());
+        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter.from_env_lossy())
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .init();
+    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+    let subscriber = tracing_subscriber::registry().with(text.with_filter(filter.from_env_lossy()));
+    #[cfg(feature = "otlp")]
+    let traces = traces::Traces::start()?;
+    #[cfg(feature = "otlp")]
+    let subscriber = subscriber.with(traces.as_ref().map(traces::Traces::layer));
+    subscriber.init();
+    #[cfg(feature = "otlp")]
+    return Ok(traces);
+    #[cfg(not(feature = "otlp"))]
+    Ok(())
 }

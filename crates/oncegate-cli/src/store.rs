@@ -2,12 +2,15 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use oncegate::core::store::Store;
 use oncegate::postgres::PostgresStore;
-use oncegate::redis::RedisStore;
+use oncegate::redis::{Durability, OnStoreLoss, RedisStore};
 use oncegate::sqlite::SqliteStore;
 
+use crate::config::shape;
+use crate::config::values::{Secret, Time};
 use crate::exit::{Exit, Problem};
 
 /// What is said wherever a spelling is not known.
@@ -22,6 +25,78 @@ pub(crate) struct StoreArgs {
     /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
     #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
     pub(crate) url: String,
+}
+
+/// Whether it is the URL of a store that this build knows.
+///
+/// # Errors
+/// With the known ones.
+pub(crate) fn check(url: &str) -> Result<(), Problem> {
+    address(url).map(drop)
+}
+
+/// Connects to the store of a configuration, as a consumer does: it purges what is over, and makes an SQLite file.
+pub(crate) async fn open_configured(
+    store: &shape::Store,
+    on_store_loss: Option<shape::OnStoreLoss>,
+) -> Result<Arc<dyn Store>, Problem> {
+    let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
+    let password = store.password.as_ref().map(Secret::resolve).transpose().map_err(refuse)?;
+    let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
+    let (response, connect) = (store.response_timeout, store.connect_timeout);
+    match address(&url)? {
+        Address::Sqlite(path) => Ok(Arc::new(SqliteStore::open(path).await?)),
+        Address::Postgres(url) => {
+            let mut builder = PostgresStore::builder(&url);
+            builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
+            builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
+            Ok(Arc::new(builder.connect().await?))
+        }
+        Address::Redis(url) => {
+            let mut builder = RedisStore::builder(&url).durability(durability(store.durability.as_ref()));
+            builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
+            builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
+            if on_store_loss == Some(shape::OnStoreLoss::Continue) {
+                builder = builder.on_store_loss(OnStoreLoss::Continue);
+            }
+            if store.allow_evicting_policy == Some(true) {
+                builder = builder.allow_evicting_policy();
+            }
+            if let Some(path) = &store.tls_root {
+                let pem = std::fs::read(path);
+                let pem = pem.map_err(|error| refuse(format!("`tls_root`: {}: {error}", path.display())))?;
+                builder = builder.tls_root(pem);
+            }
+            Ok(Arc::new(builder.connect().await?))
+        }
+    }
+}
+
+fn durability(given: Option<&shape::Durability>) -> Durability {
+    /// How long replicas or disks may take, unless told otherwise.
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let Some(given) = given else { return Durability::Primary };
+    let timeout = given.timeout.map_or(TIMEOUT, |Time(time)| time);
+    match (given.fsync.unwrap_or(false), given.replicas.unwrap_or(0)) {
+        (true, replicas) => Durability::Fsync { replicas, timeout },
+        (false, 0) => Durability::Primary,
+        (false, count) => Durability::Replicas { count, timeout },
+    }
+}
+
+/// The URL with a password in it, spelt so that it cannot end early.
+fn with_password(url: &str, password: Option<&str>) -> String {
+    let (Some(password), Some((scheme, rest))) = (password, url.split_once("://")) else {
+        return url.to_owned();
+    };
+    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(user, rest)| (user, rest));
+    let user = user.split(':').next().unwrap_or_default();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let spelt: String = password
+        .bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect();
+    format!("{scheme}://{user}:{spelt}@{rest}")
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -101,7 +176,8 @@ fn is_scheme(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
 }
 
-fn redacted(url: &str) -> String {
+/// For people: without user, password and parameters.
+pub(crate) fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
@@ -134,6 +210,14 @@ mod tests {
         }
         assert_eq!(known("once.db"), Address::Sqlite("once.db".into()));
         assert_eq!(known(r"C:\once.db"), Address::Sqlite(r"C:\once.db".into()));
+    }
+
+    #[test]
+    fn a_password_goes_into_the_url_whatever_is_in_it() {
+        let url = |url| with_password(url, Some("p@ss:/w%"));
+        assert_eq!(url("redis://cache:6379/2"), "redis://:p%40ss%3A%2Fw%25@cache:6379/2");
+        assert_eq!(url("redis+cluster://me@a:1,b:2"), "redis+cluster://me:p%40ss%3A%2Fw%25@a:1,b:2");
+        assert_eq!(url("once.db"), "once.db");
     }
 
     #[test]

@@ -85,6 +85,21 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// One lower-case word for metrics: `claim`, `extend`, `complete`, `release`, `fail`, `hand_over` or `reopen`.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Claim { .. } => "claim",
+            Self::Extend { .. } => "extend",
+            Self::Complete { .. } => "complete",
+            Self::Release { .. } => "release",
+            Self::Fail { .. } => "fail",
+            Self::HandOver => "hand_over",
+            Self::Reopen { .. } => "reopen",
+        }
+    }
+}
+
 /// The answer to an [`Operation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {

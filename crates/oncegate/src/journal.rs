@@ -79,7 +79,7 @@ impl Entry {
     /// The same for this reason; what is beyond 256 bytes is cut off.
     #[must_use]
     pub fn reason(mut self, reason: &str) -> Self {
-        debug_assert!(MAX_REASON_BYTES <= LINE_MAX_BYTES, "a line holds its reason");
+        const { assert!(MAX_REASON_BYTES <= LINE_MAX_BYTES, "a line holds its reason") };
         self.reason = Some(cut_reason(reason));
         self
     }

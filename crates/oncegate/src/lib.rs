@@ -55,6 +55,9 @@
 //! | `sqlx` | [`Message::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
 //! | `results-s3` | the same in S3 | no |
+//! | `metrics` | [`telemetry`]: metrics through the `metrics` facade | no |
+//! | `status` | the same as a router with `/metrics`, `/healthz`, `/readyz` and a status page | no |
+//! | `otel` | spans of handlers join their producers' traces | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
@@ -83,6 +86,9 @@ pub mod transaction;
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod batch;
+
+#[cfg(feature = "metrics")]
+pub mod telemetry;
 
 #[cfg(feature = "http")]
 pub mod http;
@@ -117,7 +123,17 @@ pub use transaction::{Completing, SqlTransaction};
 #[doc = include_str!("../README.md")]
 pub mod readme {}
 
+/// The program of the page about Redis, compiled as a documentation test.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../../../docs/REDIS.md")]
+pub mod guide_to_redis {}
+
 /// The guide's programs, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "redis", feature = "sqlite", feature = "postgres"))]
 #[doc = include_str!("../../../docs/GUIDE.md")]
 pub mod guide {}
+
+/// The programs of the page about observability, compiled as documentation tests.
+#[cfg(all(doctest, feature = "kafka", feature = "status"))]
+#[doc = include_str!("../../../docs/OBSERVABILITY.md")]
+pub mod observability {}

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::key::{HeaderValue, KeySource, StoreKey};
@@ -244,6 +244,13 @@ impl Message {
     /// The broker's timestamp, in milliseconds since 1970.
     pub fn timestamp_ms(&self) -> Option<i64> {
         self.delivered.timestamp_ms
+    }
+
+    /// How long ago the broker got it, by this machine's clock; `None` without a timestamp.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        let millis = u64::try_from(self.timestamp_ms()?).ok()?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Some(now.saturating_sub(Duration::from_millis(millis)))
     }
 
     /// Bytes that this message occupies in memory, roughly: what the limits on bytes count.

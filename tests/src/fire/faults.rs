@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::calls::FORGETS;
 use super::history::What;
-use super::judge::FORGETS;
 use super::stage::{Server, Stage, StoreKind};
 use super::work::{LEASE, SESSION};
 use crate::proxy::Mode;

@@ -246,7 +246,7 @@ impl Answer {
             Reply::Held { recreated } => Self::Held { recreated: *recreated },
             Reply::Lost => Self::Lost,
             Reply::Verdict { verdict, .. } => match verdict {
-                Verdict::Granted(Grant { attempt, recovery, fence }) => Self::Granted {
+                Verdict::Granted(Grant { attempt, recovery, fence, reopened: _ }) => Self::Granted {
                     attempt: *attempt,
                     takeover: *recovery == Recovery::Takeover,
                     recovered: recovery.recovered(),

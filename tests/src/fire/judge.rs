@@ -5,8 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
+use super::calls::{Call, Calls};
 use super::history::{Answer, Entry, Op, What};
-use super::linear::{Call, Found, explain};
+use super::linear::{Found, explain};
 use super::work::MAX_ATTEMPTS;
 
 /// What was produced.
@@ -76,15 +77,6 @@ impl Judgement {
     }
 }
 
-/// The calls of every key, and the lines at which the store forgot everything.
-struct Calls {
-    by_key: BTreeMap<String, Vec<Call>>,
-    forgotten: Vec<usize>,
-}
-
-/// The name of the fault that makes a store forget.
-pub(super) const FORGETS: &str = "flush";
-
 pub(super) fn judge(case: &Case) -> Judgement {
     let mut judgement = Judgement::default();
     let calls = Calls::of(&case.entries);
@@ -101,87 +93,6 @@ pub(super) fn judge(case: &Case) -> Judgement {
     counters(case, &calls, &mut judgement);
     linear(&calls, &mut judgement);
     judgement
-}
-
-impl Calls {
-    fn of(entries: &[Entry]) -> Self {
-        let mut all: Vec<(String, Call)> = Vec::new();
-        let mut open: HashMap<(u32, u64), usize> = HashMap::new();
-        let (mut forgotten, mut forgets): (Vec<usize>, Vec<Call>) = (Vec::new(), Vec::new());
-        for (line, entry) in entries.iter().enumerate() {
-            match &entry.what {
-                What::Invoke { call, key, op } => {
-                    open.insert((entry.pid, *call), all.len());
-                    all.push((key.clone(), Call::begun(op.clone(), line, entry.at_us)));
-                }
-                What::Ok { call, answer } => {
-                    if let Some(index) = open.remove(&(entry.pid, *call))
-                        && let Some((_, call)) = all.get_mut(index)
-                    {
-                        (call.answered, call.answered_at_us) = (Some(line), Some(entry.at_us));
-                        call.answer = Some(answer.clone());
-                    }
-                }
-                What::Fail { call, .. } => {
-                    // Not executed: as if nobody had asked.
-                    if let Some(index) = open.remove(&(entry.pid, *call))
-                        && let Some((key, _)) = all.get_mut(index)
-                    {
-                        key.clear();
-                    }
-                }
-                What::FaultBegins { fault } if fault == FORGETS => {
-                    forgotten.push(line);
-                    forgets.push(Call::begun(Op::Forget, line, entry.at_us));
-                }
-                What::FaultEnds { fault } if fault == FORGETS => {
-                    if let Some(forget) = forgets.last_mut() {
-                        (forget.answered, forget.answered_at_us) = (Some(line), Some(entry.at_us));
-                    }
-                }
-                _ => {}
-            }
-        }
-        let mut by_key: BTreeMap<String, Vec<Call>> = BTreeMap::new();
-        for (key, call) in all.into_iter().filter(|(key, _)| !key.is_empty()) {
-            by_key.entry(key).or_default().push(call);
-        }
-        for calls in by_key.values_mut() {
-            calls.extend(forgets.iter().cloned());
-            calls.sort_by_key(|call| call.invoked);
-        }
-        Self { by_key, forgotten }
-    }
-
-    fn is_forgotten_between(&self, from: usize, to: usize) -> bool {
-        // The line is written before the store is told, which may be a little later.
-        self.forgotten.iter().any(|line| (from.saturating_sub(FORGET_LINES)..to).contains(line))
-    }
-
-    fn all(&self) -> impl Iterator<Item = (&str, &Call)> {
-        self.by_key.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key.as_str(), call)))
-    }
-}
-
-/// How many lines others may write between a flush's line and the flush.
-const FORGET_LINES: usize = 2_000;
-
-impl Call {
-    fn begun(op: Op, line: usize, at_us: u64) -> Self {
-        Self { op, invoked: line, answered: None, invoked_at_us: at_us, answered_at_us: None, answer: None }
-    }
-
-    fn is_granted(&self) -> bool {
-        matches!(self.answer, Some(Answer::Granted { .. }))
-    }
-
-    fn is_held(&self) -> bool {
-        self.answer.as_ref().is_some_and(Answer::is_held)
-    }
-
-    fn completes(&self) -> bool {
-        self.op.completes()
-    }
 }
 
 /// What a run has met. A run that did not meet its faults proves nothing about them.

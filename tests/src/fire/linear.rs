@@ -12,20 +12,8 @@ use std::time::Duration;
 use oncegate::core::record::{Fence, Record, State, StoreTime, TAIL};
 use oncegate::core::rules::{Operation, Reply, apply};
 
+use super::calls::Call;
 use super::history::{Answer, Op};
-
-/// One call on a key.
-#[derive(Clone, Debug)]
-pub(super) struct Call {
-    pub(super) op: Op,
-    /// The lines of the call and of its answer.
-    pub(super) invoked: usize,
-    pub(super) answered: Option<usize>,
-    pub(super) invoked_at_us: u64,
-    pub(super) answered_at_us: Option<u64>,
-    /// `None`: nobody knows what came of it, or nobody asked ([`Op::Forget`]).
-    pub(super) answer: Option<Answer>,
-}
 
 /// What a search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 //! - [`stage`] has the servers and the workers, [`faults`] are what happens to them, [`run`] is one run.
 //! - [`judge`] finds violations in a history, [`linear`] those of the rules, key by key.
 
+mod calls;
 mod commits;
 mod faults;
 mod history;

@@ -1,8 +1,11 @@
-//! The steps of a message at which a worker can be told to die or to stop: `ONCEGATE_FIRE=effect-after:3:abort`.
+//! The steps of a message at which a worker can be told to die, `ONCEGATE_FIRE=effect-after:3:abort`, or to stop and go on
+//! once it is continued and a file is there: `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go`.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Names the point, how often it is passed until it works, and what happens there: `abort` or `stop`.
 pub(super) const VARIABLE: &str = "ONCEGATE_FIRE";
@@ -64,15 +67,20 @@ impl Point {
 struct Trap {
     point: String,
     passes_left: AtomicU32,
-    stops: bool,
+    /// Where the file will be, if it is to stop.
+    go: Option<PathBuf>,
 }
+
+/// How often it is looked for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 static TRAP: LazyLock<Option<Trap>> = LazyLock::new(|| {
     let text = std::env::var(VARIABLE).ok()?;
     let mut parts = text.split(':');
     let (point, passes, action) = (parts.next()?, parts.next()?, parts.next()?);
     let passes_left = AtomicU32::new(passes.parse().expect("a number of passes"));
-    Some(Trap { point: point.to_owned(), passes_left, stops: action == "stop" })
+    let go = (action == "stop").then(|| parts.next().map(PathBuf::from).expect("a file to wait for"));
+    Some(Trap { point: point.to_owned(), passes_left, go })
 });
 
 /// Whether this process is to meet its fate at this point some time.
@@ -87,10 +95,12 @@ pub(super) fn pass(point: Point) {
     if left != Ok(1) {
         return;
     }
-    if !trap.stops {
-        std::process::abort();
-    }
+    let Some(go) = &trap.go else { std::process::abort() };
     let id = std::process::id().to_string();
     let stopped = Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status();
     stopped.expect("a process may stop itself");
+    // A signal takes its time, and this thread must not go a step further meanwhile.
+    while !go.exists() {
+        std::thread::sleep(LOOK_INTERVAL);
+    }
 }

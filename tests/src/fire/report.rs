@@ -42,6 +42,30 @@ impl Report {
     }
 }
 
+/// What runs of every kind together must reach.
+const REACHABLE: [&str; 20] = [
+    "granted",
+    "takeover",
+    "completed",
+    "busy",
+    "failed",
+    "mismatch",
+    "held",
+    "held, recreated",
+    "lost lease",
+    "unknown outcome",
+    "store unavailable",
+    "loss noticed",
+    "duplicate",
+    "handler paid",
+    "handler failed",
+    "handler gave_up",
+    "handler dropped",
+    "dead letter bad_key",
+    "dead letter mismatch",
+    "dead letter permanent",
+];
+
 /// The runs of one kind, added up.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -77,11 +101,21 @@ impl Summary {
         self.violations.extend(report.violations.iter().map(|one| format!("seed {seed}: {one}")));
     }
 
+    /// What none of the runs has reached: about that they prove nothing.
+    #[must_use]
+    pub fn unreached(&self) -> Vec<&'static str> {
+        REACHABLE.into_iter().filter(|what| !self.reached.contains_key(*what)).collect()
+    }
+
     /// What was reached, and how often, in Markdown: a run that did not meet its faults proves nothing.
     #[must_use]
     pub fn reached_table(&self) -> String {
         let reached = self.reached.iter().map(|(what, count)| format!("{what} {count}"));
-        format!("Reached: {}.\n", reached.collect::<Vec<_>>().join(", "))
+        let unreached = match self.unreached() {
+            none if none.is_empty() => String::new(),
+            some => format!(" Never reached: {}.", some.join(", ")),
+        };
+        format!("Reached: {}.{unreached}\n", reached.collect::<Vec<_>>().join(", "))
     }
 
     /// Its table, in Markdown.

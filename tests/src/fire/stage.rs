@@ -14,10 +14,10 @@ use tempfile::TempDir;
 use super::history::{History, What};
 use super::judge::Produced;
 use super::points::{POINTS, Point, VARIABLE};
+use crate::PostgresServer;
 use crate::broker::KafkaBroker;
 use crate::kafka::{Kafka, Record};
 use crate::ledger::Ledger;
-use crate::postgres::PostgresServer;
 use crate::process::{self, Process};
 use crate::proxy::Proxy;
 use crate::redis::RedisServer;
@@ -70,6 +70,8 @@ pub(super) enum Server {
 
 pub(super) struct Worker {
     pub(super) process: Process,
+    /// Where its words go.
+    log: PathBuf,
     pub(super) is_frozen: bool,
     /// It is to die by itself.
     pub(super) is_doomed: bool,
@@ -94,6 +96,8 @@ pub(super) struct Stage<'a> {
     program: PathBuf,
     key: CompiledKey,
     next_order: u64,
+    /// How many workers were started so far.
+    started: usize,
     // After the processes: fields are dropped in this order.
     pub(super) folder: TempDir,
 }
@@ -170,6 +174,7 @@ impl<'a> Stage<'a> {
             program,
             key: key.expect("the key is well formed"),
             next_order: 0,
+            started: 0,
             folder,
         }
     }
@@ -183,8 +188,10 @@ impl<'a> Stage<'a> {
         if let Some((point, passes, action)) = doom {
             command.env(VARIABLE, format!("{}:{passes}:{action}", point.name()));
         }
-        let process = Process::spawn_logged("a worker", command, &self.folder.path().join("workers.log"));
-        self.workers.push(Worker { process, is_frozen: false, is_doomed: doom.is_some() });
+        self.started += 1;
+        let log = self.folder.path().join(format!("worker-{}.log", self.started));
+        let process = Process::spawn_logged("a worker", command, &log);
+        self.workers.push(Worker { process, log, is_frozen: false, is_doomed: doom.is_some() });
     }
 
     /// A worker that dies by itself at some point of some message.
@@ -227,7 +234,9 @@ impl<'a> Stage<'a> {
                 None => self.workers.push(worker),
                 Some(_) if worker.is_doomed => {}
                 Some(status) => {
-                    self.surprises.push(format!("a worker ended by itself: {status}"));
+                    let words = std::fs::read_to_string(&worker.log).unwrap_or_default();
+                    let last = words.lines().next_back().unwrap_or_default();
+                    self.surprises.push(format!("a worker ended by itself ({status}): {last}"));
                     self.start_worker(None);
                 }
             }
@@ -274,12 +283,15 @@ impl<'a> Stage<'a> {
 
     /// Waits until everything is committed. Returns why not, when nothing has moved for a minute.
     pub(super) async fn quiet(&mut self) -> Result<(), String> {
-        let ends: i64 = self.kafka.end_offsets(&self.settings.topic).await.values().sum();
+        let ends = i64::try_from(self.produced.len()).expect("it is not that many");
         let (mut last, mut moved_at) = (-1, Instant::now());
         loop {
             self.replace_the_dead();
-            let committed = self.kafka.committed_offsets(&self.settings.group, &self.settings.topic).await;
-            let committed: i64 = committed.values().sum();
+            let (kafka, settings) = (self.kafka.clone(), self.settings.clone());
+            let asked =
+                tokio::spawn(async move { kafka.committed_offsets(&settings.group, &settings.topic).await });
+            // A broker that has just come back may not know yet, which fails the question.
+            let committed: i64 = asked.await.map_or(last, |committed| committed.values().sum());
             if committed == ends {
                 return Ok(());
             }
@@ -299,9 +311,11 @@ impl<'a> Stage<'a> {
         for worker in &mut self.workers {
             worker.process.signal("TERM");
         }
-        for worker in self.workers.iter_mut().chain(&mut self.leaving) {
+        let all = self.workers.iter_mut().map(|one| (one, false));
+        // Who left in the middle of faults may have had to say that its last commit did not arrive.
+        for (worker, may_complain) in all.chain(self.leaving.iter_mut().map(|one| (one, true))) {
             match tokio::time::timeout(STOP_LIMIT, worker.process.end()).await {
-                Ok(status) if status.success() => {}
+                Ok(status) if status.success() || may_complain => {}
                 Ok(status) => wrong.push(format!("a worker that was asked to stop ended with {status}")),
                 Err(_) => wrong.push(format!("a worker that was asked to stop runs after {STOP_LIMIT:?}")),
             }
@@ -363,6 +377,7 @@ async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, Stri
 #[derive(Debug)]
 pub struct Zombie {
     process: Process,
+    go: PathBuf,
 }
 
 impl Zombie {
@@ -374,10 +389,11 @@ impl Zombie {
     pub fn start(program: PathBuf, settings: &WorkerSettings, stops_at: Option<Point>) -> Self {
         let mut command = process::bound_to_parent(program, "KILL");
         command.arg(serde_json::to_string(settings).expect("settings are plain data"));
+        let go = settings.history.with_extension("go");
         if let Some(point) = stops_at {
-            command.env(VARIABLE, format!("{}:1:stop", point.name()));
+            command.env(VARIABLE, format!("{}:1:stop:{}", point.name(), go.display()));
         }
-        Self { process: Process::spawn("a worker", command) }
+        Self { process: Process::spawn("a worker", command), go }
     }
 
     /// Its process id.
@@ -403,6 +419,7 @@ impl Zombie {
     /// # Panics
     /// When it has ended.
     pub fn go_on(&mut self) {
+        std::fs::write(&self.go, "").expect("a file can be made");
         self.process.signal("CONT");
     }
 }

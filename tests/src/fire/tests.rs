@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::calls::FORGETS;
 use super::history::{Answer, Entry, Op, What};
-use super::judge::{Case, Commit, FORGETS, Produced, judge};
+use super::judge::{Case, Commit, Produced, judge};
 
 const KEY: &str = "fire:a-key";
 const ORIGIN: &str = "orders/0@0";

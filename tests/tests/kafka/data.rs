@@ -292,8 +292,8 @@ fn letter(message: Message) -> DeadLetter {
         cause: DeadLetterCause::Permanent,
         reason: "é".repeat(1_000),
         attempts: 3,
-        first_failed_at: std::time::UNIX_EPOCH.checked_add(Duration::from_secs(1)),
-        failed_at: std::time::UNIX_EPOCH + Duration::from_secs(2),
+        first_failed_at: std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(1)),
+        failed_at: std::time::UNIX_EPOCH + std::time::Duration::from_secs(2),
     }
 }
 

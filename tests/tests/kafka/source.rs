@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::health::PartitionStatus;
 use oncegate::kafka::KafkaSource;
 use oncegate::observe::Counters;
 use oncegate::source::{Delivery, Source};
-use oncegate_tests::{Kafka, KafkaBroker, unique};
+use oncegate_tests::{Kafka, KafkaBroker, unique, until};
 
 use crate::stage::{
-    CLOSE, NEW, QUICK, RANGE, finish, half_done, number, numbered, open, place, receive, source,
-    until_committed, with, within,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, half_done, member, number, numbered, open,
+    place, receive, source, until_committed, with, within,
 };
 
 #[tokio::test]
@@ -203,10 +204,8 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
                 batch = second.receive(64) => batch,
             };
             for delivery in batch.expect("receives").expect("more") {
-                if delivery.ticket.start() {
+                if finish_if_ours(&delivery) {
                     finished.insert(number(&delivery.message));
-                    delivery.ticket.ack();
-                    delivery.ticket.stop();
                 }
             }
         }
@@ -247,6 +246,85 @@ async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
     }
     source.close(CLOSE).await.expect("closes");
     assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+}
+
+#[tokio::test]
+async fn the_status_says_where_each_partition_stands() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("status", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(100, 2)).await;
+    let source = source(&kafka, &group, &topic).property("statistics.interval.ms", "200");
+    assert!(source.status().partitions.is_empty(), "nothing is known before it opens");
+    open(&source).await;
+    let mut received = receive(&source, 100).await;
+    let held = received.iter().position(|one| place(&one.message) == (1, 3)).expect("it was received");
+    let held = received.swap_remove(held);
+    finish(received);
+
+    let standing = async || {
+        let status = source.status();
+        let stand = |one: &PartitionStatus| (one.watermark, one.committed, one.lag, one.undelivered);
+        let stands: Vec<_> = status.partitions.iter().map(stand).collect();
+        let wanted = [(Some(50), Some(50), Some(0), Some(0)), (Some(3), Some(3), Some(47), Some(0))];
+        if stands == wanted { Ok(status) } else { Err(format!("{stands:?}")) }
+    };
+    let status = until("the facts", LIMIT, standing).await;
+    assert!(status.polled_ago.is_some());
+    let [all, behind] = status.partitions.as_slice() else { panic!("{status:?}") };
+    assert_eq!((all.topic.as_str(), all.partition, all.received), (topic.as_str(), 0, Some(49)));
+    assert!(all.oldest_unfinished.is_none() && behind.oldest_unfinished.is_some());
+    assert!(all.uncommitted_for.is_none() && behind.paused.is_none());
+    drop(held);
+    source.close(CLOSE).await.expect("closes");
+}
+
+/// Both partitions are paused behind their first messages when a second member takes one of them, and gives it back.
+async fn comes_back_paused(properties: &[(&str, &str)]) {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("back", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(2_000, 2)).await;
+    let source = || member(&kafka, &group, &topic, properties).unfinished_messages(50);
+    let (first, second) = (source(), source());
+    let counters = open(&first).await;
+    let before = receive(&first, 102).await;
+    assert_eq!(counters.get("source_pauses", "span"), 2);
+
+    open(&second).await;
+    let taken = receive(&second, 1).await;
+    let gone = place(&taken[0].message).0;
+    drop(taken);
+    second.close(CLOSE).await.expect("closes");
+    within("the partition that came back", async {
+        while !receive(&first, 1).await.iter().any(|one| place(&one.message) == (gone, 0)) {}
+    })
+    .await;
+    drop(before);
+    first.close(CLOSE).await.expect("closes");
+}
+
+#[tokio::test]
+async fn a_partition_that_comes_back_paused_is_resumed() {
+    comes_back_paused(QUICK).await;
+    comes_back_paused(RANGE).await;
+    comes_back_paused(NEW).await;
+}
+
+#[tokio::test]
+async fn a_slow_receiver_does_not_make_the_client_throw_its_messages_away() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("slow", 2).await, unique("group"));
+    kafka.produce(&topic, numbered(400, 2)).await;
+    let source = source(&kafka, &group, &topic).buffered_messages(4);
+    let counters = open(&source).await;
+    let mut pace = tokio::time::interval(Duration::from_millis(10));
+    for _ in 0..200 {
+        pace.tick().await;
+        finish(receive(&source, 1).await);
+    }
+    // The buffer was full nearly all of the time. It takes a quarter of a second without a receive to pause.
+    let pauses = counters.get("source_pauses", "full");
+    assert!(pauses <= 10, "paused {pauses} times for 200 messages");
+    source.close(CLOSE).await.expect("closes");
 }
 
 #[tokio::test]

@@ -121,3 +121,13 @@ pub(crate) fn half_done(received: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery
     }
     (running, waiting)
 }
+
+/// Finishes a message, if its partition is still its owner's.
+pub(crate) fn finish_if_ours(delivery: &Delivery) -> bool {
+    let ours = delivery.ticket.start();
+    if ours {
+        delivery.ticket.ack();
+        delivery.ticket.stop();
+    }
+    ours
+}

@@ -7,7 +7,8 @@ use oncegate::source::Source;
 use oncegate_tests::{Kafka, Record, unique, until};
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, member, number, numbered, open, place, receive, until_committed,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, member, number, numbered, open, place, receive,
+    until_committed,
 };
 
 /// How many messages each of the two partitions holds before the topic goes.
@@ -50,10 +51,8 @@ async fn all_from_the_start(source: &KafkaSource, per_partition: usize) -> BTree
     while numbers.len() < 2 * per_partition {
         for delivery in receive(source, 1).await {
             // One that was received before its partition began anew is not started.
-            if delivery.ticket.start() {
+            if finish_if_ours(&delivery) {
                 numbers.insert(number(&delivery.message));
-                delivery.ticket.ack();
-                delivery.ticket.stop();
             }
         }
     }

@@ -13,6 +13,7 @@ use oncegate_tests::Postgres;
 use tokio_postgres::Client;
 
 use crate::hand;
+use crate::proxy::Proxy;
 
 struct OnPostgres {
     store: Arc<PostgresStore>,
@@ -50,5 +51,16 @@ impl Bench for OnPostgres {
 async fn the_store_conforms() {
     let postgres = Postgres::shared().await;
     let (store, client) = (hand::store(&postgres).await, postgres.connection().await);
+    conformance(&OnPostgres { store, client, scope: hand::scope() }).await;
+}
+
+#[tokio::test]
+async fn the_store_conforms_where_each_transaction_is_given_its_limits() {
+    let postgres = Postgres::shared().await;
+    hand::store(&postgres).await;
+    let (client, proxy) = (postgres.connection().await, Proxy::before(&postgres).await);
+    proxy.be_a_pooler();
+    let store = PostgresStore::builder(proxy.url()).response_timeout(hand::PATIENCE).connect().await;
+    let store = Arc::new(store.unwrap());
     conformance(&OnPostgres { store, client, scope: hand::scope() }).await;
 }

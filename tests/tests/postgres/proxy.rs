@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use oncegate_tests::Postgres;
@@ -11,8 +11,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What the server is sent, and answers, for a commit.
+/// What the server is sent for a commit.
 const COMMIT: &[u8] = b"COMMIT\0";
+
+/// How the client's message begins that runs a prepared statement: alone, it commits by itself.
+const BIND: u8 = b'B';
+
+/// What the server answers last: it is ready, and in no transaction.
+const IDLE: &[u8] = b"Z\0\0\0\x05I";
 
 /// What becomes of a commit's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +37,7 @@ pub(crate) struct Proxy {
     next: Arc<Mutex<VecDeque<Cut>>>,
     away: watch::Sender<bool>,
     connections: Arc<AtomicUsize>,
+    is_pooler: Arc<AtomicBool>,
     _accepting: JoinSet<()>,
 }
 
@@ -45,6 +52,8 @@ impl Proxy {
         let (away, mut is_away) = watch::channel(false);
         let connections = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&connections);
+        let is_pooler = Arc::new(AtomicBool::new(false));
+        let refuses = Arc::clone(&is_pooler);
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
@@ -63,13 +72,19 @@ impl Proxy {
                 if *is_away.borrow() {
                     continue;
                 }
+                let mut client = client;
+                if refuses.load(Ordering::Relaxed) && begins_with_settings(&client).await {
+                    client.write_all(&refusal()).await.unwrap();
+                    continue;
+                }
                 let server = TcpStream::connect(&server).await.unwrap();
                 client.set_nodelay(true).unwrap();
                 server.set_nodelay(true).unwrap();
                 connections.spawn(connect(client, server, Arc::clone(&cuts)));
             }
         });
-        Self { url: format!("{user}@{address}/{database}"), next, away, connections, _accepting: accepting }
+        let url = format!("{user}@{address}/{database}");
+        Self { url, next, away, connections, is_pooler, _accepting: accepting }
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -79,6 +94,11 @@ impl Proxy {
     /// Cuts all connections, and closes new ones at once.
     pub(crate) fn leave(&self) {
         self.away.send_replace(true);
+    }
+
+    /// From now on it takes no connection that begins with settings, as PgBouncer does.
+    pub(crate) fn be_a_pooler(&self) {
+        self.is_pooler.store(true, Ordering::Relaxed);
     }
 
     /// Lets connections pass again.
@@ -102,6 +122,20 @@ impl Proxy {
     }
 }
 
+/// Whether a new client's first message has settings for its session.
+async fn begins_with_settings(client: &TcpStream) -> bool {
+    let mut first = vec![0; 1 << 12];
+    let length = client.peek(&mut first).await.unwrap();
+    contains(&first[..length], b"\0options\0")
+}
+
+/// The answer of a pooler to that.
+fn refusal() -> Vec<u8> {
+    let fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
+    let length = u32::try_from(4 + fields.len()).unwrap();
+    [&b"E"[..], &length.to_be_bytes(), fields].concat()
+}
+
 /// Returning closes both sides. The server's end of a transaction that was cut off is a rollback.
 async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<VecDeque<Cut>>>) {
     let (mut asked, mut answered) = (vec![0; 1 << 20], vec![0; 1 << 16]);
@@ -110,7 +144,8 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<V
             read = client.read(&mut asked) => {
                 let Ok(length @ 1..) = read else { return };
                 let asked = &asked[..length];
-                let cut = if contains(asked, COMMIT) { cuts.lock().unwrap().pop_front() } else { None };
+                let commits = contains(asked, COMMIT) || asked.first() == Some(&BIND);
+                let cut = if commits { cuts.lock().unwrap().pop_front() } else { None };
                 if cut == Some(Cut::Before) {
                     return;
                 }
@@ -135,7 +170,7 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<V
 
 async fn until_committed(server: &mut TcpStream) {
     let (mut said, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
-    while !contains(&said, COMMIT) {
+    while !contains(&said, IDLE) {
         let length = server.read(&mut buffer).await.unwrap();
         assert!(length > 0, "the server closed the connection instead of committing");
         said.extend_from_slice(&buffer[..length]);

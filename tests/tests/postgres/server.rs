@@ -11,6 +11,7 @@ use oncegate_tests::{Postgres, PostgresServer, unique};
 use crate::hand::{
     self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
 };
+use crate::proxy::Proxy;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_many_is_granted() {
@@ -286,4 +287,26 @@ async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
     transaction.rollback().await.unwrap();
     assert_eq!(apply(&*patient, &key, complete(owner, b"done")).await.unwrap(), HELD);
     assert!(completed_with(b"done", &apply(&*patient, &key, claim(token())).await.unwrap()));
+}
+
+#[tokio::test]
+async fn behind_a_pooler_each_transaction_has_its_limits() {
+    let postgres = Postgres::shared().await;
+    let (patient, proxy) = (hand::store(&postgres).await, Proxy::before(&postgres).await);
+    proxy.be_a_pooler();
+    let limit = Duration::from_secs(2);
+    let store = PostgresStore::builder(proxy.url()).response_timeout(limit).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    assert!(granted_as(1, &apply(&store, &key, claim(owner)).await.unwrap()));
+    let mut client = postgres.connection().await;
+    let transaction = client.transaction().await.unwrap();
+    let lock = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
+    transaction.query_one(lock, &[&key.as_str()]).await.unwrap();
+    // Without limits it would wait for the row until the store gives up the connection.
+    let held = apply(&store, &key, complete(owner, b"done")).await;
+    assert!(held.as_ref().is_err_and(|error| error.to_string().contains("lock_timeout")), "{held:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(apply(&*patient, &key, complete(owner, b"done")).await.unwrap(), HELD);
+    assert!(store.look(vec![key]).await.remove(0).unwrap().is_some());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use oncegate::redis::RedisStore;
+use oncegate::redis::{Durability, RedisStore};
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
@@ -43,6 +43,11 @@ async fn hands(cluster: &mut RedisCluster) -> Vec<Hand> {
 
 async fn slot_of(hand: &Hand, key: &StoreKey) -> u16 {
     hand.ask(&["CLUSTER", "KEYSLOT", key.as_str()]).await
+}
+
+/// Which primary has a slot before any moves: 16,384 is no multiple of three.
+fn shard_of(slot: u16) -> usize {
+    (0..3).rev().find(|shard| usize::from(slot) >= shard * 16_384 / 3).unwrap()
 }
 
 /// Keys by their slots: the slot with the most of them, and those.
@@ -88,7 +93,7 @@ impl Bench for OnCluster {
 
 impl OnCluster {
     async fn owner(&self, key: &StoreKey) -> usize {
-        usize::from(slot_of(&self.primaries[0], key).await) * 3 / 16_384
+        shard_of(slot_of(&self.primaries[0], key).await)
     }
 }
 
@@ -128,7 +133,7 @@ async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
     }
     for number in 0..240 {
         let key = key(&scope, number);
-        let node = usize::from(slot_of(&hands[0], &key).await) * 3 / 16_384;
+        let node = shard_of(slot_of(&hands[0], &key).await);
         assert_eq!(*parts.entry(node).or_insert(store.part(&key)), store.part(&key));
     }
     assert_eq!(parts.values().collect::<std::collections::BTreeSet<_>>().len(), 3, "three parts fail apart");
@@ -139,7 +144,7 @@ async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
 #[tokio::test]
 async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
     let mut cluster = RedisCluster::start().await;
-    let store = RedisStore::connect(&cluster.url()).await.unwrap();
+    let store = RedisStore::builder(&cluster.url()).scripts_alone().connect().await.unwrap();
     let hands = hands(&mut cluster).await;
     let (scope, owner) = (scope(), token());
     let (slot, keys) = keys_of_one_slot(&hands[0], &scope).await;
@@ -204,7 +209,7 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
     let part = |key: &StoreKey| store.part(key);
     let mut down = None;
     for key in &keys {
-        if slot_of(&hands[0], key).await < 16_384 / 3 {
+        if shard_of(slot_of(&hands[0], key).await) == 0 {
             down.get_or_insert(part(key));
         }
     }
@@ -238,6 +243,65 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
 
 async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Operation) -> Reply {
     until_answered(store, key, &operation).await
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
+    let mut cluster = RedisCluster::start_with(&["--cluster-require-full-coverage", "yes"]).await;
+    let store = RedisStore::connect(&cluster.url()).await.unwrap();
+    let hands = hands(&mut cluster).await;
+    let (scope, owner) = (scope(), token());
+    // A key of a shard that keeps running.
+    let mut running = key(&scope, 0);
+    for number in 1.. {
+        if shard_of(slot_of(&hands[1], &running).await) > 0 {
+            break;
+        }
+        running = key(&scope, number);
+    }
+    assert!(is_granted(&apply(&store, &running, claim(owner)).await));
+    // Nobody is left who could take over.
+    cluster.node(3).kill();
+    cluster.node(0).kill();
+    until("the cluster to go down", LIMIT, async || match apply(&store, &running, claim(token())).await {
+        Err(StoreError::Unavailable { reason }) if reason.contains("the cluster is down") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    let looked = store.look(vec![running.clone()]).await.remove(0);
+    assert!(matches!(looked, Err(StoreError::Unavailable { .. })), "{looked:?}");
+    cluster.node(0).start_again().await;
+    assert_eq!(until_answered(&store, &running, &complete(owner, b"done")).await, HELD);
+}
+
+#[tokio::test]
+async fn on_a_cluster_too_a_record_counts_when_the_replica_of_its_shard_has_it() {
+    let mut cluster = RedisCluster::start().await;
+    let level = Durability::Replicas { count: 1, timeout: Duration::from_millis(300) };
+    let store = RedisStore::builder(&cluster.url()).durability(level).connect().await.unwrap();
+    let hands = hands(&mut cluster).await;
+    let (scope, owner) = (scope(), token());
+    let keys: Vec<StoreKey> = (0..60).map(|number| key(&scope, number)).collect();
+    for key in &keys {
+        assert!(is_granted(&Ok(until_answered(&store, key, &claim(owner)).await)));
+    }
+    cluster.node(3).kill();
+    let batch = keys.iter().map(|key| Command { key: key.clone(), operation: complete(owner, b"done") });
+    let replies = store.execute(batch.collect()).await;
+    let mut without_replica = 0;
+    for (key, reply) in keys.iter().zip(replies) {
+        if shard_of(slot_of(&hands[1], key).await) == 0 {
+            without_replica += 1;
+            assert!(matches!(reply, Err(StoreError::Unknown { .. })), "{reply:?}");
+        } else {
+            assert_eq!(until_answered(&store, key, &complete(owner, b"done")).await, HELD, "{reply:?}");
+        }
+    }
+    assert!((1..keys.len()).contains(&without_replica));
+    cluster.node(3).start_again().await;
+    for key in &keys {
+        assert_eq!(until_answered(&store, key, &claim(token())).await, completed(b"done"));
+    }
 }
 
 #[tokio::test]

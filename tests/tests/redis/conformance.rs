@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::redis::RedisStore;
+use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::store::Store;
 use oncegate_core::testing::conformance::{Bench, conformance};
 use oncegate_core::testing::key;
-use oncegate_tests::Redis;
+use oncegate_tests::{Redis, RedisServer};
 
 use crate::hand::{self, Hand};
 
@@ -44,9 +44,23 @@ impl Bench for OnRedis {
     }
 }
 
+async fn conforms(redis: &Redis, builder: RedisBuilder) {
+    let store = Arc::new(builder.connect().await.unwrap());
+    let hand = Hand::on(redis).await.of(&store);
+    conformance(&OnRedis { store, hand, scope: hand::scope() }).await;
+}
+
 #[tokio::test]
 async fn the_store_conforms() {
     let redis = Redis::shared().await;
-    let store = Arc::new(hand::timeless(redis.url()).connect().await.unwrap());
-    conformance(&OnRedis { store, hand: Hand::on(&redis).await, scope: hand::scope() }).await;
+    conforms(&redis, hand::timeless(redis.url())).await;
+    conforms(&redis, hand::timeless(redis.url()).scripts_alone()).await;
+    conforms(&redis, hand::timeless(redis.url()).compact(1_000)).await;
+}
+
+#[tokio::test]
+async fn the_store_conforms_on_valkey() {
+    let valkey = RedisServer::valkey(&[]).await;
+    conforms(&valkey, hand::timeless(valkey.url())).await;
+    conforms(&valkey, hand::timeless(valkey.url()).compact(1_000)).await;
 }

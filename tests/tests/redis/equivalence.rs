@@ -1,15 +1,16 @@
-//! The scripts against the rules, and mutants of the scripts that the same sequences must catch.
+//! The scripts, and the plain commands that stand for them, against the rules by the same sequences; and mutants of the
+//! scripts that these must catch.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::redis::RedisStore;
+use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Record;
 use oncegate_core::store::Store;
 use oncegate_core::testing::equivalence::{Plan, Subject, compare};
-use oncegate_tests::Redis;
+use oncegate_tests::{Redis, RedisServer};
 
 use crate::hand::{self, Hand};
 
@@ -21,7 +22,8 @@ struct OnRedis {
 
 impl OnRedis {
     async fn with(redis: &Redis, store: RedisStore) -> Self {
-        Self { store: Arc::new(store), hand: Hand::on(redis).await, scope: hand::scope() }
+        let hand = Hand::on(redis).await.of(&store);
+        Self { store: Arc::new(store), hand, scope: hand::scope() }
     }
 }
 
@@ -44,19 +46,60 @@ impl Subject for OnRedis {
     }
 }
 
+/// One seed for all, so that the same sequences go every way.
+static SEED: LazyLock<u64> = LazyLock::new(|| fastrand::u64(..));
+
+async fn equals_the_rules(redis: &Redis, builder: RedisBuilder) {
+    let subject = OnRedis::with(redis, builder.connect().await.unwrap()).await;
+    let plan = Plan { seed: *SEED, sequences: 10_000, steps: 12 };
+    let reached = compare(&subject, plan).await.unwrap_or_else(|difference| panic!("{difference}"));
+    assert_eq!(reached.missing(), Vec::<&str>::new(), "seed {}", plan.seed);
+}
+
 #[tokio::test]
 async fn the_scripts_equal_the_rules() {
     let redis = Redis::shared().await;
-    let subject = OnRedis::with(&redis, hand::timeless(redis.url()).connect().await.unwrap()).await;
-    let plan = Plan { seed: fastrand::u64(..), sequences: 10_000, steps: 12 };
-    let reached = compare(&subject, plan).await.unwrap_or_else(|difference| panic!("{difference}"));
-    assert_eq!(reached.missing(), Vec::<&str>::new(), "seed {}", plan.seed);
+    equals_the_rules(&redis, hand::timeless(redis.url()).scripts_alone()).await;
+}
+
+#[tokio::test]
+async fn plain_claims_equal_the_rules() {
+    let redis = Redis::shared().await;
+    equals_the_rules(&redis, hand::timeless(redis.url())).await;
+}
+
+#[tokio::test]
+async fn plain_claims_and_completions_equal_the_rules() {
+    let valkey = RedisServer::valkey(&[]).await;
+    equals_the_rules(&valkey, hand::timeless(valkey.url())).await;
+}
+
+#[tokio::test]
+async fn completions_in_buckets_equal_the_rules() {
+    let redis = Redis::shared().await;
+    equals_the_rules(&redis, hand::timeless(redis.url()).compact(10_000)).await;
+    let valkey = RedisServer::valkey(&[]).await;
+    equals_the_rules(&valkey, hand::timeless(valkey.url()).compact(10_000)).await;
 }
 
 /// A script, what stands in it once, and what a mutant has in its place.
 const MUTANTS: &[(&str, &str, &str)] = &[
     // A claim that overwrites whatever is there.
     ("claim", "'NX', 'GET'", "'GET'"),
+    // A claim that never expires.
+    ("claim", "'GET', 'PX', ARGV[2])", "'GET')"),
+    // A claim that reads a completed record like a lease that is over.
+    (
+        "claim",
+        "if state == 'C' then\n  return say",
+        "if state == 'C' and redis.call('PTTL', KEYS[1]) >= 2592000000 then\n  return say",
+    ),
+    // A fence that is counted in the record alone, and begins again when the record is lost.
+    (
+        "claim",
+        "time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))",
+        "'0000000000000001'",
+    ),
     // A lease that is over one millisecond of 30 days too late, or never.
     ("claim", "PTTL', KEYS[1]) - 2592000000", "PTTL', KEYS[1]) - 2588400000"),
     ("claim", "if left >= 0 then", "if left < 0 then"),
@@ -87,6 +130,12 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("claim", "string.sub(old, 14, 29)", "string.sub(old, 13, 28)"),
     // A taker-over keeps the fingerprint of the one before him.
     ("claim", "string.sub(claim, 2, 24) .. string.char", "string.sub(claim, 2, 17) .. theirs .. string.char"),
+    // An extend that makes an expired record again.
+    (
+        "extend",
+        "if not old then\n  return 'L'",
+        "if not old then\n  redis.call('SET', KEYS[1], 'P' .. ARGV[1] .. string.rep('\\0', 7) .. '\\1', 'PX', ARGV[2])\n  return 'H'",
+    ),
     // An extend without an owner, or one that moves an end back.
     ("extend", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("extend", ", 'GT')", ")"),
@@ -96,6 +145,8 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("complete", "  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])\n  return 'R'", "  return 'R'"),
     ("complete", "string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)", "string.sub(ARGV[2], 6)"),
     ("complete", "string.sub(ARGV[2], 2, 5) and 'H' or 'L'", "string.sub(ARGV[2], 2, 5) and 'L' or 'H'"),
+    // A release that is a plain DEL.
+    ("release", "redis.call('SET', KEYS[1], new, 'PX', ARGV[2])", "redis.call('DEL', KEYS[1])"),
     // A release without an owner; one that counts what must not count; one that forgets a recovery or a fence.
     ("release", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("release", "attempt = attempt - 1", "attempt = attempt"),
@@ -118,14 +169,47 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("reopen", "if old == ARGV[1] then", "if false then"),
 ];
 
+/// The same of what goes before the scripts.
+const MUTANTS_OF_BUCKETS: &[(&str, &str, &str)] = &[
+    // What is over still counts, or nothing does.
+    ("compact", "if now > ends then", "if false then"),
+    ("compact", "if now > ends then", "if true then"),
+    // The retention is forgotten, or begins when the clock did.
+    ("compact", "ends = now + retention", "ends = now"),
+    // A fingerprint is lost, or comes from nowhere.
+    ("compact", "(#value == 17 and string.sub(value, 5, 11) or no_fingerprint)", "no_fingerprint"),
+    ("compact", "(fingerprint ~= no_fingerprint and fingerprint or '')", "''"),
+    // A claim does not look into the bucket.
+    ("compact", "return find() or server.pcall", "return server.pcall"),
+    // Nobody else does.
+    ("compact", "return server.call('GET', key) or find()", "return server.call('GET', key)"),
+    // A result is dropped.
+    ("compact", "if #record == 12 and", "if"),
+    // The claim stays under the completion.
+    ("compact", "return server.call('DEL', key)", "return"),
+    // A completion stays under what replaces it.
+    ("compact", "server.call('HDEL', bucket, field)", "bucket = bucket"),
+    // A reader is told the expiry of a key that is not there.
+    ("compact", "return ends\n", "return server.call(verb, key, ...)\n"),
+];
+
 #[tokio::test]
 async fn mutants_of_the_scripts_are_caught() {
+    catches(MUTANTS, |url| hand::timeless(url).scripts_alone()).await;
+}
+
+#[tokio::test]
+async fn mutants_of_the_buckets_are_caught() {
+    catches(MUTANTS_OF_BUCKETS, |url| hand::timeless(url).compact(1_500)).await;
+}
+
+async fn catches(mutants: &[(&str, &str, &str)], builder: fn(&str) -> RedisBuilder) {
     let redis = Redis::shared().await;
     let seed = fastrand::u64(..);
     let mut survivors = Vec::new();
-    for mutant in MUTANTS {
+    for mutant in mutants {
         let (script, from, to) = *mutant;
-        let builder = hand::timeless(redis.url()).rewrite_script(script, from, to).unwrap();
+        let builder = builder(redis.url()).rewrite_script(script, from, to).unwrap();
         let subject = OnRedis::with(&redis, builder.connect().await.unwrap()).await;
         if compare(&subject, Plan { seed, sequences: 1_500, steps: 12 }).await.is_ok() {
             survivors.push(mutant);

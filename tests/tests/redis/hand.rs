@@ -17,6 +17,18 @@ if left < 0 then return end
 left = left - tonumber(ARGV[1])
 if left > 0 then redis.call('PEXPIRE', KEYS[1], left) else redis.call('DEL', KEYS[1]) end";
 
+/// The same for what a bucket has of the record; there it stays, and is over.
+const PASS_IN_BUCKET: &str = "local value = redis.call('HGET', KEYS[1], ARGV[1])
+if not value then return end
+local ends = struct.unpack('>I6', value, #value - 5) - tonumber(ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], string.sub(value, 1, -7) .. struct.pack('>I6', ends))";
+
+/// Puts a completion into a bucket.
+const PLANT_IN_BUCKET: &str = "local time = redis.call('TIME')
+local ends = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[3])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. struct.pack('>I6', ends))
+redis.call('EXPIRE', KEYS[1], 8640000)";
+
 /// How many commands travel together.
 const CHUNK: usize = 500;
 
@@ -27,13 +39,28 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Hand {
     connection: MultiplexedConnection,
+    /// Says where its records are.
+    store: Option<RedisStore>,
 }
 
 impl Hand {
     pub(crate) async fn on(redis: &Redis) -> Self {
         let mut connection = redis.connection().await;
         connection.set_response_timeout(PATIENCE);
-        Self { connection }
+        Self { connection, store: None }
+    }
+
+    /// The same, for records that this store keeps.
+    pub(crate) fn of(self, store: &RedisStore) -> Self {
+        Self { store: Some(store.clone()), ..self }
+    }
+
+    /// The record's own key, and its bucket and field if there are buckets.
+    fn place(&self, key: &StoreKey) -> (String, Option<(String, [u8; 16])>) {
+        match self.store.as_ref().and_then(|store| store.names(key)) {
+            Some((own, bucket, field)) => (own, Some((bucket, field))),
+            None => (key.to_string(), None),
+        }
     }
 
     /// Asks the server something.
@@ -60,7 +87,12 @@ impl Hand {
             let mut pipeline = Pipeline::new();
             for (key, wait) in chunk {
                 let millis = u64::try_from(wait.as_millis()).unwrap();
-                pipeline.cmd("EVAL").arg(PASS).arg(1).arg(key.as_str()).arg(millis).ignore();
+                let (own, in_bucket) = self.place(key);
+                pipeline.cmd("EVAL").arg(PASS).arg(1).arg(own).arg(millis).ignore();
+                if let Some((bucket, field)) = in_bucket {
+                    let pass = pipeline.cmd("EVAL").arg(PASS_IN_BUCKET).arg(1).arg(bucket);
+                    pass.arg(&field).arg(millis).ignore();
+                }
             }
             self.send(&pipeline).await;
         }
@@ -72,7 +104,16 @@ impl Hand {
             let mut pipeline = Pipeline::new();
             for (key, record) in chunk {
                 let left = record.expires_at.millis();
-                pipeline.cmd("SET").arg(key.as_str()).arg(packed(record)).arg("PX").arg(left).ignore();
+                let bytes = packed(record);
+                match (self.place(key), bytes.as_slice()) {
+                    ((_, Some((bucket, field))), [b'C', rest @ ..]) if rest.len() == 11 => {
+                        // A fingerprint of zeros is none.
+                        let kept = if rest[4..] == [0; 7] { &rest[..4] } else { rest };
+                        let plant = pipeline.cmd("EVAL").arg(PLANT_IN_BUCKET).arg(1).arg(bucket);
+                        plant.arg(&field).arg(kept).arg(left).ignore()
+                    }
+                    ((own, _), _) => pipeline.cmd("SET").arg(own).arg(bytes).arg("PX").arg(left).ignore(),
+                };
             }
             self.send(&pipeline).await;
         }
@@ -81,7 +122,7 @@ impl Hand {
     /// Puts bytes that are no record.
     pub(crate) async fn spoil(&self, key: &StoreKey, bytes: &[u8]) {
         let mut pipeline = Pipeline::new();
-        pipeline.cmd("SET").arg(key.as_str()).arg(bytes).arg("EX").arg(1_000).ignore();
+        pipeline.cmd("SET").arg(self.place(key).0).arg(bytes).arg("EX").arg(1_000).ignore();
         self.send(&pipeline).await;
     }
 

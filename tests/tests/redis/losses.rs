@@ -197,6 +197,34 @@ async fn a_server_that_is_emptied_and_a_completion_that_is_deleted_are_noticed_w
 }
 
 #[tokio::test]
+async fn a_busy_server_that_is_emptied_is_noticed() {
+    let server = RedisServer::start().await;
+    let (hand, store) = (Hand::on(&server).await, store(server.url(), OnStoreLoss::Continue).await);
+    let scope = scope();
+    let mut number = 0;
+    let mut first_look = None;
+    // The later looks ask for what an earlier one has seen.
+    until("a few looks", LIMIT, async || {
+        number += 1;
+        finish(&store, &scope, number).await;
+        let stats = server.info("commandstats").await;
+        let calls = stats.split("cmdstat_info:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        // This question is counted too, each time that it is asked.
+        let looks = calls.map_or(0, |calls| calls.parse::<u128>().unwrap()).saturating_sub(number);
+        let first = *first_look.get_or_insert(looks);
+        if looks >= first + 3 { Ok(()) } else { Err(format!("{looks} looks")) }
+    })
+    .await;
+    let () = hand.ask(&["FLUSHALL"]).await;
+    until("the loss to be noticed", LIMIT, async || {
+        number += 1;
+        finish(&store, &scope, number).await;
+        store.lost_at().ok_or_else(|| format!("{number} completions"))
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_policy_that_may_evict_is_noticed_while_running_and_so_is_its_end() {
     let server = RedisServer::start().await;
     let (hand, store) = (Hand::on(&server).await, RedisStore::connect(server.url()).await.unwrap());

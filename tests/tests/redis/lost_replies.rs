@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use oncegate::redis::RedisStore;
+use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Store, StoreError};
-use oncegate_tests::{Proxy, ProxyMode as Mode, Redis};
+use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer};
 
 use crate::faults::until_answered;
 use crate::hand::{apply, claim, complete, key, scope, token};
@@ -106,11 +106,10 @@ fn is_no_answer<T>(answer: &Result<T, StoreError>) -> bool {
     matches!(answer, Err(StoreError::Unknown { .. } | StoreError::Unavailable { .. }))
 }
 
-async fn store(proxy: &Proxy) -> RedisStore {
+fn builder(proxy: &Proxy) -> RedisBuilder {
     // Nobody else's reply is to be lost.
     let never = Duration::from_secs(86_400);
-    let builder = RedisStore::builder(&proxy.url()).response_timeout(TIMEOUT).watch_interval(never);
-    builder.connect().await.unwrap()
+    RedisStore::builder(&proxy.url()).response_timeout(TIMEOUT).watch_interval(never)
 }
 
 /// Waits until the store has a connection again.
@@ -121,9 +120,20 @@ async fn settled(store: &RedisStore, key: &StoreKey) {
 
 #[tokio::test]
 async fn a_lost_reply_is_never_an_answer_and_its_repeat_says_what_it_said() {
-    let redis = Redis::shared().await;
-    let proxy = Proxy::before(&redis).await;
-    let store = store(&proxy).await;
+    let proxy = Proxy::before(&Redis::shared().await).await;
+    every_reply_is_lost_once(&proxy, builder(&proxy).connect().await.unwrap()).await;
+    every_reply_is_lost_once(&proxy, builder(&proxy).scripts_alone().connect().await.unwrap()).await;
+    every_reply_is_lost_once(&proxy, builder(&proxy).compact(1_000).connect().await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_lost_reply_of_a_plain_completion_is_no_answer_either() {
+    let valkey = RedisServer::valkey(&[]).await;
+    let proxy = Proxy::before(&valkey).await;
+    every_reply_is_lost_once(&proxy, builder(&proxy).connect().await.unwrap()).await;
+}
+
+async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
     let (scope, mut number) = (scope(), 0);
     for way in WAYS {
         let owner = token();
@@ -148,7 +158,7 @@ async fn a_lost_reply_is_never_an_answer_and_its_repeat_says_what_it_said() {
 async fn a_lost_look_or_description_is_never_an_answer() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
-    let store = store(&proxy).await;
+    let store = builder(&proxy).connect().await.unwrap();
     let (scope, owner) = (scope(), token());
     let keys: Vec<StoreKey> = (0..50).map(|number| key(&scope, number)).collect();
     for key in &keys {

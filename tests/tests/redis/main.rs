@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod cluster;
+mod compact;
 mod conformance;
 mod durability;
 mod equivalence;

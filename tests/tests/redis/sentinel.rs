@@ -49,6 +49,24 @@ async fn a_primary_that_dies_is_replaced_and_a_sentinel_that_dies_is_not_missed(
 }
 
 #[tokio::test]
+async fn sentinels_that_want_a_login_get_their_own() {
+    let watched = RedisSentinels::start().await;
+    watched.tell_all(&["ACL", "SETUSER", "watcher", "on", ">right", "-@all", "+sentinel|master"]).await;
+    watched.tell_all(&["ACL", "SETUSER", "default", "-sentinel|master"]).await;
+    let login =
+        |user: &str, password: &str| RedisStore::builder(&watched.url()).sentinel_login(user, password);
+    let store = login("watcher", "right").connect().await.unwrap();
+    let granted = apply(&store, &key(&scope(), 1), claim(token())).await.unwrap();
+    assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
+    // The primary's user is nobody to them, and neither is one with a wrong password.
+    for refused in [RedisStore::connect(&watched.url()).await, login("watcher", "canary").connect().await] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.class(), "refused", "{refused}");
+        assert!(!refused.to_string().contains("canary"), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_name_and_a_dead_sentinel_are_told_apart() {
     let watched = RedisSentinels::start().await;
     let unknown = RedisStore::connect(&watched.url().replace("/watched", "/other")).await.unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use oncegate::redis::RedisStore;
+use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Redis, RedisServer};
@@ -31,7 +31,7 @@ fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
 #[tokio::test]
 async fn scripts_that_vanish_from_under_a_pipeline_are_repaired() {
     let server = RedisServer::start().await;
-    let store = RedisStore::connect(server.url()).await.unwrap();
+    let store = RedisStore::builder(server.url()).scripts_alone().connect().await.unwrap();
     let (hand, scope, token) = (Hand::on(&server).await, scope(), token());
     for round in 0..100 {
         let numbers = (0..300).map(|number| round * 1_000 + number);
@@ -48,9 +48,17 @@ async fn scripts_that_vanish_from_under_a_pipeline_are_repaired() {
 
 #[tokio::test]
 async fn a_full_server_answers_what_is_settled_and_refuses_new_work() {
-    let server = RedisServer::start().await;
-    let store = RedisStore::connect(server.url()).await.unwrap();
-    let (hand, scope, owner) = (Hand::on(&server).await, scope(), token());
+    for server in [RedisServer::start().await, RedisServer::valkey(&[]).await] {
+        let builder = RedisStore::builder(server.url());
+        answers_what_is_settled_when_full(&server, builder.clone()).await;
+        answers_what_is_settled_when_full(&server, builder.clone().scripts_alone()).await;
+        answers_what_is_settled_when_full(&server, builder.compact(1_000)).await;
+    }
+}
+
+async fn answers_what_is_settled_when_full(server: &Redis, builder: RedisBuilder) {
+    let store = builder.connect().await.unwrap();
+    let (hand, scope, owner) = (Hand::on(server).await, scope(), token());
     let [done, completing, releasing, failing, extending, new] = [1, 2, 3, 4, 5, 6].map(|n| key(&scope, n));
     for running in [&done, &completing, &releasing, &failing, &extending] {
         assert!(is_granted(&apply(&store, running, claim(owner)).await));

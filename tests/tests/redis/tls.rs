@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use oncegate::redis::RedisStore;
+use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::rules::Reply;
 use oncegate_core::store::Store;
-use oncegate_tests::{Certificates, LoopbackPort, RedisServer};
+use oncegate_tests::{Certificates, LoopbackPort, RedisCluster, RedisSentinels, RedisServer};
 
+use crate::faults::until_answered;
 use crate::hand::{apply, claim, complete, key, scope, token};
 
 async fn server(certificates: &Certificates, port: &LoopbackPort) -> RedisServer {
@@ -41,6 +42,52 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     // Without TLS, nothing is understood.
     let plain = RedisStore::connect(&at("localhost").replace("rediss", "redis")).await.unwrap_err();
     assert_eq!(plain.class(), "unavailable", "{plain}");
+}
+
+/// Nodes and sentinels name each other by address, so that is what their certificates must have.
+fn by_address() -> Certificates {
+    Certificates::for_names("IP:127.0.0.1")
+}
+
+fn builder(url: &str, certificates: &Certificates) -> RedisBuilder {
+    let builder = RedisStore::builder(url).connect_timeout(Duration::from_secs(60));
+    builder.tls_root(certificates.authority())
+}
+
+#[tokio::test]
+async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
+    let certificates = by_address();
+    let cluster = RedisCluster::start_tls(&certificates).await;
+    // The others are known from its answer alone.
+    let url = cluster.tls_url().split(',').next().unwrap().to_owned();
+    let store = builder(&url, &certificates).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    for number in 0..60 {
+        let key = key(&scope, number);
+        until_answered(&store, &key, &claim(owner)).await;
+        assert_eq!(
+            until_answered(&store, &key, &complete(owner, b"")).await,
+            Reply::Held { recreated: false }
+        );
+    }
+    assert!(store.check().await.unwrap().store.contains("3 primaries"));
+    let stranger =
+        RedisStore::builder(&url).connect_timeout(Duration::from_secs(60)).connect().await.unwrap_err();
+    assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
+}
+
+#[tokio::test]
+async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_a_failover() {
+    let certificates = by_address();
+    let watched = RedisSentinels::start_tls(&certificates).await;
+    let store = builder(&watched.tls_url(), &certificates).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    until_answered(&store, &key, &claim(owner)).await;
+    watched.fail_over().await;
+    assert_eq!(until_answered(&store, &key, &complete(owner, b"")).await, Reply::Held { recreated: false });
+    let plain = watched.tls_url().replace("rediss+", "redis+");
+    assert!(RedisStore::connect(&plain).await.is_err(), "without TLS, nothing is understood");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The command as its users see it: arguments in; output, errors and exit codes out.
 
+mod check;
 mod dead_letters;
 mod doctor;
 mod estimate;

@@ -1,6 +1,8 @@
 //! From a message to its key.
 
 use std::cell::Cell;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::ops::Range;
 
 use super::custom::CustomKey;
 use super::encode::{self, Child, Writer};
@@ -155,6 +157,26 @@ impl CompiledKey {
         })
     }
 
+    /// The same as [`derive`](Self::derive), with a number for the message's tenant, if tenants are a part of the key.
+    ///
+    /// Equal tenants have equal numbers. Different ones share a number once in 2^64, and the number means nothing
+    /// outside of this process.
+    ///
+    /// # Errors
+    /// As `derive`.
+    pub fn derive_with_tenant(
+        &self,
+        route: &str,
+        message: &(impl KeySource + ?Sized),
+    ) -> Result<(StoreKey, Option<u64>), KeyError> {
+        with_scratch(|scratch| {
+            let tenant = self.write(route, &ByRef(message), scratch)?;
+            let key = StoreKey::new(&self.scope, self.digest(&scratch.out));
+            let tenant = scratch.out.get(tenant).filter(|_| self.tenant.is_some());
+            Ok((key, tenant.map(|tenant| BuildHasherDefault::<DefaultHasher>::default().hash_one(tenant))))
+        })
+    }
+
     /// The same as [`derive`](Self::derive), with all that went into the key. It shows values of the
     /// payload: for a person who asks, not for logs.
     ///
@@ -174,8 +196,13 @@ impl CompiledKey {
         Digest::from_bytes(*first)
     }
 
-    /// Writes the canonical bytes to `scratch.out`.
-    fn write(&self, route: &str, message: &dyn KeySource, scratch: &mut Scratch) -> Result<(), KeyError> {
+    /// Writes the canonical bytes to `scratch.out`, and says which of them are the tenant's.
+    fn write(
+        &self,
+        route: &str,
+        message: &dyn KeySource,
+        scratch: &mut Scratch,
+    ) -> Result<Range<usize>, KeyError> {
         within("route", route.len(), MAX_NAME_BYTES)?;
         scratch.out.extend_from_slice(&self.prefix);
         encode::put_bytes(route.as_bytes(), &mut scratch.out);
@@ -191,8 +218,11 @@ impl CompiledKey {
         };
         let Scratch { doc, order, out } = scratch;
         let mut writer = Writer { payload, doc, order, out, substance: false };
+        let start = writer.out.len();
         self.write_tenant(message, &mut writer)?;
-        self.write_source(message, &mut writer)
+        let tenant = start..writer.out.len();
+        self.write_source(message, &mut writer)?;
+        Ok(tenant)
     }
 
     fn write_tenant(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {

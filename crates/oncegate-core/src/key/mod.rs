@@ -215,6 +215,12 @@ impl Key {
             || matches!(self.tenant, Some(TenantSource::Json(_)))
     }
 
+    /// Is the tenant a part of it?
+    #[must_use]
+    pub fn has_tenant(&self) -> bool {
+        self.tenant.is_some()
+    }
+
     fn of(source: Source) -> Self {
         Self { source, except: Vec::new(), tenant: None, max_payload_bytes: DEFAULT_MAX_PAYLOAD_BYTES }
     }

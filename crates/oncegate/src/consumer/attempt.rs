@@ -8,11 +8,11 @@ use futures_util::FutureExt;
 use oncegate_core::store::StoreError;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::warn;
+use tracing::{Instrument as _, warn};
 
 use super::breaker::Ran as Passed;
 use super::engine::breaker_key;
-use super::{Item, Shared};
+use super::{Item, Shared, trace};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
 use crate::gate::{Claimed, Committed, Completion, Identity, Lease, Unfetched};
@@ -78,8 +78,14 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
     item.claim = None;
     let mismatch = || "the key is known with other content".to_owned();
     match claimed {
-        Claimed::Granted(lease) => run(shared, item, lease, permit).await,
-        Claimed::Completed(stored) => answer(item, &identity, stored).await,
+        Claimed::Granted(lease) => {
+            let span = trace::run(shared, item, &lease);
+            run(shared, item, lease, permit).instrument(span).await
+        }
+        Claimed::Completed(stored) => {
+            let span = trace::answer(shared, item, &identity.key);
+            answer(item, &identity, stored).instrument(span).await
+        }
         // Nobody runs it: a claim is protected for a lease at the most.
         Claimed::Busy(retry_in) if retry_in > item.route.gate.settings().lease => {
             Ending::NotDue { due_in: retry_in }
@@ -127,6 +133,7 @@ async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaph
     let took = started.elapsed();
     shared.watch.handler_times.note(took);
     item.route.gate.observe(Event::HandlerRan { scope, outcome, took });
+    trace::ended(outcome);
     item.enter(Stage::Ending);
     let spent = tell_breaker(item, &lease, outcome);
     if lease.is_attempted() {

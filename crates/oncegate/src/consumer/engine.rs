@@ -12,18 +12,20 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
-use super::attempt::{answer, attempt};
 use super::breaker::{Admission, Held};
 use super::lanes::{LaneId, Lanes, PlaceId};
-use super::settle::{Outcome, settle};
-use super::{ConsumerError, Item, Ordering, Route, Shared, Wait};
+use super::settle::Outcome;
+use super::tenants::Tenants;
+use super::{ConsumerError, Item, Ordering, Shared, Wait};
 use crate::backoff::Backoff;
 use crate::message::Origin;
 use crate::observe::Event;
-use crate::source::Ticket;
 
 mod look;
 mod stop;
+mod tasks;
+
+use tasks::{answer_all, attempt_one};
 
 /// How often the engine looks at everything that waits, for the monitor.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -51,6 +53,7 @@ pub(super) struct Engine {
     outages: BTreeMap<Part, Outage>,
     /// First in their lanes, waiting for a handler that is paused.
     held: Held,
+    tenants: Tenants,
     failed: Option<ConsumerError>,
 }
 
@@ -107,6 +110,7 @@ impl Outage {
 impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
+            tenants: Tenants::new(shared.settings.tenant_limit),
             shared,
             lanes: Lanes::new(),
             ready: VecDeque::new(),
@@ -220,6 +224,13 @@ impl Engine {
                 },
             };
             let Some(mut item) = self.lanes.take(place) else { continue };
+            let tenant = item.tenant;
+            if self.tenants.is_full(tenant) {
+                self.lanes.put_back(place, item);
+                self.tenants.wait(tenant, place);
+                self.shared.in_flight.waits();
+                continue;
+            }
             // What was held back with a part speaks for it, even if the store has moved its key since.
             let part = probed.or_else(|| part_of(&item));
             self.parts.extend(part);
@@ -242,6 +253,7 @@ impl Engine {
                 self.lanes.put_back(place, item);
                 continue;
             }
+            self.tenants.enter(tenant, place);
             let origin = item.delivery.message.origin();
             item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
             self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, part, permit));
@@ -291,6 +303,10 @@ impl Engine {
     fn note(&mut self, done: Result<Done, JoinError>) {
         match done {
             Ok(Done::Attempted { place, bytes, asked, outcome }) => {
+                if let Some(next) = self.tenants.leave(place) {
+                    self.shared.in_flight.waits_no_more();
+                    self.ready.push_front(next);
+                }
                 self.note_answers(place, asked, &outcome);
                 self.note_attempt(place, bytes, asked, outcome);
             }
@@ -388,63 +404,6 @@ impl Engine {
         self.failed.get_or_insert(error);
         self.shared.stopping.cancel();
     }
-}
-
-/// Tells the ticket when the attempt is over, whatever became of it.
-struct Started(Arc<dyn Ticket>);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-/// Tells the breaker when the attempt is over, whether or not the handler has run.
-struct Asked {
-    route: Arc<Route>,
-    key: Option<LaneId>,
-}
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            self.route.breaker.over(&self.route.gate, key);
-        }
-    }
-}
-
-async fn attempt_one(
-    shared: Arc<Shared>,
-    place: PlaceId,
-    mut item: Item,
-    asked: Option<Part>,
-    permit: OwnedSemaphorePermit,
-) -> Done {
-    let bytes = item.bytes;
-    let _asked = Asked { route: Arc::clone(&item.route), key: breaker_key(&item) };
-    if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
-        return Done::Attempted { place, bytes, asked: None, outcome: Outcome::NotOurs };
-    }
-    let _started = Started(Arc::clone(&item.delivery.ticket));
-    let ending = attempt(&shared, &mut item, permit).await;
-    let outcome = settle(&shared, item, ending).await;
-    Done::Attempted { place, bytes, asked, outcome }
-}
-
-async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: OwnedSemaphorePermit) -> Done {
-    let mut messages = Vec::with_capacity(items.len());
-    for mut item in items {
-        messages.push(item.bytes);
-        let (Some(stored), Ok(identity)) = (item.found.take(), item.identity.clone()) else { continue };
-        if !item.delivery.ticket.start() {
-            continue;
-        }
-        let _started = Started(Arc::clone(&item.delivery.ticket));
-        let ending = answer(&item, &identity, stored).await;
-        settle(&shared, item, ending).await;
-    }
-    drop(permit);
-    Done::Answered { messages }
 }
 
 /// The part of the store that the message's attempt will ask.

@@ -29,6 +29,16 @@ pub enum ConsumerError {
         /// Why it must be given up.
         reason: String,
     },
+    /// No key can be made of a message, and [`bad_keys`](super::Consumer::bad_keys) refuses such.
+    #[error(
+        "{origin} has no key ({reason}), and `bad_keys` refuses such messages: mend the key or the message"
+    )]
+    BadKey {
+        /// Where the message stands.
+        origin: Origin,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// So many messages were given up that the consumer must be wrong, not the messages.
     #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
     Flood {

@@ -213,13 +213,17 @@ fn received<'a>(
 
 fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
     let route = shared.route(delivery.message.route());
-    let identity = route.gate.identify(&delivery.message);
+    let (identity, tenant) = match route.gate.identify_with_tenant(&delivery.message) {
+        Ok((identity, tenant)) => (Ok(identity), tenant),
+        Err(error) => (Err(error), None),
+    };
     let bytes = delivery.message.size_bytes();
     shared.in_flight.enter(bytes);
     Item {
         delivery,
         route,
         identity,
+        tenant,
         claim: None,
         first_failed_at: None,
         bytes,

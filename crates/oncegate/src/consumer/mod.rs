@@ -33,12 +33,16 @@ mod lanes;
 mod monitor;
 mod run;
 mod settle;
+mod tenants;
+mod trace;
 mod watch;
 
 pub use breaker::Breaker;
 pub use error::ConsumerError;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
+#[cfg(feature = "otel")]
+pub use trace::TraceParent;
 
 use breaker::Switch;
 use flood::FloodGuard;
@@ -57,6 +61,17 @@ pub enum Ordering {
     Key,
     /// Any order.
     Unordered,
+}
+
+/// What becomes of a message of which no key can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadKeys {
+    /// It goes to the dead letters. The default.
+    #[default]
+    DeadLetter,
+    /// The consumer stops at it, and acknowledges it to nobody.
+    Refuse,
 }
 
 /// Consumes a source through a gate.
@@ -84,8 +99,12 @@ struct Settings {
     ordering: Ordering,
     max_attempts: u32,
     backoff: Backoff,
+    bad_keys: BadKeys,
+    tenant_limit: Option<u32>,
     stop_deadline: Duration,
     overtaking_retries: bool,
+    #[cfg(feature = "otel")]
+    trace_parent: TraceParent,
 }
 
 impl Consumer {
@@ -116,8 +135,12 @@ impl Consumer {
                 ordering: Ordering::default(),
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Self::DEFAULT_BACKOFF,
+                bad_keys: BadKeys::default(),
+                tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
                 overtaking_retries: false,
+                #[cfg(feature = "otel")]
+                trace_parent: TraceParent::default(),
             },
             flood_limit: FloodLimit::default(),
             breaker: Some(Breaker::default()),
@@ -139,6 +162,15 @@ impl Consumer {
     /// queue, no more messages are received than that.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
+        self
+    }
+
+    /// How many handlers run at a time for one tenant, so that one cannot starve the others: as many as for all, by
+    /// default. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
+    ///
+    /// What waits for its tenant still takes room [in flight](Self::in_flight). It keeps its place in its order.
+    pub fn tenant_limit(mut self, handlers: u32) -> Self {
+        self.settings.tenant_limit = Some(handlers);
         self
     }
 
@@ -172,6 +204,12 @@ impl Consumer {
     /// acknowledges it to nobody.
     pub fn dead_letters(mut self, dead_letters: impl DeadLetters + 'static) -> Self {
         self.dead_letters = Some(Arc::new(dead_letters));
+        self
+    }
+
+    /// What becomes of a message of which no key can be made: it goes to the dead letters, by default.
+    pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
+        self.settings.bad_keys = bad_keys;
         self
     }
 
@@ -233,9 +271,17 @@ impl Consumer {
         self
     }
 
+    /// How the span of a run stands to the trace of whoever produced its message: a part of it, by default.
+    #[cfg(feature = "otel")]
+    pub fn trace_parent(mut self, trace_parent: TraceParent) -> Self {
+        self.settings.trace_parent = trace_parent;
+        self
+    }
+
     /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
     pub fn monitor(&self) -> Monitor {
-        Monitor::new(Arc::clone(&self.life))
+        let (_, gate, _) = self.routes.first().expect("a consumer is made with a route");
+        Monitor::new(gate.scope(), Arc::clone(&self.life))
     }
 
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
@@ -328,6 +374,16 @@ impl Consumer {
                  `Ordering::Unordered`, or accept it by `overtaking_retries`"
             ));
         }
+        if self.settings.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+            let scope = gate.scope();
+            return refuse(&format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
+        }
         if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
             return refuse(defect);
         }
@@ -373,6 +429,8 @@ struct Item {
     delivery: Delivery,
     route: Arc<Route>,
     identity: Result<Identity, KeyError>,
+    /// Equal for messages of one tenant, if tenants are a part of the key.
+    tenant: Option<u64>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
     /// When its first attempt failed, if that was seen here.

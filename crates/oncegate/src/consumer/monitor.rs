@@ -30,16 +30,22 @@ use crate::source::Source;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Monitor {
+    name: Arc<str>,
     life: Arc<Life>,
 }
 
 impl Monitor {
-    pub(super) fn new(life: Arc<Life>) -> Self {
-        Self { life }
+    pub(super) fn new(name: &str, life: Arc<Life>) -> Self {
+        Self { name: name.into(), life }
     }
 
     /// What the consumer does now. What waits in its lanes is counted every second, the rest at the moment of the call.
     pub fn status(&self) -> Status {
+        Status { name: self.name.to_string(), ..self.look() }
+    }
+
+    /// Everything but the name.
+    fn look(&self) -> Status {
         let (phase, error) = self.life.phase();
         let ended = || Status { phase, error: error.clone(), ..Status::default() };
         if matches!(phase, Phase::Starting | Phase::Stopped) {
@@ -188,11 +194,11 @@ impl Shared {
         if status.scopes.iter().any(|scope| !scope.is_store_up()) {
             paused.push(PauseCause::StoreAway);
         }
-        if status.scopes.iter().any(|scope| scope.handler_paused) {
-            paused.push(PauseCause::Breaker);
-        }
         if !status.has_room() {
             paused.push(PauseCause::Full);
+        }
+        if self.routes.iter().any(|(_, route)| !route.breaker.is_closed()) {
+            paused.push(PauseCause::Breaker);
         }
         if self.stopping.is_cancelled() {
             paused.push(PauseCause::Stopping);

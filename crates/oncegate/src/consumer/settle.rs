@@ -11,7 +11,7 @@ use oncegate_core::store::StoreError;
 use tracing::{info, warn};
 
 use super::attempt::Ending;
-use super::{ConsumerError, Item, Shared};
+use super::{BadKeys, ConsumerError, Item, Shared};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use crate::gate::{Completion, Lease};
@@ -37,9 +37,11 @@ pub(super) enum Outcome {
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
 pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
+    let mut age = None;
     match ending {
         Ending::Completed => {
             shared.noted(false);
+            age = item.delivery.message.age();
         }
         Ending::Duplicate => {
             shared.noted(true);
@@ -92,7 +94,7 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
 fn acked(shared: &Shared, item: &Item) -> Outcome {
     item.delivery.ticket.ack();
     shared.watch.ended();
-    shared.observer.observe(Event::Acked { count: 1 });
+    shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
     Outcome::Acked
 }
 
@@ -123,7 +125,7 @@ async fn give_up(
     reason: String,
 ) -> Result<Completion, ConsumerError> {
     let attempts = lease.as_ref().map_or(0, Lease::attempt);
-    if let Err(error) = may_give_up(shared, item, &reason) {
+    if let Err(error) = may_give_up(shared, item, cause, &reason) {
         if let Some(lease) = lease {
             lease.release(Duration::ZERO, false, "the consumer stops").await;
         }
@@ -139,7 +141,16 @@ async fn give_up(
 }
 
 /// A message may be given up when there is somewhere to put it, and when not everything is given up.
-fn may_give_up(shared: &Shared, item: &Item, reason: &str) -> Result<(), ConsumerError> {
+fn may_give_up(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: &str,
+) -> Result<(), ConsumerError> {
+    if cause == DeadLetterCause::BadKey && shared.settings.bad_keys == BadKeys::Refuse {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::BadKey { origin, reason: reason.to_owned() });
+    }
     if shared.dead_letters.is_none() {
         let origin = item.delivery.message.origin().clone();
         return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
@@ -183,7 +194,8 @@ async fn hand_over(
     };
     item.enter(Stage::Burying);
     send(shared, item, &**dead_letters, &letter).await;
-    item.route.gate.observe(Event::DeadLettered { scope, cause });
+    let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
+    item.route.gate.observe(Event::DeadLettered { scope, cause, origin, reason });
     // Only records say "handed over"; a bad key and a mismatch have none of their own.
     if !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch)
         && let Ok(identity) = &item.identity

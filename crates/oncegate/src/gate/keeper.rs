@@ -346,10 +346,13 @@ impl Rounds {
                 Command { key: key.clone(), operation }
             };
             let commands = due.iter().map(command).collect();
-            let store = Arc::clone(&self.duty.store);
+            let duty = Arc::clone(&self.duty);
             extends.spawn(async move {
                 let sent_at = Instant::now();
-                Extended { sent_at, leases, replies: store.execute(commands).await }
+                let replies = duty.store.execute(commands).await;
+                let (scope, took) = (duty.scope.as_str(), sent_at.elapsed());
+                duty.observer.observe(Event::StoreCalled { scope, operation: "extend", took });
+                Extended { sent_at, leases, replies }
             });
         }
     }

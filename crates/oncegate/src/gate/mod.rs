@@ -409,13 +409,21 @@ impl OpenGate {
     }
 
     pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+        Ok(self.identify_with_tenant(message)?.0)
+    }
+
+    /// The same with a number for the message's tenant, if tenants are a part of the key.
+    pub(crate) fn identify_with_tenant(
+        &self,
+        message: &Message,
+    ) -> Result<(Identity, Option<u64>), KeyError> {
         if let Some(what) = message.defect() {
             return Err(KeyError::BadInput { what });
         }
-        let key = self.key.derive(message.route(), message)?;
+        let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
         let fingerprint =
             self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
-        Ok(Identity { key, fingerprint })
+        Ok((Identity { key, fingerprint }, tenant))
     }
 
     /// A new claim, to be asked for as often as its answer is lost.
@@ -464,7 +472,10 @@ impl OpenGate {
         key: &StoreKey,
         operation: Operation,
     ) -> Result<oncegate_core::rules::Reply, StoreError> {
-        keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await
+        let (called, sent_at) = (operation.as_str(), Instant::now());
+        let reply = keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await;
+        self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took: sent_at.elapsed() });
+        reply
     }
 }
 

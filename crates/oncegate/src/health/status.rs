@@ -12,6 +12,8 @@ use super::Words;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Status {
+    /// The consumer's name: the scope of the gate that it was made with.
+    pub name: String,
     /// Where it is in its life.
     pub phase: Phase,
     /// Why it ended by itself, when it has.
@@ -165,7 +167,7 @@ pub struct Messages {
     pub ready: usize,
     /// Those behind another in their lane.
     pub behind: usize,
-    /// Those that wait for their time: a retry, a claim of somebody else's.
+    /// Those that wait for their time: a retry, a claim of somebody else's, a handler that is paused.
     pub parked: usize,
     /// Those whose part of the store is away.
     pub held_back: usize,
@@ -292,6 +294,7 @@ impl fmt::Display for Stage {
             Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
             Self::Parked(WaitCause::Result) => "waits for the result store",
             Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
+            Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
             Self::HeldBack => "waits for its store",
             Self::Claiming => "is being claimed",
             Self::Quarantined => "waits to run alone",
@@ -317,8 +320,10 @@ pub enum WaitCause {
     Unreadable,
     /// The result store does not answer.
     Result,
-    /// Its handler fails for all alike, and is paused.
+    /// Its handler's circuit breaker is open.
     Breaker,
+    /// Its tenant has as many running as it may.
+    Tenant,
 }
 
 /// A message that is not finished.

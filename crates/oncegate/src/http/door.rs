@@ -186,7 +186,7 @@ impl IdempotencyLayer {
         let status = kept.as_ref().map(|kept| kept.status);
         match kept.and_then(Kept::replay) {
             Some(response) => {
-                self.gate.observe(Event::Acked { count: 1 });
+                self.gate.observe(Event::Acked { scope: self.gate.scope(), count: 1, age: None });
                 self.note("replayed");
                 response
             }

@@ -184,7 +184,8 @@ impl<E: Send + 'static> Run<E> {
         }
         mark_expiry(&mut parts.headers, expires_unix_s);
         if self.waiting.is_there() {
-            self.layer.gate.observe(Event::Acked { count: 1 });
+            let scope = self.layer.gate.scope();
+            self.layer.gate.observe(Event::Acked { scope, count: 1, age: None });
         }
         self.send(Response::from_parts(parts, collected.body), "handled");
     }

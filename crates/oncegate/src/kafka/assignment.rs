@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::watermark::Watermark;
 
@@ -58,6 +58,8 @@ pub(crate) struct Assignment {
     /// How many attempts run, and in its highest bit whether the partition is being revoked. One word, so
     /// that no attempt can start between "is it revoked?" and "count me".
     attempts: AtomicU32,
+    /// Times in the ledger are milliseconds since then.
+    begun: Instant,
     ledger: Mutex<Ledger>,
     shared: Arc<Shared>,
 }
@@ -69,6 +71,69 @@ struct Ledger {
     /// `None` once the partition is given away.
     epoch: Option<u64>,
     watermark: Watermark,
+    /// When the last message came.
+    delivered_at_ms: u32,
+    /// Since when there has been something to commit.
+    due_at_ms: Option<u32>,
+    /// Not fetched, because too much of it is unfinished.
+    crowded: bool,
+    end: Option<LogEnd>,
+}
+
+impl Ledger {
+    fn new(epoch: u64, watermark: Watermark) -> Self {
+        Self { epoch: Some(epoch), watermark, delivered_at_ms: 0, due_at_ms: None, crowded: false, end: None }
+    }
+
+    /// Takes note of whether something is due, after each change of the watermark.
+    fn mark_due(&mut self, now_ms: u32) {
+        self.due_at_ms = match self.watermark.due() {
+            Some(_) => self.due_at_ms.or(Some(now_ms)),
+            None => None,
+        };
+    }
+}
+
+/// What the client last knew of the end of a partition's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogEnd {
+    /// The offset after the last message that may be read.
+    pub(crate) stable: i64,
+    /// The offset that the client fetches next. It goes past markers of transactions, which are no messages.
+    pub(crate) next: i64,
+    /// How many messages the client holds that nobody has polled.
+    pub(crate) queued: u64,
+}
+
+/// Where a partition stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    pub(crate) partition: Partition,
+    pub(crate) received: Option<i64>,
+    pub(crate) watermark: Option<i64>,
+    pub(crate) committed: Option<i64>,
+    pub(crate) uncommitted_for: Option<Duration>,
+    pub(crate) delivered_ago: Duration,
+    pub(crate) oldest_unfinished: Option<Duration>,
+    pub(crate) crowded: bool,
+    pub(crate) end: Option<LogEnd>,
+}
+
+impl Standing {
+    /// How many messages are not finished, those at the broker included.
+    pub(crate) fn lag(&self) -> Option<u64> {
+        u64::try_from(self.end?.stable.saturating_sub(self.watermark?).max(0)).ok()
+    }
+
+    /// How many messages the broker and its client have that have not come. The client tells its part every few
+    /// seconds; what has come since counts.
+    pub(crate) fn undelivered(&self) -> Option<u64> {
+        let end = self.end?;
+        let at_broker = u64::try_from(end.stable.saturating_sub(end.next).max(0)).ok()?;
+        let known = at_broker.saturating_add(end.queued);
+        let left = self.received.map(|last| end.stable.saturating_sub(last + 1).max(0));
+        Some(left.and_then(|left| u64::try_from(left).ok()).map_or(known, |left| known.min(left)))
+    }
 }
 
 /// Where a received message stands in its epoch.
@@ -133,10 +198,12 @@ impl Assignments {
         partition: Partition,
         watermark: Watermark,
     ) {
-        let ledger = Ledger { epoch: Some(self.shared.next_epoch()), watermark };
+        let mut ledger = Ledger::new(self.shared.next_epoch(), watermark);
+        ledger.mark_due(0);
         let assignment = Arc::new(Assignment {
             partition: partition.clone(),
             attempts: AtomicU32::new(0),
+            begun: Instant::now(),
             ledger: Mutex::new(ledger),
             shared: Arc::clone(&self.shared),
         });
@@ -205,8 +272,29 @@ impl Assignments {
             let mut ledger = due.assignment.ledger();
             if ledger.epoch == Some(due.epoch) {
                 ledger.watermark.committed(due.position);
+                ledger.due_at_ms = None;
+                ledger.mark_due(due.assignment.now_ms());
             }
         }
+    }
+
+    /// Takes note of what the client knows about the end of a partition's log.
+    pub(crate) fn ends_at(&self, topic: &str, number: i32, end: LogEnd) {
+        let current = self.current();
+        let found =
+            current.values().find(|one| one.partition.number == number && &*one.partition.topic == topic);
+        if let Some(assignment) = found {
+            assignment.ledger().end = Some(end);
+        }
+    }
+
+    /// Where each of our partitions stands, by topic and number.
+    pub(crate) fn standings(&self) -> Vec<Standing> {
+        let mut standings: Vec<_> = self.all().iter().map(|assignment| assignment.standing()).collect();
+        standings.sort_by(|a, b| {
+            (&a.partition.topic, a.partition.number).cmp(&(&b.partition.topic, b.partition.number))
+        });
+        standings
     }
 
     /// Every partition that is ours now.
@@ -235,24 +323,60 @@ impl Assignment {
 
     /// Takes note of a received offset; `None` when the partition is no longer ours.
     pub(crate) fn receive(&self, offset: i64) -> Option<Received> {
+        let now_ms = self.now_ms();
         let mut ledger = self.ledger();
         let mut epoch = ledger.epoch?;
-        let (number, rewound) = match ledger.watermark.receive(offset) {
+        let (number, rewound) = match ledger.watermark.receive(offset, now_ms) {
             Some(number) => (number, false),
             None => {
                 epoch = self.shared.next_epoch();
                 // What the broker has lies beyond this offset: a successor would skip what is in between.
-                *ledger = Ledger { epoch: Some(epoch), watermark: Watermark::starting_at(offset) };
-                (ledger.watermark.receive(offset)?, true)
+                *ledger = Ledger::new(epoch, Watermark::starting_at(offset));
+                let number = ledger.watermark.receive(offset, now_ms)?;
+                ledger.mark_due(now_ms);
+                (number, true)
             }
         };
+        ledger.delivered_at_ms = now_ms;
         Some(Received { receipt: Receipt { epoch, number }, span: ledger.watermark.span(), rewound })
     }
 
     /// Takes note that a message is finished for good; `false` when that no longer matters.
     pub(crate) fn complete(&self, receipt: Receipt) -> bool {
         let mut ledger = self.ledger();
-        ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number)
+        let news = ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number);
+        if news && ledger.due_at_ms.is_none() {
+            ledger.mark_due(self.now_ms());
+        }
+        news
+    }
+
+    /// Takes note of whether the partition is kept from being fetched, because too much of it is unfinished.
+    pub(crate) fn set_crowded(&self, crowded: bool) {
+        self.ledger().crowded = crowded;
+    }
+
+    fn standing(&self) -> Standing {
+        let now_ms = self.now_ms();
+        let ago = |at_ms: u32| Duration::from_millis(u64::from(now_ms.saturating_sub(at_ms)));
+        let ledger = self.ledger();
+        let watermark = &ledger.watermark;
+        Standing {
+            partition: self.partition.clone(),
+            received: watermark.last_received(),
+            watermark: watermark.first_unfinished(),
+            committed: watermark.last_committed(),
+            uncommitted_for: ledger.due_at_ms.map(ago),
+            delivered_ago: ago(ledger.delivered_at_ms),
+            oldest_unfinished: watermark.oldest_at_ms().map(ago),
+            crowded: ledger.crowded,
+            end: ledger.end,
+        }
+    }
+
+    /// Milliseconds since the assignment; 49 days are as long as for ever.
+    fn now_ms(&self) -> u32 {
+        u32::try_from(self.begun.elapsed().as_millis()).unwrap_or(u32::MAX)
     }
 
     /// Counts an attempt; `false`, and nothing is counted, once the partition is being revoked.
@@ -294,6 +418,7 @@ impl Assignment {
         let mut ledger = self.ledger();
         ledger.epoch = None;
         ledger.watermark = Watermark::default();
+        ledger.due_at_ms = None;
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {

@@ -350,3 +350,35 @@ fn a_member_that_is_none_any_more_commits_nothing() {
     assert_eq!(assignments.end_all(), 1);
     assert!(assignments.is_empty() && assignments.due().is_empty() && !assignment.start());
 }
+
+#[test]
+fn what_stands_where_is_told_without_the_broker() {
+    let (assignments, assignment) = assigned(2);
+    let standing = || assignments.standings().pop().expect("one");
+    let fresh = standing();
+    assert_eq!(
+        (fresh.received, fresh.watermark, fresh.committed, fresh.lag(), fresh.undelivered()),
+        Default::default()
+    );
+
+    let [first, second] = [10, 11].map(|offset| assignment.receive(offset).expect("ours").receipt);
+    assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 15, queued: 3 });
+    assignments.ends_at("others", 2, LogEnd { stable: 99, next: 0, queued: 0 });
+    let received = standing();
+    assert_eq!((received.received, received.watermark), (Some(11), Some(10)));
+    assert_eq!((received.lag(), received.undelivered()), (Some(10), Some(8)));
+    assert!(received.oldest_unfinished.is_some() && received.uncommitted_for.is_none());
+
+    assert!(assignment.complete(first));
+    let half = standing();
+    assert_eq!((half.watermark, half.committed, half.lag()), (Some(11), None, Some(9)));
+    assert!(half.uncommitted_for.is_some() && half.oldest_unfinished.is_some());
+
+    assert!(assignment.complete(second));
+    assert_eq!(commit(&assignments), BTreeMap::from([(2, 12)]));
+    // The rest of the log are markers of transactions: the client has gone past them.
+    assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 20, queued: 0 });
+    let done = standing();
+    assert_eq!((done.committed, done.undelivered()), (Some(12), Some(0)));
+    assert!(done.uncommitted_for.is_none() && done.oldest_unfinished.is_none());
+}

@@ -126,7 +126,7 @@ fn commit_due(consumer: &BaseConsumer<Context>) -> CommitOutcome {
             return CommitOutcome::NotOurs(error.to_string());
         }
         Refusal::Passing => {
-            tracing::warn!(%error, partitions, "offsets could not be committed; trying again")
+            tracing::warn!(%error, partitions, "offsets could not be committed; trying again");
         }
         Refusal::Lasting(change) => {
             tracing::error!(%error, partitions, change, "Kafka refuses our offsets; trying again all the same");

@@ -179,7 +179,11 @@ impl LetterBox for KafkaLetterBox {
         }
         // Clients wait for their threads when they go.
         let open = self.open.take();
-        blocking(move || Ok(drop(open))).await
+        blocking(move || {
+            drop(open);
+            Ok(())
+        })
+        .await
     }
 }
 

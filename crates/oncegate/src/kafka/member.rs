@@ -14,6 +14,7 @@ use super::assignment::{Assignment, Assignments, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
 use super::notices::Notices;
+use super::statistics;
 use crate::observe::{Event, Observer};
 
 /// What the poll thread, the commit thread and the source share. It outlives a client that has died: the one in
@@ -28,10 +29,21 @@ pub(crate) struct Member {
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
     pub(crate) commit_patience: Duration,
+    /// What `status` tells of the poll thread.
+    polls: Mutex<Polls>,
     /// Set once: from then on we leave, and are gone by this instant.
     leave_by: OnceLock<Instant>,
     /// Why we left without the last commit, for `close` to tell.
     uncommitted: Mutex<Option<String>>,
+}
+
+/// How the poll thread is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polls {
+    /// When it began its last round.
+    pub(crate) last: Option<Instant>,
+    /// Nothing is fetched, because nobody receives what the buffer is full of.
+    pub(crate) held: bool,
 }
 
 impl Member {
@@ -48,9 +60,21 @@ impl Member {
             observer,
             drain_timeout,
             commit_patience,
+            polls: Mutex::default(),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
         }
+    }
+
+    /// The poll thread begins another round.
+    pub(crate) fn polling(&self, held: bool) {
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner) =
+            Polls { last: Some(Instant::now()), held };
+    }
+
+    /// How the poll thread is.
+    pub(crate) fn polls(&self) -> Polls {
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the poll thread to leave the group. The first deadline counts.
@@ -193,7 +217,13 @@ impl ClientContext for Context {
         tracing::debug!(reason, "Kafka client error");
     }
 
-    fn stats_raw(&self, _statistics: &[u8]) {}
+    fn stats_raw(&self, statistics: &[u8]) {
+        if !self.is_retired() {
+            statistics::each_end(statistics, |topic, number, end| {
+                self.member.assignments.ends_at(topic, number, end);
+            });
+        }
+    }
 }
 
 impl ConsumerContext for Context {

@@ -51,6 +51,8 @@ mod poll;
 mod reader;
 mod retries;
 mod settings;
+mod statistics;
+mod status;
 mod ticket;
 mod topics;
 mod trouble;

@@ -92,6 +92,7 @@ impl Poller {
     /// Polls until the member leaves, or its client cannot go on: why.
     pub(crate) fn run(&mut self) -> Option<Trouble> {
         while self.member.leaving().is_none() {
+            self.member.polling(self.held);
             self.refresh();
             self.mind_the_room();
             self.rewind();
@@ -152,6 +153,8 @@ impl Poller {
         let assignment = Arc::clone(assignment);
         if crowded && !self.crowded.iter().any(|one| Arc::ptr_eq(one, &assignment)) {
             self.pause([&assignment]);
+            assignment.set_crowded(true);
+            self.member.observer.observe(Event::SourcePaused { cause: "span" });
             self.crowded.push(Arc::clone(&assignment));
         }
         let bytes = message.size_bytes();
@@ -299,6 +302,7 @@ impl Poller {
             self.held = true;
             self.pause(self.owned.values().flatten());
             tracing::debug!("the buffer is full and nobody receives: partitions paused");
+            self.member.observer.observe(Event::SourcePaused { cause: "full" });
         }
         if self.crowded.is_empty() {
             return;
@@ -306,6 +310,7 @@ impl Poller {
         let (free, crowded): (Vec<_>, Vec<_>) =
             self.crowded.drain(..).partition(|assignment| assignment.span() <= self.terms.span_max / 2);
         self.crowded = crowded;
+        free.iter().for_each(|assignment| assignment.set_crowded(false));
         if !self.held {
             self.resume(free.iter());
         }

@@ -22,6 +22,9 @@ pub(crate) enum Start {
 /// librdkafka's own default, which decides how long a revoke may take.
 const MAX_POLL_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
 
+/// How often the client says where the logs end, for the status; in milliseconds.
+const STATISTICS_MS: &str = "5000";
+
 /// Kafka's limit on the names of topics and static members, in bytes.
 const NAME_MAX_BYTES: usize = 249;
 
@@ -67,6 +70,9 @@ pub(crate) fn consumer(
     let mut config = client(brokers, properties)?;
     if !new_protocol(&config) && config.get(STRATEGY).is_none() {
         config.set(STRATEGY, "cooperative-sticky");
+    }
+    if config.get("statistics.interval.ms").is_none() {
+        config.set("statistics.interval.ms", STATISTICS_MS);
     }
     let debug = config.get("debug").map(|contexts| format!("{contexts},{DEBUG_CONTEXT}"));
     config.set("debug", debug.as_deref().unwrap_or(DEBUG_CONTEXT));

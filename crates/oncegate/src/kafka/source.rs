@@ -13,7 +13,8 @@ use super::convert::Routes;
 use super::dead_letters::KafkaDeadLetters;
 use super::member::Member;
 use super::settings::{self, Property, Start};
-use super::{membership, ticket};
+use super::{membership, status, ticket};
+use crate::health::SourceStatus;
 use crate::observe::Observer;
 use crate::source::{Delivery, Source, SourceError};
 
@@ -294,6 +295,10 @@ impl Source for KafkaSource {
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),
         }
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.member().map(|member| status::of(&member)).unwrap_or_default()
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {

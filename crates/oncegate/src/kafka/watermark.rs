@@ -23,6 +23,8 @@ pub(crate) struct Watermark {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     offset: i64,
+    /// When it was received, in milliseconds on its owner's clock: small enough to cost no memory here.
+    at_ms: u32,
     complete: bool,
 }
 
@@ -32,15 +34,15 @@ impl Watermark {
         Self { base: Some(base), ..Self::default() }
     }
 
-    /// Takes note of a received offset and returns its number for [`complete`](Self::complete).
+    /// Takes note of an offset received at `at_ms`, and returns its number for [`complete`](Self::complete).
     ///
     /// `None` when it is not beyond everything received before: the log went back, and this epoch is over.
-    pub(crate) fn receive(&mut self, offset: i64) -> Option<u64> {
+    pub(crate) fn receive(&mut self, offset: i64, at_ms: u32) -> Option<u64> {
         if self.last_received.is_some_and(|last| offset <= last) {
             return None;
         }
         self.last_received = Some(offset);
-        self.outstanding.push_back(Slot { offset, complete: false });
+        self.outstanding.push_back(Slot { offset, at_ms, complete: false });
         Some(self.finished + self.outstanding.len() as u64 - 1)
     }
 
@@ -68,10 +70,7 @@ impl Watermark {
         if self.finished == 0 {
             return self.base;
         }
-        match self.outstanding.front() {
-            Some(first_incomplete) => Some(first_incomplete.offset),
-            None => self.last_received.map(|last| last + 1),
-        }
+        self.first_unfinished()
     }
 
     /// The position, when the broker does not have it yet.
@@ -82,6 +81,26 @@ impl Watermark {
     /// Takes note that the broker has this position.
     pub(crate) fn committed(&mut self, position: i64) {
         self.committed = self.committed.max(Some(position));
+    }
+
+    /// The first offset that is not finished, the next one to come included; `None` before the first one.
+    pub(crate) fn first_unfinished(&self) -> Option<i64> {
+        self.outstanding.front().map(|front| front.offset).or(self.last_received.map(|last| last + 1))
+    }
+
+    /// The last offset that was received.
+    pub(crate) fn last_received(&self) -> Option<i64> {
+        self.last_received
+    }
+
+    /// What the broker has from us.
+    pub(crate) fn last_committed(&self) -> Option<i64> {
+        self.committed
+    }
+
+    /// When the first unfinished message was received.
+    pub(crate) fn oldest_at_ms(&self) -> Option<u32> {
+        self.outstanding.front().map(|front| front.at_ms)
     }
 
     /// How many messages a successor would get again after a crash now: those from the first incomplete one on.

@@ -8,9 +8,9 @@ use oncegate_core::store::StoreError;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::{Config, NoTls};
 
-use super::link::{CONNECTIONS, Link, Shared};
+use super::link::{self, CONNECTIONS, Link, Sessions, Shared};
 use super::purge::Purge;
-use super::{Inner, PostgresStore, errors};
+use super::{Inner, PostgresStore};
 use crate::archive::{Archive, SharedArchive};
 
 /// How long the server may take for one round trip, unless told otherwise.
@@ -122,22 +122,38 @@ impl PostgresBuilder {
     /// # Errors
     /// When the URL is invalid, the server cannot be reached, or it refuses the user.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
-        let (pool, address) = match &self.origin {
-            Origin::Pool(pool) => (pool.clone(), String::new()),
-            Origin::Url(url) => self.pool(url)?,
+        let url = match &self.origin {
+            Origin::Pool(pool) => return self.open(pool.clone(), String::new(), Sessions::Anybodys).await,
+            Origin::Url(url) => url,
         };
-        let link = Link::start(Shared::new(pool, self.response_timeout), self.purge)?;
-        let store = PostgresStore { inner: Inner { link, address, allowed: self.allowed }.into() };
-        let reach = |client: deadpool_postgres::Object| async {
-            let reached = client.batch_execute("").await.map_err(|error| errors::not_executed(&error));
-            (client, reached)
-        };
-        store.inner.link.run(reach).await?;
-        Ok(store)
+        let config = self.config(url)?;
+        let options = config.get_options().unwrap_or_default().to_owned();
+        let mut ours = config.clone();
+        ours.options(options + &link::session_options(self.response_timeout));
+        let address = address(&config);
+        let opened = self.open(pool(ours)?, address.clone(), Sessions::Ours).await;
+        match opened {
+            // A pooler may refuse a session with settings, or drop them.
+            Err(StoreError::Refused { .. }) => self.open(pool(config)?, address, Sessions::Anybodys).await,
+            opened => opened,
+        }
     }
 
-    /// The pool for `url`, and the address in words.
-    fn pool(&self, url: &str) -> Result<(Pool, String), StoreError> {
+    async fn open(
+        &self,
+        pool: Pool,
+        address: String,
+        sessions: Sessions,
+    ) -> Result<PostgresStore, StoreError> {
+        let link = Link::start(Shared::new(pool, self.response_timeout, sessions), self.purge.clone())?;
+        let has_settings = link.has_settings().await?;
+        if sessions == Sessions::Ours && !has_settings {
+            return Err(StoreError::refused("the sessions do not keep their settings"));
+        }
+        Ok(PostgresStore { inner: Inner { link, address, allowed: self.allowed }.into() })
+    }
+
+    fn config(&self, url: &str) -> Result<Config, StoreError> {
         let mut config = Config::from_str(url).map_err(|_| StoreError::refused(INVALID_URL))?;
         config
             .connect_timeout(self.connect_timeout)
@@ -147,12 +163,15 @@ impl PostgresBuilder {
         if config.get_application_name().is_none() {
             config.application_name("oncegate");
         }
-        let address = address(&config);
-        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(config, NoTls, recycling);
-        let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).build();
-        pool.map(|pool| (pool, address)).map_err(|error| StoreError::refused(format!("no pool: {error}")))
+        Ok(config)
     }
+}
+
+fn pool(config: Config) -> Result<Pool, StoreError> {
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(config, NoTls, recycling);
+    let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).build();
+    pool.map_err(|error| StoreError::refused(format!("no pool: {error}")))
 }
 
 /// Where a configuration leads, without user and password.

@@ -7,6 +7,7 @@ use std::error::Error as _;
 use deadpool_postgres::PoolError;
 use oncegate_core::store::StoreError;
 use tokio_postgres::Error;
+use tokio_postgres::error::Severity;
 
 use super::schema::REMEDY;
 
@@ -62,6 +63,7 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("53", Unavailable, "the server is short of something"),
     ("58", Unavailable, "the server's system failed"),
     ("25006", Unavailable, "the server takes no writes: it is a standby, or read-only"),
+    ("08P01", Refused, "the server, or a pooler before it, does not take the connection as it is asked for"),
     ("08", Unavailable, "the connection to the server failed"),
     ("28", Refused, "the server refuses the user or the password"),
     ("3D000", Refused, "the database does not exist"),
@@ -106,6 +108,12 @@ pub(super) fn in_doubt(error: &Error) -> Trouble {
         Some(answered) if !is_about_the_session(answered.code().code()) => not_executed(error),
         _ => StoreError::unknown("the connection was lost while the transaction was being committed").into(),
     }
+}
+
+/// Whether the server has answered that a statement which commits by itself has failed. A session that goes on has
+/// rolled it back; one that ends may have committed before.
+pub(super) fn is_rolled_back(error: &Error) -> bool {
+    error.as_db_error().is_some_and(|answered| answered.parsed_severity() == Some(Severity::Error))
 }
 
 /// Why the pool has no connection to give.

@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool, PoolError};
 use futures_util::StreamExt as _;
+use futures_util::future::join3;
 use futures_util::stream::FuturesUnordered;
 use oncegate_core::key::StoreKey;
 use oncegate_core::store::{Command, StoreError};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, SimpleQueryMessage, Statement};
 use tokio_util::sync::CancellationToken;
 
 use super::direct;
@@ -37,8 +40,11 @@ const MAX_WAITING_PURGES: usize = 16;
 /// Every statement looks its keys up in the index, one after another in the order in which it was given them. A
 /// prepared statement that was planned while the table was small would read all of it for ever; and in another
 /// order two batches could wait for each other.
-const PLAN: &str =
-    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+const PLAN: [(&str, &str); 3] =
+    [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
+
+/// A setting of our own, by which a session tells that it was opened with our settings.
+const SESSION_MARK: &str = "oncegate.response_timeout_ms";
 
 /// The longest time limit that the server takes, in milliseconds.
 const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
@@ -53,20 +59,85 @@ pub(super) struct Shared {
     pub(super) response_timeout: Duration,
     /// Begins a transaction under our limits.
     pub(super) begin: String,
+    sessions: Sessions,
     reconnect: Reconnect,
 }
 
+/// Where our limits are set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sessions {
+    /// Each session has them from its beginning, so that a statement may stand alone.
+    Ours,
+    /// Each transaction is given them: so they hold on any connection, also behind a pooler, which hands
+    /// sessions around.
+    Anybodys,
+}
+
+/// What our transactions run under, by the names of the server's settings.
+fn settings(response_timeout: Duration) -> Vec<(&'static str, String)> {
+    let limit_ms = limit_ms(response_timeout);
+    let limits = [
+        ("lock_timeout", (limit_ms / 2).to_string()),
+        ("statement_timeout", limit_ms.to_string()),
+        ("idle_in_transaction_session_timeout", limit_ms.to_string()),
+    ];
+    limits.into_iter().chain(PLAN.map(|(name, value)| (name, value.to_owned()))).collect()
+}
+
+fn limit_ms(response_timeout: Duration) -> u128 {
+    response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS)
+}
+
+/// What a connection is opened with so that its session has our settings, in the form of the URL's `options`.
+pub(super) fn session_options(response_timeout: Duration) -> String {
+    let further = [
+        ("default_transaction_isolation", r"read\ committed".to_owned()),
+        (SESSION_MARK, session_mark(response_timeout)),
+    ];
+    let settings = settings(response_timeout).into_iter().chain(further);
+    settings.map(|(name, value)| format!(" -c {name}={value}")).collect()
+}
+
+/// What a session answers to [`SESSION_MARK`] if it has our settings.
+fn session_mark(response_timeout: Duration) -> String {
+    limit_ms(response_timeout).to_string()
+}
+
 impl Shared {
-    pub(super) fn new(pool: Pool, response_timeout: Duration) -> Self {
-        let limit_ms = response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS);
-        // For this transaction alone: so they hold on any connection, also behind a pooler.
-        let begin = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; \
-             SET LOCAL statement_timeout = {limit_ms}; SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; \
-             {PLAN}",
-            limit_ms / 2
-        );
-        Self { pool, response_timeout, begin, reconnect: Reconnect::default() }
+    pub(super) fn new(pool: Pool, response_timeout: Duration, sessions: Sessions) -> Self {
+        let mut begin = "BEGIN ISOLATION LEVEL READ COMMITTED".to_owned();
+        if sessions == Sessions::Anybodys {
+            let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
+            begin.extend(settings(response_timeout).into_iter().map(set));
+        }
+        Self { pool, response_timeout, begin, sessions, reconnect: Reconnect::default() }
+    }
+
+    /// Runs one statement in a transaction of its own, in one round trip. `lost` says what it means when the answer to
+    /// its commit is.
+    pub(super) async fn alone(
+        &self,
+        client: &Object,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+        lost: fn(&tokio_postgres::Error) -> Trouble,
+    ) -> Result<Vec<Row>, Trouble> {
+        let query = client.query(statement, parameters);
+        if self.sessions == Sessions::Ours {
+            return query.await.map_err(|error| match errors::is_rolled_back(&error) {
+                true => errors::not_executed(&error),
+                false => lost(&error),
+            });
+        }
+        // In this order on the wire.
+        let sent = join3(client.batch_execute(&self.begin), query, client.batch_execute("COMMIT"));
+        let (begun, rows, committed) = sent.await;
+        match (begun.and(rows), committed) {
+            (Ok(rows), Ok(())) => Ok(rows),
+            // The server is there, and has turned the commit into a rollback.
+            (Err(error), Ok(())) => Err(errors::not_executed(&error)),
+            (_, Err(error)) => Err(lost(&error)),
+        }
     }
 
     /// A connection to work with. While the server is away, most callers hear at once why.
@@ -165,6 +236,23 @@ impl Link {
         let ended = || StoreError::unavailable("the store's thread ended");
         self.purges.send(caller).await.map_err(|_| ended())?;
         answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// Whether the sessions have the settings of [`session_options`]. A pooler may have dropped them.
+    ///
+    /// # Errors
+    /// When no session can be had.
+    pub(super) async fn has_settings(&self) -> Result<bool, StoreError> {
+        let mark = session_mark(self.shared.response_timeout);
+        self.run(move |client| async move {
+            let told = client.simple_query(&format!("SELECT current_setting('{SESSION_MARK}', true)")).await;
+            let is_ours = |message: &SimpleQueryMessage| {
+                matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&mark))
+            };
+            let told = told.map(|messages| messages.iter().any(is_ours));
+            (client, told.map_err(|error| errors::not_executed(&error)))
+        })
+        .await
     }
 
     /// Runs something on the thread, with a connection of its own, and gives it `limit` for that.

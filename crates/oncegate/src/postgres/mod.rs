@@ -46,6 +46,7 @@ use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
 use self::builder::{Allowed, Origin};
 use self::errors::Trouble;
 use self::link::Link;
+use self::transaction::Answer;
 use crate::batch::{CarrierGone, Item, Joiner};
 
 pub use self::builder::PostgresBuilder;
@@ -170,28 +171,12 @@ impl fmt::Debug for PostgresStore {
 impl Store for PostgresStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let link = &self.inner.link;
-        let lanes: Vec<Lane> = commands.iter().map(Lane::of).collect();
-        let (claims, others): (Vec<_>, _) =
-            commands.into_iter().partition(|command| Lane::of(command) == Lane::Claims);
-        let (heartbeats, ends) =
-            others.into_iter().partition(|command| Lane::of(command) == Lane::Heartbeats);
-        let asked = futures_util::future::join3(
-            ask(&link.claims, claims),
-            ask(&link.heartbeats, heartbeats),
-            ask(&link.ends, ends),
-        );
-        let (claims, heartbeats, ends) = asked.await;
-        let (mut claims, mut heartbeats, mut ends) =
-            (claims.into_iter(), heartbeats.into_iter(), ends.into_iter());
-        let answer = |lane| {
-            let lane = match lane {
-                Lane::Claims => &mut claims,
-                Lane::Heartbeats => &mut heartbeats,
-                Lane::Ends => &mut ends,
-            };
-            lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
-        };
-        lanes.into_iter().map(answer).collect()
+        let mut lanes = commands.iter().map(Lane::of);
+        match lanes.next() {
+            Some(lane) if lanes.all(|other| other == lane) => ask(link.joiner(lane), commands).await,
+            // On the heap: every call's future would carry the room for it.
+            _ => Box::pin(self.inner.execute_mixed(commands)).await,
+        }
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
@@ -230,6 +215,44 @@ impl Store for PostgresStore {
             (client, checkup)
         };
         link.run(check).await
+    }
+}
+
+impl Inner {
+    /// Commands of several lanes, which travel at the same time.
+    async fn execute_mixed(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let lanes: Vec<Lane> = commands.iter().map(Lane::of).collect();
+        let (claims, others): (Vec<_>, _) =
+            commands.into_iter().partition(|command| Lane::of(command) == Lane::Claims);
+        let (heartbeats, ends) =
+            others.into_iter().partition(|command| Lane::of(command) == Lane::Heartbeats);
+        let asked = futures_util::future::join3(
+            ask(self.link.joiner(Lane::Claims), claims),
+            ask(self.link.joiner(Lane::Heartbeats), heartbeats),
+            ask(self.link.joiner(Lane::Ends), ends),
+        );
+        let (claims, heartbeats, ends) = asked.await;
+        let (mut claims, mut heartbeats, mut ends) =
+            (claims.into_iter(), heartbeats.into_iter(), ends.into_iter());
+        let answer = |lane| {
+            let lane = match lane {
+                Lane::Claims => &mut claims,
+                Lane::Heartbeats => &mut heartbeats,
+                Lane::Ends => &mut ends,
+            };
+            lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+        };
+        lanes.into_iter().map(answer).collect()
+    }
+}
+
+impl Link {
+    fn joiner(&self, lane: Lane) -> &Joiner<Command, Answer> {
+        match lane {
+            Lane::Claims => &self.claims,
+            Lane::Heartbeats => &self.heartbeats,
+            Lane::Ends => &self.ends,
+        }
     }
 }
 

@@ -55,10 +55,13 @@ AS n(key, expires_at_ms) ON r.key = n.key AND r.expires_at_ms = n.expires_at_ms 
 DELETE FROM oncegate_records AS r USING archived WHERE r.key = archived.key";
 
 /// Of all processes, the one that moves this time forward does the next walk.
+///
+/// The clock is read where it is compared: one that waited for the row looks at it again, and a clock that was read
+/// before would take the time that another has just set for one that lies in the future.
 const TAKE_TURN: &str = "\
-UPDATE oncegate_schema SET purged_at_ms = c.now_ms \
-FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS c \
-WHERE purged_at_ms <= c.now_ms - $1 OR purged_at_ms > c.now_ms";
+UPDATE oncegate_schema SET purged_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+WHERE purged_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1 \
+OR purged_at_ms > floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
 /// How expired records are removed.
 #[derive(Clone, Debug, Default)]

@@ -225,17 +225,9 @@ impl Held {
 async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result<Vec<LookAnswer>, Trouble> {
     let texts: Vec<&str> = keys.iter().map(StoreKey::as_str).collect();
     let query = async {
-        let statement = client.prepare_cached(row::READ).await?;
-        let parameters: [&(dyn ToSql + Sync); 1] = [&texts];
-        let sent = join3(
-            client.batch_execute(&shared.begin),
-            client.query(&statement, &parameters),
-            client.batch_execute("COMMIT"),
-        );
-        let (begun, rows, committed) = sent.await;
-        begun.and(committed).and(rows)
+        let statement = client.prepare_cached(row::READ).await.map_err(|e| errors::not_executed(&e))?;
+        shared.alone(client, &statement, &[&texts], errors::not_executed).await
     };
-    let query = async { query.await.map_err(|error| errors::not_executed(&error)) };
     let rows = within(shared.response_timeout, query).await?;
     let (now, records) = read(&rows, &BTreeSet::new())?;
     let answer = |key: &StoreKey| match records.get(key.as_str()) {

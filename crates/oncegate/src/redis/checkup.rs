@@ -138,9 +138,13 @@ impl<'a> Info<'a> {
 
     /// Whether it is of this version or a later one. Valkey says which Redis it is like.
     pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
-        let version = self.get("redis_version").unwrap_or_default();
-        let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
-        (parts.next(), parts.next().or(Some(0))) >= (Some(major), Some(minor))
+        self.version("redis_version").is_some_and(|version| version >= (major, minor))
+    }
+
+    /// The first two numbers of a version.
+    pub(super) fn version(&self, field: &str) -> Option<(u32, u32)> {
+        let mut parts = self.get(field)?.split('.').map_while(|part| part.parse().ok());
+        Some((parts.next()?, parts.next().unwrap_or(0)))
     }
 
     pub(super) fn is_replica(&self) -> bool {

@@ -22,7 +22,7 @@ use super::driver::Jobs;
 use super::errors;
 use super::link::{Answer, LaneName, Node, Shared};
 use super::scripts::Request;
-use super::slots::{self, Host, Range, Redirect, SLOTS, slot};
+use super::slots::{self, Host, Range, Redirect, SLOTS};
 
 /// How often a request follows redirections before it gives up.
 const MAX_ROUNDS: usize = 6;
@@ -102,18 +102,18 @@ impl Cluster {
         &self,
         lane: LaneName,
         items: &[T],
-        key: impl Fn(&T) -> &str + Send,
-        request: impl Fn(&T) -> Request + Send + Sync,
+        slot: impl Fn(&T) -> u16 + Send,
+        request: impl Fn(&T, &Node) -> Request + Send + Sync,
     ) -> Vec<Answer> {
         let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
-        let turn = |(position, item)| Turn { position, item, slot: slot(key(item)), to: None };
+        let turn = |(position, item)| Turn { position, item, slot: slot(item), to: None };
         let mut open: Vec<Turn<'_, T>> = items.iter().enumerate().map(turn).collect();
         for _ in 0..MAX_ROUNDS {
             if open.is_empty() {
                 break;
             }
             let asking = self.nodes.group(open, &mut answers).into_iter().map(|(node, turns)| {
-                let requests = turns.iter().map(|turn| request(turn.item).asking(turn.to.is_some()));
+                let requests = turns.iter().map(|turn| request(turn.item, &node).asking(turn.to.is_some()));
                 let requests = requests.collect();
                 async move {
                     let replies = node.ask(lane, requests).await;
@@ -153,9 +153,9 @@ impl Cluster {
         move || nodes.map().primaries.values().cloned().collect()
     }
 
-    /// Which node answers for `key`.
-    pub(super) fn part(&self, key: &str) -> u64 {
-        self.nodes.map().owner(slot(key)).map_or(0, |node| node.part)
+    /// Which node answers for a slot.
+    pub(super) fn part(&self, slot: u16) -> u64 {
+        self.nodes.map().owner(slot).map_or(0, |node| node.part)
     }
 }
 

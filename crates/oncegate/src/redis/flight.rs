@@ -1,6 +1,7 @@
 //! One pipeline: out, back, and repaired where the server had forgotten a script.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
@@ -14,6 +15,7 @@ use super::durability::Durability;
 use super::errors;
 use super::link::{Answer, Shared};
 use super::losses::Witness;
+use super::native;
 use super::scripts::{Request, Scripts};
 use crate::batch::{Batch, Item as _};
 
@@ -32,6 +34,7 @@ pub(super) async fn connect(
     connector: &Connector,
     shared: &Shared,
     address: &str,
+    has_ifeq: &AtomicBool,
 ) -> Result<MultiplexedConnection, StoreError> {
     let question = shared.losses.question();
     let mut connection = connector.connect().await?;
@@ -39,7 +42,7 @@ pub(super) async fn connect(
     shared.scripts.load().for_each(|load| greeting.push(load, false));
     let loads = greeting.pipeline.len();
     greeting.push(Request::info().cmd, false);
-    question.keys().for_each(|key| greeting.push(Request::get(key).cmd, false));
+    question.commands().for_each(|cmd| greeting.push(cmd, false));
     let deadline = Instant::now() + shared.response_timeout;
     let answers =
         send(&mut connection, &greeting.pipeline, deadline).await.map_err(StoreError::unavailable)?;
@@ -61,6 +64,7 @@ pub(super) async fn connect(
         return Err(refusal);
     }
     shared.losses.judge(&question, address, &info, held);
+    has_ifeq.store(native::has_ifeq(&info), Ordering::Relaxed);
     Ok(connection)
 }
 
@@ -92,7 +96,7 @@ pub(super) async fn fly(
             Err(error) => lost = Some(error),
         }
     }
-    if let Some(witness) = freight.witness(&values) {
+    if let Some(witness) = freight.witness(&shared.scripts, &values) {
         shared.losses.note_completed(&address, witness);
     }
     let ends = |value: &Value| match value {
@@ -174,10 +178,14 @@ impl Freight {
     }
 
     /// The last completion that the server has said yes to.
-    fn witness(&self, values: &[Value]) -> Option<Witness> {
-        let is_held = |place: &&usize| matches!(values.get(**place), Some(Value::BulkString(said)) if matches!(said.as_slice(), b"H" | b"R"));
+    fn witness(&self, scripts: &Scripts, values: &[Value]) -> Option<Witness> {
+        let is_held = |place: &&usize| match values.get(**place) {
+            Some(Value::BulkString(said)) => matches!(said.as_slice(), b"H" | b"R"),
+            Some(value) => *value == Value::Okay,
+            None => false,
+        };
         let place = self.completing.iter().rev().find(is_held)?;
-        Scripts::witness(self.pipeline.cmd_iter().nth(*place)?)
+        scripts.witness(self.pipeline.cmd_iter().nth(*place)?)
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
 use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, TokenTag, whole_millis};
-use oncegate_core::rules::Grant;
+use oncegate_core::rules::{Grant, Verdict};
 
 /// The longest duration that is sent: some 300 years, well within the integers that Lua keeps exact.
 const LONGEST_MILLIS: u64 = 10_000_000_000_000;
@@ -76,6 +76,44 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// The bytes of an unfenced first attempt, put together on the stack: this is the path of every message.
+pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] {
+    let mut record = [b'P'; 25];
+    let (_, rest) = record.split_at_mut(1);
+    let (token_place, rest) = rest.split_at_mut(16);
+    let (fingerprint_place, attempt_place) = rest.split_at_mut(7);
+    token_place.copy_from_slice(token);
+    fingerprint_place.copy_from_slice(&fingerprint);
+    attempt_place.fill(1);
+    record
+}
+
+/// The bytes of a completion.
+pub(super) fn completed(TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) -> Vec<u8> {
+    let mut record = Vec::with_capacity(12 + result.len());
+    record.push(b'C');
+    record.extend_from_slice(&tag);
+    record.extend_from_slice(&fingerprint);
+    record.extend_from_slice(result);
+    record
+}
+
+/// The fingerprint's bytes, and what a record that is settled says to a claim, whatever the time; `None` of any other.
+pub(super) fn settled(bytes: Bytes) -> Option<([u8; 7], Verdict)> {
+    let (state, rest) = bytes.split_first()?;
+    let (_, rest) = take::<4>(rest).ok()?;
+    let (fingerprint, rest) = take::<7>(rest).ok()?;
+    let verdict = match state {
+        b'C' => Verdict::Completed { result: bytes.slice_ref(rest) },
+        b'F' | b'G' => {
+            let ([_attempt], reason) = take::<1>(rest).ok()?;
+            Verdict::Failed { reason: text(reason), handed_over: *state == b'G' }
+        }
+        _ => return None,
+    };
+    Some((fingerprint, verdict))
 }
 
 fn pending_byte(recovery: Recovery) -> u8 {

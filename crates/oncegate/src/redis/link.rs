@@ -6,6 +6,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -50,6 +51,8 @@ pub(super) struct Node {
     pub(super) address: Arc<str>,
     /// What [`Store::part`](oncegate_core::store::Store::part) says of its keys.
     pub(super) part: u64,
+    /// Whether it knows `SET … IFEQ`, as its last greeting said.
+    has_ifeq: Arc<AtomicBool>,
     bulk: Joiner<Request, Answer>,
     heartbeats: Joiner<Request, Answer>,
 }
@@ -85,17 +88,23 @@ impl Node {
         let mut hasher = DefaultHasher::new();
         address.hash(&mut hasher);
         let part = hasher.finish();
+        let has_ifeq = Arc::new(AtomicBool::new(false));
         let lane = |name| {
             let (joiner, carrier) = batch::channel();
             let (up, is_up) = oneshot::channel();
             let (connector, shared) = (connector.clone(), shared.clone());
-            let lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
+            let (node, has_ifeq) = (Arc::clone(&address), Arc::clone(&has_ifeq));
+            let lane = Lane { name, node, has_ifeq, carrier, connector, shared };
             jobs.run(lane.run(up));
             (joiner, is_up)
         };
         let (bulk, bulk_is_up) = lane(LaneName::Bulk);
         let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats);
-        (Self { address, part, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
+        (Self { address, part, has_ifeq, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
+    }
+
+    pub(super) fn has_ifeq(&self) -> bool {
+        self.has_ifeq.load(Ordering::Relaxed)
     }
 
     /// Sends requests; there is one answer for each, in their order.
@@ -117,6 +126,7 @@ impl Node {
 struct Lane {
     name: LaneName,
     node: Arc<str>,
+    has_ifeq: Arc<AtomicBool>,
     carrier: Carrier<Request, Answer>,
     connector: Connector,
     shared: Shared,
@@ -203,10 +213,10 @@ impl Lane {
         loop {
             let (connector, shared, node) =
                 (self.connector.clone(), self.shared.clone(), Arc::clone(&self.node));
-            let pause_now = *pause;
+            let (pause_now, has_ifeq) = (*pause, Arc::clone(&self.has_ifeq));
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;
-                flight::connect(&connector, &shared, &node).await
+                flight::connect(&connector, &shared, &node, &has_ifeq).await
             };
             tokio::pin!(attempt);
             let outcome = loop {

@@ -1,13 +1,14 @@
 //! Notices that a server has forgotten records.
 //!
-//! Two witnesses. The last completion of this process on each server: replicas and files keep a beginning of what was
-//! written, so while the last one is there, all are. And the replication history, for what others have written: an
-//! offset that was reached is reached for ever, and a replica that takes over says where its history left the old one.
+//! Two kinds of witnesses. The last completion of this process on each server: replicas and files keep a beginning of what
+//! was written, so while the last one is there, all are. Beside it stands one that was there at an earlier look: on a
+//! server that was emptied at once, the last one may be younger than that. And the replication history, for what others have written:
+//! an offset that was reached is reached for ever, and a replica that takes over says where its history left the old one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::checkup::Info;
 
@@ -53,31 +54,65 @@ struct Known {
     address: String,
     replication: String,
     offset: u64,
-    witness: Option<Witness>,
+    witnesses: Witnesses,
+}
+
+/// Completions that a server must still hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Witnesses {
+    /// The last one: whoever has lost anything of the end has lost it.
+    last: Option<Witness>,
+    /// One that was there at an earlier look: on a busy server the last one is always younger than the loss.
+    earlier: Option<Witness>,
+}
+
+impl Witnesses {
+    fn iter(&self) -> impl Iterator<Item = &Witness> {
+        self.last.iter().chain(&self.earlier)
+    }
+
+    fn forget(&mut self, witness: &Witness) {
+        for kept in [&mut self.last, &mut self.earlier] {
+            kept.take_if(|kept| kept == witness);
+        }
+    }
+
+    /// The one that was the last when somebody asked is there.
+    fn confirm(&mut self, asked: Option<&Known>, witness: &Witness) {
+        if asked.is_some_and(|asked| asked.witnesses.last.as_ref() == Some(witness)) {
+            self.earlier = Some(witness.clone());
+        }
+    }
 }
 
 /// A completion that was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Witness {
-    pub(super) key: String,
-    pub(super) tag: [u8; 4],
+    /// The words that ask for the record.
+    question: Vec<Vec<u8>>,
+    tag: [u8; 4],
     /// Until then the record has not expired, whatever the clocks say.
-    pub(super) until: Instant,
+    until: Instant,
 }
 
 impl Witness {
     /// Half of the retention is believed.
-    pub(super) fn new(key: &str, tag: [u8; 4], retention: Duration) -> Option<Self> {
+    pub(super) fn new(question: &[&[u8]], tag: [u8; 4], retention: Duration) -> Option<Self> {
         let until = Instant::now().checked_add(retention / 2)?;
-        Some(Self { key: key.to_owned(), tag, until })
+        Some(Self { question: question.iter().map(|word| word.to_vec()).collect(), tag, until })
     }
 
     /// Whether what the server holds now cannot have followed that completion.
     fn is_contradicted_by(&self, held: &Value) -> bool {
         match held {
             Value::Nil => true,
-            // Our own claim: what came after it is forgotten.
-            Value::BulkString(record) => {
+            // Our own claim: what came after it is forgotten. A record begins with a letter; a script tells the time first.
+            Value::BulkString(said) => {
+                let is_script = said.first().is_some_and(u8::is_ascii_digit);
+                let record = said
+                    .splitn(if is_script { 3 } else { 1 }, |byte| *byte == b' ')
+                    .last()
+                    .unwrap_or_default();
                 matches!(record.first(), Some(b'P' | b'Q' | b'R')) && record.get(1..5) == Some(&self.tag)
             }
             // It is elsewhere now, or the server says nothing about it.
@@ -94,9 +129,15 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// The keys to be read after INFO.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
-        self.witnesses.iter().map(|witness| witness.key.as_str())
+    /// What is to be asked after INFO.
+    pub(super) fn commands(&self) -> impl Iterator<Item = Cmd> {
+        self.witnesses.iter().map(|witness| {
+            let mut cmd = Cmd::new();
+            for word in &witness.question {
+                cmd.arg(word);
+            }
+            cmd
+        })
     }
 }
 
@@ -130,7 +171,7 @@ impl Losses {
     pub(super) fn note_completed(&self, address: &str, witness: Witness) {
         let mut state = self.lock();
         if let Some(known) = state.servers.iter_mut().find(|known| known.address == address) {
-            known.witness = Some(witness);
+            known.witnesses.last = Some(witness);
         }
     }
 
@@ -138,8 +179,12 @@ impl Losses {
     pub(super) fn question(&self) -> Question {
         let servers = self.lock().servers.clone();
         let now = Instant::now();
-        let witnesses = servers.iter().filter_map(|known| known.witness.clone());
-        let witnesses = witnesses.filter(|witness| witness.until > now).collect();
+        let mut witnesses: Vec<Witness> = Vec::new();
+        for witness in servers.iter().flat_map(|known| known.witnesses.iter()) {
+            if witness.until > now && !witnesses.contains(witness) {
+                witnesses.push(witness.clone());
+            }
+        }
         Question { servers, witnesses }
     }
 
@@ -152,10 +197,7 @@ impl Losses {
         };
         let earlier = earlier(&question.servers, address, info);
         let mut state = self.lock();
-        let forgotten = question.witnesses.iter().zip(held).find(|(witness, held)| {
-            let is_news = |known: &Known| known.witness.as_ref() == Some(witness);
-            witness.is_contradicted_by(held) && state.servers.iter().any(is_news)
-        });
+        let is_forgotten = state.hear(question, held);
         let cut_off = earlier.and_then(|(known, kept)| {
             // Not yet said by another connection.
             let is_news = |now: &Known| {
@@ -166,17 +208,11 @@ impl Losses {
             let bytes = known.offset.checked_sub(kept).filter(|bytes| *bytes > IDLE_TALK_BYTES);
             bytes.filter(|_| state.servers.iter().any(is_news))
         });
-        let why = match (forgotten, cut_off) {
+        let why = match (is_forgotten, cut_off) {
             (_, Some(bytes)) => Some(format!("{bytes} bytes of its history are missing")),
-            (Some(_), None) => Some("a record that it had completed is missing".to_owned()),
-            (None, None) => None,
+            (true, None) => Some("a record that it had completed is missing".to_owned()),
+            (false, None) => None,
         };
-        if let Some((witness, _)) = forgotten {
-            // Said once.
-            for known in &mut state.servers {
-                known.witness.take_if(|known| known == witness);
-            }
-        }
         state.remember(address, replication, offset, earlier.map(|(known, _)| known), why.is_some());
         if let Some(why) = why {
             state.lost_at = Some(SystemTime::now());
@@ -227,7 +263,25 @@ fn earlier<'a>(servers: &'a [Known], address: &str, info: &Info<'_>) -> Option<(
 }
 
 impl State {
-    /// Keeps what the server at `address` has said. Of the one whose history it goes on with, only the witness stays.
+    /// Whether what a server holds for the question's keys contradicts one of the witnesses. Each is heard once.
+    fn hear(&mut self, question: &Question, held: &[Value]) -> bool {
+        let heard = question.witnesses.iter().zip(held);
+        let (contradicted, others): (Vec<_>, Vec<_>) =
+            heard.partition(|(witness, held)| witness.is_contradicted_by(held));
+        let mut is_forgotten = false;
+        for known in &mut self.servers {
+            for (witness, _) in &contradicted {
+                is_forgotten |= known.witnesses.iter().any(|kept| kept == *witness);
+                known.witnesses.forget(witness);
+            }
+            let asked = question.servers.iter().find(|asked| asked.address == known.address);
+            let there = others.iter().filter(|(_, held)| matches!(held, Value::BulkString(_)));
+            there.for_each(|(witness, _)| known.witnesses.confirm(asked, witness));
+        }
+        is_forgotten
+    }
+
+    /// Keeps what the server at `address` has said. Of the one whose history it goes on with, only the witnesses stay.
     fn remember(
         &mut self,
         address: &str,
@@ -238,8 +292,8 @@ impl State {
     ) {
         let same =
             |known: &Known, old: &Known| known.address == old.address && known.replication == old.replication;
-        let inherited =
-            earlier.and_then(|old| self.servers.iter().find(|known| same(known, old))?.witness.clone());
+        let goes_on = earlier.and_then(|old| self.servers.iter().find(|known| same(known, old)));
+        let witnesses = goes_on.map(|known| known.witnesses.clone()).unwrap_or_default();
         self.servers.retain(|known| known.address == address || !earlier.is_some_and(|old| same(known, old)));
         let is_room = self.servers.len() < MAX_SERVERS;
         match self.servers.iter_mut().find(|known| known.address == address) {
@@ -253,7 +307,7 @@ impl State {
             }
             None if is_room => {
                 let (address, replication) = (address.to_owned(), replication.to_owned());
-                self.servers.push(Known { address, replication, offset, witness: inherited });
+                self.servers.push(Known { address, replication, offset, witnesses });
             }
             None => {}
         }
@@ -331,27 +385,52 @@ mod tests {
 
     #[test]
     fn a_completion_that_is_gone_raises_an_alarm_once() {
-        let witness = || Witness::new("key", *b"0123", Duration::from_secs(3_600)).unwrap();
+        let witness = || Witness::new(&[b"GET", b"key"], *b"0123", Duration::from_secs(3_600)).unwrap();
         let bytes = |record: &[u8]| Value::BulkString(record.to_vec());
         for (held, lost) in [
             (Value::Nil, true),
             (bytes(b"P0123456789abcdef"), true),
             (bytes(b"P9999999999999999"), false),
             (bytes(b"C0123"), false),
+            (bytes(b"1700000000000000 1700000000000 P0123456789abcdef"), true),
+            (bytes(b"1700000000000000 1700000000000 C0123 P0123"), false),
             (bytes(b"Soooo"), false),
             (Value::Okay, false),
         ] {
             let losses = losses();
             losses.note_completed("one", witness());
-            assert_eq!(losses.question().keys().collect::<Vec<_>>(), ["key"]);
+            assert_eq!(losses.question().commands().count(), 1);
             hear(&losses, "one", &info(B, 1, None), std::slice::from_ref(&held));
             assert_eq!(losses.lost_at().is_some(), lost, "{held:?}");
-            assert_eq!(losses.question().keys().count(), usize::from(!lost));
+            assert_eq!(losses.question().commands().count(), usize::from(!lost));
         }
         // What has expired by itself is not missed.
         let losses = losses();
-        losses.note_completed("one", Witness::new("key", *b"0123", Duration::ZERO).unwrap());
-        assert_eq!(losses.question().keys().count(), 0);
+        losses.note_completed("one", Witness::new(&[b"GET", b"key"], *b"0123", Duration::ZERO).unwrap());
+        assert_eq!(losses.question().commands().count(), 0);
+    }
+
+    #[test]
+    fn a_busy_server_that_was_emptied_raises_an_alarm_once() {
+        let losses = losses();
+        let witness = |key: &str| {
+            Witness::new(&[b"GET", key.as_bytes()], *b"0123", Duration::from_secs(3_600)).unwrap()
+        };
+        let asked = |question: &Question| -> Vec<Vec<u8>> {
+            question.witnesses.iter().map(|witness| witness.question.last().unwrap().clone()).collect()
+        };
+        let held = Value::BulkString(b"C0123".to_vec());
+        losses.note_completed("one", witness("before"));
+        hear(&losses, "one", &info(A, 150, None), std::slice::from_ref(&held));
+        // It forgets everything, and the next message is completed before anybody looks again.
+        losses.note_completed("one", witness("after"));
+        let question = losses.question();
+        assert_eq!(asked(&question), [&b"after"[..], b"before"]);
+        losses.judge(&question, "one", &Info(&info(A, 200, None)), &[held.clone(), Value::Nil]);
+        assert!(losses.lost_at().is_some());
+        assert_eq!(asked(&losses.question()), [b"after"]);
+        hear(&losses, "one", &info(A, 250, None), &[held]);
+        assert_eq!(asked(&losses.question()), [b"after"], "and asked for once");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! thread of their own drives: one for bulk, one for heartbeats. See [`RedisStore`].
 
 mod address;
+mod buckets;
 mod builder;
 mod checkup;
 mod cluster;
@@ -15,6 +16,7 @@ mod flight;
 mod layout;
 mod link;
 mod losses;
+mod native;
 mod rights;
 mod scripts;
 mod sentinel;
@@ -36,6 +38,7 @@ use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreError};
 use redis::Value;
 
+use self::buckets::{marked, unmarked};
 use self::builder::Origin;
 use self::checkup::Persistence;
 use self::cluster::Cluster;
@@ -105,12 +108,15 @@ impl Topology {
         &self,
         lane: LaneName,
         items: &[T],
-        key: impl Fn(&T) -> &str + Send,
-        request: impl Fn(&T) -> Request + Send + Sync,
+        slot: impl Fn(&T) -> u16 + Send,
+        request: impl Fn(&T, &Node) -> Request + Send + Sync,
     ) -> Vec<Answer> {
         match self {
-            Self::One(node) => node.ask(lane, items.iter().map(request).collect()).await,
-            Self::Cluster(cluster) => cluster.ask(lane, items, key, request).await,
+            Self::One(node) => {
+                let requests = items.iter().map(|item| request(item, node)).collect();
+                node.ask(lane, requests).await
+            }
+            Self::Cluster(cluster) => cluster.ask(lane, items, slot, request).await,
         }
     }
 
@@ -152,14 +158,45 @@ impl RedisStore {
         matches!(self.inner.topology, Topology::Cluster(_))
     }
 
+    /// Asks for each command by a plain command where one is enough, and by the script for what that did not settle.
+    async fn apply(&self, lane: LaneName, commands: &[&Command]) -> Vec<Result<Reply, StoreError>> {
+        let Inner { topology, scripts, .. } = &*self.inner;
+        let request = |command: &&Command, node: &Node| scripts.request(command, node.has_ifeq());
+        let slot = |command: &&Command| scripts.slot(&command.key);
+        let answers = topology.ask(lane, commands, slot, request).await;
+        let settled = commands.iter().zip(answers).map(|(command, answer)| scripts.settled(command, answer));
+        let settled: Vec<Option<Result<Reply, StoreError>>> = settled.collect();
+        let unclear = commands.iter().zip(&settled).filter(|(_, settled)| settled.is_none());
+        let unclear: Vec<&Command> = unclear.map(|(command, _)| *command).collect();
+        let script = |command: &&Command, _: &Node| scripts.script(command);
+        let answers =
+            if unclear.is_empty() { Vec::new() } else { topology.ask(lane, &unclear, slot, script).await };
+        let mut scripts_said =
+            unclear.iter().zip(answers).map(|(command, answer)| scripts::said(command, answer));
+        let settled = settled.into_iter();
+        let no_reply = || Err(StoreError::unknown("no answer"));
+        settled.map(|settled| settled.or_else(|| scripts_said.next()).unwrap_or_else(no_reply)).collect()
+    }
+
     /// Sends one request about a key that is no record's.
     async fn ask_one(
         &self,
         key: &str,
         request: impl Fn(&&str) -> Request + Send + Sync,
     ) -> Result<Value, StoreError> {
-        let answers = self.inner.topology.ask(LaneName::Bulk, &[key], |key| key, request).await;
+        let request = |key: &&str, _: &Node| request(key);
+        let answers = self.inner.topology.ask(LaneName::Bulk, &[key], |key| slots::slot(key), request).await;
         sound(answers.into_iter().next().unwrap_or_else(no_answer))
+    }
+}
+
+impl RedisStore {
+    /// The record's own key, its bucket and its field there, for tests that look behind the store's back.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn names(&self, key: &StoreKey) -> Option<(String, String, [u8; 16])> {
+        let names = self.inner.scripts.buckets()?.names(key);
+        Some((names.record, names.bucket, names.field))
     }
 }
 
@@ -179,16 +216,14 @@ impl fmt::Debug for RedisStore {
 #[async_trait]
 impl Store for RedisStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let Inner { topology, scripts, losses, .. } = &*self.inner;
+        let losses = &self.inner.losses;
         let refused_before = losses.refusal();
         let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
         let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
             commands.iter().filter(is_sent).partition(|command| is_heartbeat(command));
-        let request = |command: &&Command| scripts.request(command);
-        let bulk = topology.ask(LaneName::Bulk, &bulk, key_of, request);
-        let heartbeats = topology.ask(LaneName::Heartbeats, &heartbeats, key_of, request);
-        let asked = join(bulk, heartbeats).await;
-        let (mut bulk, mut heartbeats) = (asked.0.into_iter(), asked.1.into_iter());
+        let (bulk, heartbeats) =
+            join(self.apply(LaneName::Bulk, &bulk), self.apply(LaneName::Heartbeats, &heartbeats)).await;
+        let (mut bulk, mut heartbeats) = (bulk.into_iter(), heartbeats.into_iter());
         // A loss may have been noticed meanwhile, and then the server knows less than it should.
         let refused = losses.refusal().map(StoreError::refused);
         let read = |command: &Command| {
@@ -196,20 +231,19 @@ impl Store for RedisStore {
                 return Err(StoreError::refused(refused_before.as_deref().unwrap_or_default()));
             }
             let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
-            let answer = lane.next().unwrap_or_else(no_answer);
-            if let Some(refused) = refused.as_ref().filter(|_| is_claim(command)) {
-                return Err(refused.clone());
+            let reply = lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
+            match refused.as_ref().filter(|_| is_claim(command)) {
+                Some(refused) => Err(refused.clone()),
+                None => reply,
             }
-            let said = bulk_string(answer, &command.key)?;
-            scripts::reply(&command.operation, said.unwrap_or_default())
-                .map_err(|why| StoreError::unreadable(command.key.clone(), why))
         };
         commands.iter().map(read).collect()
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        let look = |key: &StoreKey| self.inner.scripts.look(key.as_str());
-        let answers = self.inner.topology.ask(LaneName::Bulk, &keys, StoreKey::as_str, look).await;
+        let Inner { topology, scripts, .. } = &*self.inner;
+        let look = |key: &StoreKey, _: &Node| scripts.look(key);
+        let answers = topology.ask(LaneName::Bulk, &keys, |key| scripts.slot(key), look).await;
         keys.iter().zip(answers).map(|(key, answer)| looked(answer, key)).collect()
     }
 
@@ -219,21 +253,17 @@ impl Store for RedisStore {
     /// for the whole batch: what such a server once knew must not be acknowledged. A node of a cluster that
     /// was demoted sends every reader to the primary, so there all are bare.
     async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        let topology = &self.inner.topology;
-        // What is to be durable has to be written once more, and only a script can do that.
-        let durable = self.inner.durability != Durability::Primary;
+        let Inner { topology, scripts, .. } = &*self.inner;
+        // What is to be durable has to be written once more, and only a script can do that; or look into buckets.
+        let all = self.inner.durability != Durability::Primary || scripts.buckets().is_some();
         let is_guard = |position: usize| {
-            durable || (matches!(topology, Topology::One(_)) && position.is_multiple_of(MAX_BATCH_ITEMS))
+            all || (matches!(topology, Topology::One(_)) && position.is_multiple_of(MAX_BATCH_ITEMS))
         };
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
-        let request = |(position, key): &(usize, &StoreKey)| {
-            if is_guard(*position) {
-                self.inner.scripts.look_ahead(key.as_str())
-            } else {
-                Request::get(key.as_str())
-            }
+        let request = |(position, key): &(usize, &StoreKey), _: &Node| {
+            if is_guard(*position) { scripts.look_ahead(key) } else { Request::get(key.as_str()) }
         };
-        let answers = topology.ask(LaneName::Bulk, &items, |(_, key)| key.as_str(), request).await;
+        let answers = topology.ask(LaneName::Bulk, &items, |(_, key)| scripts.slot(key), request).await;
         let mut refusal = None;
         let read = |(position, (key, answer)): (usize, (&StoreKey, Answer))| {
             let record = if is_guard(position) {
@@ -256,10 +286,14 @@ impl Store for RedisStore {
         proposed: &str,
     ) -> Result<String, StoreError> {
         self.try_rights(scope).await?;
-        let request = |key: &&str| self.inner.scripts.describe(key, expected, proposed);
+        let scripts = &self.inner.scripts;
+        let buckets = scripts.buckets();
+        let (marked, proposed) =
+            (expected.map(|expected| marked(buckets, expected)), marked(buckets, proposed));
+        let request = |key: &&str| scripts.describe(key, marked.as_deref(), &proposed);
         match self.ask_one(&descriptor_key(scope), request).await? {
             Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
-            Value::BulkString(kept) => Ok(String::from_utf8_lossy(&kept).into_owned()),
+            Value::BulkString(kept) => unmarked(buckets, &String::from_utf8_lossy(&kept)),
             _ => Err(StoreError::unknown("describe.lua said something unheard of")),
         }
     }
@@ -267,7 +301,9 @@ impl Store for RedisStore {
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         match self.ask_one(&descriptor_key(scope), |key| Request::get(key)).await? {
             Value::Nil => Ok(None),
-            Value::BulkString(kept) => Ok(Some(String::from_utf8_lossy(&kept).into_owned())),
+            Value::BulkString(kept) => {
+                unmarked(self.inner.scripts.buckets(), &String::from_utf8_lossy(&kept)).map(Some)
+            }
             _ => Err(StoreError::unknown("the server said something unheard of")),
         }
     }
@@ -275,7 +311,7 @@ impl Store for RedisStore {
     fn part(&self, key: &StoreKey) -> u64 {
         match &self.inner.topology {
             Topology::One(_) => 0,
-            Topology::Cluster(cluster) => cluster.part(key.as_str()),
+            Topology::Cluster(cluster) => cluster.part(self.inner.scripts.slot(key)),
         }
     }
 
@@ -324,10 +360,6 @@ fn sound(answer: Answer) -> Result<Value, StoreError> {
 /// Keys of records go on with a digest after the colon, and none is ever this word.
 fn descriptor_key(scope: &Scope) -> String {
     format!("{}:descriptor", scope.as_str())
-}
-
-fn key_of<'a>(command: &'a &Command) -> &'a str {
-    command.key.as_str()
 }
 
 fn is_claim(command: &Command) -> bool {

@@ -8,6 +8,7 @@ use oncegate_core::rules::Operation;
 use oncegate_core::store::{Command, Store, StoreError};
 
 use super::RedisStore;
+use super::scripts::Request;
 
 /// What the look at the rights leaves behind goes by itself after this time.
 const PROBE_LEFT: Duration = Duration::from_secs(1);
@@ -17,6 +18,9 @@ const ALWAYS: &str = "+evalsha +script|load +get +set +pttl +pexpire +pexpiretim
 
 /// What a node of a cluster must allow besides.
 const IN_A_CLUSTER: &str = "+cluster|slots +asking";
+
+/// What buckets need besides.
+const IN_BUCKETS: &str = "+hget +hset +hdel +hlen +hgetall +del +pexpireat";
 
 impl RedisStore {
     /// The rules for `ACL SETUSER` that let a user work on this scope and on nothing else.
@@ -28,6 +32,9 @@ impl RedisStore {
         let mut rules = format!("~{}:* -@all {ALWAYS}", scope.as_str());
         if self.is_cluster() {
             rules = format!("{rules} {IN_A_CLUSTER}");
+        }
+        if self.inner.scripts.buckets().is_some() {
+            rules = format!("{rules} {IN_BUCKETS}");
         }
         rules + self.inner.durability.rights()
     }
@@ -55,6 +62,18 @@ impl RedisStore {
         refusal = refusal.or(looked.filter(is_refusal));
         for operation in [complete, claim(other, false)] {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
+        }
+        if self.inner.scripts.buckets().is_some() {
+            // Not every completion needs these.
+            for (verb, field) in [("HGETALL", None), ("HDEL", Some("none"))] {
+                let request = |key: &&str| {
+                    let mut cmd = redis::cmd(verb);
+                    cmd.arg(*key).arg(field);
+                    Request::plain(cmd)
+                };
+                let answer = self.ask_one(&format!("{}:rights", scope.as_str()), request).await;
+                refusal = refusal.or(answer.err().filter(is_refusal));
+            }
         }
         refusal.map_or(Ok(()), |refusal| {
             let rules = self.acl_rules(scope);

@@ -4,17 +4,23 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, TokenTag};
 use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
-use oncegate_core::store::{Command, Looked};
-use redis::{Arg, Cmd};
+use oncegate_core::store::{Command, Looked, StoreError};
+use redis::{Arg, Cmd, Value};
 
+use super::buckets::{Buckets, Names};
 use super::layout::{self, Garbage};
+use super::link::Answer;
 use super::losses::Witness;
+use super::{native, slots};
 use crate::batch::Item;
 
 /// About what a request costs on the wire besides its key and its payload.
 const OVERHEAD_BYTES: usize = 160;
+
+const COMPACT: &str = include_str!("../../lua/compact.lua");
 
 /// One script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +33,7 @@ pub(super) enum Verb {
     HandOver,
     Reopen,
     Look,
+    /// The last one: it is about no record.
     Describe,
 }
 
@@ -37,6 +44,11 @@ const VERBS: usize = 9;
 pub(super) struct Scripts {
     sources: [Source; VERBS],
     durable: bool,
+    /// Whether plain commands stand for scripts where they can.
+    plain: bool,
+    buckets: Option<Buckets>,
+    /// What goes before every verb when completions are kept in buckets.
+    compact: Cow<'static, str>,
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +79,7 @@ impl Default for Scripts {
             Source::new(include_str!("../../lua/look.lua")),
             Source::new(include_str!("../../lua/describe.lua")),
         ];
-        Self { sources, durable: false }
+        Self { sources, durable: false, plain: true, buckets: None, compact: COMPACT.into() }
     }
 }
 
@@ -75,6 +87,26 @@ impl Scripts {
     /// Whether what is found settled is written once more, so that its durability can be waited for.
     pub(super) fn durable(self, durable: bool) -> Self {
         Self { durable, ..self }
+    }
+
+    /// Keeps completions without a result in buckets: each verb works through `compact.lua`, and no plain command will do.
+    pub(super) fn in_buckets(mut self, buckets: Buckets) -> Self {
+        let compact = &self.compact;
+        for source in self.sources.iter_mut().take(Verb::Describe as usize) {
+            // The line with the flags has to stay the first one.
+            let text = match source.text.split_once('\n') {
+                Some((flags, verb)) if flags.starts_with("#!") => format!("{flags}\n{compact}{verb}"),
+                _ => format!("{compact}{}", source.text),
+            };
+            *source = Source::new(text);
+        }
+        Self { buckets: Some(buckets), plain: false, ..self }
+    }
+
+    /// Asks for everything by a script, to prove that plain commands say the same.
+    #[cfg(feature = "testing")]
+    pub(super) fn alone(self) -> Self {
+        Self { plain: false, ..self }
     }
 
     /// Replaces the one place where `from` stands in a script, to prove that a test notices.
@@ -86,14 +118,18 @@ impl Scripts {
         /// The files without their ending, in the order of `Verb`.
         const NAMES: [&str; VERBS] =
             ["claim", "extend", "complete", "release", "fail", "hand_over", "reopen", "look", "describe"];
+        let rewritten = |text: &str| match text.matches(from).count() {
+            1 => Ok(text.replace(from, to)),
+            found => Err(format!("{name}.lua has `{from}` {found} times")),
+        };
+        if name == "compact" {
+            self.compact = rewritten(&self.compact)?.into();
+            return Ok(());
+        }
         let mut named = NAMES.iter().zip(&mut self.sources);
         let source = named.find(|(known, _)| **known == name).map(|(_, source)| source);
         let source = source.ok_or_else(|| format!("there is no {name}.lua"))?;
-        let found = source.text.matches(from).count();
-        if found != 1 {
-            return Err(format!("{name}.lua has `{from}` {found} times"));
-        }
-        *source = Source::new(source.text.replace(from, to));
+        *source = Source::new(rewritten(&source.text)?);
         Ok(())
     }
 
@@ -106,20 +142,59 @@ impl Scripts {
         })
     }
 
-    fn call(&self, verb: Verb, key: &str, payload_bytes: usize) -> Cmd {
+    fn evalsha(&self, verb: Verb, bytes: usize) -> Cmd {
         let source = self.sources.get(verb as usize).expect("there is a source for each verb");
-        let mut cmd = Cmd::with_capacity(8, OVERHEAD_BYTES + key.len() + payload_bytes);
-        cmd.arg("EVALSHA").arg(&*source.sha).arg("1").arg(key);
+        let mut cmd = Cmd::with_capacity(9, OVERHEAD_BYTES + bytes);
+        cmd.arg("EVALSHA").arg(&*source.sha);
         cmd
     }
 
-    /// What asks the server for `command`.
-    pub(super) fn request(&self, command: &Command) -> Request {
-        let key = command.key.as_str();
+    fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
+        let mut cmd = self.evalsha(verb, key.as_str().len() + payload_bytes);
+        match self.buckets {
+            None => cmd.arg("1").arg(key.as_str()),
+            Some(buckets) => {
+                let Names { record, bucket, field } = buckets.names(key);
+                cmd.arg("2").arg(record).arg(bucket).arg(&field)
+            }
+        };
+        cmd
+    }
+
+    /// The slot of a record in a cluster.
+    pub(super) fn slot(&self, key: &StoreKey) -> u16 {
+        self.buckets.map_or_else(|| slots::slot(key.as_str()), |buckets| buckets.slot(key))
+    }
+
+    pub(super) fn buckets(&self) -> Option<Buckets> {
+        self.buckets
+    }
+
+    /// What asks a server for `command`: a plain command if one is enough there, or else the script.
+    pub(super) fn request(&self, command: &Command, has_ifeq: bool) -> Request {
+        let plain = if self.plain { native::request(command, has_ifeq) } else { None };
+        plain.unwrap_or_else(|| self.script(command))
+    }
+
+    /// What the answer to [`request`](Self::request) says; `None` when the script has to be asked.
+    pub(super) fn settled(&self, command: &Command, answer: Answer) -> Option<Result<Reply, StoreError>> {
+        let is_plain = self.plain
+            && match command.operation {
+                Operation::Claim { fenced, .. } => !fenced,
+                // Only a script answers in words.
+                Operation::Complete { .. } => !matches!(answer, Ok(Value::BulkString(_))),
+                _ => false,
+            };
+        if is_plain { native::settled(command, answer, self.durable) } else { Some(said(command, answer)) }
+    }
+
+    /// What asks the script for `command`.
+    pub(super) fn script(&self, command: &Command) -> Request {
+        let key = &command.key;
         let mut payload_bytes = 0;
         let cmd = match &command.operation {
             Operation::Claim { token, lease, fingerprint, fenced } => {
-                let record = first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
+                let record = layout::first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
                 let mut cmd = self.call(Verb::Claim, key, 0);
                 match record.split_last() {
                     Some((_attempt, unnumbered)) if *fenced => cmd.arg(unnumbered),
@@ -139,9 +214,9 @@ impl Scripts {
             Operation::Complete { token, fingerprint, result, retention } => {
                 payload_bytes = result.len();
                 let fingerprint = layout::fingerprint_bytes(*fingerprint);
-                let completed = completed(token.tag(), fingerprint, result);
+                let completed = layout::completed(token.tag(), fingerprint, result);
                 let mut cmd = self.call(Verb::Complete, key, payload_bytes);
-                cmd.arg(&first_attempt(token.as_bytes(), fingerprint)).arg(&completed);
+                cmd.arg(&layout::first_attempt(token.as_bytes(), fingerprint)).arg(&completed);
                 cmd.arg(layout::millis(*retention));
                 cmd
             }
@@ -173,16 +248,20 @@ impl Scripts {
         let completes = matches!(command.operation, Operation::Complete { .. });
         // A heartbeat waits for nobody.
         let confirm = !matches!(command.operation, Operation::Extend { .. });
-        Request { completes, confirm, ..Request::new(cmd, OVERHEAD_BYTES + key.len() + payload_bytes) }
+        Request {
+            completes,
+            confirm,
+            ..Request::new(cmd, OVERHEAD_BYTES + key.as_str().len() + payload_bytes)
+        }
     }
 
     /// What asks for a record and the time it has left.
-    pub(super) fn look(&self, key: &str) -> Request {
-        Request::new(self.call(Verb::Look, key, 0), OVERHEAD_BYTES + key.len())
+    pub(super) fn look(&self, key: &StoreKey) -> Request {
+        Request::new(self.call(Verb::Look, key, 0), OVERHEAD_BYTES + key.as_str().len())
     }
 
     /// The same, for what will be acknowledged if it is completed.
-    pub(super) fn look_ahead(&self, key: &str) -> Request {
+    pub(super) fn look_ahead(&self, key: &StoreKey) -> Request {
         let mut request = self.look(key);
         if self.durable {
             request.cmd.arg("1");
@@ -190,24 +269,35 @@ impl Scripts {
         request.confirmed()
     }
 
-    /// The key, the tag and the retention of a request that completes.
-    pub(super) fn witness(cmd: &Cmd) -> Option<Witness> {
-        // EVALSHA, the script, the number of keys, the key, the first attempt, the record, the retention.
-        let mut args = cmd.args_iter().skip(3).filter_map(|arg| match arg {
+    /// What shows whether a request that completed is forgotten: how to ask, the tag, and the retention.
+    pub(super) fn witness(&self, cmd: &Cmd) -> Option<Witness> {
+        let words = cmd.args_iter().filter_map(|arg| match arg {
             Arg::Simple(bytes) => Some(bytes),
             _ => None,
         });
-        let (key, _, record, retention) = (args.next()?, args.next()?, args.next()?, args.next()?);
-        let text = |bytes| std::str::from_utf8(bytes).ok();
+        let words: Vec<&[u8]> = words.collect();
+        let look = self.sources.get(Verb::Look as usize)?.sha.as_bytes();
+        let (question, record, retention) = match *words.as_slice() {
+            // SET, PX and IFEQ; or EVALSHA, the script, the number of keys, and the first attempt.
+            [b"SET", key, record, _, retention, ..] | [_, _, _, key, _, record, retention] => {
+                (vec![b"GET".as_slice(), key], record, retention)
+            }
+            // Here the record is in its bucket, or it was.
+            [evalsha, _, keys, key, bucket, field, _, record, retention] => {
+                (vec![evalsha, look, keys, key, bucket, field], record, retention)
+            }
+            _ => return None,
+        };
         let tag = record.get(1..5)?.try_into().ok()?;
-        Witness::new(text(key)?, tag, Duration::from_millis(text(retention)?.parse().ok()?))
+        let retention = std::str::from_utf8(retention).ok()?.parse().ok()?;
+        Witness::new(&question, tag, Duration::from_millis(retention))
     }
 
     /// What compares and sets a descriptor.
     pub(super) fn describe(&self, key: &str, expected: Option<&str>, proposed: &str) -> Request {
         let bytes = proposed.len() + expected.map_or(0, str::len);
-        let mut cmd = self.call(Verb::Describe, key, bytes);
-        cmd.arg(proposed);
+        let mut cmd = self.evalsha(Verb::Describe, key.len() + bytes);
+        cmd.arg("1").arg(key).arg(proposed);
         if let Some(expected) = expected {
             cmd.arg(expected);
         }
@@ -229,11 +319,11 @@ pub(super) struct Request {
 }
 
 impl Request {
-    fn new(cmd: Cmd, bytes: usize) -> Self {
+    pub(super) fn new(cmd: Cmd, bytes: usize) -> Self {
         Self { cmd, asking: false, confirm: false, completes: false, bytes }
     }
 
-    fn confirmed(self) -> Self {
+    pub(super) fn confirmed(self) -> Self {
         Self { confirm: true, ..self }
     }
 
@@ -247,6 +337,11 @@ impl Request {
         let mut cmd = Cmd::with_capacity(2, key.len() + 4);
         cmd.arg("GET").arg(key);
         Self::new(cmd, key.len() + 24)
+    }
+
+    /// A small question.
+    pub(super) fn plain(cmd: Cmd) -> Self {
+        Self::new(cmd, OVERHEAD_BYTES)
     }
 
     /// How the server keeps its data; not every user may ask.
@@ -268,27 +363,6 @@ impl Item for Request {
     }
 }
 
-/// The bytes of an unfenced first attempt, put together on the stack: this is the path of every message.
-fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] {
-    let mut record = [b'P'; 25];
-    let (_, rest) = record.split_at_mut(1);
-    let (token_place, rest) = rest.split_at_mut(16);
-    let (fingerprint_place, attempt_place) = rest.split_at_mut(7);
-    token_place.copy_from_slice(token);
-    fingerprint_place.copy_from_slice(&fingerprint);
-    attempt_place.fill(1);
-    record
-}
-
-fn completed(TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) -> Vec<u8> {
-    let mut record = Vec::with_capacity(12 + result.len());
-    record.push(b'C');
-    record.extend_from_slice(&tag);
-    record.extend_from_slice(&fingerprint);
-    record.extend_from_slice(result);
-    record
-}
-
 /// What a reopened record becomes, as in [`oncegate_core::rules`].
 fn reopened(expected: &Record) -> Record {
     let fence = match expected.state {
@@ -300,8 +374,13 @@ fn reopened(expected: &Record) -> Record {
     Record { expires_at: StoreTime::default(), fingerprint: None, state }
 }
 
-/// What a script said about `operation`.
-pub(super) fn reply(operation: &Operation, said: Vec<u8>) -> Result<Reply, Garbage> {
+/// What a script answered to `command`.
+pub(super) fn said(command: &Command, answer: Answer) -> Result<Reply, StoreError> {
+    let said = super::bulk_string(answer, &command.key)?.unwrap_or_default();
+    reply(&command.operation, said).map_err(|why| StoreError::unreadable(command.key.clone(), why))
+}
+
+fn reply(operation: &Operation, said: Vec<u8>) -> Result<Reply, Garbage> {
     if matches!(operation, Operation::Claim { .. }) {
         return verdict(Bytes::from(said));
     }

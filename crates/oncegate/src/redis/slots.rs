@@ -7,9 +7,9 @@ use redis::{ServerError, Value};
 /// How many slots a cluster has.
 pub(super) const SLOTS: usize = 16_384;
 
-/// The slot of a key. Ours hold no braces, so all of a key counts.
+/// The slot of a key without braces, or of what stands in the braces of one with them.
 pub(super) fn slot(key: &str) -> u16 {
-    debug_assert!(!key.contains('{'), "a key's scope holds no braces");
+    debug_assert!(!key.contains('{'), "a scope holds no braces");
     crc16::State::<crc16::XMODEM>::calculate(key.as_bytes()) % (SLOTS as u16)
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn watch(
 
 async fn look_at(losses: &Losses, node: &Node) {
     let question = losses.question();
-    let requests = std::iter::once(Request::info()).chain(question.keys().map(Request::get)).collect();
+    let requests = std::iter::once(Request::info()).chain(question.commands().map(Request::plain)).collect();
     let answers = node.ask(LaneName::Heartbeats, requests).await;
     // A server that does not answer is judged when it does.
     let Ok(values) = answers.into_iter().collect::<Result<Vec<Value>, _>>() else { return };

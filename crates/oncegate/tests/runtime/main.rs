@@ -8,13 +8,14 @@ mod monitor;
 mod results;
 mod retries;
 mod stop;
+mod tenants;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use list::{Letters, List, Listed};
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::{BadKeys, FloodLimit};
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
 use oncegate::core::store::Store;
@@ -169,6 +170,16 @@ async fn without_dead_letters_the_first_hopeless_message_stops_the_consumer() {
     assert!(matches!(error, ConsumerError::NoDeadLetters { .. }), "{error}");
     assert!(error.to_string().contains("dead_letters"), "the error names the setting: {error}");
     assert_eq!(bench.list.acked(), [0_i64; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
+    let bench = Bench::of([("", "{not json".to_owned())]);
+    let consumer = bench.consumer(async |_: Message| Ok(())).bad_keys(BadKeys::Refuse);
+    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
+    assert!(matches!(error, ConsumerError::BadKey { .. }), "{error}");
+    assert!(error.to_string().contains("`bad_keys`"), "{error}");
+    assert_eq!((bench.letters.causes().len(), bench.list.acked().len()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

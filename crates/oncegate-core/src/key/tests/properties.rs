@@ -182,6 +182,24 @@ fn keys_are_equal_exactly_when_documents_are() {
 }
 
 #[test]
+fn numbers_that_a_float_would_merge_have_keys_of_their_own() {
+    let key = compiled("a");
+    for (one, two) in [
+        ("9007199254740993", "9007199254740992"),
+        ("18446744073709551616", "18446744073709551615"),
+        ("0.1", "0.1000000000000000055511151231257827"),
+        ("1e-400", "0"),
+        ("1e400", "2e400"),
+    ] {
+        let keys = [one, two].map(|number| {
+            let payload = format!(r#"{{"a":{number}}}"#);
+            key.derive("orders", &KeyInput::payload(&payload)).unwrap()
+        });
+        assert_ne!(keys[0], keys[1], "{one} {two}");
+    }
+}
+
+#[test]
 fn exceptions_are_as_if_they_were_not_there() {
     let except = compiled("payload-except:a,b.a,1");
     let whole = compiled("payload");

@@ -46,6 +46,7 @@ impl Engine {
             _ if part_of(item).is_some_and(|part| self.outages.contains_key(&part)) => {
                 (Stage::HeldBack, item.received_at)
             }
+            _ if self.tenants.is_full(item.tenant) => (Stage::Parked(WaitCause::Tenant), item.received_at),
             _ if item.identity.is_ok() && !item.route.breaker.is_closed() => {
                 (Stage::Parked(WaitCause::Breaker), item.received_at)
             }

@@ -23,6 +23,7 @@ impl Engine {
         self.parked.clear();
         self.outages.clear();
         self.held.clear();
+        self.tenants.clear();
         self.lanes.clear();
         let deadline = Instant::now() + self.shared.settings.stop_deadline;
         if !self.drain_until(deadline).await {

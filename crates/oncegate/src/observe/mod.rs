@@ -1,12 +1,16 @@
 //! What oncegate tells the outside about itself: one trait, one enum.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::dead_letters::DeadLetterCause;
+use crate::message::Origin;
+
+mod catalogue;
+mod counters;
+
+pub use catalogue::{CATALOGUE, Kind, Metric};
+pub use counters::Counters;
 
 /// Gets every event. Called on the hot path: count, do not block.
 pub trait Observer: Send + Sync + fmt::Debug {
@@ -14,7 +18,8 @@ pub trait Observer: Send + Sync + fmt::Debug {
     fn observe(&self, event: Event<'_>);
 }
 
-/// Something that happened. No event carries payload or key material.
+/// Something that happened. No event carries payload or key material; the reason of a dead letter is as careful as
+/// the handler that gave it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -24,6 +29,15 @@ pub enum Event<'a> {
         scope: &'a str,
         /// `granted`, `completed`, `busy`, `failed` or `mismatch`.
         verdict: &'static str,
+    },
+    /// The store was asked, and has answered or failed to.
+    StoreCalled {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `claim`, `extend`, `complete`, `release`, `fail`, `hand_over` or `reopen`.
+        operation: &'static str,
+        /// How long that took, the wait for its batch included.
+        took: Duration,
     },
     /// A handler returned.
     HandlerRan {
@@ -85,6 +99,10 @@ pub enum Event<'a> {
         scope: &'a str,
         /// Why.
         cause: DeadLetterCause,
+        /// Where the message came from.
+        origin: &'a Origin,
+        /// Why, in words: a handler's own, where it gave up or failed too often.
+        reason: &'a str,
     },
     /// An HTTP request under an idempotency key was answered.
     Answered {
@@ -95,8 +113,13 @@ pub enum Event<'a> {
     },
     /// Messages were acknowledged to the source.
     Acked {
+        /// The gate's scope.
+        scope: &'a str,
         /// How many.
         count: u64,
+        /// How long ago the broker got the message, by this machine's clock, if its handler has just succeeded and
+        /// the broker says when. A clock that is behind the broker's makes it zero.
+        age: Option<Duration>,
     },
     /// The store gave no answer about a key.
     StoreError {
@@ -133,6 +156,11 @@ pub enum Event<'a> {
         assigned: usize,
         /// How many went.
         revoked: usize,
+    },
+    /// Partitions are no longer fetched, and what was prefetched of them is thrown away.
+    SourcePaused {
+        /// `full` (nobody receives), or `span` (too much of a partition is unfinished).
+        cause: &'static str,
     },
     /// The group had dropped this member of a Kafka group, and another one joins in its place: what was received and
     /// not committed is delivered again.
@@ -266,90 +294,5 @@ impl ExtraRunCause {
             Self::Retention => "retention",
             Self::Reset => "reset",
         }
-    }
-}
-
-impl Event<'_> {
-    /// The name and label under which the event is counted, and how much it counts. The label is empty where
-    /// the event has no kinds. The one place that names what oncegate counts.
-    pub const fn metric(&self) -> (&'static str, &'static str, u64) {
-        match *self {
-            Self::Claimed { verdict, .. } => ("claims", verdict, 1),
-            Self::HandlerRan { outcome, .. } => ("handler_runs", outcome.as_str(), 1),
-            Self::ExtraRun { cause, .. } => ("extra_runs", cause.as_str(), 1),
-            Self::CompleteLost { .. } => ("complete_lost", "", 1),
-            Self::FingerprintUncompared { .. } => ("fingerprints_uncompared", "", 1),
-            Self::ResultNotKept { .. } => ("results_not_kept", "", 1),
-            Self::ResultLost { .. } => ("results_lost", "", 1),
-            Self::ResultStoreError { operation, .. } => ("result_store_errors", operation, 1),
-            Self::DuplicateHookFailed { .. } => ("duplicate_hooks_failed", "", 1),
-            Self::Retried { .. } => ("retries", "", 1),
-            Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),
-            Self::Answered { answer, .. } => ("answers", answer, 1),
-            Self::Acked { count } => ("acks", "", count),
-            Self::StoreError { class, .. } => ("store_errors", class, 1),
-            Self::StoreLost { .. } => ("store_losses", "", 1),
-            Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
-            Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
-            Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
-            Self::Quarantined { .. } => ("quarantined", "", 1),
-            Self::Rebalanced { .. } => ("rebalances", "", 1),
-            Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
-            Self::TopicMadeAgain => ("topics_made_again", "", 1),
-            Self::MessagesGone { count } => ("messages_gone", "", count),
-            Self::Committed { .. } => ("commits", "", 1),
-            Self::SourceError { operation } => ("source_errors", operation, 1),
-            Self::SqsCalled { operation } => ("sqs_calls", operation, 1),
-            Self::SqsVisibilityExtended { count } => ("sqs_visibility_extensions", "", count),
-            Self::SqsVisibilityLost { count } => ("sqs_visibility_lost", "", count),
-            Self::SqsHandedBack { count } => ("sqs_handed_back", "", count),
-            Self::SqsDeleteFailed { count } => ("sqs_deletes_failed", "", count),
-            Self::SqsLastReceive => ("sqs_last_receives", "", 1),
-        }
-    }
-}
-
-/// What happens for each message: counted without a lock.
-const FREQUENT: [(&str, &str); 4] =
-    [("claims", "granted"), ("claims", "completed"), ("handler_runs", "succeeded"), ("acks", "")];
-
-/// Counts events by [name and label](Event::metric).
-#[derive(Debug, Default)]
-pub struct Counters {
-    frequent: [AtomicU64; FREQUENT.len()],
-    counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
-}
-
-impl Counters {
-    /// How often `name` was counted with `label`, such as `("extra_runs", "crash_takeover")`.
-    pub fn get(&self, name: &str, label: &str) -> u64 {
-        self.snapshot().iter().find(|((n, l), _)| *n == name && *l == label).map_or(0, |(_, count)| *count)
-    }
-
-    /// How often `name` was counted with any label.
-    pub fn total(&self, name: &str) -> u64 {
-        self.snapshot().iter().filter(|((n, _), _)| *n == name).map(|(_, count)| count).sum()
-    }
-
-    /// Every count so far that is not zero, by name and label.
-    pub fn snapshot(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let frequent =
-            FREQUENT.into_iter().zip(&self.frequent).map(|(metric, count)| (metric, count.load(Relaxed)));
-        counts.extend(frequent.filter(|(_, count)| *count > 0));
-        counts
-    }
-}
-
-impl Observer for Counters {
-    fn observe(&self, event: Event<'_>) {
-        let (name, label, count) = event.metric();
-        let frequent = FREQUENT.into_iter().zip(&self.frequent).find(|(metric, _)| *metric == (name, label));
-        if let Some((_, counter)) = frequent {
-            counter.fetch_add(count, Relaxed);
-            return;
-        }
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((name, label)).or_default() +=
-            count;
     }
 }

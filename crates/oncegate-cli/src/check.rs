@@ -1,0 +1,102 @@
+//! `oncegate check` and `oncegate schema`: what is wrong with a configuration, and what one may say.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::config::table::{self, Explained};
+use crate::config::{self, Finding, Secrets, Severity};
+use crate::exit::{Exit, Problem};
+use crate::output;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.check/1";
+
+/// Check a configuration without connecting to anything: all mistakes at once, each with its line
+///
+/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. Exit code 1: it has errors.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The configuration
+    #[arg(value_name = "FILE")]
+    config: PathBuf,
+
+    /// Show every setting that is in force, and where it came from
+    #[arg(long)]
+    explain: bool,
+
+    /// Refuse secrets that stand in the configuration itself
+    #[arg(long)]
+    strict: bool,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    ok: bool,
+    findings: &'a [Finding],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    settings: Vec<Explained>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
+    let loaded = config::load(Some(&args.config), |_| Vec::new(), secrets)?;
+    let findings = &loaded.findings;
+    let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
+    let ok = !findings.has_errors();
+    if args.json {
+        output::answer_json(&Document { schema: SCHEMA, ok, findings: &findings.all, settings })?;
+        return Ok(if ok { Exit::Yes } else { Exit::No });
+    }
+    if !findings.all.is_empty() {
+        eprintln!("{}\n", loaded.render());
+    }
+    if !settings.is_empty() {
+        output::answer(&explained(&settings))?;
+    }
+    let (errors, warnings) = (findings.count(Severity::Error), findings.count(Severity::Warning));
+    let file = args.config.display();
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    match (errors, warnings) {
+        (0, 0) => output::answer(&format!("{file} is fine."))?,
+        (0, _) => output::answer(&format!("{file} will do, with {warnings} warning{}.", plural(warnings)))?,
+        _ => {
+            let warnings = format!("{warnings} warning{}", plural(warnings));
+            output::answer(&format!("{file} has {errors} error{} and {warnings}.", plural(errors)))?;
+        }
+    }
+    Ok(if ok { Exit::Yes } else { Exit::No })
+}
+
+/// A setting a line, origins below each other.
+fn explained(settings: &[Explained]) -> String {
+    /// What is longer pushes its origin to the right alone, and not all others.
+    const WIDTH_MOST: usize = 70;
+    let text = |Explained { path, value, .. }: &Explained| format!("{path} = {value}");
+    let widths = settings.iter().map(|setting| text(setting).chars().count());
+    let width = widths.filter(|width| *width <= WIDTH_MOST).max().unwrap_or(0);
+    let line = |setting: &Explained| format!("{:width$}  # {}", text(setting), setting.origin);
+    settings.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Print what a configuration may say: a JSON schema for editors, or the table of the documentation
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// `config`: the JSON schema; `settings`: a table in Markdown
+    #[arg(value_name = "WHAT", value_parser = ["config", "settings"])]
+    what: String,
+}
+
+pub(crate) fn schema(args: &SchemaArgs) -> Result<Exit, Problem> {
+    match args.what.as_str() {
+        "settings" => output::answer(&table::markdown())?,
+        _ => output::answer_json(&table::schema())?,
+    }
+    Ok(Exit::Yes)
+}

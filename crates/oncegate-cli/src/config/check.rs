@@ -1,0 +1,326 @@
+//! What must be there, and what must fit together, as far as it can be known without a server.
+
+use std::collections::BTreeMap;
+
+use oncegate::MemoryStore;
+use oncegate::core::key::Scope;
+
+use super::findings::About;
+use super::shape::{Consumer, DeadLetters, Handler, Source};
+use super::values::{Property, Secret, Time};
+use super::{Loaded, Path, Secrets, Severity};
+use crate::run::build;
+
+fn path<const N: usize>(parts: [&str; N]) -> Path {
+    parts.map(str::to_owned).into()
+}
+
+impl Loaded {
+    fn error(&mut self, path: &[String], message: impl Into<String>) {
+        self.findings.add(&self.layers, &self.text, (Severity::Error, About::Value), path, message);
+    }
+
+    fn warn(&mut self, path: &[String], message: impl Into<String>) {
+        self.findings.add(&self.layers, &self.text, (Severity::Warning, About::Value), path, message);
+    }
+
+    /// What is not there, unless it was there and wrong.
+    fn missing(&mut self, path: &[String], what: &str) {
+        if !self.findings.is_spoilt(path) {
+            self.error(path, format!("it is missing: {what}"));
+        }
+    }
+
+    /// Where a consumer's setting is: its own, or the one that it inherits.
+    fn place(&self, consumer: &str, setting: &[&str]) -> Path {
+        let at = |above: Path| [above, setting.iter().map(|part| (*part).to_owned()).collect()].concat();
+        let own = at(path(["consumer", consumer]));
+        let inherited = at(path(["defaults"]));
+        let first = |place: &Path| place.get(..place.len() - setting.len() + 1).map(<[String]>::to_vec);
+        match first(&own).is_some_and(|place| self.layers.value(&place).is_none()) {
+            true if self.layers.value(&inherited).is_some() => inherited,
+            _ => own,
+        }
+    }
+
+    pub(super) fn check(&mut self, secrets: Secrets) {
+        match self.config.version {
+            None | Some(1) => {}
+            Some(other) => self.error(&path(["version"]), format!("this build reads version 1, not {other}")),
+        }
+        self.check_store(secrets);
+        if self.config.consumer.is_empty() {
+            self.missing(&path(["consumer"]), "a table as [consumer.billing]");
+        }
+        let consumers: Vec<(String, Consumer)> =
+            self.consumers().map(|(name, consumer)| (name.to_owned(), consumer)).collect();
+        for (name, consumer) in &consumers {
+            self.check_consumer(name, consumer, secrets);
+        }
+        self.check_groups(&consumers);
+    }
+
+    fn check_store(&mut self, secrets: Secrets) {
+        let store = self.config.store.clone().unwrap_or_default();
+        let Some(url) = &store.url else {
+            return self.missing(&path(["store", "url"]), "such as \"redis://localhost:6379\"");
+        };
+        if let Err(problem) = crate::store::check(url) {
+            self.error(&path(["store", "url"]), problem.to_string());
+        }
+        let userinfo =
+            url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
+        let in_url = userinfo.is_some_and(|user| user.contains(':'));
+        if in_url {
+            self.judge_literal(
+                &path(["store", "url"]),
+                secrets,
+                "a password stands in the URL; take it out, and set `password`",
+            );
+        }
+        if let Some(password) = &store.password {
+            let at = path(["store", "password"]);
+            self.check_secret(&at, password, secrets);
+            if in_url {
+                self.error(&at, "there is a password in the URL as well");
+            }
+        }
+    }
+
+    fn check_secret(&mut self, at: &[String], secret: &Secret, secrets: Secrets) {
+        if matches!(secret, Secret::Literal(_)) {
+            self.judge_literal(
+                at,
+                secrets,
+                "this is the secret itself; put it into { file = \"…\" } or { env = \"…\" }",
+            );
+        }
+    }
+
+    fn judge_literal(&mut self, at: &[String], secrets: Secrets, what: &str) {
+        match secrets {
+            Secrets::MayBeLiteral => self.warn(at, what),
+            Secrets::MustBeElsewhere => self.error(at, what),
+        }
+    }
+
+    fn check_consumer(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
+        let own = path(["consumer", name]);
+        if let Err(error) = Scope::new(name) {
+            self.error(&own, error.to_string());
+        }
+        let at = |setting: &str| [own.clone(), path([setting])].concat();
+        if consumer.key.is_none() {
+            self.missing(&at("key"), "what makes two messages the same, as { json = [\"order_id\"] }");
+        }
+        match &consumer.source {
+            None => self.missing(&at("source"), "{ kafka = { brokers, topics } } or { sqs = { queue } }"),
+            Some(source) => self.check_source(name, source, secrets),
+        }
+        match &consumer.handler {
+            None => self.missing(&at("handler"), "{ http = \"http://127.0.0.1:8080/handle\" }, { exec = \"./worker\" } or { command = \"./work\" }"),
+            Some(handler) => self.check_handler(name, consumer, handler, secrets),
+        }
+        match &consumer.dead_letters {
+            None => self.warn(
+                &at("dead_letters"),
+                "there are none: the consumer stops at the first message that must be given up",
+            ),
+            Some(dead_letters) => self.check_dead_letters(name, consumer, dead_letters),
+        }
+        self.check_times(name, consumer);
+        if !self.findings.is_spoilt(&own) {
+            self.check_by_building(name, consumer);
+        }
+    }
+
+    fn check_source(&mut self, name: &str, source: &Source, secrets: Secrets) {
+        let place = self.place(name, &["source"]);
+        match source {
+            Source { kafka: Some(_), sqs: Some(_) } | Source { kafka: None, sqs: None } => {
+                if !self.findings.is_spoilt(&place) {
+                    self.error(&place, "it must be one of `kafka` and `sqs`");
+                }
+            }
+            Source { kafka: Some(kafka), sqs: None } => {
+                for (setting, given) in [("brokers", &kafka.brokers), ("topics", &kafka.topics)] {
+                    if given.as_ref().is_none_or(|names| names.0.iter().all(String::is_empty)) {
+                        let at = self.place(name, &["source", "kafka", setting]);
+                        self.missing(
+                            &at,
+                            if setting == "brokers" { "[\"host:9092\"]" } else { "[\"orders\"]" },
+                        );
+                    }
+                }
+                let secret = kafka.properties.iter().filter(|(name, _)| Property::is_secret(name));
+                for (property, Property(value)) in secret {
+                    let at = self.place(name, &["source", "kafka", "properties", property]);
+                    self.check_secret(&at, value, secrets);
+                }
+            }
+            Source { kafka: None, sqs: Some(sqs) } => {
+                if sqs.queue.as_deref().is_none_or(str::is_empty) {
+                    let at = self.place(name, &["source", "sqs", "queue"]);
+                    self.missing(&at, "the queue's name or URL");
+                }
+            }
+        }
+    }
+
+    fn check_handler(&mut self, name: &str, consumer: &Consumer, handler: &Handler, secrets: Secrets) {
+        let place = |loaded: &Self, setting: &str| loaded.place(name, &["handler", setting]);
+        let kinds = [handler.http.is_some(), handler.exec.is_some(), handler.command.is_some()];
+        if kinds.iter().filter(|given| **given).count() != 1 {
+            let at = self.place(name, &["handler"]);
+            if !self.findings.is_spoilt(&at) {
+                self.error(&at, "it must be one of `http`, `exec` and `command`");
+            }
+            return;
+        }
+        if let Some(url) = &handler.http
+            && let Err(why) = crate::run::http::Endpoint::parse(url, handler.allow_remote.unwrap_or(false))
+        {
+            let at = place(self, "http");
+            self.error(&at, why);
+        }
+        if handler.ready_url.as_ref().is_some_and(|url| crate::run::http::Endpoint::parse(url, true).is_err())
+        {
+            let at = place(self, "ready_url");
+            self.error(&at, "it is no URL, as http://127.0.0.1:8080/ready");
+        }
+        if handler.workers == Some(0) {
+            let at = place(self, "workers");
+            self.error(&at, "at least one worker is needed");
+        }
+        if let Some(token) = &handler.token {
+            let at = place(self, "token");
+            self.check_secret(&at, token, secrets);
+        }
+        let only_http = [
+            ("ready_url", handler.ready_url.is_some()),
+            ("token", handler.token.is_some()),
+            ("http2", handler.http2.is_some()),
+            ("allow_remote", handler.allow_remote.is_some()),
+            ("cloudevents", handler.cloudevents.is_some()),
+            ("content_type", handler.content_type.is_some()),
+        ];
+        for (setting, _) in only_http.into_iter().filter(|(_, given)| *given && handler.http.is_none()) {
+            let at = place(self, setting);
+            self.error(&at, "it belongs to `http`");
+        }
+        if handler.workers.is_some() && handler.exec.is_none() {
+            let at = place(self, "workers");
+            self.error(&at, "it belongs to `exec`");
+        }
+        if let (Some(Time(timeout)), Some(Time(max_run))) = (handler.timeout, consumer.max_run)
+            && timeout > max_run
+        {
+            let at = place(self, "timeout");
+            self.error(&at, "it is longer than `max_run`, which ends a run before");
+        }
+    }
+
+    fn check_dead_letters(&mut self, name: &str, consumer: &Consumer, dead_letters: &DeadLetters) {
+        let source = consumer.source.clone().unwrap_or_default();
+        let queue = |url: &str| url.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
+        let wrong = match (dead_letters, &source.kafka, &source.sqs) {
+            (DeadLetters { kafka: Some(topic), sqs: None }, Some(kafka), _) => {
+                let topics = kafka.topics.clone().unwrap_or_default();
+                topics.0.contains(topic).then(|| {
+                    ("kafka", format!("the topic {topic} is consumed: every letter would come back"))
+                })
+            }
+            (DeadLetters { kafka: Some(_), sqs: None }, None, _) => Some((
+                "kafka",
+                "only a Kafka source has dead letters in Kafka: it tells where the cluster is".to_owned(),
+            )),
+            (DeadLetters { kafka: None, sqs: Some(letters) }, _, Some(sqs)) => {
+                let consumed = sqs.queue.as_deref().map(queue) == Some(queue(letters));
+                consumed.then(|| {
+                    ("sqs", format!("the queue {letters} is consumed: every letter would come back"))
+                })
+            }
+            (DeadLetters { kafka: None, sqs: Some(_) }, _, None) => None,
+            _ => Some(("", "it must be one of `kafka` and `sqs`".to_owned())),
+        };
+        if let Some((setting, message)) = wrong {
+            let setting: Vec<&str> =
+                ["dead_letters", setting].into_iter().filter(|part| !part.is_empty()).collect();
+            let at = self.place(name, &setting);
+            if !self.findings.is_spoilt(&at) {
+                self.error(&at, message);
+            }
+        }
+    }
+
+    fn check_times(&mut self, name: &str, consumer: &Consumer) {
+        let retention = consumer.retention.map_or(oncegate::Gate::DEFAULT_RETENTION, |Time(time)| time);
+        if let Some(Time(horizon)) = consumer.replay_horizon
+            && retention < horizon
+        {
+            let at = self.place(name, &["replay_horizon"]);
+            self.error(&at, "it is longer than `retention`: what is forgotten by then would run again");
+        }
+        let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
+        let store = self.config.store.clone().unwrap_or_default();
+        if let Some(Time(response)) = store.response_timeout
+            && response * 3 > lease
+        {
+            let at = path(["store", "response_timeout"]);
+            self.error(&at, format!("the lease of `{name}` must be three times as long, for its heartbeats"));
+        }
+    }
+
+    /// Lets the library itself judge the settings, with a store in memory in place of the real one.
+    fn check_by_building(&mut self, name: &str, consumer: &Consumer) {
+        if let Some(source) = &consumer.source
+            && let Err(error) = build::check_source(name, source)
+        {
+            let setting = if source.kafka.is_some() { "kafka" } else { "sqs" };
+            let at = self.place(name, &["source", setting]);
+            if !self
+                .findings
+                .all
+                .iter()
+                .any(|finding| finding.path.starts_with(&super::findings::dotted(&at)))
+            {
+                self.error(&at, error);
+            }
+        }
+        let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
+        if let Err(error) = build::check(consumer, gate) {
+            // The library names a setting as a configuration does.
+            let known =
+                ["lease", "retention", "max_run", "concurrency", "max_attempts", "breaker", "tenant_limit"];
+            let mut named =
+                error.split('`').skip(1).step_by(2).map(|name| name.split('.').next().unwrap_or_default());
+            let named = named.find_map(|name| known.iter().find(|known| **known == name));
+            let at = named.map_or_else(|| path(["consumer", name]), |setting| self.place(name, &[setting]));
+            self.error(&at, error);
+        }
+    }
+
+    /// Two consumers in one group must consume the same topics: else each gets partitions that it does not know.
+    fn check_groups(&mut self, consumers: &[(String, Consumer)]) {
+        let mut groups: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+        for (name, consumer) in consumers {
+            let Some(kafka) = consumer.source.as_ref().and_then(|source| source.kafka.as_ref()) else {
+                continue;
+            };
+            let mut topics = kafka.topics.clone().unwrap_or_default().0;
+            topics.sort();
+            let group = kafka.group.clone().unwrap_or_else(|| name.clone());
+            match groups.get(&group) {
+                Some((other, theirs)) if *theirs != topics => {
+                    let at = self.place(name, &["source", "kafka"]);
+                    let message = format!(
+                        "the group `{group}` consumes other topics in `{other}`: give it a `group` of its own"
+                    );
+                    self.error(&at, message);
+                }
+                Some(_) => {}
+                None => drop(groups.insert(group, (name.clone(), topics))),
+            }
+        }
+    }
+}

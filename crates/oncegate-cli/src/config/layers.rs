@@ -1,0 +1,200 @@
+//! File, environment and flags on top of each other: one table, and where each of its values came from.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use toml::{Table, Value};
+use toml_edit::{Document, Item};
+
+/// The way to a setting: `["consumer", "billing", "lease"]`.
+pub(crate) type Path = Vec<String>;
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Bytes of the file: of the name of the setting, and of its value.
+    File {
+        name: Range<usize>,
+        value: Range<usize>,
+    },
+    Environment(String),
+    Flag(String),
+}
+
+/// The prefix of all variables. Those with two underscores after each part of a path are settings.
+const PREFIX: &str = "ONCEGATE_";
+const SEPARATOR: &str = "__";
+
+/// The table as it is read, and the origins of its parts.
+#[derive(Debug, Default)]
+pub(crate) struct Layers {
+    pub(super) table: Table,
+    origins: BTreeMap<Path, Origin>,
+    /// Values that came as text and may stand for something else: `64` for a number.
+    texts: Vec<Path>,
+}
+
+/// The text is no TOML.
+#[derive(Debug)]
+pub(super) struct Broken {
+    pub(super) what: String,
+    pub(super) at: Range<usize>,
+}
+
+impl Layers {
+    pub(super) fn of_file(text: &str) -> Result<Self, Broken> {
+        let document = Document::parse(text)
+            .map_err(|error| Broken { what: error.message().to_owned(), at: error.span().unwrap_or(0..0) })?;
+        let mut layers = Self::default();
+        layers.table = layers.table_of(document.as_table(), &Path::new());
+        Ok(layers)
+    }
+
+    fn table_of(&mut self, table: &dyn toml_edit::TableLike, path: &Path) -> Table {
+        let entry = |(name, item): (&str, &Item)| {
+            let path = [path.as_slice(), &[name.to_owned()]].concat();
+            let named = table.key(name).and_then(toml_edit::Key::span);
+            let value = item.span().or_else(|| named.clone());
+            if let Some(value) = value {
+                let name = named.unwrap_or_else(|| value.clone());
+                self.origins.insert(path.clone(), Origin::File { name, value });
+            }
+            (name.to_owned(), self.value_of(item, &path))
+        };
+        table.iter().map(entry).collect()
+    }
+
+    fn value_of(&mut self, item: &Item, path: &Path) -> Value {
+        if let Some(table) = item.as_table_like() {
+            return Value::Table(self.table_of(table, path));
+        }
+        if let Some(tables) = item.as_array_of_tables() {
+            return Value::Array(
+                tables.iter().map(|table| Value::Table(self.table_of(table, path))).collect(),
+            );
+        }
+        match item.as_value() {
+            Some(toml_edit::Value::Array(array)) => {
+                let value = |value: &toml_edit::Value| self.value_of(&Item::Value(value.clone()), path);
+                Value::Array(array.iter().map(value).collect())
+            }
+            Some(toml_edit::Value::String(text)) => Value::String(text.value().clone()),
+            Some(toml_edit::Value::Integer(number)) => Value::Integer(*number.value()),
+            Some(toml_edit::Value::Float(number)) => Value::Float(*number.value()),
+            Some(toml_edit::Value::Boolean(flag)) => Value::Boolean(*flag.value()),
+            Some(toml_edit::Value::Datetime(date)) => Value::Datetime(*date.value()),
+            _ => Value::Table(Table::new()),
+        }
+    }
+
+    /// Settings among these variables, over what is there already.
+    pub(super) fn add_environment(&mut self, variables: impl IntoIterator<Item = (String, String)>) {
+        for (name, value) in variables {
+            let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| rest.contains(SEPARATOR)) else {
+                continue;
+            };
+            let mut path: Path = rest.split(SEPARATOR).map(str::to_lowercase).collect();
+            if let [section, consumer, ..] = path.as_mut_slice()
+                && section == "consumer"
+                && let Some(known) = self.consumer_like(consumer)
+            {
+                *consumer = known;
+            }
+            if let Some(properties) = path.iter().position(|part| part == "properties") {
+                // Names in the environment have no dots, and those of properties no underscores.
+                let property = path.split_off(properties + 1).join(SEPARATOR).replace('_', ".");
+                path.push(property);
+            }
+            self.set(path, value, Origin::Environment(name));
+        }
+    }
+
+    /// The names of the consumers so far.
+    pub(super) fn consumers(&self) -> Vec<String> {
+        let consumers = self.table.get("consumer").and_then(Value::as_table);
+        consumers.map(|consumers| consumers.keys().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The consumer of the file that a variable means: names there have neither dashes nor dots nor cases.
+    fn consumer_like(&self, name: &str) -> Option<String> {
+        let plain = |name: &str| name.to_lowercase().replace(['-', '.'], "_");
+        let consumers = self.table.get("consumer")?.as_table()?;
+        consumers.keys().find(|known| plain(known) == name).cloned()
+    }
+
+    /// Sets a value that came as text.
+    pub(super) fn set(&mut self, path: Path, text: String, origin: Origin) {
+        insert(&mut self.table, &path, Value::String(text));
+        self.origins.retain(|known, _| !known.starts_with(&path));
+        self.origins.insert(path.clone(), origin);
+        self.texts.push(path);
+    }
+
+    /// Takes the text at `path` for the TOML that it may be; `false` when it came as something else, or was tried before.
+    pub(super) fn reinterpret(&mut self, path: &[String]) -> bool {
+        let Some(at) = self.texts.iter().position(|text| path.starts_with(text)) else { return false };
+        let path = self.texts.swap_remove(at);
+        let Some(Value::String(text)) = get(&self.table, &path) else { return false };
+        let Ok(mut parsed) = toml::from_str::<Table>(&format!("x = {text}")) else { return false };
+        let Some(value) = parsed.remove("x").filter(|value| !value.is_str()) else { return false };
+        insert(&mut self.table, &path, value);
+        true
+    }
+
+    /// Takes away what is wrong, so that what follows can be read; `false` when there is nothing there.
+    pub(super) fn remove(&mut self, path: &[String]) -> bool {
+        remove(&mut self.table, path)
+    }
+
+    /// Where the value at `path` came from, or the nearest part above it that came from somewhere.
+    pub(super) fn origin(&self, path: &[String]) -> Option<&Origin> {
+        (1..=path.len()).rev().find_map(|length| self.origins.get(path.get(..length)?))
+    }
+
+    /// Where exactly this value came from, if it was set.
+    pub(super) fn exact_origin(&self, path: &[String]) -> Option<&Origin> {
+        self.value(path)?;
+        self.origin(path)
+    }
+
+    pub(super) fn value(&self, path: &[String]) -> Option<&Value> {
+        get(&self.table, path)
+    }
+}
+
+fn get<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    let value = table.get(first)?;
+    if rest.is_empty() { Some(value) } else { get(value.as_table()?, rest) }
+}
+
+/// Something in a list, or below what is no table, goes with all of it.
+fn remove(table: &mut Table, path: &[String]) -> bool {
+    let Some((name, rest)) = path.split_first() else { return false };
+    match table.get_mut(name) {
+        Some(Value::Table(inner)) if !rest.is_empty() => {
+            let removed = remove(inner, rest);
+            removed || table.remove(name).is_some()
+        }
+        Some(_) => table.remove(name).is_some(),
+        None => false,
+    }
+}
+
+fn insert(table: &mut Table, path: &[String], value: Value) {
+    match path {
+        [] => {}
+        [name] => {
+            table.insert(name.clone(), value);
+        }
+        [name, rest @ ..] => {
+            let inner = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+            if !inner.is_table() {
+                *inner = Value::Table(Table::new());
+            }
+            if let Some(inner) = inner.as_table_mut() {
+                insert(inner, rest, value);
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! One configuration: a file, the environment over it, and flags over both.
+//!
+//! `layers` puts them on top of each other and remembers where each value came from, `shape` says what there is to set,
+//! `values` how values are spelt, `check` what must fit together, `findings` how mistakes are shown, and `table` what the
+//! documentation, the JSON schema and `oncegate check --explain` say.
+
+mod check;
+mod defaults;
+mod findings;
+mod layers;
+pub(crate) mod shape;
+pub(crate) mod table;
+pub(crate) mod values;
+
+use std::path::Path as FilePath;
+
+use serde::Deserialize as _;
+use serde_path_to_error::Segment;
+use toml::Value;
+
+pub(crate) use defaults::LISTEN;
+pub(crate) use findings::{Finding, Findings, Severity};
+pub(crate) use layers::{Layers, Origin, Path};
+
+use crate::exit::{Exit, Problem};
+use findings::About;
+use shape::{Config, Consumer};
+
+/// The largest file that is read, in bytes.
+const FILE_MAX_BYTES: u64 = 1024 * 1024;
+/// After so many mistakes, the rest may wait.
+const FINDINGS_MOST: usize = 200;
+
+/// A setting from the command line.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    /// The flag as it was given, such as `--lease`.
+    pub(crate) flag: String,
+    pub(crate) path: Path,
+    pub(crate) value: String,
+}
+
+/// A configuration that was read, with all that is wrong with it.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    pub(crate) findings: Findings,
+    layers: Layers,
+    file: String,
+    text: String,
+}
+
+/// How literal secrets are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Secrets {
+    MayBeLiteral,
+    MustBeElsewhere,
+}
+
+/// Reads a configuration: the file, if there is one, this process's environment, and `flags`, which are told the names
+/// of the consumers so far.
+///
+/// # Errors
+/// When the file cannot be read. Whatever is wrong in it is in the findings.
+pub(crate) fn load(
+    file: Option<&FilePath>,
+    flags: impl FnOnce(&[String]) -> Vec<Setting>,
+    secrets: Secrets,
+) -> Result<Loaded, Problem> {
+    let text = file.map(read_file).transpose()?.unwrap_or_default();
+    let name = file.map(|file| file.display().to_string()).unwrap_or_default();
+    Ok(Loaded::of(name, text, std::env::vars_os().filter_map(unicode), flags, secrets))
+}
+
+fn unicode((name, value): (std::ffi::OsString, std::ffi::OsString)) -> Option<(String, String)> {
+    Some((name.into_string().ok()?, value.into_string().ok()?))
+}
+
+fn read_file(file: &FilePath) -> Result<String, Problem> {
+    let refuse =
+        |why: String| Problem::new(Exit::Configuration, format!("cannot read {}: {why}", file.display()));
+    let size = std::fs::metadata(file).map_err(|error| refuse(error.to_string()))?.len();
+    if size > FILE_MAX_BYTES {
+        return Err(refuse(format!("it has {size} bytes, more than {FILE_MAX_BYTES}")));
+    }
+    std::fs::read_to_string(file).map_err(|error| refuse(error.to_string()))
+}
+
+impl Loaded {
+    fn of(
+        file: String,
+        text: String,
+        variables: impl IntoIterator<Item = (String, String)>,
+        flags: impl FnOnce(&[String]) -> Vec<Setting>,
+        secrets: Secrets,
+    ) -> Self {
+        let mut findings = Findings::default();
+        let mut layers = Layers::of_file(&text).unwrap_or_else(|broken| {
+            findings.add_broken(&text, broken.what, broken.at);
+            Layers::default()
+        });
+        if findings.has_errors() {
+            // Whatever else could be said would follow from that.
+            return Self { config: Config::default(), findings, layers, file, text };
+        }
+        layers.add_environment(variables);
+        for Setting { flag, path, value } in flags(&layers.consumers()) {
+            layers.set(path, value, Origin::Flag(flag));
+        }
+        let config = read(&mut layers, &text, &mut findings);
+        let mut loaded = Self { config, findings, layers, file, text };
+        loaded.check(secrets);
+        loaded.findings.sort();
+        loaded
+    }
+
+    /// The consumers with what they inherit.
+    pub(crate) fn consumers(&self) -> impl Iterator<Item = (&str, Consumer)> {
+        self.config.consumer.keys().map(|name| (name.as_str(), self.consumer(name)))
+    }
+
+    fn consumer(&self, name: &str) -> Consumer {
+        let own = self.layers.value(&["consumer".to_owned(), name.to_owned()]);
+        let mut table = own.and_then(Value::as_table).cloned().unwrap_or_default();
+        let defaults = self.layers.value(&["defaults".to_owned()]).and_then(Value::as_table);
+        for (name, value) in defaults.into_iter().flatten() {
+            table.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+        // Both tables have been read before, so there is nothing in them that cannot be.
+        Consumer::deserialize(table).unwrap_or_default()
+    }
+
+    /// All that is wrong, for people.
+    pub(crate) fn render(&self) -> String {
+        self.findings.render(&self.file, &self.text)
+    }
+
+    /// The line of the file that a byte is in, for origins.
+    fn line(&self, at: usize) -> usize {
+        self.text.get(..at).unwrap_or_default().matches('\n').count() + 1
+    }
+
+    /// Where a setting came from, in words; `None` when it has its default.
+    fn origin(&self, path: &[String]) -> Option<String> {
+        Some(match self.layers.exact_origin(path)? {
+            Origin::File { name, .. } => format!("{}:{}", self.file, self.line(name.start)),
+            Origin::Environment(name) | Origin::Flag(name) => name.clone(),
+        })
+    }
+}
+
+/// Reads the table. What cannot be read is noted and taken away, until the rest can be: so all mistakes are found.
+fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
+    while findings.all.len() < FINDINGS_MOST {
+        let read = serde_path_to_error::deserialize::<_, Config>(Value::Table(layers.table.clone()));
+        let error = match read {
+            Ok(config) => return config,
+            Err(error) => error,
+        };
+        let path = error.path().iter().map_while(|segment| match segment {
+            Segment::Map { key } => Some(key.clone()),
+            Segment::Enum { variant } => Some(variant.clone()),
+            Segment::Seq { .. } | Segment::Unknown => None,
+        });
+        let path: Path = path.collect();
+        if layers.reinterpret(&path) {
+            continue;
+        }
+        let message = error.inner().message();
+        let about = if message.starts_with("unknown field") { About::Name } else { About::Value };
+        findings.add(layers, text, (Severity::Error, about), &path, in_words(message));
+        if !layers.remove(&path) {
+            break;
+        }
+        findings.spoil(path);
+    }
+    Config::default()
+}
+
+/// An unknown name with the nearest that is known; everything else as it is.
+fn in_words(message: &str) -> String {
+    let kinds = [("unknown field ", "setting"), ("unknown variant ", "choice")];
+    let Some((prefix, kind)) = kinds.into_iter().find(|(prefix, _)| message.starts_with(prefix)) else {
+        return message.to_owned();
+    };
+    let mut names = message.trim_start_matches(prefix).split('`').skip(1).step_by(2);
+    let unknown = names.next().unwrap_or_default();
+    let known: Vec<&str> = names.collect();
+    let distance = |name: &&str| strsim::damerau_levenshtein(unknown, name);
+    match known.iter().copied().min_by_key(distance).filter(|name| distance(name) <= 1 + name.len() / 3) {
+        Some(near) => format!("`{unknown}` is no {kind}; did you mean `{near}`?"),
+        None => format!("`{unknown}` is no {kind}; there are {}", known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

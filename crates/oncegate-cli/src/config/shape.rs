@@ -1,0 +1,352 @@
+//! What a configuration may say: one structure for the file, the environment, the flags, the JSON schema and the table
+//! in the documentation.
+//!
+//! Every setting is optional here, so that one that is wrong does not hide the others; `check` knows what is missing.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use oncegate::consumer::{Breaker, FloodLimit};
+use oncegate::{Consumer as Runtime, Gate};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::defaults::{size, time};
+use super::values::{FingerprintSetting, KeySetting, Names, Program, Property, Secret, Size, Time};
+
+/// The configuration of `oncegate run`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Config {
+    /// The version of this form: 1.
+    #[schemars(extend("const" = 1))]
+    pub(crate) version: Option<u32>,
+    /// Where the records are.
+    pub(crate) store: Option<Store>,
+    /// What every consumer inherits that does not say otherwise: any of its settings.
+    #[expect(dead_code, reason = "read for its mistakes; consumers inherit from the table itself")]
+    pub(crate) defaults: Option<Consumer>,
+    /// The consumers, each under its name, which is the scope of its keys.
+    #[serde(default)]
+    pub(crate) consumer: BTreeMap<String, Consumer>,
+    /// The page for people and probes.
+    pub(crate) status: Option<Status>,
+}
+
+/// The store of the records.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Store {
+    /// `redis://`, `redis+cluster://`, `redis+sentinel://` (`rediss` for TLS), `postgres://`, or an SQLite file as `sqlite:path`.
+    pub(crate) url: Option<String>,
+    /// The password that belongs into the URL.
+    pub(crate) password: Option<Secret>,
+    /// How far a record must have gone before it counts, in Redis.
+    pub(crate) durability: Option<Durability>,
+    /// How long the server may take to answer. Keep it well below the lease.
+    #[schemars(extend("default" = "2s for Redis, 5s for PostgreSQL"))]
+    pub(crate) response_timeout: Option<Time>,
+    /// How long one try to connect may take.
+    #[schemars(extend("default" = "2s"))]
+    pub(crate) connect_timeout: Option<Time>,
+    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` URLs.
+    pub(crate) tls_root: Option<PathBuf>,
+    /// Accept a Redis that may evict records: their messages run again.
+    #[schemars(extend("default" = false))]
+    pub(crate) allow_evicting_policy: Option<bool>,
+}
+
+/// Waiting for replicas or disks.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Durability {
+    /// How many replicas must have it.
+    #[schemars(extend("default" = 0))]
+    pub(crate) replicas: Option<u32>,
+    /// Whether it must be on the disk (Redis 7.2 or later).
+    #[schemars(extend("default" = false))]
+    pub(crate) fsync: Option<bool>,
+    /// How long to wait for that.
+    #[schemars(extend("default" = "1s"))]
+    pub(crate) timeout: Option<Time>,
+}
+
+/// A source, a gate and a handler.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Consumer {
+    /// Where messages come from: `kafka` or `sqs`.
+    pub(crate) source: Option<Source>,
+    /// What makes two messages the same.
+    pub(crate) key: Option<KeySetting>,
+    /// What else must be equal: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
+    pub(crate) fingerprint: Option<FingerprintSetting>,
+    /// What becomes of a message of which no key can be made: `dead-letter` gives it up, `refuse` stops the consumer.
+    #[schemars(extend("default" = "dead-letter"))]
+    pub(crate) strictness: Option<Strictness>,
+    /// Who does the work: `http`, `exec` or `command`.
+    pub(crate) handler: Option<Handler>,
+    /// Where messages go that are given up: `kafka` or `sqs`. Without it, the consumer stops at the first of them.
+    pub(crate) dead_letters: Option<DeadLetters>,
+    /// How long a claim lasts without a heartbeat: how long a message waits after its worker was killed.
+    #[schemars(extend("default" = time(Gate::DEFAULT_LEASE)))]
+    pub(crate) lease: Option<Time>,
+    /// How long one run may take.
+    #[schemars(extend("default" = time(Gate::DEFAULT_MAX_RUN)))]
+    pub(crate) max_run: Option<Time>,
+    /// How long a completed record is kept. It must cover the longest replay.
+    #[schemars(extend("default" = time(Gate::DEFAULT_RETENTION)))]
+    pub(crate) retention: Option<Time>,
+    /// The longest replay that you plan, to be checked against the retention.
+    pub(crate) replay_horizon: Option<Time>,
+    /// Whether workers get a fence, a number that only grows per key.
+    #[schemars(extend("default" = false))]
+    pub(crate) fenced: Option<bool>,
+    /// How many attempts a message gets, those of killed workers included; 1 to 254.
+    #[schemars(extend("default" = Runtime::DEFAULT_MAX_ATTEMPTS))]
+    pub(crate) max_attempts: Option<u32>,
+    /// The waits between attempts.
+    pub(crate) backoff: Option<Backoff>,
+    /// In which order messages run: `key`, `partition` or `unordered`.
+    #[schemars(extend("default" = "key"))]
+    pub(crate) ordering: Option<Ordering>,
+    /// How many messages are with the worker at a time.
+    #[schemars(extend("default" = super::defaults::CONCURRENCY))]
+    pub(crate) concurrency: Option<u32>,
+    /// How many of them for one tenant; `key` must have a `tenant`. As many as for all, unless set.
+    pub(crate) tenant_limit: Option<u32>,
+    /// How many messages may wait between the source and the ack.
+    #[schemars(extend("default" = super::defaults::IN_FLIGHT_MESSAGES))]
+    pub(crate) in_flight_messages: Option<usize>,
+    /// How many bytes of them.
+    #[schemars(extend("default" = size(super::defaults::IN_FLIGHT_BYTES)))]
+    pub(crate) in_flight_bytes: Option<Size>,
+    /// How long running work may go on after a stop.
+    #[schemars(extend("default" = time(Runtime::DEFAULT_STOP_DEADLINE)))]
+    pub(crate) stop_deadline: Option<Time>,
+    /// When so many messages are given up that the consumer must be wrong, and stops.
+    pub(crate) flood_limit: Option<Flood>,
+    /// When the worker fails for all messages alike, and is paused.
+    pub(crate) breaker: Option<BreakerLimits>,
+    /// The largest result that a record keeps.
+    #[schemars(extend("default" = size(Gate::DEFAULT_MAX_RESULT_BYTES)))]
+    pub(crate) max_result: Option<Size>,
+    /// A folder for larger results. Without it they are not kept.
+    pub(crate) large_results: Option<PathBuf>,
+    /// The largest result that goes there. A larger one is not kept.
+    #[schemars(extend("default" = size(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES)))]
+    pub(crate) max_large_result: Option<Size>,
+    /// What happens when Redis has lost records: `halt` refuses claims until a restart, `continue` runs messages again.
+    #[schemars(extend("default" = "halt"))]
+    pub(crate) on_store_loss: Option<OnStoreLoss>,
+}
+
+/// Where messages come from; one of the two.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Source {
+    /// Topics of a Kafka cluster.
+    pub(crate) kafka: Option<Kafka>,
+    /// An SQS queue.
+    pub(crate) sqs: Option<Sqs>,
+}
+
+/// Topics of a Kafka cluster.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kafka {
+    /// Addresses of the cluster, `host:port`.
+    pub(crate) brokers: Option<Names>,
+    /// The topics.
+    pub(crate) topics: Option<Names>,
+    /// The consumer group.
+    #[schemars(extend("default" = "the consumer's name"))]
+    pub(crate) group: Option<String>,
+    /// Where a group starts that has committed nothing: `beginning` or `end`.
+    #[schemars(extend("default" = "beginning"))]
+    pub(crate) from: Option<StartAt>,
+    /// How often finished offsets are committed.
+    #[schemars(extend("default" = "1s"))]
+    pub(crate) commit_interval: Option<Time>,
+    /// How long a rebalance waits for work that has started.
+    #[schemars(extend("default" = "10s"))]
+    pub(crate) drain_timeout: Option<Time>,
+    /// How many messages of a partition may be received beyond the first unfinished one.
+    #[schemars(extend("default" = 100_000))]
+    pub(crate) unfinished_messages: Option<usize>,
+    /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
+    #[schemars(extend("default" = false))]
+    pub(crate) routes_from_headers: Option<bool>,
+    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`.
+    #[serde(default)]
+    pub(crate) properties: BTreeMap<String, Property>,
+}
+
+/// An SQS queue. Credentials come in the AWS SDK's usual ways.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sqs {
+    /// The queue's name or URL.
+    pub(crate) queue: Option<String>,
+    /// The region.
+    #[schemars(extend("default" = "the AWS SDK's, or the URL's"))]
+    pub(crate) region: Option<String>,
+    /// Where SQS is, for a server of your own.
+    pub(crate) endpoint_url: Option<String>,
+    /// How long the queue hides a message without a heartbeat; no shorter than the lease.
+    #[schemars(extend("default" = "60s"))]
+    pub(crate) visibility: Option<Time>,
+    /// How long a receive waits on an empty queue.
+    #[schemars(extend("default" = "20s"))]
+    pub(crate) wait: Option<Time>,
+    /// What bodies are: `raw` payloads, or envelopes of `sns`.
+    #[schemars(extend("default" = "raw"))]
+    pub(crate) body: Option<Body>,
+    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
+    #[schemars(extend("default" = false))]
+    pub(crate) routes_from_attributes: Option<bool>,
+}
+
+/// Who does the work; one of `http`, `exec` and `command`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Handler {
+    /// Call this URL for each message: `http://127.0.0.1:8080/handle`, or `unix:/path/of/socket`.
+    pub(crate) http: Option<String>,
+    /// Start this program and exchange JSON lines with it.
+    pub(crate) exec: Option<Program>,
+    /// Start this program for each message.
+    pub(crate) command: Option<Program>,
+    /// How many of `exec` to run.
+    #[schemars(extend("default" = 1))]
+    pub(crate) workers: Option<u32>,
+    /// How long the worker may take; then nobody knows what came of it, and the message waits for its lease.
+    #[schemars(extend("default" = "max_run"))]
+    pub(crate) timeout: Option<Time>,
+    /// Asked by `GET` until it answers with 2xx, before the first message is taken; else a connection is tried.
+    pub(crate) ready_url: Option<String>,
+    /// Allow `http` to another machine although nobody encrypts it.
+    #[schemars(extend("default" = false))]
+    pub(crate) allow_remote: Option<bool>,
+    /// Sent as `Authorization: Bearer …` to `http`.
+    pub(crate) token: Option<Secret>,
+    /// The content type of messages that do not name theirs.
+    #[schemars(extend("default" = "application/octet-stream"))]
+    pub(crate) content_type: Option<String>,
+    /// Speak HTTP/2 without TLS.
+    #[schemars(extend("default" = false))]
+    pub(crate) http2: Option<bool>,
+    /// Send messages that are no CloudEvents as such, too.
+    #[schemars(extend("default" = false))]
+    pub(crate) cloudevents: Option<bool>,
+}
+
+/// Where messages go that are given up; one of the two.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeadLetters {
+    /// A topic of the source's cluster.
+    pub(crate) kafka: Option<String>,
+    /// A queue, by its name or URL.
+    pub(crate) sqs: Option<String>,
+}
+
+/// Waits that grow.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Backoff {
+    /// The first wait; it doubles.
+    #[schemars(extend("default" = time(super::defaults::BACKOFF_FIRST)))]
+    pub(crate) first: Option<Time>,
+    /// The longest wait.
+    #[schemars(extend("default" = time(super::defaults::BACKOFF_MOST)))]
+    pub(crate) most: Option<Time>,
+}
+
+/// When giving up messages means that the consumer is wrong.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Flood {
+    /// This many in a row.
+    #[schemars(extend("default" = FloodLimit::default().in_a_row))]
+    pub(crate) in_a_row: Option<u32>,
+    /// This share of the last 1,000.
+    #[schemars(extend("default" = FloodLimit::default().share))]
+    pub(crate) share: Option<f64>,
+}
+
+/// When failures mean that something is down which the worker needs.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BreakerLimits {
+    /// Whether it is on.
+    #[schemars(extend("default" = true))]
+    pub(crate) on: Option<bool>,
+    /// How many of the last keys are looked at.
+    #[schemars(extend("default" = Breaker::default().keys))]
+    pub(crate) keys: Option<u32>,
+    /// The share of them that must have failed.
+    #[schemars(extend("default" = Breaker::default().share))]
+    pub(crate) share: Option<f64>,
+    /// How long the first pause is; it doubles.
+    #[schemars(extend("default" = time(super::defaults::BREAKER_FIRST)))]
+    pub(crate) first: Option<Time>,
+    /// The longest pause.
+    #[schemars(extend("default" = time(super::defaults::BREAKER_MOST)))]
+    pub(crate) most: Option<Time>,
+}
+
+/// The page for people and probes.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Status {
+    /// Where `/healthz` and `/readyz` are served, or `off`. Nobody is asked for a password there.
+    #[schemars(extend("default" = super::defaults::LISTEN))]
+    pub(crate) listen: Option<String>,
+}
+
+/// What becomes of a message without a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum Strictness {
+    DeadLetter,
+    Refuse,
+}
+
+/// In which order messages run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum Ordering {
+    Key,
+    Partition,
+    Unordered,
+}
+
+/// Where a group starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum StartAt {
+    Beginning,
+    End,
+}
+
+/// What bodies are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum Body {
+    Raw,
+    Sns,
+}
+
+/// What happens when Redis has lost records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum OnStoreLoss {
+    Halt,
+    Continue,
+}

@@ -1,0 +1,191 @@
+//! The settings as people and editors see them: the JSON schema, the table of the documentation, and where each value of
+//! a configuration came from. All are made from `shape`.
+
+use std::fmt::Write as _;
+
+use schemars::generate::SchemaSettings;
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+use toml::Value;
+
+use super::findings::dotted;
+use super::shape::Config;
+use super::values::Property;
+use super::{Loaded, Path};
+
+/// What stands for the name of a consumer.
+const NAME: &str = "NAME";
+
+/// The JSON schema of a configuration.
+pub(crate) fn schema() -> Json {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
+    without_null(&mut schema);
+    schema
+}
+
+/// TOML has no null: what is optional is left out.
+fn without_null(schema: &mut Json) {
+    if let Json::Array(schemas) = schema {
+        schemas.iter_mut().for_each(without_null);
+    }
+    let Json::Object(object) = schema else { return };
+    if let Some(Json::Array(types)) = object.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [one] = types.as_slice() {
+            let one = one.clone();
+            object.insert("type".to_owned(), one);
+        }
+    }
+    if let Some(Json::Array(choices)) = object.get_mut("anyOf") {
+        choices.retain(|choice| choice.get("type") != Some(&Json::from("null")));
+        if let [Json::Object(only)] = choices.as_slice() {
+            let only = only.clone();
+            object.remove("anyOf");
+            for (name, value) in only {
+                object.entry(name).or_insert(value);
+            }
+        }
+    }
+    if let Some(Json::Array(values)) = object.get_mut("enum") {
+        values.retain(|value| !value.is_null());
+    }
+    object.values_mut().for_each(without_null);
+}
+
+/// One setting.
+#[derive(Debug)]
+struct Row {
+    path: Path,
+    kind: String,
+    default: Option<String>,
+    meaning: String,
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    if let Json::Object(root) = schema() {
+        collect(&root, &Path::new(), &mut rows);
+    }
+    rows
+}
+
+fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<Row>) {
+    let properties = schema.get("properties").and_then(Json::as_object);
+    for (name, property) in properties.into_iter().flatten() {
+        let Some(property) = property.as_object() else { continue };
+        let at = |more: &[&str]| {
+            [path.as_slice(), &more.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>()].concat()
+        };
+        let entries = property.get("additionalProperties").and_then(Json::as_object);
+        if let Some(entry) = entries.filter(|entry| entry.contains_key("properties")) {
+            collect(entry, &at(&[name, NAME]), rows);
+        } else if property.contains_key("properties") {
+            // What consumers inherit is what they have.
+            if name != "defaults" {
+                collect(property, &at(&[name]), rows);
+            }
+        } else {
+            let text = |key: &str| property.get(key).and_then(Json::as_str).map(str::to_owned);
+            rows.push(Row {
+                path: at(&[name]),
+                kind: kind(property),
+                default: property
+                    .get("default")
+                    .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+                meaning: text("description").unwrap_or_default().replace('\n', " "),
+            });
+        }
+    }
+}
+
+fn kind(property: &Map<String, Json>) -> String {
+    if let Some(title) = property.get("title").and_then(Json::as_str) {
+        return title.to_owned();
+    }
+    if let Some(choices) = property.get("enum").and_then(Json::as_array) {
+        return choices.iter().filter_map(Json::as_str).collect::<Vec<_>>().join(", ");
+    }
+    match property.get("type").and_then(Json::as_str) {
+        Some("string") => "text",
+        Some("integer" | "number") => "number",
+        Some("boolean") => "true, false",
+        Some("object") => "table",
+        _ => "",
+    }
+    .to_owned()
+}
+
+/// The table of the documentation, in Markdown.
+pub(crate) fn markdown() -> String {
+    let mut out = String::from("| setting | value | default | |\n|---|---|---|---|\n");
+    for Row { path, kind, default, meaning } in rows() {
+        let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "| `{}` | {kind} | {default} | {meaning} |", dotted(&path));
+    }
+    out
+}
+
+/// A value that is in force, and where it came from.
+#[derive(Debug, Serialize)]
+pub(crate) struct Explained {
+    pub(crate) path: String,
+    pub(crate) value: String,
+    /// A place in the file, the name of a variable, a flag, or `default`.
+    pub(crate) origin: String,
+}
+
+impl Loaded {
+    /// Every setting that is in force. Secrets are shown as `***`.
+    pub(crate) fn explain(&self) -> Vec<Explained> {
+        let rows = rows();
+        let mut explained = Vec::new();
+        for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first != "consumer")) {
+            explained.extend(self.explain_one(row, &row.path, &row.path));
+        }
+        for consumer in self.config.consumer.keys() {
+            for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first == "consumer")) {
+                let Some(rest) = row.path.get(2..) else { continue };
+                let own = [&["consumer".to_owned(), consumer.clone()], rest].concat();
+                // A whole first part is inherited, or nothing of it.
+                let has_own = own.get(..3).is_some_and(|part| self.layers.value(part).is_some());
+                let source = if has_own { own.clone() } else { [&["defaults".to_owned()], rest].concat() };
+                explained.extend(self.explain_one(row, &own, &source));
+            }
+        }
+        explained
+    }
+
+    fn explain_one(&self, row: &Row, path: &[String], source: &[String]) -> Option<Explained> {
+        let (value, origin) = match self.layers.value(source) {
+            Some(value) => (shown(row, value), self.origin(source)?),
+            None => {
+                // Of `kafka`, `sqs`, `http` and their like, only what is used is worth a line.
+                let alternatives = ["source", "handler", "durability", "dead_letters"];
+                let unused = alternatives.iter().any(|part| source.contains(&(*part).to_owned()));
+                let parent = source.split_last().and_then(|(_, parent)| self.layers.value(parent));
+                if unused && parent.is_none() {
+                    return None;
+                }
+                (row.default.clone()?, "default".to_owned())
+            }
+        };
+        Some(Explained { path: dotted(path), value, origin })
+    }
+}
+
+fn shown(row: &Row, value: &Value) -> String {
+    match value {
+        Value::String(_) if row.kind == "secret" => "***".to_owned(),
+        Value::String(text) => format!("{:?}", crate::store::redacted(text)),
+        Value::Table(properties) if row.path.last().is_some_and(|last| last == "properties") => {
+            let property = |(name, value): (&String, &Value)| match value {
+                Value::String(_) if Property::is_secret(name) => format!("\"{name}\" = ***"),
+                value => format!("\"{name}\" = {value}"),
+            };
+            format!("{{ {} }}", properties.iter().map(property).collect::<Vec<_>>().join(", "))
+        }
+        value => value.to_string().trim_end().replace('\n', " "),
+    }
+}

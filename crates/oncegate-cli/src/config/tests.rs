@@ -1,0 +1,212 @@
+//! What is found in a configuration, and where it is shown.
+
+use std::time::Duration;
+
+use super::*;
+
+/// A configuration in which nothing is wrong.
+const FINE: &str = r#"version = 1
+[store]
+url = "redis://cache:6379"
+password = { file = "/run/secrets/redis" }
+durability = { replicas = 1, timeout = "200ms" }
+
+[defaults]
+lease = "30s"
+retention = "7d"
+max_attempts = 10
+ordering = "key"
+concurrency = 64
+on_store_loss = "halt"
+
+[consumer.billing]
+source = { kafka = { brokers = ["b:9092"], topics = ["orders"], properties = { "security.protocol" = "SSL" } } }
+key = { json = ["order_id", { path = "amount", as = "decimal" }] }
+fingerprint = { except = ["sent_at"] }
+strictness = "refuse"
+handler = { http = "http://127.0.0.1:8080/handle" }
+dead_letters = { kafka = "orders.dead" }
+"#;
+
+fn loaded(text: &str, variables: &[(&str, &str)], flags: Vec<Setting>, secrets: Secrets) -> Loaded {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Loaded::of("oncegate.toml".to_owned(), text.to_owned(), variables, |_| flags, secrets)
+}
+
+fn of(text: &str) -> Loaded {
+    loaded(text, &[], Vec::new(), Secrets::MayBeLiteral)
+}
+
+/// The same with one line in place of another.
+fn changed(line: &str, other: &str) -> String {
+    assert!(FINE.contains(line), "{line}");
+    FINE.replacen(line, other, 1)
+}
+
+#[track_caller]
+fn says(text: &str, line: Option<usize>, words: &str) {
+    let loaded = of(text);
+    let found =
+        loaded.findings.all.iter().any(|finding| finding.line == line && finding.message.contains(words));
+    assert!(found, "{words:?} in line {line:?} is missing in:\n{}", loaded.render());
+}
+
+#[test]
+fn the_documented_shape_is_fine() {
+    let loaded = of(FINE);
+    assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
+    let (name, billing) = loaded.consumers().next().unwrap();
+    assert_eq!(name, "billing");
+    assert_eq!(billing.lease, Some(values::Time(Duration::from_secs(30))), "inherited");
+    assert_eq!(billing.strictness, Some(shape::Strictness::Refuse));
+}
+
+#[test]
+fn all_mistakes_are_found_at_once_by_line_with_a_caret() {
+    let text = FINE
+        .replace("lease = \"30s\"", "leese = \"30s\"")
+        .replace("max_attempts = 10", "max_attempts = \"ten\"")
+        .replace("retention = \"7d\"", "retention = 7")
+        .replace("as = \"decimal\"", "as = \"decmal\"")
+        .replace("strictness = \"refuse\"", "strictness = \"refuze\"");
+    let loaded = of(&text);
+    let lines: Vec<_> = loaded.findings.all.iter().map(|finding| finding.line).collect();
+    assert_eq!(lines, [8, 9, 10, 17, 19].map(Some), "{}", loaded.render());
+    let shown = loaded.render();
+    let expected = "oncegate.toml:8:1: error: defaults.leese: `leese` is no setting; did you mean `lease`?\n\
+                    \x20 |\n8 | leese = \"30s\"\n  | ^^^^^";
+    assert!(shown.starts_with(expected), "{shown}");
+    assert!(shown.contains("9 | retention = 7\n  |             ^"), "{shown}");
+    assert!(shown.contains("with its unit, as \"30s\""), "{shown}");
+    assert!(shown.contains("`decmal` is no normaliser"), "{shown}");
+    assert!(shown.contains("did you mean `refuse`?"), "{shown}");
+}
+
+#[test]
+fn what_is_no_toml_is_said_with_its_place() {
+    let loaded = of("version = 1\n[store\nurl = 1\n");
+    assert_eq!(loaded.findings.all.len(), 1);
+    assert_eq!(loaded.findings.all[0].line, Some(2));
+}
+
+#[test]
+fn what_must_be_there_is_missed_unless_it_was_there_and_wrong() {
+    let loaded = of("[consumer.billing]\nkey = 7\n");
+    let missing: Vec<&str> = loaded.findings.all.iter().map(|finding| finding.path.as_str()).collect();
+    assert!(missing.contains(&"store.url") && missing.contains(&"consumer.billing.source"), "{missing:?}");
+    assert_eq!(missing.iter().filter(|path| path.ends_with(".key")).count(), 1, "{}", loaded.render());
+}
+
+#[test]
+fn what_does_not_fit_together_is_found_where_it_stands() {
+    says(&changed("\"7d\"", "\"1d\"\nreplay_horizon = \"3d\""), Some(10), "longer than `retention`");
+    says(&changed("\"orders.dead\"", "\"orders\""), Some(21), "every letter would come back");
+    says(
+        &changed("\"security.protocol\" = \"SSL\"", "\"enable.auto.commit\" = true"),
+        Some(16),
+        "enable.auto.commit",
+    );
+    says(&changed("lease = \"30s\"", "lease = \"10ms\""), Some(8), "between 100 ms and a day");
+    says(&changed("concurrency = 64", "concurrency = 0"), Some(12), "between 1 and");
+    says(&changed("[\"orders\"]", "[\"or ders\"]"), Some(16), "is no topic");
+    says(&changed("127.0.0.1:8080", "worker:8080"), Some(20), "allow_remote");
+    says(&changed("version = 1", "version = 2"), Some(1), "version 1, not 2");
+    says(&changed("redis://cache:6379", "mysql://cache"), Some(3), "`mysql`");
+    says(&changed("\"order_id\", {", "\"amount\", {"), Some(17), "given twice");
+    says(&changed("[consumer.billing]", "[consumer.\"bil ling\"]"), Some(15), "scope");
+    says(
+        &changed("handler = {", "handler = { exec = \"./w\","),
+        Some(20),
+        "one of `http`, `exec` and `command`",
+    );
+    says(&changed("url = \"redis", "response_timeout = \"20s\"\nurl = \"redis"), Some(3), "three times");
+    let second = FINE.split_once("[consumer.billing]").unwrap().1.replace("[\"orders\"]", "[\"refunds\"]");
+    let second = second.replace("topics", "group = \"billing\", topics");
+    says(&format!("{FINE}\n[consumer.refunds]{second}"), Some(24), "give it a `group` of its own");
+}
+
+#[test]
+fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
+    let variables = [
+        ("ONCEGATE_CONSUMER__BILLING__LEASE", "60s"),
+        ("ONCEGATE_CONSUMER__BILLING__CONCURRENCY", "8"),
+        ("ONCEGATE_CONSUMER__BILLING__SOURCE__KAFKA__PROPERTIES__SASL_PASSWORD", "hunter2"),
+        ("ONCEGATE_STORE", "not a setting: it has no two underscores"),
+    ];
+    let flag = Setting {
+        flag: "--concurrency".to_owned(),
+        path: ["consumer", "billing", "concurrency"].map(str::to_owned).into(),
+        value: "4".to_owned(),
+    };
+    let loaded = loaded(FINE, &variables, vec![flag], Secrets::MayBeLiteral);
+    let (_, billing) = loaded.consumers().next().unwrap();
+    assert_eq!(billing.lease, Some(values::Time(Duration::from_secs(60))));
+    assert_eq!(billing.concurrency, Some(4));
+    assert!(!loaded.findings.has_errors(), "{}", loaded.render());
+    let explained = loaded.explain();
+    let origin = |path: &str| {
+        let one =
+            explained.iter().find(|one| one.path == path).unwrap_or_else(|| panic!("{path}: {explained:#?}"));
+        (one.value.as_str(), one.origin.as_str())
+    };
+    assert_eq!(origin("consumer.billing.lease"), ("\"60s\"", "ONCEGATE_CONSUMER__BILLING__LEASE"));
+    assert_eq!(origin("consumer.billing.concurrency"), ("4", "--concurrency"));
+    assert_eq!(origin("consumer.billing.retention"), ("\"7d\"", "oncegate.toml:9"));
+    assert_eq!(origin("consumer.billing.max_run"), ("15m", "default"));
+    assert_eq!(origin("consumer.billing.breaker.share"), ("0.5", "default"));
+    assert!(!format!("{explained:?}").contains("hunter2"));
+
+    let wrong = super::tests::loaded(
+        FINE,
+        &[("ONCEGATE_CONSUMER__BILLING__LEESE", "1s")],
+        Vec::new(),
+        Secrets::MayBeLiteral,
+    );
+    let shown = wrong.render();
+    assert!(
+        shown.starts_with("ONCEGATE_CONSUMER__BILLING__LEESE: error: ") && shown.contains("`lease`"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_variable_means_the_consumer_whatever_its_case_and_dashes() {
+    let text = FINE.replace("[consumer.billing]", "[consumer.Billing-EU]");
+    let loaded =
+        loaded(&text, &[("ONCEGATE_CONSUMER__BILLING_EU__LEASE", "2m")], Vec::new(), Secrets::MayBeLiteral);
+    let consumers: Vec<_> = loaded.consumers().collect();
+    assert_eq!(consumers.len(), 1);
+    assert_eq!(consumers[0].1.lease, Some(values::Time(Duration::from_secs(120))));
+}
+
+#[test]
+fn a_secret_in_the_file_is_a_warning_or_an_error_and_never_shown() {
+    let text = changed("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
+    for (secrets, severity) in
+        [(Secrets::MayBeLiteral, Severity::Warning), (Secrets::MustBeElsewhere, Severity::Error)]
+    {
+        let loaded = loaded(&text, &[], Vec::new(), secrets);
+        let [finding] = loaded.findings.all.as_slice() else { panic!("{}", loaded.render()) };
+        assert_eq!((finding.severity, finding.line), (severity, Some(4)));
+        assert!(!loaded.render().contains("hunter2"), "{}", loaded.render());
+        assert!(!format!("{:?}", loaded.config).contains("hunter2"));
+    }
+    let in_url = changed("redis://cache", "redis://me:hunter2@cache");
+    let loaded = of(&in_url);
+    assert!(
+        loaded.render().contains("take it out") && !loaded.render().contains("hunter2"),
+        "{}",
+        loaded.render()
+    );
+}
+
+#[test]
+fn every_setting_is_in_the_table_with_a_meaning() {
+    let table = table::markdown();
+    for row in table.lines().skip(2) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        assert!(!cells[2].is_empty() && !cells[4].is_empty(), "{row}");
+    }
+    assert!(table.contains("| `consumer.NAME.lease` | time | `30s` |"), "{table}");
+    assert!(table.contains("| `consumer.NAME.source.kafka.topics` | names |"), "{table}");
+}

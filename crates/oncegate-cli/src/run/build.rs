@@ -1,0 +1,242 @@
+//! From a configuration to what it describes: sources, stores, gates and consumers of the library.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::consumer::{BadKeys, Breaker, FloodLimit};
+use oncegate::core::store::Store;
+use oncegate::dead_letters::DeadLetters;
+use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
+use oncegate::results::ObjectResults;
+use oncegate::source::Source;
+use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
+use oncegate::{Backoff, Consumer, Failure, Gate, Message, Ordering};
+
+use crate::config::shape::{self, StartAt};
+use crate::config::values::{Property, Size, Time};
+
+/// A source of one of the kinds, with what only its kind knows.
+pub(crate) enum AnySource {
+    Kafka(KafkaSource),
+    Sqs(SqsSource),
+}
+
+impl AnySource {
+    /// # Errors
+    /// When a secret is not where it should be, or the configuration names no source.
+    pub(crate) fn of(name: &str, source: &shape::Source) -> Result<Self, String> {
+        match source {
+            shape::Source { kafka: Some(kafka), .. } => kafka_source(name, kafka).map(Self::Kafka),
+            shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
+            shape::Source { .. } => Err("the source is none".to_owned()),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Kafka(source) => source.check(),
+            Self::Sqs(source) => source.check(),
+        }
+        .map_err(|error| error.to_string())
+    }
+
+    /// Dead letters, reached as the source is.
+    pub(crate) fn dead_letters(&self, to: &shape::DeadLetters) -> Option<Arc<dyn DeadLetters>> {
+        match (self, to) {
+            (Self::Kafka(source), shape::DeadLetters { kafka: Some(topic), .. }) => {
+                let letters: KafkaDeadLetters = source.dead_letters(topic.clone());
+                Some(Arc::new(letters))
+            }
+            (Self::Sqs(source), shape::DeadLetters { sqs: Some(queue), .. }) => {
+                Some(Arc::new(source.dead_letters(queue.clone())))
+            }
+            (Self::Kafka(_), shape::DeadLetters { sqs: Some(queue), .. }) => {
+                Some(Arc::new(SqsDeadLetters::new(queue.clone())))
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn shared(self) -> Arc<dyn Source> {
+        match self {
+            Self::Kafka(source) => Arc::new(source),
+            Self::Sqs(source) => Arc::new(source),
+        }
+    }
+}
+
+/// Everything about a source that can be judged without its broker; secrets are not looked up.
+pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<(), String> {
+    let mut source = source.clone();
+    if let Some(kafka) = &mut source.kafka {
+        if kafka.brokers.is_none() || kafka.topics.is_none() {
+            // That is said already.
+            return Ok(());
+        }
+        let unread = |Property(value): &mut Property| {
+            if let Err(why) = value.resolve() {
+                drop(why);
+                *value = crate::config::values::Secret::Literal(String::new());
+            }
+        };
+        kafka.properties.values_mut().for_each(unread);
+    }
+    AnySource::of(name, &source)?.check()
+}
+
+fn kafka_source(name: &str, kafka: &shape::Kafka) -> Result<KafkaSource, String> {
+    let names = |names: &Option<crate::config::values::Names>| names.clone().unwrap_or_default().0;
+    let group = kafka.group.clone().unwrap_or_else(|| name.to_owned());
+    let mut source = KafkaSource::new(names(&kafka.brokers).join(","), group, names(&kafka.topics));
+    if let Some(Time(interval)) = kafka.commit_interval {
+        source = source.commit_interval(interval);
+    }
+    if let Some(Time(timeout)) = kafka.drain_timeout {
+        source = source.drain_timeout(timeout);
+    }
+    if let Some(messages) = kafka.unfinished_messages {
+        source = source.unfinished_messages(messages);
+    }
+    if kafka.from == Some(StartAt::End) {
+        source = source.from_end();
+    }
+    if kafka.routes_from_headers == Some(true) {
+        source = source.routes_from_headers();
+    }
+    for (property, Property(value)) in &kafka.properties {
+        source = source.property(property, value.resolve().map_err(|why| format!("{property}: {why}"))?);
+    }
+    Ok(source)
+}
+
+fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
+    let mut source = SqsSource::new(sqs.queue.clone().unwrap_or_default());
+    if let Some(region) = &sqs.region {
+        source = source.region(region);
+    }
+    if let Some(url) = &sqs.endpoint_url {
+        source = source.endpoint_url(url);
+    }
+    if let Some(Time(visibility)) = sqs.visibility {
+        source = source.visibility(visibility);
+    }
+    if let Some(Time(wait)) = sqs.wait {
+        source = source.wait(wait);
+    }
+    if sqs.body == Some(shape::Body::Sns) {
+        source = source.body(Body::Sns);
+    }
+    if sqs.routes_from_attributes == Some(true) {
+        source = source.routes_from_attributes();
+    }
+    source
+}
+
+/// The gate of a consumer; `None` without a key. What is not set has the library's default.
+pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + 'static) -> Option<Gate> {
+    let mut gate = Gate::new(name, consumer.key.clone()?.0, store);
+    if let Some(Time(lease)) = consumer.lease {
+        gate = gate.lease(lease);
+    }
+    if let Some(Time(max_run)) = consumer.max_run {
+        gate = gate.max_run(max_run);
+    }
+    if let Some(Time(retention)) = consumer.retention {
+        gate = gate.retention(retention);
+    }
+    if let Some(fingerprint) = &consumer.fingerprint {
+        gate = gate.fingerprint(fingerprint.0.clone());
+    }
+    if consumer.fenced == Some(true) {
+        gate = gate.fenced();
+    }
+    if let Some(Size(bytes)) = consumer.max_result {
+        gate = gate.max_result_bytes(bytes);
+    }
+    if let Some(Size(bytes)) = consumer.max_large_result {
+        gate = gate.max_large_result_bytes(bytes);
+    }
+    Some(gate)
+}
+
+/// The same with its place for large results.
+///
+/// # Errors
+/// When that folder cannot be made or opened.
+pub(crate) fn with_results(gate: Gate, consumer: &shape::Consumer) -> Result<Gate, String> {
+    let Some(folder) = &consumer.large_results else { return Ok(gate) };
+    let results = ObjectResults::folder(folder).map_err(|error| format!("`large_results`: {error}"))?;
+    Ok(gate.large_results(results))
+}
+
+/// A consumer with every setting that is not about its source, its gate or its handler.
+pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) -> Consumer {
+    if let Some(attempts) = settings.max_attempts {
+        consumer = consumer.max_attempts(attempts);
+    }
+    if let Some(concurrency) = settings.concurrency {
+        consumer = consumer.concurrency(concurrency);
+    }
+    if let Some(limit) = settings.tenant_limit {
+        consumer = consumer.tenant_limit(limit);
+    }
+    let ordering = settings.ordering.map(|ordering| match ordering {
+        shape::Ordering::Key => Ordering::Key,
+        shape::Ordering::Partition => Ordering::Partition,
+        shape::Ordering::Unordered => Ordering::Unordered,
+    });
+    if let Some(ordering) = ordering {
+        consumer = consumer.ordering(ordering);
+    }
+    if settings.in_flight_messages.is_some() || settings.in_flight_bytes.is_some() {
+        let bytes = settings.in_flight_bytes.map_or(Consumer::DEFAULT_IN_FLIGHT_BYTES, |Size(bytes)| bytes);
+        let messages = settings.in_flight_messages.unwrap_or(Consumer::DEFAULT_IN_FLIGHT_MESSAGES);
+        consumer = consumer.in_flight(messages, bytes);
+    }
+    if settings.strictness == Some(shape::Strictness::Refuse) {
+        consumer = consumer.bad_keys(BadKeys::Refuse);
+    }
+    if let Some(Time(deadline)) = settings.stop_deadline {
+        consumer = consumer.stop_deadline(deadline);
+    }
+    if let Some(flood) = &settings.flood_limit {
+        let FloodLimit { in_a_row, share } = FloodLimit::default();
+        let limit =
+            FloodLimit { in_a_row: flood.in_a_row.unwrap_or(in_a_row), share: flood.share.unwrap_or(share) };
+        consumer = consumer.flood_limit(limit);
+    }
+    consumer = match &settings.breaker {
+        None => consumer,
+        Some(shape::BreakerLimits { on: Some(false), .. }) => consumer.without_breaker(),
+        Some(limits) => consumer.breaker(breaker(limits)),
+    };
+    consumer.backoff(backoff(settings))
+}
+
+/// The waits between attempts.
+pub(crate) fn backoff(settings: &shape::Consumer) -> Backoff {
+    let given = settings.backoff.clone().unwrap_or_default();
+    waits(given.first, given.most, Consumer::DEFAULT_BACKOFF)
+}
+
+fn breaker(limits: &shape::BreakerLimits) -> Breaker {
+    let Breaker { keys, share, pause } = Breaker::DEFAULT;
+    Breaker {
+        keys: limits.keys.unwrap_or(keys),
+        share: limits.share.unwrap_or(share),
+        pause: waits(limits.first, limits.most, pause),
+    }
+}
+
+fn waits(first: Option<Time>, most: Option<Time>, default: Backoff) -> Backoff {
+    let or = |time: Option<Time>, default: Duration| time.map_or(default, |Time(time)| time);
+    Backoff::new(or(first, default.first()), or(most, default.most()))
+}
+
+/// Lets the library judge the settings of a consumer. Nothing is connected.
+pub(crate) fn check(consumer: &shape::Consumer, gate: Gate) -> Result<(), String> {
+    let nobody = KafkaSource::new("", "", [""]);
+    let nothing = async |_: Message| Ok::<(), Failure>(());
+    let consumer = with_settings(Consumer::new(nobody, gate, nothing), consumer);
+    consumer.check().map_err(|error| error.to_string())
+}

@@ -1,0 +1,112 @@
+//! A process for each message: the payload on its standard input, what it is about in its environment.
+
+use std::process::Stdio;
+
+use oncegate::Message;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Command;
+
+use super::exec::{command, log};
+use super::origin;
+use super::worker::{Begun, Reply, Work, idempotency_key};
+use crate::config::values::Program;
+
+/// Exit codes of BSD's `sysexits`.
+const EX_DATAERR: i32 = 65;
+const EX_TEMPFAIL: i32 = 75;
+
+/// Starts a program for each message.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    program: Program,
+    result_max_bytes: usize,
+}
+
+impl Commands {
+    pub(crate) fn new(program: Program, result_max_bytes: usize) -> Self {
+        Self { program, result_max_bytes }
+    }
+
+    /// Runs the program to its end. Dropping the future kills it.
+    pub(super) async fn run(&self, message: &Message, begun: &Begun) -> Reply {
+        let mut command = command(&self.program);
+        describe(&mut command, message);
+        begun.now();
+        let spawned = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn();
+        let mut child = match spawned {
+            Ok(child) => child,
+            Err(error) => return Reply::retry(format!("the command cannot be started: {error}")),
+        };
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(mut stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
+            return Reply::retry("the command has no standard streams");
+        };
+        let payload = message.payload_bytes().unwrap_or_default();
+        // A program need not read what it does not want to know.
+        let feed = async move {
+            drop(stdin.write_all(&payload).await);
+        };
+        let mut result = Vec::new();
+        let most = self.result_max_bytes as u64;
+        let read = async {
+            let mut stdout = stdout;
+            let read = (&mut stdout).take(most + 1).read_to_end(&mut result).await;
+            // It must not be stopped by a full pipe.
+            drop(tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await);
+            read
+        };
+        let ((), read, (), status) = tokio::join!(feed, read, log(0, stderr), child.wait());
+        let code = match status {
+            Ok(status) => status.code(),
+            Err(error) => return Reply::unknown(format!("nobody knows how the command ended: {error}")),
+        };
+        match (code, read) {
+            (Some(0), Err(error)) => Reply::unknown(format!("the command's result cannot be read: {error}")),
+            (Some(0), Ok(_)) if result.len() as u64 > most => {
+                Reply::Complete(Work::TooLarge { most: self.result_max_bytes })
+            }
+            (Some(0), Ok(_)) => Reply::Complete(Work::of_bytes(None, result.into())),
+            (Some(EX_DATAERR), _) => {
+                Reply::DeadLetter { reason: reason(&result, "the command ended with code 65") }
+            }
+            (Some(EX_TEMPFAIL), _) => Reply::retry(reason(&result, "the command ended with code 75")),
+            (Some(code), _) => Reply::retry(format!("the command ended with code {code}")),
+            (None, _) => Reply::unknown("the command was ended by a signal"),
+        }
+    }
+}
+
+/// What the command has written, or else `words`.
+fn reason(result: &[u8], words: &str) -> String {
+    let said = String::from_utf8_lossy(result);
+    if said.trim().is_empty() { words.to_owned() } else { format!("{words}: {}", said.trim()) }
+}
+
+fn describe(command: &mut Command, message: &Message) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace('\0', "");
+    command
+        .env("ONCEGATE_IDEMPOTENCY_KEY", idempotency_key(message))
+        .env("ONCEGATE_ATTEMPT", message.attempt().to_string())
+        .env("ONCEGATE_RECOVERED", if message.recovered() { "1" } else { "0" })
+        .env("ONCEGATE_ORIGIN", origin::as_json(message.origin()).to_string())
+        .env("ONCEGATE_ROUTE", message.route());
+    if let Some(fence) = message.fence() {
+        command.env("ONCEGATE_FENCE", fence.to_string());
+    }
+    if let Some(key) = message.key() {
+        command.env("ONCEGATE_MESSAGE_KEY", text(key));
+    }
+    for header in message.headers() {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let name: String =
+            header.name.chars().map(|c| if is_name(c) { c.to_ascii_uppercase() } else { '_' }).collect();
+        if let Some(value) = &header.value {
+            command.env(format!("ONCEGATE_HEADER_{name}"), text(value));
+        }
+    }
+}

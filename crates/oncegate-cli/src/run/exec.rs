@@ -1,0 +1,539 @@
+//! Workers on standard streams: programs that read messages as JSON lines, and answer in any order.
+//!
+//! Each worker has a task, which owns its process and its streams. Messages wait in one queue, from which a worker takes
+//! when it has room. A worker that ends, or says what is no protocol, is started again after a while; what it had is
+//! unknown, because nobody can tell how far it came.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use oncegate::{Header, Message};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::origin;
+use super::worker::{Begun, Reply, Work, idempotency_key};
+use crate::config::values::Program;
+
+/// The longest line in either direction, in bytes.
+const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// The longest line of a worker's standard error that is logged as one, in bytes.
+const LOG_LINE_MAX_BYTES: u64 = 8 * 1024;
+/// How much of a line is shown that is no protocol, in characters.
+const SHOWN_MOST: usize = 120;
+/// The most messages that a worker may ask to have at a time.
+const MAX_IN_FLIGHT_MOST: usize = 10_000;
+/// How many lines may wait in either direction: messages and their cancellations.
+const LINES_WAITING: usize = 2 * MAX_IN_FLIGHT_MOST;
+/// How long a worker may take to say that it is ready.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// How long a worker whose input was closed may take to end, and how long after a SIGTERM.
+const END_GRACE: Duration = Duration::from_secs(10);
+const TERM_GRACE: Duration = Duration::from_secs(5);
+/// The waits before a worker that ended is started again: they double, and begin anew once one has run for a while.
+const RESTART_FIRST: Duration = Duration::from_millis(100);
+const RESTART_MOST: Duration = Duration::from_secs(10);
+const RESTART_FORGET: Duration = Duration::from_secs(30);
+
+/// What a worker says.
+#[derive(Debug)]
+enum Said {
+    Ready(Ready),
+    Answer(Answer),
+}
+
+#[derive(Debug, Deserialize)]
+struct Ready {
+    r#type: ReadyType,
+    v: u32,
+    #[serde(default = "one")]
+    max_in_flight: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ReadyType {
+    Ready,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    id: String,
+    outcome: Outcome,
+    result: Option<Box<RawValue>>,
+    delay_ms: Option<u64>,
+    reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Outcome {
+    Complete,
+    Retry,
+    DeadLetter,
+}
+
+/// What a worker is told of a message.
+#[derive(Serialize)]
+struct Told<'a> {
+    r#type: &'static str,
+    v: u32,
+    id: &'a str,
+    idempotency_key: String,
+    attempt: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<u64>,
+    recovered: bool,
+    lease_ms: u64,
+    origin: serde_json::Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+    headers: Vec<(&'a str, serde_json::Value)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+}
+
+impl<'a> Told<'a> {
+    fn of(message: &'a Message, id: &'a str, lease: Duration) -> Self {
+        let text = std::str::from_utf8(message.payload()).ok();
+        let key = message.key();
+        let key_text = key.and_then(|key| std::str::from_utf8(key).ok());
+        let header = |header: &'a Header| {
+            let value = header.value.as_deref().map(|value| match std::str::from_utf8(value) {
+                Ok(text) => serde_json::Value::from(text),
+                Err(_) => serde_json::json!({ "base64": BASE64.encode(value) }),
+            });
+            (&*header.name, value.unwrap_or_default())
+        };
+        Self {
+            r#type: "message",
+            v: 1,
+            id,
+            idempotency_key: idempotency_key(message),
+            attempt: message.attempt(),
+            fence: message.fence(),
+            recovered: message.recovered(),
+            lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
+            origin: origin::as_json(message.origin()),
+            key: key_text.map(str::to_owned),
+            key_base64: key.filter(|_| key_text.is_none()).map(|key| BASE64.encode(key)),
+            headers: message.headers().iter().map(header).collect(),
+            payload: text.filter(|_| !message.is_tombstone()),
+            payload_base64: text.is_none().then(|| BASE64.encode(message.payload())),
+        }
+    }
+}
+
+/// A message on its way to a worker.
+struct Job {
+    message: Message,
+    begun: Begun,
+    reply: oneshot::Sender<Reply>,
+    /// Fires when nobody waits for the reply any more.
+    gone: CancellationToken,
+}
+
+/// Workers that share one queue.
+pub(crate) struct Crew {
+    jobs: mpsc::Sender<Job>,
+    workers: u32,
+    /// How many messages one worker wants at a time, once the first has said so.
+    wanted: watch::Receiver<Option<usize>>,
+}
+
+/// Keeps the workers running until it is told to end them.
+#[derive(Debug)]
+pub(crate) struct Foreman {
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Crew {
+    /// Starts so many of the program.
+    pub(crate) fn start(program: &Program, workers: u32, lease: Duration) -> (Self, Foreman) {
+        let (jobs, queue) = mpsc::channel(1);
+        let queue = Arc::new(Mutex::new(queue));
+        let (wants, wanted) = watch::channel(None);
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        for number in 1..=workers {
+            let slot = Slot {
+                number,
+                program: program.clone(),
+                lease,
+                queue: Arc::clone(&queue),
+                wants: wants.clone(),
+                stop: stop.clone(),
+            };
+            tasks.spawn(slot.keep());
+        }
+        (Self { jobs, workers, wanted }, Foreman { tasks, stop })
+    }
+
+    /// Gives the message to the next worker that has room, and waits for its answer.
+    pub(super) async fn hand_out(&self, message: &Message, begun: &Begun) -> Reply {
+        let (reply, answer) = oneshot::channel();
+        let gone = CancellationToken::new();
+        let _gone = gone.clone().drop_guard();
+        let job = Job { message: message.clone(), begun: begun.clone(), reply, gone };
+        if self.jobs.send(job).await.is_err() {
+            return Reply::retry("the workers have been stopped");
+        }
+        answer.await.unwrap_or_else(|_| Reply::unknown("the worker ended before it answered"))
+    }
+
+    /// Waits for the first worker that is ready. How many messages all of them take at a time.
+    pub(crate) async fn ready(&self) -> u32 {
+        let mut wanted = self.wanted.clone();
+        let wanted = wanted.wait_for(Option::is_some).await.map(|wanted| wanted.unwrap_or(1));
+        match wanted {
+            Ok(wanted) => self.workers.saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX)),
+            // The workers' tasks have ended without one that was ready: they have been told to stop.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Crew").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+impl Foreman {
+    /// Closes the workers' input, and waits for their end; those that do not end are made to.
+    pub(crate) async fn dismiss(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// The place of one worker, whatever process stands in it.
+struct Slot {
+    number: u32,
+    program: Program,
+    lease: Duration,
+    queue: Arc<Mutex<mpsc::Receiver<Job>>>,
+    wants: watch::Sender<Option<usize>>,
+    stop: CancellationToken,
+}
+
+impl Slot {
+    async fn keep(self) {
+        let mut wait = RESTART_FIRST;
+        while !self.stop.is_cancelled() {
+            let started = Instant::now();
+            let why = match self.spawn() {
+                Ok(child) => self.attend(child).await,
+                Err(error) => format!("it cannot be started: {error}"),
+            };
+            if self.stop.is_cancelled() {
+                return;
+            }
+            if started.elapsed() > RESTART_FORGET {
+                wait = RESTART_FIRST;
+            }
+            warn!(worker = self.number, why, ?wait, "the worker has ended; it is started again");
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+            }
+            wait = (wait * 2).min(RESTART_MOST);
+        }
+    }
+
+    fn spawn(&self) -> std::io::Result<Child> {
+        let mut command = command(&self.program);
+        command.env("ONCEGATE_WORKER", self.number.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()
+    }
+
+    /// Works with one process until it ends, and says why it did.
+    async fn attend(&self, mut child: Child) -> String {
+        let (Some(stdin), Some(stdout), Some(stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return "it has no standard streams".to_owned();
+        };
+        let mut side = JoinSet::new();
+        let number = self.number;
+        side.spawn(async move { log(number, stderr).await });
+        // Lines in and out have tasks of their own: a worker that writes before it reads must not be waited for by
+        // somebody who writes before he reads.
+        let (lines, said) = mpsc::channel(LINES_WAITING);
+        side.spawn(async move { read_lines(stdout, lines).await });
+        let (tell, lines) = mpsc::channel(LINES_WAITING);
+        side.spawn(async move { write_lines(stdin, lines).await });
+        let mut session = Session { tell, said, in_flight: HashMap::new(), gone: JoinSet::new(), next_id: 0 };
+        let why = self.converse(&mut session).await;
+        // Their messages are unknown from here on: whoever waits is told by the drop.
+        drop(session);
+        let asked = if self.stop.is_cancelled() { END_GRACE } else { Duration::ZERO };
+        end(child, asked).await;
+        // What it has said last, about the reason of its end perhaps, is still read.
+        drop(timeout(TERM_GRACE, async { while side.join_next().await.is_some() {} }).await);
+        why
+    }
+
+    async fn converse(&self, session: &mut Session) -> String {
+        let first = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return "it was told to stop".to_owned(),
+            first = timeout(READY_LIMIT, session.said.recv()) => first,
+        };
+        let most = match first {
+            Err(_) => return format!("it has not said that it is ready within {READY_LIMIT:?}"),
+            Ok(None) => return "it ended before it was ready".to_owned(),
+            Ok(Some(line)) => match parse(line) {
+                Ok(Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, max_in_flight })) => {
+                    max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST)
+                }
+                Ok(Said::Ready(Ready { v, .. })) => {
+                    return format!("it speaks version {v} of the protocol, not 1");
+                }
+                Ok(Said::Answer(_)) => {
+                    return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}".to_owned();
+                }
+                Err(why) => return why,
+            },
+        };
+        info!(worker = self.number, max_in_flight = most, "the worker is ready");
+        self.wants.send_if_modified(|wanted| wanted.replace(most).is_none());
+        self.exchange(session, most).await
+    }
+
+    async fn exchange(&self, session: &mut Session, most: usize) -> String {
+        loop {
+            let has_room = session.in_flight.len() < most;
+            let next = async { self.queue.lock().await.recv().await };
+            tokio::select! {
+                biased;
+                line = session.said.recv() => match line.map(parse) {
+                    None => return "it ended".to_owned(),
+                    Some(Err(why)) => return why,
+                    Some(Ok(Said::Ready(_))) => return "it said twice that it is ready".to_owned(),
+                    Some(Ok(Said::Answer(answer))) => session.answer(answer),
+                },
+                () = self.stop.cancelled() => return "it was told to stop".to_owned(),
+                Some(gone) = session.gone.join_next(), if !session.gone.is_empty() => {
+                    if let Ok(id) = gone
+                        && session.in_flight.remove(&id).is_some()
+                        && let Err(why) = session.cancel(&id)
+                    {
+                        return why;
+                    }
+                }
+                job = next, if has_room => {
+                    let Some(job) = job else { return "it has nothing more to do".to_owned() };
+                    if let Err(why) = session.give(job, self.lease) {
+                        return why;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One process, while it can be spoken to.
+struct Session {
+    tell: mpsc::Sender<Vec<u8>>,
+    said: mpsc::Receiver<Line>,
+    in_flight: HashMap<String, oneshot::Sender<Reply>>,
+    /// Ends with the id of a message for which nobody waits any more.
+    gone: JoinSet<String>,
+    next_id: u64,
+}
+
+impl Session {
+    fn give(&mut self, job: Job, lease: Duration) -> Result<(), String> {
+        if job.gone.is_cancelled() {
+            return Ok(());
+        }
+        self.next_id += 1;
+        let id = self.next_id.to_string();
+        let line = serde_json::to_vec(&Told::of(&job.message, &id, lease));
+        let line = match line {
+            Ok(line) if line.len() as u64 <= LINE_MAX_BYTES => line,
+            Ok(line) => {
+                let reason = format!("as a line it has {} bytes, more than {LINE_MAX_BYTES}", line.len());
+                drop(job.reply.send(Reply::DeadLetter { reason }));
+                return Ok(());
+            }
+            Err(error) => return Err(format!("a message makes no line: {error}")),
+        };
+        job.begun.now();
+        self.in_flight.insert(id.clone(), job.reply);
+        self.gone.spawn(async move {
+            job.gone.cancelled().await;
+            id
+        });
+        self.write(line)
+    }
+
+    fn cancel(&self, id: &str) -> Result<(), String> {
+        self.write(serde_json::json!({ "type": "cancel", "id": id }).to_string().into_bytes())
+    }
+
+    fn write(&self, line: Vec<u8>) -> Result<(), String> {
+        self.tell.try_send(line).map_err(|_| "it does not read its standard input".to_owned())
+    }
+
+    /// An answer to a message that was cancelled meanwhile is ignored.
+    fn answer(&mut self, answer: Answer) {
+        let Answer { id, outcome, result, delay_ms, reason } = answer;
+        let Some(waiting) = self.in_flight.remove(&id) else { return };
+        let reason = reason.unwrap_or_else(|| "the worker gives no reason".to_owned());
+        drop(waiting.send(match outcome {
+            Outcome::Complete => Reply::Complete(result.map_or(Work::Nothing, Work::of_json)),
+            Outcome::Retry => Reply::Retry { delay: delay_ms.map(Duration::from_millis), reason },
+            Outcome::DeadLetter => Reply::DeadLetter { reason },
+        }));
+    }
+}
+
+/// A line with its number.
+struct Line {
+    number: u64,
+    text: Vec<u8>,
+}
+
+fn parse(line: Line) -> Result<Said, String> {
+    let answer = serde_json::from_slice(&line.text).map(Said::Answer);
+    answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Ready)).map_err(|_| {
+        let shown: String = String::from_utf8_lossy(&line.text).chars().take(SHOWN_MOST).collect();
+        format!("line {} of its standard output is no message of the protocol: {shown:?}", line.number)
+    })
+}
+
+/// Passes lines on until the end. A line that is too long is passed on as it is, and is no protocol.
+async fn read_lines(stdout: impl tokio::io::AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
+    let mut stdout = BufReader::new(stdout);
+    for number in 1.. {
+        let mut text = Vec::new();
+        let read = (&mut stdout).take(LINE_MAX_BYTES).read_until(b'\n', &mut text).await;
+        if !matches!(read, Ok(1..)) || lines.send(Line { number, text }).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Writes lines until nobody has any, and closes the worker's input.
+async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Vec<u8>>) {
+    while let Some(mut line) = lines.recv().await {
+        line.push(b'\n');
+        if stdin.write_all(&line).await.is_err() || stdin.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Puts what a worker says on standard error into the log.
+pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) {
+    let mut stderr = BufReader::new(stderr);
+    loop {
+        let mut line = Vec::new();
+        let read = (&mut stderr).take(LOG_LINE_MAX_BYTES).read_until(b'\n', &mut line).await;
+        if !matches!(read, Ok(1..)) {
+            return;
+        }
+        let line = String::from_utf8_lossy(&line);
+        warn!(target: "oncegate::worker", worker, "{}", line.trim_end());
+    }
+}
+
+/// Waits for a process whose input is closed; then asks it to end, then ends it.
+async fn end(mut child: Child, grace: Duration) {
+    if timeout(grace, child.wait()).await.is_ok() {
+        return;
+    }
+    if let Some(id) = child.id() {
+        let mut kill = Command::new("sh");
+        // The shell's own `kill` is everywhere, and signals need no unsafe code so.
+        kill.args(["-c", "kill -s TERM \"$1\"", "kill", &id.to_string()]).stdin(Stdio::null());
+        drop(kill.status().await);
+    }
+    if timeout(TERM_GRACE, child.wait()).await.is_err() {
+        drop(child.kill().await);
+    }
+}
+
+/// A command for the program. What a shell is given becomes the program itself, so that signals reach it.
+pub(super) fn command(program: &Program) -> Command {
+    match program {
+        Program::Shell(text) => {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("exec {text}")]);
+            command
+        }
+        Program::Words(words) => {
+            let mut words = words.iter();
+            let mut command = Command::new(words.next().map(String::as_str).unwrap_or_default());
+            command.args(words);
+            command
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncegate::Origin;
+
+    use super::*;
+
+    fn line(text: &str) -> Line {
+        Line { number: 7, text: text.as_bytes().to_vec() }
+    }
+
+    #[test]
+    fn lines_of_the_protocol_are_read_and_others_named() {
+        let ready = parse(line(r#"{"type":"ready","v":1,"max_in_flight":8}"#));
+        assert!(matches!(ready, Ok(Said::Ready(Ready { max_in_flight: 8, .. }))));
+        let answer = parse(line(r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#));
+        let Ok(Said::Answer(Answer { result: Some(result), .. })) = answer else { panic!("an answer") };
+        assert_eq!(result.get(), r#"{"n":9007199254740993}"#);
+        assert!(parse(line(r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#)).is_ok());
+        for wrong in
+            ["hello", "{}", r#"{"id":17,"outcome":"complete"}"#, r#"{"id":"1","outcome":"done"}"#, ""]
+        {
+            let Err(why) = parse(line(wrong)) else { panic!("{wrong}") };
+            assert!(why.contains("line 7") && why.contains(&format!("{wrong:?}")), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_one_line_whatever_is_in_it() {
+        let origin = Origin::Queue { queue: "orders".into(), id: "a".into() };
+        let message = |payload: &'static [u8]| Message::new("orders", origin.clone(), Some(payload.into()));
+        let told = |message: &Message| {
+            serde_json::to_string(&Told::of(message, "1", Duration::from_secs(30))).unwrap()
+        };
+        let text = told(&message(b"two\nlines"));
+        assert!(text.contains(r#""payload":"two\nlines""#) && !text.contains('\n'), "{text}");
+        assert!(
+            text.contains(r#""origin":{"sqs":{"id":"a","queue":"orders"}}"#)
+                && text.contains(r#""lease_ms":30000"#)
+        );
+        assert!(told(&message(b"\xff")).contains(r#""payload_base64":"/w==""#));
+        let tombstone = Message::new("orders", origin.clone(), None);
+        assert!(!told(&tombstone).contains("payload"));
+    }
+}

@@ -1,0 +1,219 @@
+//! Settings of one consumer as flags: the same names, defaults and forms as in a file.
+
+use crate::config::{Path, Setting};
+
+/// What one consumer needs, and what is set most often. Everything else is set by --set.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Settings of the consumer (docs/CONFIGURATION.md)")]
+pub(crate) struct Flags {
+    /// The consumer that flags are about: its name is the scope of its keys [default: the only one of the file]
+    #[arg(long, value_name = "NAME")]
+    scope: Option<String>,
+
+    /// store.url
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Addresses of Kafka, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT")]
+    brokers: Option<String>,
+
+    /// A topic; several with commas
+    #[arg(long = "topic", value_name = "NAME")]
+    topics: Option<String>,
+
+    /// The consumer group [default: the scope]
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+
+    /// The name or URL of an SQS queue, instead of topics
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+
+    /// Where SQS is, for a server of your own
+    #[arg(long, value_name = "URL")]
+    endpoint_url: Option<String>,
+
+    /// The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
+    #[arg(long, value_name = "SPEC")]
+    key: Option<String>,
+
+    /// What else must be equal: payload, payload-except:sent_at, or raw
+    #[arg(long, value_name = "SPEC")]
+    fingerprint: Option<String>,
+
+    /// A worker behind HTTP: http://127.0.0.1:8080/handle or unix:/path/of/socket
+    #[arg(long, value_name = "URL")]
+    handler: Option<String>,
+
+    /// A worker on standard streams
+    #[arg(long, value_name = "COMMAND")]
+    handler_exec: Option<String>,
+
+    /// A program to start for each message
+    #[arg(long, value_name = "COMMAND")]
+    handler_command: Option<String>,
+
+    /// How many of --handler-exec
+    #[arg(long, value_name = "COUNT")]
+    workers: Option<String>,
+
+    /// Asked until it answers with 2xx, before the first message
+    #[arg(long, value_name = "URL")]
+    ready_url: Option<String>,
+
+    /// The content type of messages that do not name theirs
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
+
+    /// A file with the token that --handler wants
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<String>,
+
+    /// Allow --handler to be another machine although nobody encrypts it
+    #[arg(long)]
+    allow_remote: bool,
+
+    /// Send messages that are no CloudEvents as such, too
+    #[arg(long)]
+    cloudevents: bool,
+
+    /// How long the worker may take
+    #[arg(long, value_name = "TIME")]
+    timeout: Option<String>,
+
+    /// Where messages go that are given up: a topic, or a queue where --queue is given
+    #[arg(long, value_name = "NAME")]
+    dead_letters: Option<String>,
+
+    /// How long a claim lasts without a heartbeat
+    #[arg(long, value_name = "TIME")]
+    lease: Option<String>,
+
+    /// How long a completed record is kept
+    #[arg(long, value_name = "TIME")]
+    retention: Option<String>,
+
+    /// How many attempts a message gets
+    #[arg(long, value_name = "COUNT")]
+    max_attempts: Option<String>,
+
+    /// How many messages are with the worker at a time
+    #[arg(long, value_name = "COUNT")]
+    concurrency: Option<String>,
+
+    /// In which order messages run: key, partition or unordered
+    #[arg(long, value_name = "ORDER")]
+    ordering: Option<String>,
+
+    /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
+    properties: Vec<(String, String)>,
+
+    /// Where the status page is served: 127.0.0.1:9464, or off
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+
+    /// Any setting by its path, such as consumer.billing.backoff.most=1m; may be repeated
+    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::args::pair)]
+    any: Vec<(String, String)>,
+}
+
+/// The name of a consumer that has none: the file's only one, if there is one.
+const UNNAMED: &str = "default";
+
+impl Flags {
+    /// What was given, each with its flag and its path. `known` are the consumers of the file.
+    pub(crate) fn settings(&self, known: &[String]) -> Vec<Setting> {
+        let consumer = match (&self.scope, known) {
+            (Some(scope), _) => scope.clone(),
+            (None, [only]) => only.clone(),
+            (None, _) => UNNAMED.to_owned(),
+        };
+        let letters = if self.queue.is_some() { "sqs" } else { "kafka" };
+        let allow_remote = self.allow_remote.then(|| "true".to_owned());
+        let cloudevents = self.cloudevents.then(|| "true".to_owned());
+        let of_consumer: [(&str, &[&str], &Option<String>); 23] = [
+            ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
+            ("--topic", &["source", "kafka", "topics"], &self.topics),
+            ("--group", &["source", "kafka", "group"], &self.group),
+            ("--queue", &["source", "sqs", "queue"], &self.queue),
+            ("--endpoint-url", &["source", "sqs", "endpoint_url"], &self.endpoint_url),
+            ("--key", &["key"], &self.key),
+            ("--fingerprint", &["fingerprint"], &self.fingerprint),
+            ("--handler", &["handler", "http"], &self.handler),
+            ("--handler-exec", &["handler", "exec"], &self.handler_exec),
+            ("--handler-command", &["handler", "command"], &self.handler_command),
+            ("--workers", &["handler", "workers"], &self.workers),
+            ("--ready-url", &["handler", "ready_url"], &self.ready_url),
+            ("--content-type", &["handler", "content_type"], &self.content_type),
+            ("--token-file", &["handler", "token", "file"], &self.token_file),
+            ("--allow-remote", &["handler", "allow_remote"], &allow_remote),
+            ("--cloudevents", &["handler", "cloudevents"], &cloudevents),
+            ("--timeout", &["handler", "timeout"], &self.timeout),
+            ("--dead-letters", &["dead_letters", letters], &self.dead_letters),
+            ("--lease", &["lease"], &self.lease),
+            ("--retention", &["retention"], &self.retention),
+            ("--max-attempts", &["max_attempts"], &self.max_attempts),
+            ("--concurrency", &["concurrency"], &self.concurrency),
+            ("--ordering", &["ordering"], &self.ordering),
+        ];
+        let of_consumer = of_consumer.into_iter().filter_map(|(flag, path, value)| {
+            let path = path.iter().map(|part| (*part).to_owned());
+            let path = ["consumer".to_owned(), consumer.clone()].into_iter().chain(path).collect();
+            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+        });
+        let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
+            let path = path.map(str::to_owned).into();
+            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+        };
+        let whole = [
+            at("--store", ["store", "url"], &self.store),
+            at("--listen", ["status", "listen"], &self.listen),
+        ];
+        let properties = self.properties.iter().map(|(name, value)| Setting {
+            flag: format!("--property {name}"),
+            path: ["consumer", &consumer, "source", "kafka", "properties", name].map(str::to_owned).into(),
+            value: value.clone(),
+        });
+        let any = self.any.iter().map(|(path, value)| Setting {
+            flag: format!("--set {path}"),
+            path: parts(path),
+            value: value.clone(),
+        });
+        whole.into_iter().flatten().chain(of_consumer).chain(properties).chain(any).collect()
+    }
+}
+
+/// `consumer."a.b".lease`: parts between dots; what is quoted keeps its own.
+fn parts(path: &str) -> Path {
+    let mut parts = vec![String::new()];
+    let mut quoted = false;
+    for c in path.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            '.' if !quoted => parts.push(String::new()),
+            c => parts.last_mut().into_iter().for_each(|part| part.push(c)),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_have_dots_between_their_parts() {
+        assert_eq!(parts("consumer.billing.lease"), ["consumer", "billing", "lease"]);
+        assert_eq!(parts("consumer.\"a.b\".lease"), ["consumer", "a.b", "lease"]);
+    }
+
+    #[test]
+    fn flags_are_about_the_only_consumer_of_the_file() {
+        let flags = Flags { lease: Some("1m".to_owned()), ..Flags::default() };
+        let path = |known: &[String]| flags.settings(known).remove(0).path;
+        assert_eq!(path(&["billing".to_owned()]), ["consumer", "billing", "lease"]);
+        assert_eq!(path(&[]), ["consumer", "default", "lease"]);
+    }
+}

@@ -1,0 +1,63 @@
+//! What workers are told of a message, in the names of every kind of worker.
+
+use oncegate::{Message, Origin};
+use serde_json::{Value, json};
+
+/// Where a message came from, as workers read it: `{"kafka":{"topic":…,"partition":…,"offset":…}}`.
+pub(super) fn as_json(origin: &Origin) -> Value {
+    match origin {
+        Origin::Kafka { topic, partition, offset } => {
+            json!({ "kafka": { "topic": &**topic, "partition": partition, "offset": offset } })
+        }
+        Origin::Queue { queue, id } => json!({ "sqs": { "queue": &**queue, "id": &**id } }),
+        other => json!({ "other": other.to_string() }),
+    }
+}
+
+/// The same as a dictionary of RFC 9651: `kafka, topic="orders", partition=3, offset=42`.
+pub(super) fn as_dictionary(origin: &Origin) -> String {
+    match origin {
+        Origin::Kafka { topic, partition, offset } => {
+            format!("kafka, topic={}, partition={partition}, offset={offset}", quoted(topic))
+        }
+        Origin::Queue { queue, id } => format!("sqs, queue={}, id={}", quoted(queue), quoted(id)),
+        other => format!("other={}", quoted(&other.to_string())),
+    }
+}
+
+/// The source of a message as CloudEvents name it.
+pub(super) fn as_source(message: &Message) -> String {
+    match message.origin() {
+        Origin::Kafka { topic, .. } => format!("/kafka/{topic}"),
+        Origin::Queue { queue, .. } => format!("/sqs/{queue}"),
+        _ => format!("/{}", message.route()),
+    }
+}
+
+/// A string of RFC 9651. What it cannot hold is left out: names of topics and queues have none of that.
+pub(super) fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars().filter(|c| (' '..='~').contains(c)) {
+        if matches!(c, '"' | '\\') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_read_the_same_everywhere() {
+        let kafka = Origin::Kafka { topic: "orders".into(), partition: 3, offset: 42 };
+        assert_eq!(as_dictionary(&kafka), r#"kafka, topic="orders", partition=3, offset=42"#);
+        assert_eq!(as_json(&kafka).to_string(), r#"{"kafka":{"offset":42,"partition":3,"topic":"orders"}}"#);
+        let queue = Origin::Queue { queue: "orders".into(), id: "a\"\\\n".into() };
+        assert_eq!(as_dictionary(&queue), r#"sqs, queue="orders", id="a\"\\""#);
+    }
+}

@@ -1,0 +1,198 @@
+//! A message as an HTTP request.
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Uri};
+use oncegate::Message;
+use tracing::debug;
+
+use super::origin;
+use super::worker::idempotency_key;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+/// The prefix of a message's own headers.
+const ATTRIBUTE: &str = "oncegate-attr-";
+/// The prefix that the Kafka binding of CloudEvents gives to their attributes.
+const CE_KAFKA: &str = "ce_";
+
+/// What every request of a worker has.
+#[derive(Clone)]
+pub(crate) struct Told {
+    pub(crate) content_type: HeaderValue,
+    pub(crate) token: Option<HeaderValue>,
+    /// The lease that a run begins with, in milliseconds.
+    pub(crate) lease_ms: u128,
+    /// Whether messages that are no CloudEvents get the headers of one.
+    pub(crate) cloudevents: bool,
+}
+
+/// The request for a message.
+///
+/// # Errors
+/// When a header of ours cannot be made, which no message that a broker lets through can cause.
+pub(super) fn of(
+    message: &Message,
+    uri: &Uri,
+    told: &Told,
+) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+    let content_type = message.header("content-type").and_then(|value| HeaderValue::from_bytes(value).ok());
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(uri)
+        .header(CONTENT_TYPE, content_type.unwrap_or_else(|| told.content_type.clone()))
+        .header("idempotency-key", origin::quoted(&idempotency_key(message)))
+        .header("oncegate-attempt", message.attempt())
+        .header("oncegate-recovered", if message.recovered() { "?1" } else { "?0" })
+        .header("oncegate-lease", told.lease_ms.to_string())
+        .header("oncegate-origin", origin::as_dictionary(message.origin()));
+    if let Some(fence) = message.fence() {
+        request = request.header("oncegate-fence", fence);
+    }
+    if let Some(key) = message.key() {
+        request = request.header("oncegate-message-key", format!(":{}:", BASE64.encode(key)));
+    }
+    if let Some(token) = &told.token {
+        request = request.header(AUTHORIZATION, token);
+    }
+    for name in ["traceparent", "tracestate"] {
+        if let Some(value) = message.header(name).and_then(|value| HeaderValue::from_bytes(value).ok()) {
+            request = request.header(name, value);
+        }
+    }
+    let mut request = request.body(Full::new(message.payload_bytes().unwrap_or_default()))?;
+    add_attributes(message, request.headers_mut());
+    add_cloudevent(message, told.cloudevents, request.headers_mut());
+    Ok(request)
+}
+
+/// The message's own headers, as far as their names and values can travel.
+fn add_attributes(message: &Message, headers: &mut HeaderMap) {
+    let mut left_out = 0_usize;
+    for header in message.headers() {
+        let name = HeaderName::try_from(format!("{ATTRIBUTE}{}", header.name.to_lowercase()));
+        let value =
+            header.value.as_deref().filter(|value| value.iter().all(|byte| (0x20..0x7f).contains(byte)));
+        match (name, value.map(HeaderValue::from_bytes)) {
+            (Ok(name), Some(Ok(value))) => drop(headers.append(name, value)),
+            _ => left_out += 1,
+        }
+    }
+    if left_out > 0 {
+        headers.insert("oncegate-attrs-left-out", HeaderValue::from(left_out));
+        debug!(origin = %message.origin(), left_out, "headers that HTTP cannot carry were left out");
+    }
+}
+
+/// A CloudEvent in binary mode has its attributes in headers; in structured mode the body says it all.
+fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap) {
+    let mut is_event = false;
+    for header in message.headers() {
+        let Some(attribute) = header.name.strip_prefix(CE_KAFKA) else { continue };
+        let Ok(name) = HeaderName::try_from(format!("ce-{attribute}")) else { continue };
+        let Some(value) = header.value.as_deref().and_then(percent_encoded) else { continue };
+        is_event = true;
+        headers.insert(name, value);
+    }
+    let structured =
+        message.header("content-type").is_some_and(|name| name.starts_with(b"application/cloudevents"));
+    if !always || is_event || structured {
+        return;
+    }
+    let id = message.origin().to_string();
+    let attributes = [
+        ("ce-specversion", "1.0"),
+        ("ce-type", "oncegate.message"),
+        ("ce-id", &id),
+        ("ce-source", &origin::as_source(message)),
+    ];
+    for (name, value) in attributes {
+        if let Some(value) = percent_encoded(value.as_bytes()) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+}
+
+/// As CloudEvents ask of headers: everything but visible ASCII, and `"` and `%`, in percents.
+fn percent_encoded(value: &[u8]) -> Option<HeaderValue> {
+    let text = std::str::from_utf8(value).ok()?;
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'%' => out.push_str(&format!("%{byte:02X}")),
+            b'!'..=b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    HeaderValue::try_from(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use oncegate::{Header, Origin};
+
+    use super::*;
+
+    fn told(cloudevents: bool) -> Told {
+        let content_type = HeaderValue::from_static("application/octet-stream");
+        Told { content_type, token: None, lease_ms: 30_000, cloudevents }
+    }
+
+    fn message(headers: &[(&str, &'static [u8])]) -> Message {
+        let origin = Origin::Kafka { topic: "orders".into(), partition: 3, offset: 42 };
+        let header = |(name, value): &(&str, &'static [u8])| Header {
+            name: (*name).into(),
+            value: Some(Bytes::from_static(value)),
+        };
+        Message::new("orders", origin, Some("{}".into()))
+            .with_headers(headers.iter().map(header).collect())
+            .with_key("k7")
+    }
+
+    fn header(request: &Request<Full<Bytes>>, name: &str) -> Option<String> {
+        request.headers().get(name).map(|value| value.to_str().unwrap().to_owned())
+    }
+
+    fn request(headers: &[(&str, &'static [u8])], cloudevents: bool) -> Request<Full<Bytes>> {
+        of(&message(headers), &Uri::from_static("http://localhost/handle"), &told(cloudevents)).unwrap()
+    }
+
+    #[test]
+    fn a_message_is_a_post_with_these_headers() {
+        let request = request(
+            &[("Tenant", b"acme"), ("content-type", b"text/plain"), ("bin", b"\xff"), ("a b", b"x")],
+            false,
+        );
+        assert_eq!((request.method(), request.uri().path()), (&Method::POST, "/handle"));
+        let expected = [
+            ("content-type", "text/plain"),
+            ("oncegate-attempt", "1"),
+            ("oncegate-recovered", "?0"),
+            ("oncegate-lease", "30000"),
+            ("oncegate-origin", r#"kafka, topic="orders", partition=3, offset=42"#),
+            ("oncegate-message-key", ":azc=:"),
+            ("oncegate-attr-tenant", "acme"),
+            ("oncegate-attrs-left-out", "2"),
+        ];
+        for (name, value) in expected {
+            assert_eq!(header(&request, name).as_deref(), Some(value), "{name}");
+        }
+        let key = header(&request, "idempotency-key").unwrap();
+        assert!(key.starts_with('"') && key.ends_with('"') && key.len() == 38, "{key}");
+        assert_eq!(header(&request, "oncegate-fence"), None);
+        assert_eq!(header(&request, "ce-id"), None);
+    }
+
+    #[test]
+    fn cloudevents_pass_in_the_headers_of_http() {
+        let event = request(&[("ce_id", "é 1".as_bytes()), ("ce_specversion", b"1.0")], true);
+        assert_eq!(header(&event, "ce-id").as_deref(), Some("%C3%A9%201"));
+        assert_eq!(header(&event, "ce-source"), None, "it is its own event");
+        let other = request(&[], true);
+        assert_eq!(header(&other, "ce-source").as_deref(), Some("/kafka/orders"));
+        assert_eq!(header(&other, "ce-id").as_deref(), Some("orders/3@42"));
+        let structured = request(&[("content-type", b"application/cloudevents+json")], true);
+        assert_eq!(header(&structured, "ce-id"), None);
+    }
+}

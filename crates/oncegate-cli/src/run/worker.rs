@@ -1,0 +1,248 @@
+//! A worker in any language, as a handler: what it says becomes what the consumer does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use oncegate::{Failure, Handler, Message};
+use serde::de::IgnoredAny;
+use serde::ser::{Error as _, SerializeMap};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
+
+use super::command::Commands;
+use super::exec::Crew;
+use super::http::Caller;
+
+/// How much of a worker's words is kept as a reason, in bytes.
+const REASON_MAX_BYTES: usize = 1024;
+
+/// The step that the key for workers is made of: they have one effect a message, as far as anybody knows.
+const STEP: &str = "handler";
+
+/// Who does the work.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for the whole run")]
+pub(crate) enum Worker {
+    Http(Caller),
+    Exec(Crew),
+    Command(Commands),
+}
+
+/// A worker with the limits on each of its runs.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) timeout: Option<Duration>,
+    /// The longest wait that a worker may ask for.
+    pub(crate) longest_delay: Duration,
+}
+
+/// Whether the worker has the message: from then on, nobody knows what came of it until it answers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Begun(CancellationToken);
+
+impl Begun {
+    pub(super) fn now(&self) {
+        self.0.cancel();
+    }
+
+    fn is(&self) -> bool {
+        self.0.is_cancelled()
+    }
+
+    async fn until(&self) {
+        self.0.cancelled().await;
+    }
+}
+
+/// What a worker has said of a message, or what its silence means.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Complete(Work),
+    Retry {
+        delay: Option<Duration>,
+        reason: String,
+    },
+    DeadLetter {
+        reason: String,
+    },
+    /// It may have done the work, and may still be at it.
+    Unknown {
+        reason: String,
+    },
+}
+
+impl Reply {
+    pub(crate) fn retry(reason: impl Into<String>) -> Self {
+        Self::Retry { delay: None, reason: reason.into() }
+    }
+
+    pub(crate) fn unknown(reason: impl Into<String>) -> Self {
+        Self::Unknown { reason: reason.into() }
+    }
+}
+
+impl Handler for Limited {
+    type Output = Work;
+
+    async fn handle(&self, message: Message) -> Result<Work, Failure> {
+        let begun = Begun::default();
+        let work = async {
+            match &*self.worker {
+                Worker::Http(caller) => caller.call(&message, &begun).await,
+                Worker::Exec(crew) => crew.hand_out(&message, &begun).await,
+                Worker::Command(commands) => commands.run(&message, &begun).await,
+            }
+        };
+        let late = async {
+            begun.until().await;
+            match self.timeout {
+                Some(timeout) => tokio::time::sleep(timeout).await,
+                None => std::future::pending().await,
+            }
+        };
+        // Whoever loses is dropped: the connection is closed, the worker told, the process killed.
+        let reply = tokio::select! {
+            biased;
+            reply = work => reply,
+            () = message.cancelled() => match begun.is() {
+                true => Reply::unknown("the run was cancelled"),
+                false => Reply::retry("the run was cancelled before the worker had the message"),
+            },
+            () = late => Reply::unknown(format!("no answer within {:?} (`timeout`)", self.timeout.unwrap_or_default())),
+        };
+        match reply {
+            Reply::Complete(work) => Ok(work),
+            Reply::Retry { delay: Some(delay), reason } => {
+                Err(Failure::retry_after(delay.min(self.longest_delay), shortened(reason)))
+            }
+            Reply::Retry { delay: None, reason } => Err(Failure::retry(shortened(reason))),
+            Reply::DeadLetter { reason } => Err(Failure::permanent(shortened(reason))),
+            Reply::Unknown { reason } => Err(Failure::unknown(shortened(reason))),
+        }
+    }
+}
+
+/// The idempotency key that workers get: the same for every attempt and delivery of the message.
+pub(crate) fn idempotency_key(message: &Message) -> String {
+    message.downstream_key(STEP)
+}
+
+fn shortened(mut reason: String) -> String {
+    let end = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+    reason.truncate(end.unwrap_or_default());
+    reason.retain(|c| !c.is_control() || c == '\n');
+    reason
+}
+
+/// The result of a worker, as it is kept with the key.
+///
+/// In the record it is JSON: `null` when there is nothing to say, else an object with one of `json`, `text` and
+/// `base64`, and with `content_type` if the worker named one.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Nothing,
+    Result {
+        content_type: Option<String>,
+        body: Body,
+    },
+    /// Larger than anything that is kept: the work is done, and its result is not kept.
+    TooLarge {
+        most: usize,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) enum Body {
+    Json(Box<RawValue>),
+    Bytes(Bytes),
+}
+
+impl Work {
+    pub(crate) fn of_bytes(content_type: Option<String>, body: Bytes) -> Self {
+        if body.is_empty() {
+            return Self::Nothing;
+        }
+        let is_json = content_type.as_deref().is_some_and(|name| {
+            let name = name.split(';').next().unwrap_or_default().trim();
+            name == "application/json" || name.ends_with("+json")
+        });
+        let json = if is_json { serde_json::from_slice(&body).ok() } else { None };
+        Self::Result { content_type, body: json.map_or(Body::Bytes(body), Body::Json) }
+    }
+
+    pub(crate) fn of_json(json: Box<RawValue>) -> Self {
+        match json.get() {
+            "null" => Self::Nothing,
+            _ => Self::Result { content_type: None, body: Body::Json(json) },
+        }
+    }
+}
+
+impl Serialize for Work {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (content_type, body) = match self {
+            Self::Nothing => return serializer.serialize_unit(),
+            Self::TooLarge { most } => {
+                return Err(S::Error::custom(format!("the worker's result is larger than {most} bytes")));
+            }
+            Self::Result { content_type, body } => (content_type, body),
+        };
+        let mut map = serializer.serialize_map(None)?;
+        if let Some(content_type) = content_type {
+            map.serialize_entry("content_type", content_type)?;
+        }
+        match body {
+            Body::Json(json) => map.serialize_entry("json", json)?,
+            Body::Bytes(bytes) => match std::str::from_utf8(bytes) {
+                Ok(text) => map.serialize_entry("text", text)?,
+                Err(_) => map.serialize_entry("base64", &BASE64.encode(bytes))?,
+            },
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Work {
+    /// Nobody here looks at the result of a duplicate: it is kept for whoever inspects the record.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self::Nothing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(content_type: Option<&str>, body: &'static [u8]) -> String {
+        let work = Work::of_bytes(content_type.map(str::to_owned), Bytes::from_static(body));
+        serde_json::to_string(&work).unwrap()
+    }
+
+    #[test]
+    fn results_are_kept_so_that_other_programs_can_read_them() {
+        assert_eq!(kept(None, b""), "null");
+        assert_eq!(kept(None, b"receipt 42"), r#"{"text":"receipt 42"}"#);
+        let json = kept(Some("application/json; charset=utf-8"), br#"{"receipt":9007199254740993}"#);
+        assert_eq!(
+            json,
+            r#"{"content_type":"application/json; charset=utf-8","json":{"receipt":9007199254740993}}"#
+        );
+        assert_eq!(
+            kept(Some("application/json"), b"{no"),
+            r#"{"content_type":"application/json","text":"{no"}"#
+        );
+        assert_eq!(kept(Some("image/png"), b"\xff\x00"), r#"{"content_type":"image/png","base64":"/wA="}"#);
+        assert!(serde_json::to_string(&Work::TooLarge { most: 1 }).is_err());
+    }
+
+    #[test]
+    fn reasons_are_short_and_have_no_control_characters() {
+        assert_eq!(shortened("a\u{1b}[b".to_owned()), "a[b");
+        assert_eq!(shortened("ö".repeat(600)).len(), 1024);
+    }
+}

@@ -1,0 +1,110 @@
+//! `oncegate check` and `oncegate schema`, and the documentation of the settings.
+
+use std::path::{Path, PathBuf};
+
+use super::{oncegate, oncegate_with};
+
+fn docs(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The example that the documentation begins with.
+fn documented() -> String {
+    let text = read(&docs("CONFIGURATION.md"));
+    let example = text.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+    example.expect("an example in TOML").to_owned()
+}
+
+struct File {
+    _dir: tempfile::TempDir,
+    path: String,
+}
+
+fn file(text: &str) -> File {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("oncegate.toml");
+    std::fs::write(&path, text).unwrap();
+    File { path: path.to_str().unwrap().to_owned(), _dir: dir }
+}
+
+#[tokio::test]
+async fn the_documented_examples_are_fine_and_fit_the_schema() {
+    let example = file(&documented());
+    let answer = oncegate(&["check", &example.path, "--strict"], b"").await;
+    assert_eq!((answer.ended(0).err.as_str(), answer.line(&example.path).ends_with("is fine.")), ("", true));
+
+    let schema: serde_json::Value = serde_json::from_str(&read(&docs("oncegate.schema.json"))).unwrap();
+    let schema = jsonschema::validator_for(&schema).expect("it is a schema");
+    let workers = docs("../examples/workers/oncegate.toml");
+    oncegate(&["check", workers.to_str().unwrap(), "--strict"], b"").await.ended(0);
+    for text in [documented(), read(&workers)] {
+        let instance: serde_json::Value = toml::from_str(&text).unwrap();
+        let errors: Vec<String> = schema.iter_errors(&instance).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+    for wrong in [
+        serde_json::json!({ "defaults": { "lease": 30 } }),
+        serde_json::json!({ "defaults": { "leese": "30s" } }),
+        serde_json::json!({ "consumer": { "billing": { "strictness": "maybe" } } }),
+        serde_json::json!({ "consumer": { "billing": { "key": { "jsn": ["id"] } } } }),
+    ] {
+        assert!(!schema.is_valid(&wrong), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn the_committed_schema_and_table_are_those_of_the_code() {
+    let schema = oncegate(&["schema", "config"], b"").await;
+    let hint = "run `oncegate schema config > docs/oncegate.schema.json`";
+    assert_eq!(read(&docs("oncegate.schema.json")), schema.ended(0).out, "{hint}");
+    let table = oncegate(&["schema", "settings"], b"").await;
+    let text = read(&docs("CONFIGURATION.md"));
+    let documented = text.split("<!-- settings -->\n").nth(1).and_then(|rest| rest.split("<!-- end").next());
+    assert_eq!(
+        documented,
+        Some(table.ended(0).out.as_str()),
+        "put the output of `oncegate schema settings` there"
+    );
+}
+
+#[tokio::test]
+async fn mistakes_are_shown_with_their_lines_and_counted() {
+    let wrong = file(&documented().replace("lease = \"30s\"", "leese = 30").replace("\"7d\"", "7"));
+    let answer = oncegate(&["check", &wrong.path], b"").await;
+    answer.ended(1).says("did you mean `lease`?").says("^^^^^");
+    assert!(answer.out.contains("has 2 errors and 0 warnings"), "{}", answer.out);
+    let document = oncegate(&["check", &wrong.path, "--json"], b"").await.ended(1).json();
+    assert_eq!((&document["schema"], &document["ok"]), (&"oncegate.check/1".into(), &false.into()));
+    let lines: Vec<_> =
+        document["findings"].as_array().unwrap().iter().map(|one| one["line"].as_u64()).collect();
+    assert_eq!(lines, [Some(9), Some(10)]);
+    assert_eq!(document["findings"][0]["path"], "defaults.leese");
+    oncegate(&["check", "/no/such/file.toml"], b"").await.ended(78).says("/no/such/file.toml");
+}
+
+#[tokio::test]
+async fn every_value_is_explained_with_its_origin() {
+    let example = file(&documented());
+    let environment = [("ONCEGATE_CONSUMER__BILLING__LEASE", "60s")];
+    let answer = oncegate_with(&["check", &example.path, "--explain"], &environment, b"").await;
+    let lease = answer.ended(0).line("consumer.billing.lease");
+    assert_eq!(lease, "consumer.billing.lease = \"60s\" # ONCEGATE_CONSUMER__BILLING__LEASE");
+    let retention = answer.line("consumer.billing.retention");
+    assert_eq!(retention, format!("consumer.billing.retention = \"7d\" # {}:10", example.path));
+    assert_eq!(answer.line("consumer.billing.concurrency"), "consumer.billing.concurrency = 64 # default");
+}
+
+#[tokio::test]
+async fn a_secret_that_stands_there_is_never_shown() {
+    let text = documented().replace("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
+    let literal = file(&text);
+    for (arguments, code) in [(&["--explain"][..], 0), (&["--strict"], 1), (&["--json", "--explain"], 0)] {
+        let answer = oncegate(&[&["check", literal.path.as_str()], arguments].concat(), b"").await;
+        answer.ended(code);
+        assert!(!answer.out.contains("hunter2") && !answer.err.contains("hunter2"), "{answer:?}");
+    }
+}

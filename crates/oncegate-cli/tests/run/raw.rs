@@ -1,0 +1,127 @@
+//! A worker that answers whatever bytes a test wants, and remembers what it was asked.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: String,
+}
+
+impl Asked {
+    pub(crate) fn attempt(&self) -> u32 {
+        self.headers["oncegate-attempt"].parse().unwrap()
+    }
+
+    pub(crate) fn recovered(&self) -> bool {
+        self.headers["oncegate-recovered"] == "?1"
+    }
+}
+
+/// What to answer. The connection is closed behind it.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Bytes(String),
+    /// Nothing, and the connection stays.
+    Silence,
+}
+
+impl Answer {
+    /// A whole response.
+    pub(crate) fn status(status: u16, headers: &str, body: &str) -> Self {
+        Self::Bytes(format!(
+            "HTTP/1.1 {status} X\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        ))
+    }
+}
+
+/// A listener that ends with this value.
+pub(crate) struct RawWorker {
+    pub(crate) address: SocketAddr,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    _accepting: JoinSet<()>,
+}
+
+impl RawWorker {
+    pub(crate) async fn start(answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
+        Self::start_at("127.0.0.1:0", answer).await
+    }
+
+    pub(crate) async fn start_at(
+        at: &str,
+        answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(at).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (asked, answer) = (Arc::default(), Arc::new(answer));
+        let mut accepting = JoinSet::new();
+        let noted = Arc::clone(&asked);
+        accepting.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (answer, asked) = (Arc::clone(&answer), Arc::clone(&noted));
+                connections.spawn(async move { serve(stream, &*answer, &asked).await });
+            }
+        });
+        Self { address, asked, _accepting: accepting }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/handle", self.address)
+    }
+
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    answer: &(dyn Fn(&Asked) -> Answer + Send + Sync),
+    noted: &Mutex<Vec<Asked>>,
+) {
+    let Some(asked) = read(&mut stream).await else { return };
+    let answer = answer(&asked);
+    noted.lock().unwrap().push(asked);
+    match answer {
+        Answer::Bytes(bytes) => drop(stream.write_all(bytes.as_bytes()).await),
+        // Until the other side goes away.
+        Answer::Silence => drop(stream.read(&mut [0]).await),
+    }
+}
+
+/// `None` when somebody only wanted to see that there is a listener.
+async fn read(stream: &mut TcpStream) -> Option<Asked> {
+    let mut bytes = Vec::new();
+    let head_end = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let head = String::from_utf8(bytes[..head_end].to_vec()).unwrap();
+    let mut lines = head.lines();
+    let path = lines.next().unwrap().split(' ').nth(1).unwrap().to_owned();
+    let header =
+        |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
+    let headers: BTreeMap<String, String> = lines.filter_map(header).collect();
+    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    while bytes.len() < head_end + 4 + length {
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let body = String::from_utf8(bytes[head_end + 4..].to_vec()).unwrap();
+    Some(Asked { path, headers, body })
+}

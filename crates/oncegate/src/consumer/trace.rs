@@ -1,0 +1,157 @@
+//! A span for each run of a handler, and for each duplicate that a handler is told of, in the words of OpenTelemetry's
+//! conventions for messaging (1.44). It costs nothing while nobody listens, and has nothing of payloads and keys.
+
+use oncegate_core::key::StoreKey;
+use tracing::field::{Empty, display};
+use tracing::{Span, info_span};
+
+use super::{Item, Shared};
+use crate::gate::Lease;
+use crate::message::{Message, Origin};
+use crate::observe::RunOutcome;
+
+/// How the span of a run stands to the trace of whoever produced its message.
+///
+/// Which headers tell of that trace is up to the program's propagator: `opentelemetry::global::set_text_map_propagator`.
+#[cfg(feature = "otel")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TraceParent {
+    /// It is a part of that trace. The default.
+    #[default]
+    Child,
+    /// It begins a trace of its own, which is linked to that one: for traces that must not last as long as messages
+    /// wait.
+    Link,
+}
+
+/// By this, whoever filters finds these spans.
+const TARGET: &str = "oncegate::process";
+
+/// How much of a key's digest a span tells, in hex digits.
+const DIGEST_DIGITS: usize = 16;
+
+/// The span of a run.
+pub(super) fn run(shared: &Shared, item: &Item, lease: &Lease) -> Span {
+    let span = process(shared, item, lease.store_key(), "granted");
+    if !span.is_disabled() {
+        span.record("oncegate.attempt", lease.attempt());
+        span.record("oncegate.recovered", lease.message().recovered());
+        if let Some(fence) = lease.message().fence() {
+            span.record("oncegate.fence", fence);
+        }
+    }
+    span
+}
+
+/// The span of a duplicate's answer.
+pub(super) fn answer(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
+    process(shared, item, key, "completed")
+}
+
+/// Tells the span of the run under way how its handler ended.
+pub(super) fn ended(outcome: RunOutcome) {
+    let span = Span::current();
+    span.record("oncegate.outcome", outcome.as_str());
+    if outcome != RunOutcome::Succeeded {
+        span.record("error.type", outcome.as_str());
+        span.record("otel.status_code", "ERROR");
+    }
+}
+
+fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) -> Span {
+    let message = &item.delivery.message;
+    let span = info_span!(
+        target: TARGET,
+        "process",
+        otel.name = format!("process {}", destination(message)),
+        otel.kind = "consumer",
+        otel.status_code = Empty,
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.system = Empty,
+        messaging.destination.name = destination(message),
+        messaging.destination.partition.id = Empty,
+        messaging.kafka.offset = Empty,
+        messaging.kafka.message.tombstone = Empty,
+        messaging.message.id = Empty,
+        messaging.message.body.size = message.payload().len(),
+        oncegate.scope = key.scope(),
+        oncegate.key = Empty,
+        oncegate.verdict = verdict,
+        oncegate.attempt = Empty,
+        oncegate.recovered = Empty,
+        oncegate.fence = Empty,
+        oncegate.outcome = Empty,
+        error.type = Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    let digest = key.digest().to_string();
+    span.record("oncegate.key", digest.get(..DIGEST_DIGITS).unwrap_or(&digest));
+    match message.origin() {
+        Origin::Kafka { partition, offset, .. } => {
+            span.record("messaging.system", "kafka");
+            span.record("messaging.destination.partition.id", display(partition));
+            span.record("messaging.kafka.offset", offset);
+            if message.is_tombstone() {
+                span.record("messaging.kafka.message.tombstone", true);
+            }
+        }
+        Origin::Queue { id, .. } => {
+            span.record("messaging.system", "aws_sqs");
+            span.record("messaging.message.id", &**id);
+        }
+        Origin::Other(_) => {}
+    }
+    #[cfg(feature = "otel")]
+    join(&span, message, shared.settings.trace_parent);
+    #[cfg(not(feature = "otel"))]
+    let _ = shared;
+    span
+}
+
+/// The topic or queue; of anything else, the route.
+fn destination(message: &Message) -> &str {
+    match message.origin() {
+        Origin::Kafka { topic, .. } => topic,
+        Origin::Queue { queue, .. } => queue,
+        Origin::Other(_) => message.route(),
+    }
+}
+
+#[cfg(feature = "otel")]
+fn join(span: &Span, message: &Message, how: TraceParent) {
+    use opentelemetry::trace::TraceContextExt as _;
+    use opentelemetry::{Context, global};
+    use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+    let produced = global::get_text_map_propagator(|propagator| {
+        propagator.extract_with_context(&Context::new(), &Carrier(message))
+    });
+    let producer = produced.span().span_context().clone();
+    if !producer.is_valid() {
+        return;
+    }
+    match how {
+        // It fails when no layer of OpenTelemetry listens, and then nobody misses it.
+        TraceParent::Child => _ = span.set_parent(produced),
+        TraceParent::Link => span.add_link(producer),
+    }
+}
+
+/// A message's headers, for propagators.
+#[cfg(feature = "otel")]
+struct Carrier<'a>(&'a Message);
+
+#[cfg(feature = "otel")]
+impl opentelemetry::propagation::Extractor for Carrier<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.header(key).and_then(|value| std::str::from_utf8(value).ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.headers().iter().map(|header| &*header.name).collect()
+    }
+}

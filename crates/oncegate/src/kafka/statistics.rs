@@ -1,0 +1,66 @@
+//! What the client's statistics say about the ends of partitions' logs.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use super::assignment::LogEnd;
+
+#[derive(Deserialize)]
+struct Statistics<'a> {
+    #[serde(borrow, default)]
+    topics: HashMap<Cow<'a, str>, Topic>,
+}
+
+#[derive(Deserialize)]
+struct Topic {
+    #[serde(default)]
+    partitions: HashMap<i32, Partition>,
+}
+
+#[derive(Deserialize)]
+struct Partition {
+    ls_offset: i64,
+    next_offset: i64,
+    #[serde(default)]
+    fetchq_cnt: i64,
+}
+
+/// Calls back for each partition whose end is known. Statistics that cannot be read say nothing.
+pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) {
+    let statistics: Statistics<'_> = match serde_json::from_slice(json) {
+        Ok(statistics) => statistics,
+        Err(error) => return tracing::debug!(%error, "the Kafka client's statistics are not readable"),
+    };
+    for (topic, Topic { partitions }) in &statistics.topics {
+        for (number, Partition { ls_offset, next_offset, fetchq_cnt }) in partitions {
+            // Offsets below zero are not known yet; the partition -1 is none.
+            if *number >= 0 && *ls_offset >= 0 && *next_offset >= 0 {
+                let queued = u64::try_from(*fetchq_cnt).unwrap_or_default();
+                known(topic, *number, LogEnd { stable: *ls_offset, next: *next_offset, queued });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(json: &str) -> Vec<(String, i32, LogEnd)> {
+        let mut ends = Vec::new();
+        each_end(json.as_bytes(), |topic, number, end| ends.push((topic.to_owned(), number, end)));
+        ends
+    }
+
+    #[test]
+    fn what_is_known_is_told_and_what_is_not_is_left_out() {
+        let json = r#"{"name":"oncegate#consumer-1","topics":{"orders":{"topic":"orders","age":1,"partitions":{
+            "0":{"partition":0,"ls_offset":120,"hi_offset":130,"next_offset":100,"fetchq_cnt":7},
+            "1":{"partition":1,"ls_offset":-1001,"next_offset":-1001,"fetchq_cnt":0},
+            "-1":{"partition":-1,"ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
+        assert_eq!(ends(json), [("orders".to_owned(), 0, LogEnd { stable: 120, next: 100, queued: 7 })]);
+        assert!(ends("{}").is_empty() && ends("no statistics").is_empty());
+    }
+}

@@ -1,0 +1,36 @@
+//! What the source says of itself, from the poll thread's own bookkeeping: nobody waits for it, or for the broker.
+
+use super::assignment::Standing;
+use super::member::Member;
+use crate::health::{PartitionStatus, PauseCause, SourceStatus};
+
+pub(crate) fn of(member: &Member) -> SourceStatus {
+    let polls = member.polls();
+    let partitions = member.assignments.standings();
+    SourceStatus {
+        polled_ago: polls.last.map(|last| last.elapsed()),
+        partitions: partitions.into_iter().map(|standing| partition(&standing, polls.held)).collect(),
+    }
+}
+
+/// The ends of logs, and so lag and what is undelivered, are as old as the client's last statistics: 5 s, unless
+/// `statistics.interval.ms` says otherwise. For a partition that is paused they are from before the pause.
+fn partition(standing: &Standing, held: bool) -> PartitionStatus {
+    let paused = match (standing.crowded, held) {
+        (true, _) => Some(PauseCause::Span),
+        (false, true) => Some(PauseCause::Full),
+        (false, false) => None,
+    };
+    PartitionStatus {
+        lag: standing.lag(),
+        undelivered: standing.undelivered(),
+        received: standing.received,
+        watermark: standing.watermark,
+        committed: standing.committed,
+        uncommitted_for: standing.uncommitted_for,
+        delivered_ago: Some(standing.delivered_ago),
+        oldest_unfinished: standing.oldest_unfinished,
+        paused,
+        ..PartitionStatus::new(&*standing.partition.topic, standing.partition.number)
+    }
+}

@@ -1,0 +1,58 @@
+//! Counts of events in memory.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use super::{Event, Observer};
+
+/// What happens for each message: counted without a lock.
+const FREQUENT: [(&str, &str); 6] = [
+    ("claims", "granted"),
+    ("claims", "completed"),
+    ("store_calls", "claim"),
+    ("store_calls", "complete"),
+    ("handler_runs", "succeeded"),
+    ("acks", ""),
+];
+
+/// Counts events by [name and label](Event::metric).
+#[derive(Debug, Default)]
+pub struct Counters {
+    frequent: [AtomicU64; FREQUENT.len()],
+    counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+}
+
+impl Counters {
+    /// How often `name` was counted with `label`, such as `("extra_runs", "crash_takeover")`.
+    pub fn get(&self, name: &str, label: &str) -> u64 {
+        self.snapshot().iter().find(|((n, l), _)| *n == name && *l == label).map_or(0, |(_, count)| *count)
+    }
+
+    /// How often `name` was counted with any label.
+    pub fn total(&self, name: &str) -> u64 {
+        self.snapshot().iter().filter(|((n, _), _)| *n == name).map(|(_, count)| count).sum()
+    }
+
+    /// Every count so far that is not zero, by name and label.
+    pub fn snapshot(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let frequent =
+            FREQUENT.into_iter().zip(&self.frequent).map(|(metric, count)| (metric, count.load(Relaxed)));
+        counts.extend(frequent.filter(|(_, count)| *count > 0));
+        counts
+    }
+}
+
+impl Observer for Counters {
+    fn observe(&self, event: Event<'_>) {
+        let (name, label, count) = event.metric();
+        let frequent = FREQUENT.into_iter().zip(&self.frequent).find(|(metric, _)| *metric == (name, label));
+        if let Some((_, counter)) = frequent {
+            counter.fetch_add(count, Relaxed);
+            return;
+        }
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((name, label)).or_default() +=
+            count;
+    }
+}

@@ -1,0 +1,162 @@
+//! What operators see: metrics through the `metrics` facade, and (feature `status`) an endpoint for Prometheus, for
+//! probes and for a browser.
+//!
+//! One [`Telemetry`] is the observer of every consumer of a process:
+//!
+//! ```
+//! # #[cfg(feature = "status")]
+//! # fn observed(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
+//! use std::sync::Arc;
+//! use oncegate::telemetry::Telemetry;
+//!
+//! let telemetry = Telemetry::prometheus()?;
+//! let consumer = consumer.observer(Arc::new(telemetry.clone()));
+//! # drop(consumer);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What the metrics are called and what they say: [`CATALOGUE`](crate::observe::CATALOGUE), or the table in `docs/OBSERVABILITY.md`.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::health::Status;
+use crate::observe::{Counters, Event, Observer};
+
+mod export;
+mod gauges;
+
+#[cfg(feature = "status")]
+mod router;
+
+use export::Export;
+use gauges::Gauges;
+
+/// How many of the last dead letters are remembered.
+const LETTERS: usize = 20;
+
+/// The most of a dead letter's reason that is remembered, in bytes.
+const REASON_BYTES: usize = 256;
+
+/// An observer that counts for people: into metrics, and for the status page.
+///
+/// Cheap to clone; all clones are one. Each event costs two additions in memory; nothing is allocated but at the
+/// first event of a kind.
+#[derive(Clone)]
+pub struct Telemetry {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    export: Export,
+    #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "there is none without the feature"))]
+    prometheus: Option<Rendered>,
+    gauges: Gauges,
+    counters: Counters,
+    /// The last ones, the newest at the end.
+    letters: Mutex<VecDeque<Letter>>,
+}
+
+/// The metrics as text, where this crate has the exporter.
+#[cfg(feature = "status")]
+type Rendered = metrics_exporter_prometheus::PrometheusHandle;
+#[cfg(not(feature = "status"))]
+type Rendered = std::convert::Infallible;
+
+/// A message that was given up, as far as the page shows it.
+#[derive(Clone, Debug, Serialize)]
+struct Letter {
+    at_unix_ms: u64,
+    scope: String,
+    origin: String,
+    cause: &'static str,
+    reason: String,
+}
+
+impl Telemetry {
+    /// Publishes through the program's own recorder, the one that [`metrics::set_global_recorder`] was given: set it
+    /// before the first event. Tell its exporter the bounds of the histograms
+    /// ([`CATALOGUE`](crate::observe::CATALOGUE)).
+    pub fn global() -> Self {
+        Self::of(Export::global(), None)
+    }
+
+    /// Publishes through this recorder.
+    pub fn with_recorder(recorder: impl metrics::Recorder + Send + Sync + 'static) -> Self {
+        Self::of(Export::to(Box::new(recorder)), None)
+    }
+
+    fn of(export: Export, prometheus: Option<Rendered>) -> Self {
+        let inner = Inner {
+            export,
+            prometheus,
+            gauges: Gauges::default(),
+            counters: Counters::default(),
+            letters: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Sets the gauges to what consumers say of themselves: all consumers of the process, at once. Whoever exports
+    /// through a recorder of his own calls this every few seconds; the router's `/metrics` does it by itself.
+    ///
+    /// What was set before and is no longer said becomes zero, such as the lag of a partition that was given away.
+    pub fn record(&self, statuses: &[Status]) {
+        let scopes = statuses.iter().flat_map(|status| &status.scopes);
+        scopes.for_each(|scope| self.inner.export.begin(&scope.scope));
+        self.inner.gauges.set(&self.inner.export, statuses);
+    }
+
+    /// The last dead letters, the newest first.
+    #[cfg(feature = "status")]
+    fn letters(&self) -> Vec<Letter> {
+        let letters = self.inner.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        letters.iter().rev().cloned().collect()
+    }
+
+    /// Every count so far.
+    pub fn counters(&self) -> &Counters {
+        &self.inner.counters
+    }
+}
+
+impl Observer for Telemetry {
+    fn observe(&self, event: Event<'_>) {
+        self.inner.counters.observe(event);
+        self.inner.export.observe(event);
+        if let Event::DeadLettered { scope, cause, origin, reason } = event {
+            let mut letters = self.inner.letters.lock().unwrap_or_else(PoisonError::into_inner);
+            let surplus = (letters.len() + 1).saturating_sub(LETTERS);
+            letters.drain(..surplus);
+            letters.push_back(Letter {
+                at_unix_ms: unix_ms(),
+                scope: scope.to_owned(),
+                origin: origin.to_string(),
+                cause: cause.as_str(),
+                reason: head(reason, REASON_BYTES).to_owned(),
+            });
+        }
+    }
+}
+
+impl fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Telemetry").field("counters", &self.inner.counters).finish_non_exhaustive()
+    }
+}
+
+/// Now, in milliseconds since 1970.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The first `most` bytes of a text, or a little less, so that no character is cut.
+fn head(text: &str, most: usize) -> &str {
+    text.get(..text.floor_char_boundary(most)).unwrap_or_default()
+}

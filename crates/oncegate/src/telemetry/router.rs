@@ -1,0 +1,215 @@
+//! The endpoint: `/metrics`, `/healthz`, `/readyz`, and a page for people.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use serde::Serialize;
+
+use super::export::Export;
+use super::{Letter, Telemetry, unix_ms};
+use crate::consumer::Monitor;
+use crate::failure::BoxError;
+use crate::health::{Health, Reason, Status};
+use crate::observe::{CATALOGUE, Kind};
+
+/// The page, with its style and its script: it loads nothing from elsewhere.
+const PAGE: &str = include_str!("page.html");
+
+/// The page may run its own script and style, ask this server, and nothing else.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                           connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The version of what `/status.json` says.
+const SCHEMA: &str = "oncegate.status/1";
+
+/// The content type of Prometheus' text format.
+const PROMETHEUS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+impl Telemetry {
+    /// Publishes to Prometheus, by the `/metrics` of its [`router`](Self::router).
+    ///
+    /// # Errors
+    /// When the exporter does not take the bounds of a histogram: a bug.
+    pub fn prometheus() -> Result<Self, BoxError> {
+        let mut builder = PrometheusBuilder::new();
+        for metric in CATALOGUE {
+            if let Kind::Seconds(bounds) = metric.kind {
+                builder = builder.set_buckets_for_metric(Matcher::Full(metric.full_name()), bounds)?;
+            }
+        }
+        let recorder = builder.build_recorder();
+        let handle = recorder.handle();
+        let tidied = handle.clone();
+        let export = Export::to(Box::new(recorder)).with_upkeep(move || tidied.run_upkeep());
+        Ok(Self::of(export, Some(handle)))
+    }
+
+    /// What these consumers do, for people and programs:
+    ///
+    /// | path | what |
+    /// |---|---|
+    /// | `/` | a page that shows the rest, without anything from elsewhere |
+    /// | `/metrics` | for Prometheus; only of [`Telemetry::prometheus`] |
+    /// | `/healthz` | 200, or 503 when a restart of the process would help |
+    /// | `/readyz` | 200 while every consumer takes and handles messages, else 503; either with reasons as JSON |
+    /// | `/status.json` | what the page shows |
+    ///
+    /// It asks for no password and shows nothing of payloads and keys, but for what handlers write into their
+    /// reasons for giving up. Serve it on loopback, or in a network that may know.
+    ///
+    /// ```no_run
+    /// # async fn serve(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
+    /// use std::sync::Arc;
+    /// use oncegate::shutdown_signal;
+    /// use oncegate::telemetry::Telemetry;
+    ///
+    /// let telemetry = Telemetry::prometheus()?;
+    /// let consumer = consumer.observer(Arc::new(telemetry.clone()));
+    /// let router = telemetry.router([consumer.monitor()]);
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:9464").await?;
+    /// tokio::select! {
+    ///     served = axum::serve(listener, router) => served?,
+    ///     consumed = consumer.run_until(shutdown_signal()) => consumed?,
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn router(&self, monitors: impl IntoIterator<Item = Monitor>) -> Router {
+        let watched = Watched { telemetry: self.clone(), monitors: monitors.into_iter().collect() };
+        let router = Router::new()
+            .route("/", get(page))
+            .route("/status.json", get(status))
+            .route("/healthz", get(healthz))
+            .route("/readyz", get(readyz));
+        let router = match &self.inner.prometheus {
+            Some(_) => router.route("/metrics", get(metrics)),
+            None => router,
+        };
+        router.with_state(Arc::new(watched))
+    }
+}
+
+struct Watched {
+    telemetry: Telemetry,
+    monitors: Vec<Monitor>,
+}
+
+impl Watched {
+    fn statuses(&self) -> Vec<Status> {
+        self.monitors.iter().map(Monitor::status).collect()
+    }
+}
+
+/// Answers are about now: nobody may keep them.
+fn fresh(answer: impl IntoResponse) -> Response {
+    ([(header::CACHE_CONTROL, "no-store")], answer).into_response()
+}
+
+async fn page() -> Response {
+    const NO_SNIFFING: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    fresh(([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), NO_SNIFFING], Html(PAGE)))
+}
+
+async fn metrics(State(watched): State<Arc<Watched>>) -> Response {
+    watched.telemetry.record(&watched.statuses());
+    let text = watched.telemetry.inner.prometheus.as_ref().map(PrometheusHandle::render);
+    fresh(([(header::CONTENT_TYPE, PROMETHEUS_TEXT)], text.unwrap_or_default()))
+}
+
+/// What a probe is told.
+#[derive(Debug, Serialize)]
+struct Probed {
+    /// Whether all is well, as far as was asked.
+    ok: bool,
+    reasons: Vec<Said>,
+}
+
+/// A reason, for programs and for people.
+#[derive(Debug, Serialize)]
+struct Said {
+    consumer: String,
+    reason: &'static str,
+    words: String,
+}
+
+fn said(status: &Status, reasons: &[Reason]) -> Vec<Said> {
+    let said = |reason: &Reason| Said {
+        consumer: status.name.clone(),
+        reason: reason.as_str(),
+        words: reason.to_string(),
+    };
+    reasons.iter().map(said).collect()
+}
+
+/// `well` judges one consumer; all of them must be well.
+fn probe(watched: &Watched, well: fn(&Health) -> bool) -> Response {
+    let mut probed = Probed { ok: true, reasons: Vec::new() };
+    for status in watched.statuses() {
+        let health = Health::of(&status);
+        probed.ok &= well(&health);
+        probed.reasons.extend(said(&status, health.reasons()));
+    }
+    let code = if probed.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    fresh((code, Json(probed)))
+}
+
+async fn healthz(State(watched): State<Arc<Watched>>) -> Response {
+    probe(&watched, Health::is_live)
+}
+
+async fn readyz(State(watched): State<Arc<Watched>>) -> Response {
+    probe(&watched, Health::is_ready)
+}
+
+/// What the page shows.
+#[derive(Debug, Serialize)]
+struct Shown {
+    schema: &'static str,
+    version: &'static str,
+    at_unix_ms: u64,
+    consumers: Vec<Consuming>,
+    /// By metric, then by label: since the process began, for all consumers together.
+    counts: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// The last ones, the newest first.
+    dead_letters: Vec<Letter>,
+}
+
+#[derive(Debug, Serialize)]
+struct Consuming {
+    name: String,
+    live: bool,
+    ready: bool,
+    reasons: Vec<Said>,
+    status: Status,
+}
+
+async fn status(State(watched): State<Arc<Watched>>) -> Response {
+    let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for ((name, label), count) in watched.telemetry.counters().snapshot() {
+        counts.entry(name).or_default().insert(label, count);
+    }
+    let consuming = |status: Status| {
+        let health = Health::of(&status);
+        Consuming {
+            name: status.name.clone(),
+            live: health.is_live(),
+            ready: health.is_ready(),
+            reasons: said(&status, health.reasons()),
+            status,
+        }
+    };
+    fresh(Json(Shown {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION"),
+        at_unix_ms: unix_ms(),
+        consumers: watched.statuses().into_iter().map(consuming).collect(),
+        counts,
+        dead_letters: watched.telemetry.letters(),
+    }))
+}

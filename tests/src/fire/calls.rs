@@ -1,0 +1,105 @@
+//! The calls of a history, key by key.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::history::{Answer, Entry, Op, What};
+
+/// The name of the fault that makes a store forget.
+pub(super) const FORGETS: &str = "flush";
+
+/// One call on a key.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) op: Op,
+    /// The lines of the call and of its answer.
+    pub(super) invoked: usize,
+    pub(super) answered: Option<usize>,
+    pub(super) invoked_at_us: u64,
+    pub(super) answered_at_us: Option<u64>,
+    /// `None`: nobody knows what came of it, or nobody asked ([`Op::Forget`]).
+    pub(super) answer: Option<Answer>,
+}
+
+/// The calls of every key, and the lines between which the store forgot everything.
+pub(super) struct Calls {
+    pub(super) by_key: BTreeMap<String, Vec<Call>>,
+    pub(super) forgotten: Vec<(usize, usize)>,
+}
+
+impl Calls {
+    pub(super) fn of(entries: &[Entry]) -> Self {
+        let mut all: Vec<(String, Call)> = Vec::new();
+        let mut open: HashMap<(u32, u64), usize> = HashMap::new();
+        let (mut forgotten, mut forgets): (Vec<(usize, usize)>, Vec<Call>) = (Vec::new(), Vec::new());
+        for (line, entry) in entries.iter().enumerate() {
+            match &entry.what {
+                What::Invoke { call, key, op } => {
+                    open.insert((entry.pid, *call), all.len());
+                    all.push((key.clone(), Call::begun(op.clone(), line, entry.at_us)));
+                }
+                What::Ok { call, answer } => {
+                    if let Some(index) = open.remove(&(entry.pid, *call))
+                        && let Some((_, call)) = all.get_mut(index)
+                    {
+                        (call.answered, call.answered_at_us) = (Some(line), Some(entry.at_us));
+                        call.answer = Some(answer.clone());
+                    }
+                }
+                What::Fail { call, .. } => {
+                    // Not executed: as if nobody had asked.
+                    if let Some(index) = open.remove(&(entry.pid, *call))
+                        && let Some((key, _)) = all.get_mut(index)
+                    {
+                        key.clear();
+                    }
+                }
+                What::FaultBegins { fault } if fault == FORGETS => {
+                    forgotten.push((line, usize::MAX));
+                    forgets.push(Call::begun(Op::Forget, line, entry.at_us));
+                }
+                What::FaultEnds { fault } if fault == FORGETS => {
+                    if let (Some(forget), Some(lines)) = (forgets.last_mut(), forgotten.last_mut()) {
+                        lines.1 = line;
+                        (forget.answered, forget.answered_at_us) = (Some(line), Some(entry.at_us));
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut by_key: BTreeMap<String, Vec<Call>> = BTreeMap::new();
+        for (key, call) in all.into_iter().filter(|(key, _)| !key.is_empty()) {
+            by_key.entry(key).or_default().push(call);
+        }
+        for calls in by_key.values_mut() {
+            calls.extend(forgets.iter().cloned());
+            calls.sort_by_key(|call| call.invoked);
+        }
+        Self { by_key, forgotten }
+    }
+
+    pub(super) fn is_forgotten_between(&self, from: usize, to: usize) -> bool {
+        self.forgotten.iter().any(|(begun, ended)| *begun < to && *ended > from)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &Call)> {
+        self.by_key.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key.as_str(), call)))
+    }
+}
+
+impl Call {
+    fn begun(op: Op, line: usize, at_us: u64) -> Self {
+        Self { op, invoked: line, answered: None, invoked_at_us: at_us, answered_at_us: None, answer: None }
+    }
+
+    pub(super) fn is_granted(&self) -> bool {
+        matches!(self.answer, Some(Answer::Granted { .. }))
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.answer.as_ref().is_some_and(Answer::is_held)
+    }
+
+    pub(super) fn completes(&self) -> bool {
+        self.op.completes()
+    }
+}
