@@ -154,7 +154,8 @@ async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is
     }
     let counts = stage.ledger.counts();
     for n in (0..NEIGHBOURS).filter(|n| *n != NEIGHBOURS / 2) {
-        assert_eq!(counts[&format!("neighbour-{n}")], 1, "each of the others was charged");
+        // A death between its effect and its completion charges it again: its handler is told.
+        assert!(counts[&format!("neighbour-{n}")] >= 1, "each of the others was charged");
         assert!(
             !counts.contains_key(&format!("start neighbour-{n} 4")),
             "a death that it had no part in cost an attempt"

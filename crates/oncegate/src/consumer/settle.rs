@@ -1,6 +1,6 @@
 //! The one place where an ending becomes an ack, a retry, a dead letter or a park.
 //!
-//! Whoever doubts that the ack comes after COMPLETED reads this file alone: `ack` is called once, in `acked`,
+//! Whoever doubts that the ack comes after COMPLETED reads this file alone: `ack` is called once, at the end,
 //! and every way to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or a
 //! dead letter or copy in a retry topic that was awaited.
 
@@ -69,13 +69,12 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
             let handed_on = hand_on(shared, &item, delay).await;
             lease.release(handed_on.unwrap_or(delay), counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
-            if handed_on.is_some() {
-                return acked(shared, &item);
+            if handed_on.is_none() {
+                if item.delivery.ticket.hand_back(delay) {
+                    return Outcome::NotOurs;
+                }
+                return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
             }
-            if item.delivery.ticket.hand_back(delay) {
-                return Outcome::NotOurs;
-            }
-            return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
         }
         Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
         Ending::NotDue { due_in } => {
@@ -87,11 +86,6 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
         }
         Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
     }
-    acked(shared, &item)
-}
-
-/// The message is finished here: its outcome, its letter or its copy in a retry topic is durable.
-fn acked(shared: &Shared, item: &Item) -> Outcome {
     item.delivery.ticket.ack();
     shared.watch.ended();
     shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
