@@ -13,7 +13,7 @@ use oncegate_tests::{Kafka, Process, Record, process, unique};
 /// What all messages of a topic may have together, in bytes.
 const TOPIC_BYTES_MAX: usize = 512 << 20;
 /// At the most so many of them are handled.
-const HANDLED_MAX: usize = 300;
+const HANDLED_MAX: usize = 4_000;
 const LIMIT: Duration = Duration::from_secs(120);
 
 const SIZES: [usize; 3] = [100, 10 << 10, 1 << 20];

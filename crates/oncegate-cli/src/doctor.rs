@@ -94,7 +94,7 @@ struct Document {
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
-    let document = within(args.answer.timeout, Box::pin(async { Ok(examine(args).await) })).await?;
+    let document = within(args.answer.timeout, async { Ok(Box::pin(examine(args)).await) }).await?;
     if args.answer.json {
         output::answer_json(&document)?;
     } else {

@@ -1,9 +1,10 @@
-//! The `oncegate` command: would a replay of a topic run anything again, what is in a queue, what is a message's
-//! key, and what does the store hold for it? And the tables of a store in PostgreSQL.
+//! The `oncegate` command: would a replay of a topic run anything again, what is in a queue, what is a message's key, and
+//! what does the store hold for it? What was given up, and back with it. And the tables of a store in PostgreSQL.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables and `sweep` deletes
-//! large results, `reset` and `dead-letters redrive` open records, when they are told to; no other command changes anything: neither the store nor the topic, nor
-//! what a consumer group has committed. `peek` alone uses up receives of a queue's messages, and asks for leave.
+//! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables, `sweep` deletes large
+//! results, `reset` and `dead-letters redrive` open records, when they are told to; no other command changes anything:
+//! neither the store nor the topic, nor what a consumer group has committed. `peek` and `dead-letters` use up receives of
+//! a queue's messages, and ask for leave.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
@@ -96,6 +96,12 @@ pub(crate) fn span(duration: Duration) -> String {
     }
 }
 
+/// As 2026-11-21T10:00:00.000Z. What lies outside of four-digit years, as garbage in a header may, is cut to them.
+pub(crate) fn time(time: SystemTime) -> String {
+    let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+    humantime::format_rfc3339_millis(time.clamp(SystemTime::UNIX_EPOCH, last)).to_string()
+}
+
 /// The text without what could move a terminal's cursor or change its colours.
 pub(crate) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -137,6 +143,14 @@ mod tests {
             "6 d 23 h",
         ];
         assert_eq!(spans, expected);
+    }
+
+    #[test]
+    fn no_time_is_too_strange_to_be_shown() {
+        let after = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(time(after(1_795_284_000)), "2026-11-21T18:00:00.000Z");
+        assert_eq!(time(after(1 << 60)), "9999-12-31T23:59:59.000Z");
+        assert_eq!(time(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00.000Z");
     }
 
     #[test]

@@ -10,9 +10,7 @@ use oncegate::{BoxError, Consumer, Failure, Gate, Key, MemoryStore, Message};
 use tokio::sync::Notify;
 
 /// How long each handler takes: slow enough for every queue before it to fill.
-const HANDLER: Duration = Duration::from_millis(100);
-/// How many run at once.
-const PERMITS: u32 = 8;
+const HANDLER: Duration = Duration::from_millis(5);
 
 /// Arguments: brokers, topic, group, how many messages to handle, and `default` or `small` for the bounds.
 #[tokio::main]
@@ -43,10 +41,9 @@ async fn main() -> Result<(), BoxError> {
             .buffered_bytes(4 << 20)
             .property("queued.max.messages.kbytes", "4096")
             .property("fetch.max.bytes", "4194304");
-        let consumer = Consumer::new(source, gate, handler).concurrency(PERMITS);
-        consumer.in_flight(1_000, 8 << 20).run_until(done.notified()).await?;
+        Consumer::new(source, gate, handler).in_flight(1_000, 8 << 20).run_until(done.notified()).await?;
     } else {
-        Consumer::new(source, gate, handler).concurrency(PERMITS).run_until(done.notified()).await?;
+        Consumer::new(source, gate, handler).run_until(done.notified()).await?;
     }
     println!("{}", kib("VmHWM")?.saturating_sub(before));
     Ok(())

@@ -119,7 +119,7 @@ async fn a_recorder_of_the_programs_own_gets_the_same_and_no_second_endpoint() {
         "{}",
         rendered.render()
     );
-    let server = HttpServer::start(telemetry.router([])).await;
+    let server = HttpServer::start(telemetry.router()).await;
     let client = HttpClient::http1(server.address());
     let metrics = client.send(Sent::post("/metrics", "", "").method("GET").unkeyed()).await;
     assert_eq!(metrics.status.as_u16(), 404, "the program serves its own");

@@ -73,7 +73,7 @@ async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
     let running = stage.start(redis.url(), handler, |consumer| consumer.stop_deadline(Duration::ZERO)).await;
     // All but the one whose handler waits to be cancelled, and the duplicate behind it.
     stage.acked(238).await;
-    let page = stage.telemetry.router([running.monitor.clone()]).layer(middleware::from_fn(slowly));
+    let page = stage.telemetry.router().layer(middleware::from_fn(slowly));
     let server = HttpServer::start(page).await;
 
     let dom = chromium(&server, &["--dump-dom"]).await;

@@ -1,9 +1,7 @@
 //! A consumer on a real broker and a real store, watched as operators watch it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::consumer::Monitor;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::telemetry::Telemetry;
@@ -26,7 +24,6 @@ pub(crate) struct Stage {
 /// A consumer that runs, with its endpoint.
 pub(crate) struct Running {
     pub(crate) server: HttpServer,
-    pub(crate) monitor: Monitor,
     client: HttpClient,
     stop: oneshot::Sender<()>,
     consumer: JoinHandle<Result<(), ConsumerError>>,
@@ -65,17 +62,13 @@ impl Stage {
         let source = KafkaSource::new(self.kafka.bootstrap(), self.scope.as_str(), [self.topic.as_str()]);
         let dead_letters = source.dead_letters(self.dead.as_str());
         let backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(50));
-        let consumer = Consumer::new(source, gate, handler)
-            .dead_letters(dead_letters)
-            .backoff(backoff)
-            .observer(Arc::new(self.telemetry.clone()));
-        let consumer = set(consumer);
-        let monitor = consumer.monitor();
-        let server = HttpServer::start(self.telemetry.router([monitor.clone()])).await;
+        let consumer = Consumer::new(source, gate, handler).dead_letters(dead_letters).backoff(backoff);
+        let consumer = self.telemetry.watch(set(consumer));
+        let server = HttpServer::start(self.telemetry.router()).await;
         let client = HttpClient::http1(server.address());
         let (stop, stopped) = oneshot::channel::<()>();
         let consumer = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Running { server, monitor, client, stop, consumer }
+        Running { server, client, stop, consumer }
     }
 
     /// Waits until so many messages were acknowledged.

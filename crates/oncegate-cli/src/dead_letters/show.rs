@@ -11,7 +11,7 @@ use super::PlaceArgs;
 use super::filter::FilterArgs;
 use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
-use crate::output::{self, Table, grouped};
+use crate::output::{self, Table, grouped, time};
 
 /// Names the form of the document that `--json` prints.
 const SCHEMA: &str = "oncegate.dead-letters.show/1";
@@ -95,10 +95,6 @@ impl Known {
             failed_at: letter.map(|letter| time(letter.failed_at)),
         }
     }
-}
-
-fn time(time: SystemTime) -> String {
-    humantime::format_rfc3339_millis(time).to_string()
 }
 
 /// The answer of `--json`.

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use oncegate::telemetry::Telemetry;
 use oncegate::{Consumer, ConsumerError, Gate};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -108,13 +109,15 @@ async fn until_ended(
 }
 
 async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Problem> {
+    let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
     let mut assembled = Vec::new();
     for (name, settings) in loaded.consumers() {
-        assembled.push(assemble(loaded, name, &settings).await?);
+        let mut ready = assemble(loaded, name, &settings).await?;
+        ready.consumer = telemetry.watch(ready.consumer);
+        assembled.push(ready);
     }
-    let monitors = assembled.iter().map(|assembled| assembled.consumer.monitor()).collect();
     let listen = loaded.config.status.clone().unwrap_or_default().listen.unwrap_or_else(|| LISTEN.to_owned());
-    let served = Served::start(&listen, monitors).await?;
+    let served = Served::start(&listen, &telemetry).await?;
     let (mut consumers, mut foremen) = (JoinSet::new(), Vec::new());
     for Assembled { name, consumer, worker, ready_url, concurrency, foreman } in assembled {
         foremen.extend(foreman);

@@ -1,10 +1,6 @@
-//! The page for probes, on loopback unless told otherwise.
+//! The page for people, probes and Prometheus, on loopback unless told otherwise.
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::routing::get;
-use oncegate::consumer::Monitor;
+use oncegate::telemetry::Telemetry;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tracing::info;
@@ -23,7 +19,7 @@ impl Served {
     ///
     /// # Errors
     /// When the address is none, or somebody else has it.
-    pub(crate) async fn start(listen: &str, monitors: Vec<Monitor>) -> Result<Self, Problem> {
+    pub(crate) async fn start(listen: &str, telemetry: &Telemetry) -> Result<Self, Problem> {
         if listen == OFF {
             return Ok(Self(None));
         }
@@ -36,7 +32,7 @@ impl Served {
         let listener = TcpListener::bind(listen).await.map_err(refuse)?;
         let address = listener.local_addr().map_err(refuse)?;
         info!(%address, "the status page is served");
-        let serving = axum::serve(listener, router(monitors));
+        let serving = axum::serve(listener, telemetry.router());
         Ok(Self(Some(tokio::spawn(async move { serving.await }))))
     }
 
@@ -47,19 +43,4 @@ impl Served {
             drop(serving.await);
         }
     }
-}
-
-fn router(monitors: Vec<Monitor>) -> Router {
-    let is_live =
-        async |State(monitors): State<Vec<Monitor>>| answer(&monitors, oncegate::health::Health::is_live);
-    let is_ready =
-        async |State(monitors): State<Vec<Monitor>>| answer(&monitors, oncegate::health::Health::is_ready);
-    Router::new().route("/healthz", get(is_live)).route("/readyz", get(is_ready)).with_state(monitors)
-}
-
-/// 200 when it is so of all consumers; and how each of them is, in words.
-fn answer(monitors: &[Monitor], so: fn(&oncegate::health::Health) -> bool) -> (StatusCode, String) {
-    let health: Vec<_> = monitors.iter().map(Monitor::health).collect();
-    let status = if health.iter().all(so) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, health.iter().map(|health| format!("{health}\n")).collect())
 }

@@ -23,7 +23,6 @@ pub(crate) struct Claim {
 
 /// The answer to one claim.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are granted, and a box for each costs more")]
 pub(crate) enum Claimed {
     Granted(Lease),
     Completed(Bytes),

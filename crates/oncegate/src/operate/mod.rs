@@ -72,5 +72,5 @@ pub async fn look(store: &dyn Store, key: &StoreKey) -> Result<Option<Looked>, S
 
 /// Whether an operator has opened the record, and nobody has run since.
 pub fn is_reopened(record: &Record) -> bool {
-    matches!(record.state, State::Released { by: TokenTag::NONE, .. })
+    matches!(record.state, State::Released { by: TokenTag::NONE, recovered: false, .. })
 }

@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_status_sets_every_gauge_of_the_catalogue() {
         let (telemetry, rendered) = telemetry();
-        telemetry.record(&[paused()]);
+        telemetry.set(&[paused()]);
         let text = rendered.render();
         for metric in CATALOGUE.iter().filter(|metric| metric.kind == Kind::Gauge) {
             let typed = format!("# TYPE {} gauge\n", metric.full_name());
@@ -186,11 +186,11 @@ mod tests {
     #[test]
     fn what_is_no_longer_said_is_zero() {
         let (telemetry, rendered) = telemetry();
-        telemetry.record(&[paused()]);
+        telemetry.set(&[paused()]);
         let mut after = paused();
         after.paused.clear();
         after.source.partitions.truncate(1);
-        telemetry.record(&[after]);
+        telemetry.set(&[after]);
         let text = rendered.render();
         for line in [
             r#"oncegate_lag{consumer="billing",topic="orders",partition="0"} 7"#,

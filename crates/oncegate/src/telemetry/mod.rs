@@ -6,11 +6,10 @@
 //! ```
 //! # #[cfg(feature = "status")]
 //! # fn observed(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
-//! use std::sync::Arc;
 //! use oncegate::telemetry::Telemetry;
 //!
 //! let telemetry = Telemetry::prometheus()?;
-//! let consumer = consumer.observer(Arc::new(telemetry.clone()));
+//! let consumer = telemetry.watch(consumer);
 //! # drop(consumer);
 //! # Ok(())
 //! # }
@@ -25,6 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use crate::consumer::{Consumer, Monitor};
 use crate::health::Status;
 use crate::observe::{Counters, Event, Observer};
 
@@ -57,6 +57,7 @@ struct Inner {
     #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "there is none without the feature"))]
     prometheus: Option<Rendered>,
     gauges: Gauges,
+    monitors: Mutex<Vec<Monitor>>,
     counters: Counters,
     /// The last ones, the newest at the end.
     letters: Mutex<VecDeque<Letter>>,
@@ -96,20 +97,38 @@ impl Telemetry {
             export,
             prometheus,
             gauges: Gauges::default(),
+            monitors: Mutex::default(),
             counters: Counters::default(),
             letters: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Sets the gauges to what consumers say of themselves: all consumers of the process, at once. Whoever exports
-    /// through a recorder of his own calls this every few seconds; the router's `/metrics` does it by itself.
+    /// Observes this consumer from now on, and asks it how it is whenever somebody wants to know. Its own
+    /// [`observer`](Consumer::observer) is replaced.
+    #[must_use = "the consumer that is returned is the one that is observed"]
+    pub fn watch(&self, consumer: Consumer) -> Consumer {
+        self.inner.monitors.lock().unwrap_or_else(PoisonError::into_inner).push(consumer.monitor());
+        consumer.observer(Arc::new(self.clone()))
+    }
+
+    /// Sets the gauges to what the consumers that are watched say of themselves. Whoever exports through a recorder of
+    /// his own calls this every few seconds; the router's `/metrics` does it by itself.
     ///
     /// What was set before and is no longer said becomes zero, such as the lag of a partition that was given away.
-    pub fn record(&self, statuses: &[Status]) {
+    pub fn record(&self) {
+        self.set(&self.statuses());
+    }
+
+    fn set(&self, statuses: &[Status]) {
         let scopes = statuses.iter().flat_map(|status| &status.scopes);
         scopes.for_each(|scope| self.inner.export.begin(&scope.scope));
         self.inner.gauges.set(&self.inner.export, statuses);
+    }
+
+    fn statuses(&self) -> Vec<Status> {
+        let monitors = self.inner.monitors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        monitors.iter().map(Monitor::status).collect()
     }
 
     /// The last dead letters, the newest first.

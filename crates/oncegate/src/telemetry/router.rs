@@ -1,7 +1,6 @@
 //! The endpoint: `/metrics`, `/healthz`, `/readyz`, and a page for people.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
@@ -13,7 +12,6 @@ use serde::Serialize;
 
 use super::export::Export;
 use super::{Letter, Telemetry, unix_ms};
-use crate::consumer::Monitor;
 use crate::failure::BoxError;
 use crate::health::{Health, Reason, Status};
 use crate::observe::{CATALOGUE, Kind};
@@ -50,7 +48,7 @@ impl Telemetry {
         Ok(Self::of(export, Some(handle)))
     }
 
-    /// What these consumers do, for people and programs:
+    /// What the consumers that are [watched](Self::watch) do, for people and programs:
     ///
     /// | path | what |
     /// |---|---|
@@ -65,23 +63,20 @@ impl Telemetry {
     ///
     /// ```no_run
     /// # async fn serve(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
-    /// use std::sync::Arc;
     /// use oncegate::shutdown_signal;
     /// use oncegate::telemetry::Telemetry;
     ///
     /// let telemetry = Telemetry::prometheus()?;
-    /// let consumer = consumer.observer(Arc::new(telemetry.clone()));
-    /// let router = telemetry.router([consumer.monitor()]);
+    /// let consumer = telemetry.watch(consumer);
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:9464").await?;
     /// tokio::select! {
-    ///     served = axum::serve(listener, router) => served?,
+    ///     served = axum::serve(listener, telemetry.router()) => served?,
     ///     consumed = consumer.run_until(shutdown_signal()) => consumed?,
     /// }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn router(&self, monitors: impl IntoIterator<Item = Monitor>) -> Router {
-        let watched = Watched { telemetry: self.clone(), monitors: monitors.into_iter().collect() };
+    pub fn router(&self) -> Router {
         let router = Router::new()
             .route("/", get(page))
             .route("/status.json", get(status))
@@ -91,18 +86,7 @@ impl Telemetry {
             Some(_) => router.route("/metrics", get(metrics)),
             None => router,
         };
-        router.with_state(Arc::new(watched))
-    }
-}
-
-struct Watched {
-    telemetry: Telemetry,
-    monitors: Vec<Monitor>,
-}
-
-impl Watched {
-    fn statuses(&self) -> Vec<Status> {
-        self.monitors.iter().map(Monitor::status).collect()
+        router.with_state(self.clone())
     }
 }
 
@@ -116,9 +100,9 @@ async fn page() -> Response {
     fresh(([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), NO_SNIFFING], Html(PAGE)))
 }
 
-async fn metrics(State(watched): State<Arc<Watched>>) -> Response {
-    watched.telemetry.record(&watched.statuses());
-    let text = watched.telemetry.inner.prometheus.as_ref().map(PrometheusHandle::render);
+async fn metrics(State(telemetry): State<Telemetry>) -> Response {
+    telemetry.record();
+    let text = telemetry.inner.prometheus.as_ref().map(PrometheusHandle::render);
     fresh(([(header::CONTENT_TYPE, PROMETHEUS_TEXT)], text.unwrap_or_default()))
 }
 
@@ -148,9 +132,9 @@ fn said(status: &Status, reasons: &[Reason]) -> Vec<Said> {
 }
 
 /// `well` judges one consumer; all of them must be well.
-fn probe(watched: &Watched, well: fn(&Health) -> bool) -> Response {
+fn probe(telemetry: &Telemetry, well: fn(&Health) -> bool) -> Response {
     let mut probed = Probed { ok: true, reasons: Vec::new() };
-    for status in watched.statuses() {
+    for status in telemetry.statuses() {
         let health = Health::of(&status);
         probed.ok &= well(&health);
         probed.reasons.extend(said(&status, health.reasons()));
@@ -159,12 +143,12 @@ fn probe(watched: &Watched, well: fn(&Health) -> bool) -> Response {
     fresh((code, Json(probed)))
 }
 
-async fn healthz(State(watched): State<Arc<Watched>>) -> Response {
-    probe(&watched, Health::is_live)
+async fn healthz(State(telemetry): State<Telemetry>) -> Response {
+    probe(&telemetry, Health::is_live)
 }
 
-async fn readyz(State(watched): State<Arc<Watched>>) -> Response {
-    probe(&watched, Health::is_ready)
+async fn readyz(State(telemetry): State<Telemetry>) -> Response {
+    probe(&telemetry, Health::is_ready)
 }
 
 /// What the page shows.
@@ -189,9 +173,9 @@ struct Consuming {
     status: Status,
 }
 
-async fn status(State(watched): State<Arc<Watched>>) -> Response {
+async fn status(State(telemetry): State<Telemetry>) -> Response {
     let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
-    for ((name, label), count) in watched.telemetry.counters().snapshot() {
+    for ((name, label), count) in telemetry.counters().snapshot() {
         counts.entry(name).or_default().insert(label, count);
     }
     let consuming = |status: Status| {
@@ -208,8 +192,8 @@ async fn status(State(watched): State<Arc<Watched>>) -> Response {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION"),
         at_unix_ms: unix_ms(),
-        consumers: watched.statuses().into_iter().map(consuming).collect(),
+        consumers: telemetry.statuses().into_iter().map(consuming).collect(),
         counts,
-        dead_letters: watched.telemetry.letters(),
+        dead_letters: telemetry.letters(),
     }))
 }
