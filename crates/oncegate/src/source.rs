@@ -48,6 +48,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// before `close`. Does nothing unless overridden.
     fn stop_receiving(&self) {}
 
+    /// Where messages wait whose retry is far off, and from where this source delivers them again. Nowhere, unless
+    /// overridden: they wait where they are. Asked once, before `open`.
+    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
+        None
+    }
+
     /// What it does now: where it stands in each partition, and whether its broker's client is alive. Asked at any time
     /// between `open` and `close`; it must answer at once, and from memory. Says nothing unless overridden.
     fn status(&self) -> SourceStatus {
@@ -78,6 +84,10 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     fn stop_receiving(&self) {
         (**self).stop_receiving();
+    }
+
+    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
+        (**self).retry_queue()
     }
 
     fn status(&self) -> SourceStatus {
@@ -162,6 +172,20 @@ pub trait Ticket: Send + Sync + fmt::Debug {
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
         None
     }
+}
+
+/// A durable place where messages wait for a retry that is far off, so that they hold up nothing meanwhile.
+#[async_trait]
+pub trait RetryQueue: Send + Sync + fmt::Debug {
+    /// How long a message would wait there that must wait for `wait` at least. `None`: it waits where it is.
+    fn wait(&self, wait: Duration) -> Option<Duration>;
+
+    /// Keeps the message, with its payload, key, headers, route and origin, and delivers it again after `wait`, which is a
+    /// time that [`wait`](Self::wait) has named. Returns only when it is durable: the message is acknowledged after that.
+    ///
+    /// # Errors
+    /// When it may not be durable. The message waits where it is then; it may come twice, but never not at all.
+    async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError>;
 }
 
 /// Why a source cannot go on.

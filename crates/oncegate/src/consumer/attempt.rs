@@ -38,6 +38,8 @@ pub(super) enum Ending {
     Retry { lease: Lease, delay: Duration, counted: bool, reason: String },
     /// Somebody else has it, or had it and may come back, or it is not due.
     NotNow { ask_again_in: Duration, cause: WaitCause },
+    /// Its retry is not due, for longer than a claim can last.
+    NotDue { due_in: Duration },
     /// The store did not answer about the claim.
     NoAnswer { error: StoreError },
 }
@@ -84,11 +86,11 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
             let span = trace::answer(shared, item, &identity.key);
             answer(item, &identity, stored).instrument(span).await
         }
-        // A clock that jumped must not strand a key: ask again after at most one lease.
-        Claimed::Busy(retry_in) => {
-            let ask_again_in = retry_in.min(item.route.gate.settings().lease);
-            Ending::NotNow { ask_again_in, cause: WaitCause::Busy }
+        // Nobody runs it: a claim is protected for a lease at the most.
+        Claimed::Busy(retry_in) if retry_in > item.route.gate.settings().lease => {
+            Ending::NotDue { due_in: retry_in }
         }
+        Claimed::Busy(retry_in) => Ending::NotNow { ask_again_in: retry_in, cause: WaitCause::Busy },
         Claimed::Failed { handed_over: true, .. } => Ending::HandedOver,
         Claimed::Failed { handed_over: false, reason } => Ending::NotHandedOver { reason },
         Claimed::Mismatch => {

@@ -22,6 +22,7 @@ use crate::message::Origin;
 use crate::observe::Event;
 
 mod look;
+mod stop;
 mod tasks;
 
 use tasks::{answer_all, attempt_one};
@@ -32,8 +33,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOKS_PER_FADE: u32 = 60;
 /// How many messages found completed ahead are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
-/// How long handlers get between their cancellation and their end when the stop deadline is over.
-const STOP_GRACE: Duration = Duration::from_secs(1);
 /// The waits between probes of a store that does not answer.
 const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
@@ -404,50 +403,6 @@ impl Engine {
     fn fail(&mut self, error: ConsumerError) {
         self.failed.get_or_insert(error);
         self.shared.stopping.cancel();
-    }
-
-    /// Drops what has not started, waits for what has, within the deadline.
-    async fn stop(mut self) -> Result<(), ConsumerError> {
-        self.ready.clear();
-        self.found.clear();
-        self.parked.clear();
-        self.outages.clear();
-        self.held.clear();
-        self.tenants.clear();
-        self.lanes.clear();
-        let deadline = Instant::now() + self.shared.settings.stop_deadline;
-        if !self.drain(deadline).await {
-            warn!(
-                running = self.running.len(),
-                "the stop deadline is over; the handlers still running are cancelled"
-            );
-            self.shared.routes().for_each(|route| route.gate.cancel_all());
-            if !self.drain(Instant::now() + STOP_GRACE).await {
-                warn!(
-                    running = self.running.len(),
-                    "handlers ignore their cancellation; their leases will lapse"
-                );
-                self.running.abort_all();
-            }
-        }
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    /// Whether everything has ended before `deadline`.
-    async fn drain(&mut self, deadline: Instant) -> bool {
-        loop {
-            tokio::select! {
-                biased;
-                done = self.running.join_next() => match done {
-                    None => return true,
-                    Some(Ok(Done::Attempted { outcome: Outcome::Stop(error), .. })) => {
-                        self.failed.get_or_insert(*error);
-                    }
-                    Some(_) => {}
-                },
-                () = sleep_until(deadline) => return self.running.is_empty(),
-            }
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Why a consumer does not run.
+//! Why a consumer ends by itself.
 
 use crate::failure::BoxError;
 use crate::gate::GateError;
@@ -46,6 +46,16 @@ pub enum ConsumerError {
         what: String,
         /// Why the last one was.
         last_reason: String,
+    },
+    /// Handlers block their threads, and so cannot be ended. Everything else has stopped.
+    #[error(
+        "handlers block their threads and did not end with the consumer: {}. End the process, by `std::process::exit`: a \
+         runtime that is dropped waits for them for ever",
+        .handlers.join("; ")
+    )]
+    StillRunning {
+        /// Which: the origins of their messages, and their scopes.
+        handlers: Vec<String>,
     },
     /// oncegate itself has failed.
     #[error("this is a bug in oncegate: {0}")]

@@ -10,8 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
-use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -19,10 +18,10 @@ use tracing::{info, warn};
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
 use crate::gate::{Claim, Gate, Identity, OpenGate};
-use crate::handler::{ErasedHandler, Handler};
-use crate::health::{Phase, WaitCause};
+use crate::handler::{BoxFuture, ErasedHandler, Handler};
+use crate::health::WaitCause;
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, Source, Supply, Terms};
+use crate::source::{Delivery, RetryQueue, Source, Supply, Terms};
 
 mod attempt;
 mod breaker;
@@ -32,6 +31,7 @@ mod flood;
 mod intake;
 mod lanes;
 mod monitor;
+mod run;
 mod settle;
 mod tenants;
 mod trace;
@@ -45,17 +45,10 @@ pub use monitor::Monitor;
 pub use trace::TraceParent;
 
 use breaker::Switch;
-use engine::Engine;
 use flood::FloodGuard;
 use intake::InFlight;
 use monitor::Life;
 use watch::{Attempt, Watch};
-
-/// The time that a source has to commit and leave, however long the handlers took to end.
-const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
-
-/// How many batches wait between intake and engine.
-const INTAKE_DEPTH: usize = 4;
 
 /// In which order messages run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +90,7 @@ pub struct Consumer {
     most_messages: usize,
     most_bytes: usize,
     life: Arc<Life>,
+    at_once: Option<BoxFuture<'static, ()>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +102,7 @@ struct Settings {
     bad_keys: BadKeys,
     tenant_limit: Option<u32>,
     stop_deadline: Duration,
+    overtaking_retries: bool,
     #[cfg(feature = "otel")]
     trace_parent: TraceParent,
 }
@@ -143,6 +138,7 @@ impl Consumer {
                 bad_keys: BadKeys::default(),
                 tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
+                overtaking_retries: false,
                 #[cfg(feature = "otel")]
                 trace_parent: TraceParent::default(),
             },
@@ -151,6 +147,7 @@ impl Consumer {
             most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
             most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
             life: Arc::default(),
+            at_once: None,
         }
     }
 
@@ -244,6 +241,30 @@ impl Consumer {
         self
     }
 
+    /// Ends the stop when `again` resolves, which is asked only after the stop has begun: such as a second signal. Nobody
+    /// waits for handlers any more: they are dropped, their leases lapse, and their messages run again elsewhere, flagged as
+    /// recovered. What is finished is still committed, within a second. By default a stop takes its time.
+    ///
+    /// ```no_run
+    /// # async fn example(consumer: oncegate::Consumer) -> Result<(), oncegate::ConsumerError> {
+    /// use oncegate::shutdown_signal;
+    /// consumer.stop_at_once_on(shutdown_signal()).run_until(shutdown_signal()).await
+    /// # }
+    /// ```
+    pub fn stop_at_once_on(mut self, again: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.at_once = Some(Box::pin(again));
+        self
+    }
+
+    /// Accepts that a message that waits in a retry topic is overtaken by later ones of its key or partition.
+    ///
+    /// A source with retry topics needs this, or [`Ordering::Unordered`]: a message can wait elsewhere, or keep its place,
+    /// and not both.
+    pub fn overtaking_retries(mut self) -> Self {
+        self.settings.overtaking_retries = true;
+        self
+    }
+
     /// Who gets the events of the consumer, its gates and its source, such as [`Counters`].
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
@@ -278,7 +299,7 @@ impl Consumer {
 
     async fn consume_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
         let source = Arc::clone(&self.source);
-        let (stop_deadline, observer) = (self.settings.stop_deadline, Arc::clone(&self.observer));
+        let observer = Arc::clone(&self.observer);
         let mut shared = self.open().await?;
         if source.agree(&shared.terms()) == Supply::OnDemand {
             shared.in_flight.on_demand(self.settings.concurrency as usize);
@@ -286,43 +307,8 @@ impl Consumer {
         let shared = Arc::new(shared);
         source.open(observer).await?;
         self.life.begin(&shared, &source);
-        let (batches, intake) = mpsc::channel(INTAKE_DEPTH);
-        let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
-        let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
-        parts.spawn(async move { Ok(intake::intake(feed, from, batches).await?) });
-        parts.spawn(Engine::new(Arc::clone(&shared)).run(intake));
-        let mut shutdown = std::pin::pin!(shutdown);
-        let (mut result, mut stop_by) = (Ok(()), None);
-        loop {
-            let ended = tokio::select! {
-                biased;
-                ended = parts.join_next() => ended,
-                () = &mut shutdown, if !shared.stopping.is_cancelled() => {
-                    info!("stopping: what has started may end");
-                    self.life.enter(Phase::Stopping);
-                    stop_by = Some(Instant::now() + stop_deadline);
-                    shared.stopping.cancel();
-                    continue;
-                }
-            };
-            match ended {
-                None => break,
-                Some(Ok(Ok(()))) => {}
-                Some(failed) => {
-                    let error =
-                        failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
-                    result = result.and(error.map_or(Ok(()), Err));
-                    self.life.enter(Phase::Stopping);
-                    shared.stopping.cancel();
-                }
-            }
-        }
-        let left = stop_by.map_or(stop_deadline, |stop_by| stop_by.saturating_duration_since(Instant::now()));
-        let closed = source.close(left.max(CLOSE_AT_LEAST)).await;
-        if let Err(error) = &closed {
-            warn!(%error, "the source did not close cleanly");
-        }
-        result.and(closed.map_err(ConsumerError::from))
+        let at_once = self.at_once.take().unwrap_or_else(|| Box::pin(std::future::pending()));
+        run::run(shared, source, &self.life, shutdown, at_once).await
     }
 
     /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
@@ -362,6 +348,8 @@ impl Consumer {
             duplicates: AtomicU32::new(0),
             watch: Arc::new(Watch::new()),
             stopping: CancellationToken::new(),
+            at_once: CancellationToken::new(),
+            retry_queue: self.source.retry_queue(),
             settings: self.settings,
         })
     }
@@ -377,6 +365,14 @@ impl Consumer {
         }
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        let ordering = self.settings.ordering;
+        let is_ordered = ordering != Ordering::Unordered && !self.settings.overtaking_retries;
+        if is_ordered && self.source.retry_queue().is_some() {
+            return refuse(&format!(
+                "`ordering` is {ordering:?}, and a message that waits in a retry topic is overtaken: choose \
+                 `Ordering::Unordered`, or accept it by `overtaking_retries`"
+            ));
         }
         if self.settings.tenant_limit == Some(0) {
             return refuse("`tenant_limit` must be at least 1");
@@ -479,6 +475,10 @@ struct Shared {
     /// The share of duplicates among the last messages, as a moving average in 1/65,536.
     duplicates: AtomicU32,
     stopping: CancellationToken,
+    /// Nobody waits for handlers any more.
+    at_once: CancellationToken,
+    /// Where messages wait whose retry is far off.
+    retry_queue: Option<Arc<dyn RetryQueue>>,
     settings: Settings,
 }
 

@@ -182,6 +182,7 @@ impl Shared {
                 max_run: settings.max_run,
                 parts: parts.map_or(0, |(_, parts)| *parts),
                 outages: outages.map(outage).collect(),
+                handler_paused: !route.breaker.is_closed(),
             }
         };
         self.routes.iter().map(scope).collect()

@@ -2,7 +2,7 @@
 //!
 //! Whoever doubts that the ack comes after COMPLETED reads this file alone: `ack` is called once, at the end,
 //! and every way to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or a
-//! dead letter that was awaited.
+//! dead letter or copy in a retry topic that was awaited.
 
 use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
@@ -66,20 +66,48 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
             if counted && attempt == 1 {
                 item.first_failed_at = Some(SystemTime::now());
             }
-            lease.release(delay, counted, &reason).await;
+            let handed_on = hand_on(shared, &item, delay).await;
+            lease.release(handed_on.unwrap_or(delay), counted, &reason).await;
             item.route.gate.observe(Event::Retried { scope });
-            if item.delivery.ticket.hand_back(delay) {
-                return Outcome::NotOurs;
+            if handed_on.is_none() {
+                if item.delivery.ticket.hand_back(delay) {
+                    return Outcome::NotOurs;
+                }
+                return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
             }
-            return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
         }
         Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
+        Ending::NotDue { due_in } => {
+            if hand_on(shared, &item, due_in).await.is_none() {
+                // A clock that jumped must not strand a key: ask again after at most one lease.
+                let after = due_in.min(item.route.gate.settings().lease);
+                return Outcome::Again { item, after, cause: WaitCause::Retry };
+            }
+        }
         Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
     }
     item.delivery.ticket.ack();
     shared.watch.ended();
     shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
     Outcome::Acked
+}
+
+/// Puts the message where it waits for its retry without holding up anything, and returns for how long. `None`: it stays
+/// where it is, because it need not wait for long, there is no such place, or that does not answer.
+///
+/// A crash after this leaves two of the message, one here and one there: the record answers the second.
+async fn hand_on(shared: &Shared, item: &Item, wait: Duration) -> Option<Duration> {
+    let queue = shared.retry_queue.as_ref()?;
+    let wait = queue.wait(wait)?;
+    item.enter(Stage::Ending);
+    match queue.send(&item.delivery.message, wait).await {
+        Ok(()) => Some(wait),
+        Err(error) => {
+            warn!(origin = %item.delivery.message.origin(), error, "it cannot wait in a retry topic, and waits here");
+            shared.observer.observe(Event::SourceError { operation: "retry" });
+            None
+        }
+    }
 }
 
 /// Records the failure under the lease, then puts the message with the dead letters.

@@ -16,6 +16,8 @@ use crate::message::Origin;
 const ENOUGH_RUNS: u64 = 100;
 /// Twice the number of powers of two that a number of microseconds may have.
 const BUCKETS: usize = 128;
+/// The most attempts that are named in a log line or an error.
+const MOST_NAMED: usize = 16;
 /// The weight of the last second in a rate.
 const NEWEST: f64 = 0.2;
 
@@ -213,6 +215,17 @@ impl Watch {
 
     pub(super) fn underway(&self) -> Vec<Underway> {
         self.attempts().values().cloned().collect()
+    }
+
+    /// What is under way, by origin and scope, the longest first.
+    pub(super) fn named(&self) -> Vec<String> {
+        let mut underway = self.underway();
+        underway.sort_by_key(|underway| underway.since);
+        let name = |underway: &Underway| {
+            let Underway { route, origin, stage, .. } = underway;
+            format!("{origin} in `{}` {stage}", route.gate.scope())
+        };
+        underway.iter().take(MOST_NAMED).map(name).collect()
     }
 
     fn attempts(&self) -> MutexGuard<'_, HashMap<u64, Underway>> {

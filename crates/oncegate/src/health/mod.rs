@@ -139,6 +139,13 @@ pub enum Reason {
         /// Whether every part that was asked is away, so that nothing runs at all.
         all: bool,
     },
+    /// A handler fails for all alike: one message at a time probes whether it works again.
+    HandlerPaused {
+        /// The scope.
+        scope: String,
+        /// Whether every handler is paused, so that nothing runs but probes.
+        all: bool,
+    },
     /// A handler takes far longer than usual.
     SlowHandler {
         /// Which.
@@ -257,6 +264,7 @@ impl Reason {
                 | Self::Stopping
                 | Self::Stopped { error: None }
                 | Self::StoreAway { all: true, .. }
+                | Self::HandlerPaused { all: true, .. }
         )
     }
 
@@ -267,6 +275,7 @@ impl Reason {
             Self::Stopping => "stopping",
             Self::Stopped { .. } => "stopped",
             Self::StoreAway { .. } => "store_away",
+            Self::HandlerPaused { .. } => "handler_paused",
             Self::SlowHandler { .. } => "slow_handler",
             Self::OverdueHandler { .. } => "overdue_handler",
             Self::NoPermitLeft { .. } => "no_permit_left",
@@ -295,6 +304,9 @@ impl fmt::Display for Reason {
             Self::Stopped { error: Some(error) } => write!(f, "it has ended: {error}"),
             Self::StoreAway { scope, error, lasts, .. } => {
                 write!(f, "the store of `{scope}` has not answered for {}: {error}", Words(*lasts))
+            }
+            Self::HandlerPaused { scope, .. } => {
+                write!(f, "the handler of `{scope}` fails for all alike, and is paused")
             }
             Self::SlowHandler { run, usual } => {
                 write!(f, "{run}; 99 of 100 take no more than {}", Words(*usual))

@@ -21,6 +21,7 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
     if status.phase != Phase::Starting {
         reasons.extend(stalls(status));
         reasons.extend(stores(status));
+        reasons.extend(breakers(status));
         reasons.extend(runs(status));
         reasons.extend(status.source.partitions.iter().flat_map(partition).take(MOST_OF_A_KIND * 2));
         reasons
@@ -93,6 +94,12 @@ fn stores(status: &Status) -> Vec<Reason> {
         }
     }
     reasons
+}
+
+fn breakers(status: &Status) -> impl Iterator<Item = Reason> {
+    let all = status.scopes.iter().all(|scope| scope.handler_paused);
+    let paused = status.scopes.iter().filter(|scope| scope.handler_paused);
+    paused.map(move |scope| Reason::HandlerPaused { scope: scope.scope.clone(), all })
 }
 
 fn runs(status: &Status) -> impl Iterator<Item = Reason> {
@@ -173,6 +180,7 @@ mod tests {
             max_run: S * 900,
             parts: 2,
             outages: Vec::new(),
+            handler_paused: false,
         };
         Status {
             phase: Phase::Running,
@@ -269,6 +277,17 @@ mod tests {
             true,
             false,
         ),
+        (
+            "one of two handlers paused",
+            |s| {
+                s.scopes.push(s.scopes[0].clone());
+                s.scopes[0].handler_paused = true;
+            },
+            &["handler_paused"],
+            true,
+            true,
+        ),
+        ("the handler paused", |s| s.scopes[0].handler_paused = true, &["handler_paused"], true, false),
         ("ready for a moment", |s| s.nothing_started_for = S * 30, &[], true, true),
         (
             "nothing starts",

@@ -108,6 +108,8 @@ pub struct ScopeStatus {
     pub parts: u32,
     /// Those of them that do not answer.
     pub outages: Vec<StoreOutage>,
+    /// Whether its handler fails for all alike, and is paused.
+    pub handler_paused: bool,
 }
 
 impl ScopeStatus {

@@ -173,7 +173,7 @@ pub(crate) async fn deliver(
     Ok(())
 }
 
-fn is_connection((name, _): &Property) -> bool {
+pub(crate) fn is_connection((name, _): &Property) -> bool {
     CONNECTION.iter().any(|prefix| name.starts_with(prefix))
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
 //! | what happens when partitions come and go | `member` |
+//! | where messages wait for a far retry | `retries` |
 //! | what happens when the client dies | `trouble` (the rule), `membership` (the deed) |
 //! | topics that are made again, offsets out of range | `notices` (how we hear), `poll` (what we do) |
 //! | back-pressure, errors of the client | `poll`, `buffer` |
@@ -28,6 +29,9 @@
 //! | `oncegate-first-failed-at` | when its first attempt failed, in milliseconds since 1970, if the process that gave it up saw that |
 //! | `oncegate-failed-at` | when it was given up, in milliseconds since 1970 |
 //!
+//! A message in a [retry topic](KafkaSource::retry_topics) has those of the route and the origin, and `oncegate-due`: when it
+//! is due, in milliseconds since 1970. Its handler sees it without them.
+//!
 //! A header whose name is not UTF-8 is delivered without its value, under the name U+FFFD: the client library
 //! gives no access to it. (It panics; the panic is caught, so a program built with `panic = "abort"` ends.)
 
@@ -45,6 +49,7 @@ mod membership;
 mod notices;
 mod poll;
 mod reader;
+mod retries;
 mod settings;
 mod statistics;
 mod status;
@@ -57,6 +62,7 @@ pub use dead_letters::KafkaDeadLetters;
 pub use facts::{TopicFacts, describe_topics};
 pub use letter_box::KafkaLetterBox;
 pub use reader::TopicReader;
+pub use retries::KafkaRetries;
 pub use source::KafkaSource;
 
 /// Names the route of a message that was retried or redriven.

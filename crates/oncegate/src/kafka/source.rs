@@ -199,6 +199,26 @@ impl KafkaSource {
             .beside(self.settings.topics.clone(), &self.settings.properties)
     }
 
+    /// A member of another group with the same settings, which consumes `topic` and holds little of it.
+    pub(super) fn sister(&self, topic: &str) -> Self {
+        const BUFFERED_MESSAGES: usize = 256;
+        const BUFFERED_BYTES: usize = 1 << 20;
+        let mut settings = self.settings.clone();
+        settings.group = format!("{}.{topic}", settings.group);
+        settings.topics = vec![topic.to_owned()];
+        settings.start = Start::Beginning;
+        (settings.buffered_messages, settings.buffered_bytes) = (BUFFERED_MESSAGES, BUFFERED_BYTES);
+        let small = [("queued.min.messages", "256"), ("queued.max.messages.kbytes", "1024")];
+        settings.properties.extend(small.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        settings.routes = Routes::Topics;
+        Self { settings, open: Mutex::default(), member: Mutex::default() }
+    }
+
+    /// The brokers, and the properties that another client beside it needs as well.
+    pub(super) fn connection(&self) -> (&str, &[Property]) {
+        (&self.settings.brokers, &self.settings.properties)
+    }
+
     /// The topics that it consumes.
     pub fn topics(&self) -> impl Iterator<Item = &str> {
         self.settings.topics.iter().map(String::as_str)

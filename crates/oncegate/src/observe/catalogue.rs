@@ -207,6 +207,7 @@ pub const CATALOGUE: &[Metric] = &[
         "delete",
         "visibility",
         "dead_letter",
+        "retry",
     ]),
     Metric::counter("sqs_calls", OPERATION, "calls to the queue, which SQS charges for").of(&[
         "receive",

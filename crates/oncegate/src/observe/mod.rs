@@ -182,7 +182,7 @@ pub enum Event<'a> {
     },
     /// The source could not do something, or a dead letter could not be written; it is tried again.
     SourceError {
-        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility` or `dead_letter`.
+        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter` or `retry`.
         operation: &'static str,
     },
     /// An SQS queue was called: what SQS charges for.

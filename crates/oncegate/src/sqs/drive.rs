@@ -101,6 +101,7 @@ impl Driver {
         let now = Instant::now();
         let hub = Arc::clone(&self.hub);
         let mut state = hub.lock();
+        state.turned_at = now;
         let leave_by = state.leave_by;
         let all = leave_by.is_some();
         for targets in state.held.take_deletes(now, all) {

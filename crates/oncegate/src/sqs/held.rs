@@ -145,6 +145,11 @@ impl Held {
         self.acked
     }
 
+    /// When the oldest of those that are neither deleted nor handed back was received.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        self.entries.values().map(|entry| entry.received_at).min()
+    }
+
     /// Whether nothing is in hand, and nothing left to tell the queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::held::{Admitted, Held, MessageId};
+use crate::health::{PartitionStatus, SourceStatus};
 use crate::message::Message;
 use crate::observe::{Event, Observer};
 
@@ -31,6 +32,9 @@ pub(crate) struct State {
     end: Option<End>,
     /// Set when the source is to leave the queue.
     pub(crate) leave_by: Option<Instant>,
+    /// When the thread last had a turn, and when messages last came.
+    pub(crate) turned_at: Instant,
+    delivered_at: Option<Instant>,
 }
 
 /// Why nothing more will come.
@@ -57,6 +61,8 @@ impl Hub {
             wanted: 0,
             end: None,
             leave_by: None,
+            turned_at: Instant::now(),
+            delivered_at: None,
         };
         Self { state: Mutex::new(state), wake: Notify::new(), arrived: Notify::new(), observer }
     }
@@ -92,6 +98,9 @@ impl Hub {
     /// Hands out what was received, or back what comes when nobody will take it any more.
     pub(crate) fn put(&self, fetched: Vec<Fetched>) {
         let mut state = self.lock();
+        if !fetched.is_empty() {
+            state.delivered_at = Some(Instant::now());
+        }
         state.arrived.extend(fetched);
         if state.is_ended() {
             state.return_arrived();
@@ -113,6 +122,16 @@ impl Hub {
         if self.lock().held.give_back(Instant::now(), id, delivery, delay) {
             self.wake.notify_one();
         }
+    }
+
+    /// What is held of the queue. How much waits there is the queue's to say.
+    pub(crate) fn status(&self, queue: &str) -> SourceStatus {
+        let (now, state) = (Instant::now(), self.lock());
+        let mut held = PartitionStatus::new(queue, 0);
+        held.in_flight = state.arrived.len();
+        held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));
+        held.delivered_ago = state.delivered_at.map(|delivered| now.duration_since(delivered));
+        SourceStatus { polled_ago: Some(now.duration_since(state.turned_at)), partitions: vec![held] }
     }
 
     /// Nothing more is handed out; what nobody has taken goes back.

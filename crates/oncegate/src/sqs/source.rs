@@ -17,6 +17,7 @@ use super::drive::Driver;
 use super::hub::{End, Hub};
 use super::settings::{Body, Connection, Settings, name, wait_within};
 use super::{queue, ticket};
+use crate::health::SourceStatus;
 use crate::observe::Observer;
 use crate::source::{Delivery, Source, SourceError, Supply, Terms};
 
@@ -217,6 +218,10 @@ impl Source for SqsSource {
         if let Ok(hub) = self.hub() {
             hub.end(End::Closed);
         }
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.hub().map(|hub| hub.status(self.queue())).unwrap_or_default()
     }
 
     /// Deletes what is finished, hands back what is not, and waits for the receives that are under way.

@@ -150,6 +150,7 @@ mod tests {
             max_run: Duration::from_secs(900),
             parts: 1,
             outages: vec![away],
+            handler_paused: false,
         };
         Status {
             name: "billing".to_owned(),

@@ -42,10 +42,20 @@ impl List {
     }
 
     pub(crate) fn push(&self, topic: &str, key: &'static str, payload: String) {
-        let offset = self.next_offset.fetch_add(1, Relaxed);
-        let origin = Origin::Kafka { topic: topic.into(), partition: 0, offset };
-        let message = Message::new(topic, origin, Some(payload.into()));
-        let message = if key.is_empty() { message } else { message.with_key(key) };
+        let message = Message::new(topic, self.next_origin(topic), Some(payload.into()));
+        self.deliver(if key.is_empty() { message } else { message.with_key(key) });
+    }
+
+    /// Delivers a message once more.
+    pub(crate) fn push_again(&self, message: &Message) {
+        self.deliver(Message::new(message.route(), self.next_origin("again"), message.payload_bytes()));
+    }
+
+    fn next_origin(&self, topic: &str) -> Origin {
+        Origin::Kafka { topic: topic.into(), partition: 0, offset: self.next_offset.fetch_add(1, Relaxed) }
+    }
+
+    fn deliver(&self, message: Message) {
         self.waiting.lock().unwrap().push_back(message);
         self.pushed.notify_one();
     }

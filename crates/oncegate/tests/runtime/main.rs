@@ -6,6 +6,8 @@ mod breaker;
 mod list;
 mod monitor;
 mod results;
+mod retries;
+mod stop;
 mod tenants;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

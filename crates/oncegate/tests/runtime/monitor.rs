@@ -1,11 +1,12 @@
 //! What a consumer says of itself while something is wrong.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::health::{PartitionStatus, PauseCause, Phase, Reason, Stage, WaitCause};
-use oncegate::{Consumer, Gate, Health, Key, MemoryStore, Message, Monitor, Origin, Status};
+use oncegate::{Consumer, Failure, Gate, Health, Key, MemoryStore, Message, Monitor, Origin, Status};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -164,6 +165,31 @@ async fn a_store_that_is_away_holds_back_only_the_routes_that_use_it() {
         bench.list.until_acked(46).await;
     };
     run_while(consumer, asked).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
+    let bench = Bench::of(numbered(60));
+    let is_up = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_up);
+    let handler = move |_: Message| {
+        let outcome = if seen.load(SeqCst) { Ok(()) } else { Err(Failure::retry("the dependency is down")) };
+        std::future::ready(outcome)
+    };
+    let consumer = bench.consumer(handler);
+    let monitor = consumer.monitor();
+    let asked = async {
+        until(&monitor, "paused", |_, health| has(health, "handler_paused")).await;
+        sleep(Duration::from_secs(300)).await;
+        let (status, health) = (monitor.status(), monitor.health());
+        assert!(health.is_live() && !health.is_ready(), "{health}");
+        assert!(status.paused.contains(&PauseCause::Breaker) && status.messages.ready <= 1, "{status:#?}");
+        is_up.store(true, SeqCst);
+        bench.list.until_acked(60).await;
+        until(&monitor, "well", |_, health| *health == Health::Healthy).await;
+    };
+    run_while(consumer, asked).await;
+    assert_eq!(bench.letters.causes(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]

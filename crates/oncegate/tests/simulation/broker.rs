@@ -1,5 +1,5 @@
 //! A broker in memory: it delivers again whatever was not acknowledged, and judges every ack. It is a log, dealt out
-//! to the members of a group, or a queue, which takes messages back.
+//! to the members of a group, with or without retry topics, or a queue, which takes messages back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fastrand::Rng;
 use oncegate::observe::Observer;
-use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
-use oncegate::{Message, Origin};
+use oncegate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::{BoxError, Message, Origin};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -19,10 +20,16 @@ const VISIBILITY: Duration = Duration::from_secs(2);
 /// A retry that comes sooner stays with its worker.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 
+/// How long a message waits in a retry topic.
+const WAITS: [Duration; 2] = [Duration::from_millis(1_500), Duration::from_secs(6)];
+/// A retry that is due before stays in its lane.
+const BEYOND: Duration = Duration::from_millis(300);
+
 /// What kind of broker it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Log,
+    LogWithRetries,
     Queue,
 }
 
@@ -34,7 +41,7 @@ pub(crate) struct Broker {
     moved: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     payloads: Vec<String>,
     acked: BTreeSet<usize>,
@@ -46,9 +53,12 @@ struct State {
     next_member: usize,
     /// What members of a queue hold.
     held: BTreeMap<usize, Hold>,
-    /// From when on the queue shows a message again.
+    /// From when on a message is shown again.
     visible_from: BTreeMap<usize, Instant>,
     next_hold: u64,
+    /// Those that have a copy which waits for their retry.
+    copied: BTreeSet<usize>,
+    rng: Rng,
 }
 
 /// A message of a queue in the hands of a member.
@@ -63,8 +73,20 @@ struct Hold {
 pub(crate) type Judge = Arc<dyn Fn(usize) + Send + Sync>;
 
 impl Broker {
-    pub(crate) fn new(kind: Kind, payloads: Vec<String>) -> Arc<Self> {
-        let state = State { payloads, ..State::default() };
+    pub(crate) fn new(kind: Kind, payloads: Vec<String>, rng: Rng) -> Arc<Self> {
+        let state = State {
+            payloads,
+            acked: BTreeSet::new(),
+            owner: BTreeMap::new(),
+            given: BTreeSet::new(),
+            members: BTreeSet::new(),
+            next_member: 0,
+            held: BTreeMap::new(),
+            visible_from: BTreeMap::new(),
+            next_hold: 0,
+            copied: BTreeSet::new(),
+            rng,
+        };
         Arc::new(Self { kind, state: Mutex::new(state), moved: Notify::new() })
     }
 
@@ -104,6 +126,16 @@ impl Broker {
         state.visible_from.insert(n, Instant::now());
         self.moved.notify_waiters();
         true
+    }
+
+    /// How many messages have waited elsewhere for their retry.
+    pub(crate) fn copied(&self) -> u64 {
+        self.state.lock().unwrap().copied.len() as u64
+    }
+
+    /// Whether the message has a copy that waits for its retry, or has waited.
+    pub(crate) fn is_copied(&self, n: usize) -> bool {
+        self.state.lock().unwrap().copied.contains(&n)
     }
 
     pub(crate) fn unacked(&self) -> Vec<usize> {
@@ -165,15 +197,18 @@ impl State {
         (holds, self.visible_from.values().filter(|from| **from > now).min().copied())
     }
 
-    fn take(&mut self, member: usize, most: usize) -> Vec<usize> {
+    /// What is the member's and due, and when more is.
+    fn take(&mut self, member: usize, most: usize) -> (Vec<usize>, Option<Instant>) {
+        let now = Instant::now();
         let mine = |n: &usize| {
             self.owner.get(n) == Some(&member)
                 && !self.acked.contains(n)
                 && !self.given.contains(&(member, *n))
+                && self.visible_from.get(n).is_none_or(|from| *from <= now)
         };
         let taken: Vec<usize> = (0..self.payloads.len()).filter(mine).take(most).collect();
         self.given.extend(taken.iter().map(|n| (member, *n)));
-        taken
+        (taken, self.visible_from.values().filter(|from| **from > now).min().copied())
     }
 }
 
@@ -195,7 +230,7 @@ impl std::fmt::Debug for Member {
 impl Source for Member {
     fn agree(&self, _: &Terms) -> Supply {
         match self.broker.kind {
-            Kind::Log => Supply::Ahead,
+            Kind::Log | Kind::LogWithRetries => Supply::Ahead,
             Kind::Queue => Supply::OnDemand,
         }
     }
@@ -218,8 +253,36 @@ impl Source for Member {
         }
     }
 
+    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
+        (self.broker.kind == Kind::LogWithRetries).then(|| Arc::new(self.clone()) as Arc<dyn RetryQueue>)
+    }
+
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
         Ok(())
+    }
+}
+
+#[async_trait]
+impl RetryQueue for Member {
+    fn wait(&self, wait: Duration) -> Option<Duration> {
+        WAITS.into_iter().find(|of_topic| *of_topic >= wait).filter(|_| wait > BEYOND)
+    }
+
+    /// Fails now and then; half of the time the copy is there all the same.
+    async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError> {
+        sleep_until(Instant::now() + Duration::from_millis(5)).await;
+        let mut state = self.broker.state.lock().unwrap();
+        let (fails, is_there) = (state.rng.u32(..4) == 0, state.rng.bool());
+        if !fails || is_there {
+            let n: usize = message.origin().to_string().parse().unwrap();
+            let (copy, payload) = (state.payloads.len(), state.payloads[n].clone());
+            state.payloads.push(payload);
+            state.visible_from.insert(copy, Instant::now() + wait);
+            state.copied.insert(n);
+            state.deal();
+            self.broker.moved.notify_waiters();
+        }
+        if fails { Err("the retry topic does not answer".into()) } else { Ok(()) }
     }
 }
 
@@ -227,7 +290,10 @@ impl Member {
     fn take(&self, most: usize) -> (Vec<Delivery>, Option<Instant>) {
         let mut state = self.broker.state.lock().unwrap();
         let (taken, next) = match self.broker.kind {
-            Kind::Log => (state.take(self.id, most).into_iter().map(|n| (n, None)).collect(), None),
+            Kind::Log | Kind::LogWithRetries => {
+                let (taken, next) = state.take(self.id, most);
+                (taken.into_iter().map(|n| (n, None)).collect(), next)
+            }
             Kind::Queue => {
                 let (taken, next) = state.take_visible(self.id, most);
                 (taken.into_iter().map(|(n, hold)| (n, Some(hold))).collect::<Vec<_>>(), next)

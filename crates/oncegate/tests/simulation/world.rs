@@ -110,7 +110,11 @@ impl World {
         let till = Till::new(Arc::clone(&memory), rng.fork());
         Self {
             seed,
-            broker: Broker::new(if rng.bool() { Kind::Queue } else { Kind::Log }, payloads),
+            broker: Broker::new(
+                [Kind::Queue, Kind::Log, Kind::LogWithRetries][rng.usize(..3)],
+                payloads,
+                rng.fork(),
+            ),
             memory,
             store: Arc::new(store),
             ledger: Arc::default(),
@@ -126,7 +130,7 @@ impl World {
         }
     }
 
-    /// An ack is just when the key's record is COMPLETED, or the message is with the dead letters.
+    /// An ack is just when the key's record is COMPLETED, or the message is with the dead letters or has a copy that waits.
     fn judge(&self) -> Judge {
         let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
         let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
@@ -144,8 +148,8 @@ impl World {
             // A store that lost its data may have lost this record between its completion and the ack.
             let lost = losses.load(Relaxed) > 0;
             assert!(
-                completed || buried || lost,
-                "seed {seed}: message {n} was acknowledged without COMPLETED or a dead letter"
+                completed || buried || lost || broker.is_copied(n),
+                "seed {seed}: message {n} was acknowledged without COMPLETED, a dead letter or a copy"
             );
         })
     }
@@ -169,6 +173,7 @@ impl World {
             .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(5)))
             .in_flight(self.rng.usize(1..50), 1 << 20)
             .flood_limit(FloodLimit { in_a_row: 1_000, share: 1.1 })
+            .overtaking_retries()
             .stop_deadline(Duration::from_secs(3))
             .dead_letters(letters)
             .observer(Arc::clone(&self.counters) as _);
@@ -221,6 +226,7 @@ impl World {
             ("crash", self.crashes),
             ("taken_back", self.taken_back),
             ("store_loss", self.losses().into()),
+            ("copied", self.broker.copied()),
         ]);
         faults.extend(self.till.fates());
         Report { counts: self.counters.snapshot(), faults, trace }

@@ -47,7 +47,9 @@ impl Engine {
                 (Stage::HeldBack, item.received_at)
             }
             _ if self.tenants.is_full(item.tenant) => (Stage::Parked(WaitCause::Tenant), item.received_at),
-            _ if !item.route.breaker.is_closed() => (Stage::Parked(WaitCause::Breaker), item.received_at),
+            _ if item.identity.is_ok() && !item.route.breaker.is_closed() => {
+                (Stage::Parked(WaitCause::Breaker), item.received_at)
+            }
             _ => (Stage::Ready, item.received_at),
         };
         Seen {

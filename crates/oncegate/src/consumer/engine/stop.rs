@@ -1,0 +1,78 @@
+//! How the engine ends: what has started gets its time, what ignores its cancellation is dropped, and what blocks its thread
+//! is named.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tracing::warn;
+
+use super::super::ConsumerError;
+use super::super::settle::Outcome;
+use super::{Done, Engine};
+
+/// How long handlers get between their cancellation and their end when the stop deadline is over.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+/// How long dropped handlers get to be gone, before they are taken to block their threads.
+const ABORT_GRACE: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Drops what has not started, waits for what has, within the deadline.
+    pub(super) async fn stop(mut self) -> Result<(), ConsumerError> {
+        self.ready.clear();
+        self.found.clear();
+        self.parked.clear();
+        self.outages.clear();
+        self.held.clear();
+        self.tenants.clear();
+        self.lanes.clear();
+        let deadline = Instant::now() + self.shared.settings.stop_deadline;
+        if !self.drain_until(deadline).await {
+            self.cut_short().await;
+        }
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Ends what has not ended in time. What blocks its thread cannot be ended, so it is named.
+    async fn cut_short(&mut self) {
+        let handlers = self.shared.watch.named();
+        warn!(?handlers, "the time to stop is over; handlers that still run are cancelled");
+        self.shared.routes().for_each(|route| route.gate.cancel_all());
+        if self.drain_until(Instant::now() + STOP_GRACE).await {
+            return;
+        }
+        let handlers = self.shared.watch.named();
+        warn!(?handlers, "handlers ignore their cancellation; their leases will lapse");
+        self.running.abort_all();
+        if !self.drain(Instant::now() + ABORT_GRACE).await {
+            let handlers = self.shared.watch.named();
+            self.failed.get_or_insert(ConsumerError::StillRunning { handlers });
+        }
+    }
+
+    /// The same as `drain`, unless the stop is to end at once.
+    async fn drain_until(&mut self, deadline: Instant) -> bool {
+        let at_once = self.shared.at_once.clone();
+        tokio::select! {
+            biased;
+            () = at_once.cancelled() => self.running.is_empty(),
+            drained = self.drain(deadline) => drained,
+        }
+    }
+
+    /// Whether everything has ended before `deadline`.
+    async fn drain(&mut self, deadline: Instant) -> bool {
+        loop {
+            tokio::select! {
+                biased;
+                done = self.running.join_next() => match done {
+                    None => return true,
+                    Some(Ok(Done::Attempted { outcome: Outcome::Stop(error), .. })) => {
+                        self.failed.get_or_insert(*error);
+                    }
+                    Some(_) => {}
+                },
+                () = sleep_until(deadline) => return self.running.is_empty(),
+            }
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Retry topics: where messages wait whose retry is far off, so that they hold up nothing meanwhile.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use futures_util::future::{join_all, select_all};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::FutureProducer;
+
+use super::dead_letters::{self, Context};
+use super::settings::{self, Property};
+use super::{KafkaDeadLetters, KafkaSource, ROUTE_HEADER};
+use crate::failure::BoxError;
+use crate::health::{PauseCause, SourceStatus};
+use crate::message::{Message, Origin};
+use crate::observe::Observer;
+use crate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms};
+
+/// When the message is due, in milliseconds since 1970.
+const DUE_HEADER: &str = "oncegate-due";
+const TOPIC_HEADER: &str = "oncegate-origin-topic";
+const PARTITION_HEADER: &str = "oncegate-origin-partition";
+const OFFSET_HEADER: &str = "oncegate-origin-offset";
+const TIMESTAMP_HEADER: &str = "oncegate-origin-timestamp";
+
+/// How many messages of a retry topic wait in memory for their time.
+const WAITING_MOST: usize = 64;
+/// The wall clock may be set meanwhile, so it is looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The longest wait in a topic: a day. Whatever waits there must outlast its retention.
+const WAIT_MOST: Duration = Duration::from_secs(86_400);
+
+/// A [`KafkaSource`] with retry topics; see [`KafkaSource::retry_topics`].
+pub struct KafkaRetries {
+    main: KafkaSource,
+    tiers: Vec<Tier>,
+    queue: Arc<Queue>,
+    /// Who is asked first; everyone in turn.
+    turn: AtomicUsize,
+}
+
+/// A retry topic.
+struct Tier {
+    topic: String,
+    source: KafkaSource,
+    /// Received, and not due.
+    waiting: tokio::sync::Mutex<VecDeque<Waiting>>,
+    is_waiting: AtomicBool,
+}
+
+struct Waiting {
+    due: SystemTime,
+    delivery: Delivery,
+}
+
+/// Where retries are sent.
+struct Queue {
+    brokers: String,
+    properties: Vec<Property>,
+    beyond: Duration,
+    /// By wait, the shortest first.
+    tiers: Vec<(Duration, String)>,
+    producer: Mutex<Option<FutureProducer<Context>>>,
+}
+
+impl KafkaSource {
+    /// Retries that are farther off than [`beyond`](KafkaRetries::beyond) wait in these topics, each with how long a
+    /// message waits there, so that a dependency that is down holds up neither other messages nor the committed offset.
+    ///
+    /// A message goes to the topic with the shortest wait that is long enough; one that must wait for longer than in any of
+    /// them waits in its lane, as without. It is acknowledged once the topic has it durably, and comes again with its
+    /// payload, key, headers, route, origin and timestamp, after its wait: as many messages of a topic are held in memory
+    /// meanwhile as its first ones fit into 64. Other messages overtake it, so the consumer must be
+    /// [`Ordering::Unordered`](crate::Ordering::Unordered) or accept [that](crate::Consumer::overtaking_retries).
+    ///
+    /// Each topic must exist, keep its messages for longer than they wait, and have no other writer. Each is consumed in a
+    /// group of its own, named `GROUP.TOPIC`. It has the headers of a [dead letter](super) that tell the route and origin, and
+    /// `oncegate-due`, the time when it is due, in milliseconds since 1970.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use oncegate::kafka::KafkaSource;
+    ///
+    /// let source = KafkaSource::new("localhost:9092", "billing", ["orders"]).retry_topics([
+    ///     (Duration::from_secs(30), "orders.retry.30s"),
+    ///     (Duration::from_secs(600), "orders.retry.10m"),
+    /// ]);
+    /// ```
+    #[must_use]
+    pub fn retry_topics(
+        self,
+        topics: impl IntoIterator<Item = (Duration, impl Into<String>)>,
+    ) -> KafkaRetries {
+        let mut topics: Vec<(Duration, String)> =
+            topics.into_iter().map(|(wait, topic)| (wait, topic.into())).collect();
+        topics.sort_unstable();
+        let tier = |(_, topic): &(Duration, String)| Tier {
+            topic: topic.clone(),
+            source: self.sister(topic),
+            waiting: tokio::sync::Mutex::default(),
+            is_waiting: AtomicBool::new(false),
+        };
+        let (brokers, properties) = self.connection();
+        let connection = properties.iter().filter(|property| dead_letters::is_connection(property));
+        let queue = Queue {
+            brokers: brokers.to_owned(),
+            properties: connection.cloned().collect(),
+            beyond: KafkaRetries::DEFAULT_BEYOND,
+            tiers: topics.clone(),
+            producer: Mutex::default(),
+        };
+        let tiers = topics.iter().map(tier).collect();
+        KafkaRetries { main: self, tiers, queue: Arc::new(queue), turn: AtomicUsize::new(0) }
+    }
+}
+
+impl KafkaRetries {
+    /// 10 seconds.
+    pub const DEFAULT_BEYOND: Duration = Duration::from_secs(10);
+
+    /// Retries that are due before this wait in their lanes: 10 s by default.
+    #[must_use]
+    pub fn beyond(mut self, limit: Duration) -> Self {
+        if let Some(queue) = Arc::get_mut(&mut self.queue) {
+            queue.beyond = limit;
+        }
+        self
+    }
+
+    /// Dead letters to `topic` in the same cluster, with the same connection properties.
+    pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
+        let consumed = self.main.topics().chain(self.tiers.iter().map(|tier| &*tier.topic));
+        self.main.dead_letters(topic).beside(consumed.map(str::to_owned).collect(), &[])
+    }
+
+    fn check(&self) -> Result<(), SourceError> {
+        let mut topics: Vec<&str> = self.main.topics().collect();
+        for (wait, topic) in &self.queue.tiers {
+            settings::check_topic(topic)?;
+            if topics.contains(&&**topic) {
+                return Err(SourceError::new(format!(
+                    "the retry topic {topic} is consumed by the same source already: each needs one of its own"
+                )));
+            }
+            if *wait < self.queue.beyond || *wait > WAIT_MOST {
+                return Err(SourceError::new(format!(
+                    "messages wait for {wait:?} in {topic}; it must be between `beyond` ({:?}) and a day",
+                    self.queue.beyond
+                )));
+            }
+            topics.push(topic);
+        }
+        Ok(())
+    }
+
+    fn sources(&self) -> impl Iterator<Item = &KafkaSource> {
+        std::iter::once(&self.main).chain(self.tiers.iter().map(|tier| &tier.source))
+    }
+}
+
+#[async_trait]
+impl Source for KafkaRetries {
+    fn agree(&self, terms: &Terms) -> Supply {
+        self.main.agree(terms)
+    }
+
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        self.check()?;
+        let producer = dead_letters::producer(&self.queue.brokers, &self.queue.properties)?;
+        *self.queue.producer.lock().unwrap_or_else(PoisonError::into_inner) = Some(producer);
+        for source in self.sources() {
+            source.open(Arc::clone(&observer)).await?;
+        }
+        Ok(())
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let mut receives = vec![self.main.receive(most)];
+        receives.extend(self.tiers.iter().map(|tier| Box::pin(tier.receive(most)) as _));
+        // Whoever is asked first could starve the others.
+        let turn = self.turn.fetch_add(1, Relaxed) % receives.len();
+        receives.rotate_left(turn);
+        // Those that are dropped lose nothing.
+        let (received, ..) = select_all(receives).await;
+        received
+    }
+
+    fn stop_receiving(&self) {
+        self.sources().for_each(Source::stop_receiving);
+    }
+
+    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
+        Some(Arc::clone(&self.queue) as _)
+    }
+
+    fn status(&self) -> SourceStatus {
+        let mut status = self.main.status();
+        for tier in &self.tiers {
+            let of_tier = tier.source.status();
+            status.polled_ago = status.polled_ago.max(of_tier.polled_ago);
+            let not_due = tier.is_waiting.load(Relaxed).then_some(PauseCause::NotDue);
+            for mut partition in of_tier.partitions {
+                partition.paused = not_due.or(partition.paused);
+                status.partitions.push(partition);
+            }
+        }
+        status
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
+        let closed = join_all(self.sources().map(|source| source.close(deadline))).await;
+        closed.into_iter().collect()
+    }
+}
+
+impl Tier {
+    /// Waits for what is due. What it holds meanwhile stays with it when the future is dropped.
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let mut waiting = self.waiting.lock().await;
+        loop {
+            if waiting.is_empty() {
+                self.is_waiting.store(false, Relaxed);
+                let Some(received) = self.source.receive(WAITING_MOST).await? else { return Ok(None) };
+                waiting.extend(received.into_iter().map(restore));
+                waiting.make_contiguous().sort_by_key(|waiting| waiting.due);
+            }
+            let now = SystemTime::now();
+            let due = waiting.iter().take(most).take_while(|waiting| waiting.due <= now).count();
+            if due > 0 {
+                return Ok(Some(waiting.drain(..due).map(|waiting| waiting.delivery).collect()));
+            }
+            self.is_waiting.store(true, Relaxed);
+            let first = waiting.front().map(|first| first.due.duration_since(now).unwrap_or_default());
+            tokio::time::sleep(first.unwrap_or_default().min(LOOK_EVERY)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl RetryQueue for Queue {
+    fn wait(&self, wait: Duration) -> Option<Duration> {
+        let fits = |(of_tier, _): &&(Duration, String)| *of_tier >= wait;
+        let tier = self.tiers.iter().find(fits).filter(|_| wait > self.beyond)?;
+        Some(tier.0)
+    }
+
+    async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError> {
+        let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let producer = producer.ok_or("the retry topics have not been opened")?;
+        let tier = self.tiers.iter().find(|(of_tier, _)| *of_tier == wait);
+        let (_, topic) = tier.ok_or_else(|| format!("no retry topic has a wait of {wait:?}"))?;
+        let headers = headers(message, SystemTime::now() + wait);
+        let delivered = dead_letters::deliver(&producer, topic, message, headers).await;
+        delivered.map_err(|error| format!("retry topic {topic}: {error}").into())
+    }
+}
+
+/// The message's own headers, and what it must be told by when it comes again.
+fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
+    let due = due.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let mut ours = vec![(DUE_HEADER, due.to_string()), (ROUTE_HEADER, message.route().to_owned())];
+    if let Origin::Kafka { topic, partition, offset } = message.origin() {
+        ours.extend([
+            (TOPIC_HEADER, topic.to_string()),
+            (PARTITION_HEADER, partition.to_string()),
+            (OFFSET_HEADER, offset.to_string()),
+        ]);
+    }
+    ours.extend(message.timestamp_ms().map(|timestamp_ms| (TIMESTAMP_HEADER, timestamp_ms.to_string())));
+    ours.into_iter().fold(dead_letters::own_headers(message), |headers, (name, value)| {
+        headers.insert(Header { key: name, value: Some(value.as_bytes()) })
+    })
+}
+
+/// The message as it was before it waited. One that somebody else has written there is due, and stays as it is.
+fn restore(delivery: Delivery) -> Waiting {
+    let Delivery { message, ticket } = delivery;
+    let Some(due_ms) = number::<u64>(&message, DUE_HEADER) else {
+        return Waiting { due: UNIX_EPOCH, delivery: Delivery { message, ticket } };
+    };
+    let due = UNIX_EPOCH.checked_add(Duration::from_millis(due_ms)).unwrap_or(UNIX_EPOCH);
+    let route: Arc<str> = text(&message, ROUTE_HEADER).unwrap_or_else(|| message.route()).into();
+    let origin = first_origin(&message).unwrap_or_else(|| message.origin().clone());
+    let mut restored = Message::new(route, origin, message.payload_bytes());
+    if let Some(key) = message.key_bytes() {
+        restored = restored.with_key(key);
+    }
+    if let Some(timestamp_ms) = number(&message, TIMESTAMP_HEADER).or(message.timestamp_ms()) {
+        restored = restored.with_timestamp_ms(timestamp_ms);
+    }
+    let is_own = |header: &&crate::message::Header| !header.name.starts_with(dead_letters::PREFIX);
+    let headers = message.headers().iter().filter(is_own).cloned().collect();
+    Waiting { due, delivery: Delivery { message: restored.with_headers(headers), ticket } }
+}
+
+fn first_origin(message: &Message) -> Option<Origin> {
+    Some(Origin::Kafka {
+        topic: text(message, TOPIC_HEADER)?.into(),
+        partition: number(message, PARTITION_HEADER)?,
+        offset: number(message, OFFSET_HEADER)?,
+    })
+}
+
+fn text<'a>(message: &'a Message, header: &str) -> Option<&'a str> {
+    std::str::from_utf8(message.header(header)?).ok()
+}
+
+fn number<T: std::str::FromStr>(message: &Message, header: &str) -> Option<T> {
+    text(message, header)?.parse().ok()
+}
+
+impl fmt::Debug for KafkaRetries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaRetries").field("main", &self.main).field("queue", &self.queue).finish()
+    }
+}
+
+impl fmt::Debug for Queue {
+    /// Shows no property values: they hold passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { brokers, beyond, tiers, .. } = self;
+        f.debug_struct("Queue")
+            .field("brokers", brokers)
+            .field("beyond", beyond)
+            .field("tiers", tiers)
+            .finish()
+    }
+}
