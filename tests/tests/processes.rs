@@ -66,7 +66,7 @@ impl Stage {
         .await;
     }
 
-    async fn until_effects(&self, what: &str, so: impl Fn(&[Effect]) -> bool) {
+    async fn until_effects(&self, what: &str, so: impl Fn(&[Effect]) -> bool + Send + Sync) {
         until(what, LIMIT, async || match self.ledger.read() {
             effects if so(&effects) => Ok(()),
             effects => Err(format!("{} effects", effects.len())),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 #[path = "../../../crates/oncegate/tests/runtime/list.rs"]
+#[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 
 mod consumer;

@@ -13,7 +13,11 @@ use tokio::time::{sleep, timeout};
 use super::{Bench, LEASE, numbered};
 
 /// Asks until it is so; time is paused, so this costs none.
-async fn until(monitor: &Monitor, what: &str, is_so: impl Fn(&Status, &Health) -> bool + Send) -> (Status, Health) {
+async fn until(
+    monitor: &Monitor,
+    what: &str,
+    is_so: impl Fn(&Status, &Health) -> bool + Send + Sync,
+) -> (Status, Health) {
     let asked = async {
         loop {
             let (status, health) = (monitor.status(), monitor.health());

@@ -84,8 +84,11 @@ impl Bench {
     }
 }
 
-/// A handler that fails at first, and wants to be called again a minute later; and when it ran.
-fn fails_once() -> (impl Handler, Arc<Mutex<Vec<(u32, Instant)>>>) {
+/// Each attempt, and when it ran.
+type Runs = Arc<Mutex<Vec<(u32, Instant)>>>;
+
+/// A handler that fails at first, and wants to be called again a minute later; and its runs.
+fn fails_once() -> (impl Handler, Runs) {
     let runs = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&runs);
     let handler = move |message: Message| {
