@@ -54,6 +54,8 @@ impl Stage {
             .ordering(Ordering::Unordered)
             .backoff(Backoff::new(Duration::from_millis(20), Duration::from_millis(100)))
             .stop_deadline(Duration::from_secs(5))
+            // That all fail alike is what some of these tests are about.
+            .without_breaker()
             .observer(Arc::clone(&watched) as _);
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
