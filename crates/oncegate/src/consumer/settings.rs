@@ -1,0 +1,49 @@
+//! Which settings of a consumer make no sense, each refused by its name.
+
+use super::{Breaker, Consumer, ConsumerError, Ordering, Settings};
+
+impl Consumer {
+    pub(super) fn check_settings(&self) -> Result<(), ConsumerError> {
+        let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
+        let Settings { concurrency, max_attempts, .. } = self.settings;
+        if concurrency == 0 || concurrency > 100_000 {
+            return refuse("`concurrency` must be between 1 and 100,000");
+        }
+        if max_attempts == 0 || max_attempts > 254 {
+            return refuse("`max_attempts` must be between 1 and 254");
+        }
+        if self.most_messages == 0 || self.most_bytes == 0 {
+            return refuse("`in_flight` must let at least one message and one byte in");
+        }
+        let ordering = self.settings.ordering;
+        let is_ordered = ordering != Ordering::Unordered && !self.settings.overtaking_retries;
+        if is_ordered && self.source.retry_queue().is_some() {
+            return refuse(&format!(
+                "`ordering` is {ordering:?}, and a message that waits in a retry topic is overtaken: choose \
+                 `Ordering::Unordered`, or accept it by `overtaking_retries`"
+            ));
+        }
+        if self.settings.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+            let scope = gate.scope();
+            return refuse(&format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
+        }
+        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
+            return refuse(defect);
+        }
+        let named = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
+        let mut names: Vec<&str> = named.collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair.first() == pair.last()) {
+            Some(pair) => {
+                refuse(&format!("the route `{}` is given twice", pair.first().copied().unwrap_or_default()))
+            }
+            None => Ok(()),
+        }
+    }
+}
