@@ -155,11 +155,28 @@ impl Kafka {
     /// # Panics
     /// As [`Kafka::create_topic`].
     pub async fn create_replicated_topic(&self, name: &str, partitions: i32, replicas: i32) {
-        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
+        self.create(NewTopic::new(name, partitions, TopicReplication::Fixed(replicas))).await;
+    }
+
+    /// Makes a topic with one partition that is compacted as soon as its broker's cleaner looks (every 15 s, unless
+    /// `log.cleaner.backoff.ms` says otherwise). What comes a tenth of a second later begins another segment; the
+    /// last one is not compacted.
+    ///
+    /// # Panics
+    /// As [`Kafka::create_topic`].
+    pub async fn create_compacted_topic(&self, name: &str) {
+        let topic = NewTopic::new(name, 1, TopicReplication::Fixed(1))
+            .set("cleanup.policy", "compact")
+            .set("min.cleanable.dirty.ratio", "0.001")
+            .set("segment.ms", "100");
+        self.create(topic).await;
+    }
+
+    async fn create(&self, topic: NewTopic<'_>) {
         let answer = self.admin().create_topics([&topic], &options()).await;
-        check(&answer.map(|mut all| all.remove(0)), "create", name);
-        let (kafka, topic) = (self.clone(), name.to_owned());
-        blocking(move || kafka.await_leaders(&topic, partitions)).await;
+        check(&answer.map(|mut all| all.remove(0)), "create", topic.name);
+        let (kafka, name, partitions) = (self.clone(), topic.name.to_owned(), topic.num_partitions);
+        blocking(move || kafka.await_leaders(&name, partitions)).await;
     }
 
     /// The broker that leads a partition now.

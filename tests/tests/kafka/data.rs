@@ -10,7 +10,7 @@ use oncegate::kafka::{KafkaDeadLetters, KafkaSource, TopicReader};
 use oncegate::message::{Message, Origin};
 use oncegate::observe::Counters;
 use oncegate::source::Source;
-use oncegate_tests::{Kafka, Record, unique};
+use oncegate_tests::{Kafka, KafkaBroker, Record, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::{Header, Headers, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer};
@@ -240,6 +240,40 @@ async fn aborted_messages_and_markers_are_gaps_for_source_and_reader() {
     assert_eq!(reader.total(), 45);
     assert_eq!(read(&mut reader).await.iter().map(offset).collect::<Vec<_>>(), expected);
     assert_eq!(reader.position(), 45, "the end is behind the last marker");
+}
+
+#[tokio::test]
+async fn what_compaction_has_removed_is_a_gap_for_source_and_reader() {
+    const KEYS: i64 = 4;
+    const RECORDS: i64 = 20;
+    let kafka = KafkaBroker::start_with(&["log.cleaner.backoff.ms=100"]).await;
+    let topic = unique("compacted");
+    kafka.create_compacted_topic(&topic).await;
+    let records = (0..RECORDS).map(|n| Record::new(n.to_string()).key((n % KEYS).to_string()));
+    kafka.produce(&topic, records).await;
+    // A segment is compacted when another one follows. Keys of their own keep these for good.
+    let survivors = until("the topic is compacted", LIMIT, async || {
+        kafka.produce(&topic, [Record::new("next").key(unique("next"))]).await;
+        let offsets: Vec<_> = kafka.read_all(&topic).await.iter().map(OwnedMessage::offset).collect();
+        let old = offsets.iter().filter(|offset| **offset < RECORDS).count();
+        if old == usize::try_from(KEYS).expect("a few") {
+            Ok(offsets)
+        } else {
+            Err(format!("{old} are left"))
+        }
+    })
+    .await;
+    assert_eq!(survivors.first(), Some(&(RECORDS - KEYS)), "its beginning is a gap");
+
+    let group = unique("group");
+    let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
+    let messages = receive(source, survivors.len()).await;
+    assert_eq!(messages.iter().map(offset).collect::<Vec<_>>(), survivors);
+    let committed = kafka.committed_offsets(&group, &topic).await;
+    assert_eq!(committed, kafka.end_offsets(&topic).await, "the gaps hold nothing up");
+
+    let mut reader = open_reader(&kafka, &topic).await;
+    assert_eq!(read(&mut reader).await.iter().map(offset).collect::<Vec<_>>(), survivors);
 }
 
 async fn open_reader(kafka: &Kafka, topic: &str) -> TopicReader {

@@ -50,6 +50,9 @@ const DUPLICATE_TRIES: u32 = 3;
 /// The most time between two looks at a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
 
+/// How long a store takes at the most to call due what was released without a delay: it counts whole milliseconds.
+const RELEASED_IS_DUE: Duration = Duration::from_millis(2);
+
 /// How long a duplicate waits whose result is in a result store that does not answer.
 const RESULT_RECHECK: Duration = Duration::from_secs(2);
 
@@ -65,57 +68,67 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
     if let Some(stored) = item.found.take() {
         return answer(item, &identity, stored).await;
     }
-    // After a lost answer the same claim asks again: it may have been granted.
-    let claim = *item.claim.get_or_insert_with(|| item.route.gate.new_claim());
-    let claimed = match item.route.gate.claim(&item.delivery.message, &identity, claim).await {
-        Ok(claimed) => claimed,
-        Err(StoreError::Unreadable { key, reason }) => {
-            tracing::error!(%key, %reason, "the record cannot be read; its message waits");
-            return Ending::NotNow { ask_again_in: UNREADABLE_RECHECK, cause: WaitCause::Unreadable };
+    let (claimed, permits) = match claim(item, &identity).await {
+        Ok(Claimed::Granted(lease)) if lease.is_suspect() && !is_used_up(shared, item, &lease) => {
+            // It holds no claim while it waits: if this process dies meanwhile, that costs it no attempt.
+            lease.release(Duration::ZERO, false, "it waits to run alone").await;
+            let every = Permits::Every(quarantine(shared, item, permit).await);
+            (claim(item, &identity).await, every)
         }
-        Err(error) => return Ending::NoAnswer { error },
+        claimed => (claimed, Permits::One(permit)),
     };
-    item.claim = None;
     let mismatch = || "the key is known with other content".to_owned();
     match claimed {
-        Claimed::Granted(lease) => {
+        Ok(Claimed::Granted(lease)) => {
             let span = trace::run(shared, item, &lease);
-            run(shared, item, lease, permit).instrument(span).await
+            run(shared, item, lease, permits).instrument(span).await
         }
-        Claimed::Completed(stored) => {
+        Ok(Claimed::Completed(stored)) => {
             let span = trace::answer(shared, item, &identity.key);
             answer(item, &identity, stored).instrument(span).await
         }
         // Nobody runs it: a claim is protected for a lease at the most.
-        Claimed::Busy(retry_in) if retry_in > item.route.gate.settings().lease => {
+        Ok(Claimed::Busy(retry_in)) if retry_in > item.route.gate.settings().lease => {
             Ending::NotDue { due_in: retry_in }
         }
-        Claimed::Busy(retry_in) => Ending::NotNow { ask_again_in: retry_in, cause: WaitCause::Busy },
-        Claimed::Failed { handed_over: true, .. } => Ending::HandedOver,
-        Claimed::Failed { handed_over: false, reason } => Ending::NotHandedOver { reason },
-        Claimed::Mismatch => {
+        Ok(Claimed::Busy(retry_in)) => Ending::NotNow { ask_again_in: retry_in, cause: WaitCause::Busy },
+        Ok(Claimed::Failed { handed_over: true, .. }) => Ending::HandedOver,
+        Ok(Claimed::Failed { handed_over: false, reason }) => Ending::NotHandedOver { reason },
+        Ok(Claimed::Mismatch) => {
             Ending::GiveUp { lease: None, cause: DeadLetterCause::Mismatch, reason: mismatch() }
         }
+        Err(StoreError::Unreadable { key, reason }) => {
+            tracing::error!(%key, %reason, "the record cannot be read; its message waits");
+            Ending::NotNow { ask_again_in: UNREADABLE_RECHECK, cause: WaitCause::Unreadable }
+        }
+        Err(error) => Ending::NoAnswer { error },
     }
 }
 
-/// Runs the handler under the lease and stores what it returns.
-async fn run(shared: &Shared, item: &Item, mut lease: Lease, permit: OwnedSemaphorePermit) -> Ending {
-    let max_attempts = shared.settings.max_attempts;
+/// Asks for the item's key. After a lost answer the same claim asks again: it may have been granted.
+async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
+    let claim = *item.claim.get_or_insert_with(|| item.route.gate.new_claim());
+    let claimed = item.route.gate.claim(&item.delivery.message, identity, claim).await;
+    if claimed.is_ok() {
+        item.claim = None;
+    }
+    claimed
+}
+
+/// Whether the attempts before this one were all that it gets.
+fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
     // While its handler is paused, a message need not be the reason for its failures.
-    if lease.attempt() > max_attempts && item.route.breaker.is_closed() {
-        let reason = format!("{max_attempts} attempts have failed or ended their process");
+    lease.attempt() > shared.settings.max_attempts && item.route.breaker.is_closed()
+}
+
+/// Runs the handler under the lease and stores what it returns.
+async fn run(shared: &Shared, item: &Item, lease: Lease, _permits: Permits) -> Ending {
+    if is_used_up(shared, item, &lease) {
+        let reason = format!("{} attempts have failed or ended their process", shared.settings.max_attempts);
         return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
     }
-    let _permits = if lease.is_suspect() {
-        let every = quarantine(shared, item, permit).await;
-        lease.begin_run();
-        Permits::Every(every)
-    } else {
-        Permits::One(permit)
-    };
     if lease.is_over() {
-        // The answer came too late, or the wait to run alone took too long. Nothing has run yet.
+        // The answer came too late. Nothing has run yet.
         lease.release(Duration::ZERO, false, "the lease was over before the handler began").await;
         return Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Lapse };
     }
@@ -206,7 +219,9 @@ async fn quarantine(
     item.enter(Stage::Quarantined);
     item.route.gate.observe(Event::Quarantined { scope });
     warn!(scope, origin = %item.delivery.message.origin(), "its attempts ended without a word before: it runs alone");
-    shared.permits.clone().acquire_many_owned(shared.settings.concurrency).await.ok()
+    let every = shared.permits.clone().acquire_many_owned(shared.settings.concurrency).await.ok();
+    sleep(RELEASED_IS_DUE).await;
+    every
 }
 
 /// What came of the handler's future.

@@ -247,13 +247,6 @@ impl Kept {
             .is_none_or(|held| now + self.margin >= held.valid_until || now >= held.run_until)
     }
 
-    /// The run begins only now: it had to wait for others.
-    pub(super) fn begin_run(&self, max_run: Duration) {
-        if let Some(held) = self.leases.lock().get_mut(self.slot, self.token) {
-            held.run_until = Instant::now() + max_run;
-        }
-    }
-
     pub(super) fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }

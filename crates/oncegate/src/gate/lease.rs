@@ -202,12 +202,6 @@ impl Lease {
         self.kept.is_over()
     }
 
-    /// The run begins only now, because it had to wait for others; its time is counted from here.
-    pub(crate) fn begin_run(&mut self) {
-        self.granted_at = Instant::now();
-        self.kept.begin_run(self.gate.settings.max_run);
-    }
-
     /// Whether the run was told to stop for a reason that is not its own: an outage of the store, or a stop.
     pub(crate) fn was_cut_short(&self) -> bool {
         self.kept.cancelled().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
