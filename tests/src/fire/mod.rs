@@ -1,10 +1,10 @@
 //! Workers under fire: real processes that consume while faults hit them, their store, their broker and the wire
 //! between, and a judge who decides from what was written down meanwhile.
 //!
-//! - [`history`] is what the workers, the nemesis and the witnesses write: one line per event, in one file.
-//! - [`work`] is a worker process; its store, source, dead letters and handler write down what they do.
-//! - [`stage`] has the servers and the workers, [`faults`] are what happens to them, [`run`] is one run.
-//! - [`judge`] finds violations in a history, [`linear`] those of the rules, key by key.
+//! - `history` is what the workers, the nemesis and the witnesses write: one line per event, in one file.
+//! - `work` is a worker process; its store, source, dead letters and handler write down what they do.
+//! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run.
+//! - `judge` finds violations in a history, `linear` those of the rules, key by key.
 
 mod calls;
 mod commits;
