@@ -245,8 +245,9 @@ async fn a_duplicate_that_cannot_be_answered_is_acknowledged_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_ended_its_process_twice_runs_alone() {
+async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_before() {
     let bench = Bench::of(numbered(6));
+    let (store, most_pending) = (Arc::clone(&bench.store), Arc::new(AtomicUsize::new(0)));
     let gauge = Arc::new(Gauge::default());
     // Two owners claim message 3, one after the other, and end without a word.
     let gate = bench.gate("runtime");
@@ -257,9 +258,10 @@ async fn a_message_that_ended_its_process_twice_runs_alone() {
         sleep(LEASE * 2).await;
     }
     let (alone, others) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::clone(&gauge));
-    let seen = Arc::clone(&alone);
+    let (seen, pending) = (Arc::clone(&alone), Arc::clone(&most_pending));
     let handler = move |message: Message| {
         let (gauge, seen) = (Arc::clone(&others), Arc::clone(&seen));
+        let (store, pending) = (Arc::clone(&store), Arc::clone(&pending));
         async move {
             gauge
                 .through(async {
@@ -267,6 +269,10 @@ async fn a_message_that_ended_its_process_twice_runs_alone() {
                     if message.recovered() {
                         seen.store(gauge.now.load(SeqCst), SeqCst);
                     }
+                    let is_pending = |state: &State| matches!(state, State::Pending { .. });
+                    let claimed =
+                        store.records().iter().filter(|(_, record)| is_pending(&record.state)).count();
+                    pending.fetch_max(claimed, SeqCst);
                 })
                 .await;
             Ok(())
@@ -274,6 +280,7 @@ async fn a_message_that_ended_its_process_twice_runs_alone() {
     };
     bench.run(bench.consumer(handler).concurrency(6), 6).await.unwrap();
     assert_eq!(alone.load(SeqCst), 1, "nobody ran beside it");
+    assert_eq!(most_pending.load(SeqCst), 5, "a death of the five others would cost it no attempt");
     assert_eq!(bench.counters.total("quarantined"), 1);
     assert!(gauge.most.load(SeqCst) > 1, "the others ran side by side");
 }
