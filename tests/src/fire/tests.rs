@@ -159,6 +159,13 @@ fn an_ack_without_a_durable_end_is_seen() {
 }
 
 #[test]
+fn another_content_does_not_undo_a_completion() {
+    let completed = Tale::new().run(1, 'a', granted(1, 10_000)).call(1, complete('a'), held());
+    let tale = completed.call(1, claim('b'), Some(Answer::Mismatch)).ack(1).end(1);
+    assert!(!tale.broken().contains("S1"), "what was completed may be acknowledged");
+}
+
+#[test]
 fn a_lost_message_is_seen() {
     let mut tale = Tale::clean();
     tale.case.effects.clear();
