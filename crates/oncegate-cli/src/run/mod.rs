@@ -10,6 +10,7 @@ mod command;
 mod exec;
 mod flags;
 pub(crate) mod http;
+mod lines;
 mod origin;
 mod request;
 mod status;

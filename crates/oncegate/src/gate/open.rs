@@ -1,0 +1,131 @@
+//! An open gate: what it knows of its store, and what it asks for a message.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError};
+use tokio::time::Instant;
+
+use super::Settings;
+use super::claim::Claim;
+use super::keeper::{self, Keeper};
+use crate::entropy::Entropy;
+use crate::message::Message;
+use crate::observe::{Event, Observer};
+use crate::results::{Reference, ResultStore};
+
+/// A gate whose settings and store have been checked.
+#[derive(Debug)]
+pub(crate) struct OpenGate {
+    pub(super) scope: Scope,
+    pub(super) key: CompiledKey,
+    pub(super) fingerprint: Option<CompiledFingerprint>,
+    pub(super) settings: Settings,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) results: Option<Arc<dyn ResultStore>>,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) entropy: Arc<Entropy>,
+    pub(super) keeper: Keeper,
+    pub(super) checkup: Checkup,
+}
+
+/// What makes a message the same as another.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) key: StoreKey,
+    pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+impl OpenGate {
+    pub(crate) fn scope(&self) -> &str {
+        self.scope.as_str()
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn checkup(&self) -> &Checkup {
+        &self.checkup
+    }
+
+    /// The row of `docs/STORES.md` that applies.
+    pub(crate) fn promise(&self) -> Promise {
+        match self.settings.transactional {
+            true => Promise::SAME_TRANSACTION,
+            false => self.checkup.survives.promise(),
+        }
+    }
+
+    pub(crate) fn observe(&self, event: Event<'_>) {
+        self.observer.observe(event);
+    }
+
+    pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+        Ok(self.identify_with_tenant(message)?.0)
+    }
+
+    /// The same with a number for the message's tenant, if tenants are a part of the key.
+    pub(crate) fn identify_with_tenant(
+        &self,
+        message: &Message,
+    ) -> Result<(Identity, Option<u64>), KeyError> {
+        if let Some(what) = message.defect() {
+            return Err(KeyError::BadInput { what });
+        }
+        let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
+        let fingerprint =
+            self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
+        Ok((Identity { key, fingerprint }, tenant))
+    }
+
+    /// A new claim, to be asked for as often as its answer is lost.
+    pub(crate) fn new_claim(&self) -> Claim {
+        Claim { token: self.entropy.token(), first_sent_at: Instant::now() }
+    }
+
+    /// A random number from 0 up to 1, for jitter.
+    pub(crate) fn fraction(&self) -> f64 {
+        self.entropy.fraction()
+    }
+
+    /// The stored results of those that are completed with the same fingerprint, without claiming anything.
+    ///
+    /// An error counts as "not completed", and so does a result that must be fetched first: whoever is not
+    /// answered here asks by a claim.
+    pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
+        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
+        let found = self.store.look_ahead(keys).await.into_iter().zip(identities);
+        let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
+            let same = |found: &Completed| found.fingerprint == identity.fingerprint;
+            let result = found.ok()?.filter(same)?.result;
+            (!Reference::is(&result)).then_some(result)
+        };
+        found.map(same).collect()
+    }
+
+    /// Marks a failed record as handed over to the dead letters.
+    pub(crate) async fn hand_over(&self, key: &StoreKey) -> Result<(), StoreError> {
+        // Lost means that the record is gone or reopened meanwhile: there is nothing left to mark.
+        self.execute(key, Operation::HandOver).await.map(drop)
+    }
+
+    /// Which part of the store answers for `key`.
+    pub(crate) fn part(&self, key: &StoreKey) -> u64 {
+        self.store.part(key)
+    }
+
+    /// Tells every running handler to stop.
+    pub(crate) fn cancel_all(&self) {
+        self.keeper.cancel_all();
+    }
+
+    pub(super) async fn execute(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
+        let (called, sent_at) = (operation.as_str(), Instant::now());
+        let reply = keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await;
+        self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took: sent_at.elapsed() });
+        reply
+    }
+}
