@@ -162,14 +162,15 @@ impl Gate {
         self
     }
 
-    /// Hands a number to the handler that only grows per key, [`Message::fence`]. Off by default: it costs
-    /// the store about a tenth.
+    /// Hands a number to the handler that only grows per key, [`Message::fence`](crate::Message::fence).
+    /// Off by default: it costs the store about a tenth.
     pub fn fenced(mut self) -> Self {
         self.settings.fenced = true;
         self
     }
 
-    /// Demands that every handler finishes by [`Message::commit_with`] or [`Message::completing`]. Off by default.
+    /// Demands that every handler finishes by [`Message::commit_with`](crate::Message::commit_with) or
+    /// [`Message::completing`](crate::Message::completing). Off by default.
     ///
     /// A handler that returns `Ok` without it has failed then, and its message is tried again: it may have
     /// rolled its transaction back or forgotten it, and a plain completion beside that would lose the effect.
