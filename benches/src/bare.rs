@@ -126,7 +126,7 @@ impl Bare {
         assert!(other.is_none(), "an unexpected answer: {other:?}");
     }
 
-    /// Runs a script that sets the keys from `first` up to `end` of a scope, so many in a call.
+    /// Runs a script over the keys from `first` up to `end` of a scope, so many in a call.
     pub(crate) async fn fill(&mut self, script: &str, scope: &str, first: usize, end: usize, at_once: usize) {
         for from in (first..end).step_by(at_once) {
             let mut call = redis::cmd("EVAL");

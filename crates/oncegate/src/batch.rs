@@ -46,17 +46,25 @@ pub(crate) struct Carrier<T, A> {
     calls: mpsc::Receiver<Call<T, A>>,
 }
 
+/// What one caller hands in. Most calls are of one item, and need no list for it.
 #[derive(Debug)]
-struct Call<T, A> {
-    items: Vec<T>,
-    caller: oneshot::Sender<Vec<A>>,
+enum Call<T, A> {
+    One(T, oneshot::Sender<A>),
+    Many(Vec<T>, oneshot::Sender<Vec<A>>),
+}
+
+/// Who waits for the answers to how many items.
+#[derive(Debug)]
+enum Caller<A> {
+    One(oneshot::Sender<A>),
+    Many(usize, oneshot::Sender<Vec<A>>),
 }
 
 /// What travels together, and who waits for it.
 #[derive(Debug)]
 pub(crate) struct Batch<T, A> {
     items: Vec<T>,
-    callers: Vec<(usize, oneshot::Sender<Vec<A>>)>,
+    callers: Vec<Caller<A>>,
 }
 
 /// A pair of ends.
@@ -102,10 +110,24 @@ impl<T: Item, A> Joiner<T, A> {
         Ok(answers)
     }
 
+    /// The same for one item.
+    ///
+    /// # Errors
+    /// When the carrier is gone before it has answered.
+    pub(crate) async fn submit_one(&self, item: T) -> Result<A, CarrierGone> {
+        let (caller, answer) = oneshot::channel();
+        self.send(Call::One(item, caller)).await?;
+        answer.await.map_err(|_| CarrierGone { unsent: false })
+    }
+
     async fn hand_in(&self, items: Vec<T>) -> Result<oneshot::Receiver<Vec<A>>, CarrierGone> {
         let (caller, answer) = oneshot::channel();
-        let sent = self.calls.send(Call { items, caller }).await;
-        sent.map(|()| answer).map_err(|_| CarrierGone { unsent: true })
+        self.send(Call::Many(items, caller)).await?;
+        Ok(answer)
+    }
+
+    async fn send(&self, call: Call<T, A>) -> Result<(), CarrierGone> {
+        self.calls.send(call).await.map_err(|_| CarrierGone { unsent: true })
     }
 }
 
@@ -117,17 +139,36 @@ impl<T: Item, A> Carrier<T, A> {
     pub(crate) async fn next(&mut self) -> Option<Batch<T, A>> {
         let first = self.calls.recv().await?;
         let most = (self.calls.len() / 2).clamp(UNDIVIDED_ITEMS, MAX_BATCH_ITEMS);
-        let mut bytes: usize = first.items.iter().map(Item::bytes).sum();
-        let mut batch = Batch { callers: vec![(first.items.len(), first.caller)], items: first.items };
+        let waiting = (self.calls.len() + 1).min(most);
+        let mut batch = Batch { items: Vec::with_capacity(waiting), callers: Vec::with_capacity(waiting) };
+        let mut bytes = batch.push(first);
         while batch.items.len() < most && bytes < MAX_BATCH_BYTES {
-            let Ok(mut call) = self.calls.try_recv() else {
+            let Ok(call) = self.calls.try_recv() else {
                 break;
             };
-            bytes += call.items.iter().map(Item::bytes).sum::<usize>();
-            batch.callers.push((call.items.len(), call.caller));
-            batch.items.append(&mut call.items);
+            bytes += batch.push(call);
         }
         Some(batch)
+    }
+}
+
+impl<T: Item, A> Batch<T, A> {
+    /// Takes a call along, and says how many bytes it adds.
+    fn push(&mut self, call: Call<T, A>) -> usize {
+        match call {
+            Call::One(item, caller) => {
+                let bytes = item.bytes();
+                self.items.push(item);
+                self.callers.push(Caller::One(caller));
+                bytes
+            }
+            Call::Many(mut items, caller) => {
+                let bytes = items.iter().map(Item::bytes).sum();
+                self.callers.push(Caller::Many(items.len(), caller));
+                self.items.append(&mut items);
+                bytes
+            }
+        }
     }
 }
 
@@ -140,11 +181,20 @@ impl<T, A> Batch<T, A> {
     /// Hands each caller its answers. A caller that went away is passed over.
     pub(crate) fn answer(self, answers: impl IntoIterator<Item = A>) {
         let mut answers = answers.into_iter();
-        for (count, caller) in self.callers {
-            let own: Vec<A> = answers.by_ref().take(count).collect();
-            debug_assert_eq!(own.len(), count, "a batch has one answer for each item");
+        for caller in self.callers {
             // The caller may have stopped waiting; then nobody misses the answer.
-            let _ = caller.send(own);
+            match caller {
+                Caller::One(caller) => {
+                    let own = answers.next();
+                    debug_assert!(own.is_some(), "a batch has one answer for each item");
+                    _ = own.map(|own| caller.send(own));
+                }
+                Caller::Many(count, caller) => {
+                    let own: Vec<A> = answers.by_ref().take(count).collect();
+                    debug_assert_eq!(own.len(), count, "a batch has one answer for each item");
+                    _ = caller.send(own);
+                }
+            }
         }
     }
 
@@ -174,7 +224,7 @@ mod tests {
     #[tokio::test]
     async fn concurrent_calls_travel_together() {
         let (joiner, mut carrier) = channel::<u32, u32>();
-        let calls = async { tokio::join!(joiner.submit(vec![1, 2]), joiner.submit(vec![3])) };
+        let calls = async { tokio::join!(joiner.submit(vec![1, 2]), joiner.submit_one(3)) };
         let carry = async {
             let mut batch = carrier.next().await.unwrap();
             let items = batch.take_items();
@@ -183,7 +233,7 @@ mod tests {
         };
         let ((one, other), ()) = tokio::join!(calls, carry);
         assert_eq!(one, Ok(vec![2, 4]));
-        assert_eq!(other, Ok(vec![6]));
+        assert_eq!(other, Ok(6));
     }
 
     #[tokio::test]
@@ -258,7 +308,11 @@ mod tests {
         let drop_it = async { drop(carrier.next().await) };
         let (answer, ()) = tokio::join!(joiner.submit(vec![1]), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));
+        let drop_it = async { drop(carrier.next().await) };
+        let (answer, ()) = tokio::join!(joiner.submit_one(1), drop_it);
+        assert_eq!(answer, Err(CarrierGone { unsent: false }));
         drop(carrier);
         assert_eq!(joiner.submit(vec![1]).await, Err(CarrierGone { unsent: true }));
+        assert_eq!(joiner.submit_one(1).await, Err(CarrierGone { unsent: true }));
     }
 }

@@ -130,10 +130,10 @@ impl StoreKey {
     pub fn new(scope: &Scope, digest: Digest) -> Self {
         let mut text = [0; Self::MAX_BYTES];
         let mut len = 0;
-        let bytes = scope.as_str().bytes().chain([b':']).chain(digest.text());
-        for (slot, byte) in text.iter_mut().zip(bytes) {
-            *slot = byte;
-            len += 1;
+        for part in [scope.as_str().as_bytes(), b":", &digest.text()] {
+            let slot = text.get_mut(len..len + part.len()).expect("there is room for the longest scope");
+            slot.copy_from_slice(part);
+            len += part.len();
         }
         let text = text.get(..len).and_then(|text| std::str::from_utf8(text).ok());
         Self { text: text.expect("scope and digest are ASCII").into(), digest }

@@ -105,8 +105,9 @@ impl OpenGate {
 ///
 /// The wall clock decides nothing here but a count.
 fn is_older_than(message: &Message, retention: Duration) -> bool {
-    let forgotten = SystemTime::now().checked_sub(retention);
-    forgotten.is_some_and(|forgotten| is_produced_before(message, forgotten))
+    let forgotten = || SystemTime::now().checked_sub(retention);
+    message.timestamp_ms().is_some()
+        && forgotten().is_some_and(|forgotten| is_produced_before(message, forgotten))
 }
 
 /// A message without a time is never taken to be old.

@@ -110,16 +110,25 @@ impl Node {
     /// Sends requests; there is one answer for each, in their order.
     pub(super) async fn ask(&self, lane: LaneName, requests: Vec<Request>) -> Vec<Answer> {
         let count = requests.len();
-        let joiner = match lane {
+        self.lane(lane).submit(requests).await.unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
+    }
+
+    /// Sends one request.
+    pub(super) async fn ask_one(&self, lane: LaneName, request: Request) -> Answer {
+        self.lane(lane).submit_one(request).await.unwrap_or_else(|gone| Err(ended(&gone)))
+    }
+
+    fn lane(&self, name: LaneName) -> &Joiner<Request, Answer> {
+        match name {
             LaneName::Bulk => &self.bulk,
             LaneName::Heartbeats => &self.heartbeats,
-        };
-        joiner.submit(requests).await.unwrap_or_else(|CarrierGone { unsent }| {
-            let ended = "the store's thread ended";
-            let error = if unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) };
-            vec![Err(error); count]
-        })
+        }
     }
+}
+
+fn ended(gone: &CarrierGone) -> StoreError {
+    let ended = "the store's thread ended";
+    if gone.unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) }
 }
 
 /// One connection and its queue.

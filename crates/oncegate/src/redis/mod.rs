@@ -120,6 +120,23 @@ impl Topology {
         }
     }
 
+    /// The same for one item.
+    async fn ask_one<T: Sync>(
+        &self,
+        lane: LaneName,
+        item: &T,
+        slot: impl Fn(&T) -> u16 + Send,
+        request: impl Fn(&T, &Node) -> Request + Send + Sync,
+    ) -> Answer {
+        match self {
+            Self::One(node) => node.ask_one(lane, request(item, node)).await,
+            Self::Cluster(cluster) => {
+                let answers = cluster.ask(lane, std::slice::from_ref(item), slot, request).await;
+                answers.into_iter().next().unwrap_or_else(no_answer)
+            }
+        }
+    }
+
     /// Asks every server that holds keys the same; the answers stand beside their addresses.
     async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
         match self {
@@ -178,15 +195,42 @@ impl RedisStore {
         settled.map(|settled| settled.or_else(|| scripts_said.next()).unwrap_or_else(no_reply)).collect()
     }
 
+    /// The same for one command, as nearly every call has it.
+    async fn apply_one(&self, lane: LaneName, command: &Command) -> Result<Reply, StoreError> {
+        let Inner { topology, scripts, .. } = &*self.inner;
+        let slot = |command: &Command| scripts.slot(&command.key);
+        let request = |command: &Command, node: &Node| scripts.request(command, node.has_ifeq());
+        let answer = topology.ask_one(lane, command, slot, request).await;
+        if let Some(settled) = scripts.settled(command, answer) {
+            return settled;
+        }
+        let script = |command: &Command, _: &Node| scripts.script(command);
+        scripts::said(command, topology.ask_one(lane, command, slot, script).await)
+    }
+
+    async fn execute_one(&self, command: &Command) -> Result<Reply, StoreError> {
+        let losses = &self.inner.losses;
+        let refusal = || {
+            let refusal = if is_claim(command) { losses.refusal() } else { None };
+            refusal.map(StoreError::refused)
+        };
+        if let Some(refused) = refusal() {
+            return Err(refused);
+        }
+        let reply = self.apply_one(lane_of(command), command).await;
+        // A loss may have been noticed meanwhile, and then the server knows less than it should.
+        refusal().map_or(reply, Err)
+    }
+
     /// Sends one request about a key that is no record's.
-    async fn ask_one(
+    async fn ask_about(
         &self,
         key: &str,
         request: impl Fn(&&str) -> Request + Send + Sync,
     ) -> Result<Value, StoreError> {
         let request = |key: &&str, _: &Node| request(key);
-        let answers = self.inner.topology.ask(LaneName::Bulk, &[key], |key| slots::slot(key), request).await;
-        sound(answers.into_iter().next().unwrap_or_else(no_answer))
+        let slot = |key: &&str| slots::slot(key);
+        sound(self.inner.topology.ask_one(LaneName::Bulk, &key, slot, request).await)
     }
 }
 
@@ -216,6 +260,9 @@ impl fmt::Debug for RedisStore {
 #[async_trait]
 impl Store for RedisStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        if let [command] = commands.as_slice() {
+            return vec![self.execute_one(command).await];
+        }
         let losses = &self.inner.losses;
         let refused_before = losses.refusal();
         let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
@@ -291,7 +338,7 @@ impl Store for RedisStore {
         let (marked, proposed) =
             (expected.map(|expected| marked(buckets, expected)), marked(buckets, proposed));
         let request = |key: &&str| scripts.describe(key, marked.as_deref(), &proposed);
-        match self.ask_one(&descriptor_key(scope), request).await? {
+        match self.ask_about(&descriptor_key(scope), request).await? {
             Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
             Value::BulkString(kept) => unmarked(buckets, &String::from_utf8_lossy(&kept)),
             _ => Err(StoreError::unknown("describe.lua said something unheard of")),
@@ -299,7 +346,7 @@ impl Store for RedisStore {
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        match self.ask_one(&descriptor_key(scope), |key| Request::get(key)).await? {
+        match self.ask_about(&descriptor_key(scope), |key| Request::get(key)).await? {
             Value::Nil => Ok(None),
             Value::BulkString(kept) => {
                 unmarked(self.inner.scripts.buckets(), &String::from_utf8_lossy(&kept)).map(Some)
@@ -364,6 +411,10 @@ fn descriptor_key(scope: &Scope) -> String {
 
 fn is_claim(command: &Command) -> bool {
     matches!(command.operation, Operation::Claim { .. })
+}
+
+fn lane_of(command: &Command) -> LaneName {
+    if is_heartbeat(command) { LaneName::Heartbeats } else { LaneName::Bulk }
 }
 
 /// Heartbeats have a connection of their own.

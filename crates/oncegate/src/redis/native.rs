@@ -33,10 +33,10 @@ pub(super) fn has_ifeq(info: &Info<'_>) -> bool {
 /// The plain command for `command`, if there is one.
 pub(super) fn request(command: &Command, has_ifeq: bool) -> Option<Request> {
     let key = command.key.as_str();
-    let mut cmd = Cmd::with_capacity(7, OVERHEAD_BYTES + key.len());
     match &command.operation {
         Operation::Claim { token, lease, fingerprint, fenced: false } => {
             let record = layout::first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
+            let mut cmd = Cmd::with_capacity(7, OVERHEAD_BYTES + key.len());
             cmd.arg("SET")
                 .arg(key)
                 .arg(&record)
@@ -49,6 +49,7 @@ pub(super) fn request(command: &Command, has_ifeq: bool) -> Option<Request> {
         Operation::Complete { token, fingerprint, result, retention } if has_ifeq => {
             let fingerprint = layout::fingerprint_bytes(*fingerprint);
             let first = layout::first_attempt(token.as_bytes(), fingerprint);
+            let mut cmd = Cmd::with_capacity(7, OVERHEAD_BYTES + key.len() + result.len());
             cmd.arg("SET").arg(key).arg(layout::completed(token.tag(), fingerprint, result));
             cmd.arg("PX").arg(layout::millis(*retention)).arg("IFEQ").arg(&first);
             let mut request = Request::new(cmd, OVERHEAD_BYTES + key.len() + result.len()).confirmed();

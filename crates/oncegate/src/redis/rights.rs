@@ -71,7 +71,7 @@ impl RedisStore {
                     cmd.arg(*key).arg(field);
                     Request::plain(cmd)
                 };
-                let answer = self.ask_one(&format!("{}:rights", scope.as_str()), request).await;
+                let answer = self.ask_about(&format!("{}:rights", scope.as_str()), request).await;
                 refusal = refusal.or(answer.err().filter(is_refusal));
             }
         }
