@@ -21,7 +21,7 @@ use bytes::Bytes;
 use oncegate::sqlite::{SqliteStore, Synchronous};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, Token};
-use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_core::testing::key;
 
@@ -154,16 +154,31 @@ async fn load(file: &str, journal: &str, cycle: u64, synchronous: Synchronous) -
 }
 
 async fn work(store: &SqliteStore, journal: &File, message: Message) -> Result<(), StoreError> {
-    for step in message.steps() {
-        let command = Command { key: message.key(), operation: message.operation(*step) };
-        let reply = store.execute(vec![command]).await.pop().expect("one answer")?;
-        assert!(!matches!(reply, Reply::Lost), "{message:?} belongs to nobody else");
+    for &step in message.steps() {
+        take(store, message, step).await?;
         // One write: lines do not mix, and what is written survives the end of this process.
-        let line = format!("{} {} {}\n", message.cycle, message.number, *step as u8);
+        let line = format!("{} {} {}\n", message.cycle, message.number, step as u8);
         let mut journal = journal;
         journal.write_all(line.as_bytes()).expect("the journal is on a good disk");
     }
     Ok(())
+}
+
+/// Asks for a step until it is answered that it was taken.
+async fn take(store: &SqliteStore, message: Message, step: Step) -> Result<(), StoreError> {
+    loop {
+        let command = Command { key: message.key(), operation: message.operation(step) };
+        match store.execute(vec![command]).await.pop().expect("one answer")? {
+            Reply::Held { recreated: false } | Reply::Verdict { verdict: Verdict::Granted(_), .. } => {
+                return Ok(());
+            }
+            // A released key is due in the millisecond after its release, and a fast store answers within it.
+            Reply::Verdict { verdict: Verdict::Busy { retry_in }, .. } if step == Step::ClaimedAgain => {
+                tokio::time::sleep(retry_in).await;
+            }
+            other => panic!("{message:?} belongs to nobody else, and {step:?} is answered {other:?}"),
+        }
+    }
 }
 
 /// The last answered step of each message.

@@ -1,8 +1,9 @@
 //! Records in one SQLite file: no server, several processes, group commit.
 //!
-//! SQLite runs inside this process, so the rules need no port: each command reads its record, runs
+//! SQLite runs inside this process, so the rules need no port: a command reads its record, runs
 //! [`rules::apply`](oncegate_core::rules::apply) itself, and writes what came out, all inside one
-//! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn.
+//! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn. Only the claim of a key that
+//! has no record, and the completion of a claim by its owner, are one statement each, without a look before.
 //!
 //! - `file`: opening, and what is refused; `place`: where it lies; `row`: a record as readable columns; `clock`
 //! - `commit`: a record completed inside a transaction of the user's own

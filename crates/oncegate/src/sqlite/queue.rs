@@ -94,11 +94,12 @@ impl<J: Job> Queue<J> {
     /// Callers that were answered together tend to come back together. Without a short wait for them, the
     /// ones who came meanwhile would go first, and two halves would take turns with a sync of the disk each.
     pub(super) fn take(&self, most: usize, patience: Duration, gather: Gather) -> Turn<J> {
-        let mut waiting = self.until(self.waiting(), 1, patience);
-        if !waiting.is_empty() && waiting.urgent.is_empty() && gather.more > 1 {
+        let mut waiting = self.waiting();
+        if gather.more > 1 {
             let wanted = waiting.size.saturating_add(gather.more).min(most);
             waiting = self.until(waiting, wanted, gather.at_most);
         }
+        waiting = self.until(waiting, 1, patience);
         match (waiting.is_empty(), waiting.closed) {
             (false, _) => Turn::Jobs(waiting.take(most)),
             (true, false) => Turn::Idle,

@@ -21,11 +21,7 @@ use super::thread::Worker;
 /// The most commands of one transaction, unless a single job has more.
 const MAX_TRANSACTION_COMMANDS: usize = 1_024;
 
-/// Which part of the time of a transaction may be spent on gathering the next one: a fourth. So a fast disk
-/// is not slowed down by it.
-const GATHER_PART: u32 = 4;
-
-/// The longest time to gather.
+/// The longest time to gather commands for a transaction.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
 
 /// How long the thread sleeps when nothing comes; any time would do.
@@ -92,7 +88,8 @@ impl Writer {
         let open = move || {
             let connection = file::open(&settings)?;
             let place = Place::of(&settings.path);
-            let transactions = Transactions { connection, place, busy_timeout: settings.busy_timeout };
+            let (busy_timeout, gathering_pays) = (settings.busy_timeout, Duration::ZERO);
+            let transactions = Transactions { connection, place, busy_timeout, gathering_pays };
             Ok(Thread { transactions, gather: Gather::default(), counters: count })
         };
         let worker = Worker::start("oncegate-sqlite-write", open, Thread::run).await?;
@@ -196,11 +193,10 @@ impl Thread {
         if batches.is_empty() {
             return;
         }
-        let began = Instant::now();
         let committed = self.transactions.write(|connection, now| execute(connection, now, &batches));
         let commands = batches.iter().map(Vec::len);
         let total = commands.clone().sum::<usize>();
-        self.gather = Gather { more: total, at_most: (began.elapsed() / GATHER_PART).min(GATHER_AT_MOST) };
+        self.gather = Gather { more: total, at_most: self.transactions.gathering_pays.min(GATHER_AT_MOST) };
         if committed.is_ok() {
             self.counters.transactions.fetch_add(1, Ordering::Relaxed);
             self.counters.commands.fetch_add(total as u64, Ordering::Relaxed);
@@ -242,6 +238,9 @@ struct Transactions {
     connection: Connection,
     place: Place,
     busy_timeout: Duration,
+    /// By how much the last commit took longer than its rows. While the disk's sync is most of a transaction, it
+    /// pays to wait for more that will share it; otherwise callers and thread had better work at the same time.
+    gathering_pays: Duration,
 }
 
 impl Transactions {
@@ -251,18 +250,22 @@ impl Transactions {
         mut work: impl FnMut(&Connection, StoreTime) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.place.check()?;
-        let mut committing = false;
+        let (mut began, mut committing_since) = (Instant::now(), None);
         let connection = &self.connection;
         let done = file::patiently(self.busy_timeout, || {
-            committing = false;
-            let settled = transaction(connection, &mut work, &mut committing);
+            (began, committing_since) = (Instant::now(), None);
+            let settled = transaction(connection, &mut work, &mut committing_since);
             if !connection.is_autocommit() {
                 // It cannot be worse than it is: what is not rolled back here, the next BEGIN refuses.
                 let _ = connection.execute_batch("ROLLBACK");
             }
             settled
         });
+        if let Some(since) = committing_since {
+            self.gathering_pays = since.elapsed().saturating_sub(since - began);
+        }
         done.map_err(|error| {
+            let committing = committing_since.is_some();
             let classify = if committing { errors::not_committed } else { errors::not_executed };
             self.place.name(classify(&error))
         })
@@ -272,12 +275,12 @@ impl Transactions {
 fn transaction<T>(
     connection: &Connection,
     work: &mut impl FnMut(&Connection, StoreTime) -> rusqlite::Result<T>,
-    committing: &mut bool,
+    committing_since: &mut Option<Instant>,
 ) -> rusqlite::Result<T> {
     connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
     let now = row::now(connection, true)?;
     let done = work(connection, now)?;
-    *committing = true;
+    *committing_since = Some(Instant::now());
     connection.prepare_cached("COMMIT")?.execute([])?;
     Ok(done)
 }
