@@ -82,7 +82,11 @@ async fn a_scope_is_opened_as_it_was_kept_or_not_at_all() {
     assert_eq!(compact.describe(&kept_compact, None, "{}").await.unwrap(), "{}");
     assert_eq!(compact.descriptor(&kept_compact).await.unwrap().as_deref(), Some("{}"));
     assert_eq!(compact.describe(&kept_compact, Some("{}"), "{1}").await.unwrap(), "{1}");
-    for (store, scope) in [(&compact, &kept_plain), (&plain, &kept_compact), (&other, &kept_compact)] {
+    let by_url = RedisStore::connect(&format!("{}?compact=1000", redis.url())).await.unwrap();
+    assert_eq!(by_url.descriptor(&kept_compact).await.unwrap().as_deref(), Some("{1}"));
+    for (store, scope) in
+        [(&compact, &kept_plain), (&by_url, &kept_plain), (&plain, &kept_compact), (&other, &kept_compact)]
+    {
         for expected in [None, Some("{}"), Some("{1}")] {
             let refused = store.describe(scope, expected, "{}").await.unwrap_err();
             assert!(refused.class() == "refused" && refused.to_string().contains("compact("), "{refused}");

@@ -9,10 +9,13 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 const KNOWN: &str = "redis://[user[:password]@]host[:port][/database], \
                      redis+cluster://[user[:password]@]host[:port],host[:port]…, or \
                      redis+sentinel://[user[:password]@]host[:port],host[:port]…/name[/database] are expected; \
-                     with rediss instead of redis for TLS";
+                     with rediss instead of redis for TLS, and with ?compact=N at the end for N keys in buckets";
 
 /// Where a sentinel listens when its address does not say.
 const SENTINEL_PORT: u16 = 26_379;
+
+/// The parameter for [`RedisBuilder::compact`](super::RedisBuilder::compact).
+const COMPACT: &str = "compact=";
 
 /// The most hosts that a URL may name.
 const MAX_HOSTS: usize = 64;
@@ -32,11 +35,31 @@ pub(super) enum Address {
     },
 }
 
-/// Reads a URL.
+/// Reads a URL: where to connect to, and for how many keys completions are to be kept compactly, if so.
 ///
 /// # Errors
 /// When it is none of the known ones, or asks for TLS that is not built in, or that checks no host name.
-pub(super) fn parse(url: &str) -> Result<Address, StoreError> {
+pub(super) fn parse(url: &str) -> Result<(Address, Option<u64>), StoreError> {
+    let Some((place, parameters)) = url.split_once('?') else {
+        return Ok((address(url)?, None));
+    };
+    let (compact, others): (Vec<&str>, Vec<&str>) =
+        parameters.split('&').partition(|parameter| parameter.starts_with(COMPACT));
+    let expected_keys = match compact.as_slice() {
+        [] => None,
+        [one] => match one.trim_start_matches(COMPACT).parse() {
+            Ok(0) | Err(_) => {
+                return Err(StoreError::refused(format!("the URL's {one} is no number of keys")));
+            }
+            Ok(expected_keys) => Some(expected_keys),
+        },
+        _ => return Err(StoreError::refused("the URL says compact= more than once")),
+    };
+    let others = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
+    Ok((address(&format!("{place}{others}"))?, expected_keys))
+}
+
+fn address(url: &str) -> Result<Address, StoreError> {
     let (scheme, rest) = url.split_once("://").ok_or_else(invalid)?;
     let (security, kind) = match scheme.split_once('+') {
         Some((security @ ("redis" | "rediss"), kind)) => (security, Some(kind)),
@@ -50,7 +73,7 @@ pub(super) fn parse(url: &str) -> Result<Address, StoreError> {
     let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
     let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
     let hosts: Vec<&str> = hosts.split(',').collect();
-    if hosts.iter().any(|host| host.is_empty()) || hosts.len() > MAX_HOSTS || path.contains(['?', '#']) {
+    if hosts.iter().any(|host| host.is_empty()) || hosts.len() > MAX_HOSTS || rest.contains(['?', '#']) {
         return Err(invalid());
     }
     let at = |host: &str, login: &str, path: &str| {
@@ -120,21 +143,25 @@ pub(super) fn shows_password(info: &ConnectionInfo) -> bool {
 mod tests {
     use super::*;
 
+    fn address_of(url: &str) -> Address {
+        parse(url).unwrap().0
+    }
+
     fn addresses(infos: &[ConnectionInfo]) -> Vec<String> {
         infos.iter().map(|info| info.addr().to_string()).collect()
     }
 
     #[test]
     fn servers_clusters_and_sentinels_are_told_apart() {
-        let Address::Server(info) = parse("redis://user:pw@cache/2").unwrap() else { panic!() };
+        let Address::Server(info) = address_of("redis://user:pw@cache/2") else { panic!() };
         assert_eq!(info.addr().to_string(), "cache:6379");
-        let Address::Cluster(seeds) = parse("redis+cluster://u:p%40ss@a,b:7001,[::1]:7002").unwrap() else {
+        let Address::Cluster(seeds) = address_of("redis+cluster://u:p%40ss@a,b:7001,[::1]:7002") else {
             panic!()
         };
         assert_eq!(addresses(&seeds), ["a:6379", "b:7001", "::1:7002"]);
         assert!(seeds.iter().all(|seed| seed.redis_settings().password() == Some("p@ss")));
         let Address::Sentinels { sentinels, name, primary } =
-            parse("redis+sentinel://:pw@a,b:7001/mymaster/3").unwrap()
+            address_of("redis+sentinel://:pw@a,b:7001/mymaster/3")
         else {
             panic!()
         };
@@ -159,6 +186,10 @@ mod tests {
             "redis+sentinel://:canary@a",
             "redis+sentinel://:canary@a/mymaster/notanumber",
             "rediss://:canary@cache#insecure",
+            "redis+cluster://:canary@a?db=2",
+            "redis://:canary@cache?compact=",
+            "redis://:canary@cache?compact=0",
+            "redis://:canary@cache?compact=1000&compact=2000",
         ] {
             let error = parse(url).unwrap_err();
             assert_eq!(error.class(), "refused", "{url}");
@@ -167,9 +198,28 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_address_may_be_compact() {
+        for (url, hosts) in [
+            ("redis://:pw@cache/2?compact=1000", vec!["cache:6379"]),
+            ("redis://cache?protocol=resp3&compact=1000", vec!["cache:6379"]),
+            ("redis+cluster://:pw@a,b:7001?compact=1000", vec!["a:6379", "b:7001"]),
+            ("redis+sentinel://:pw@a/mymaster?compact=1000", vec!["a:26379"]),
+        ] {
+            let (address, expected_keys) = parse(url).expect(url);
+            assert_eq!(expected_keys, Some(1_000), "{url}");
+            let infos = match address {
+                Address::Server(info) => vec![info],
+                Address::Cluster(infos) | Address::Sentinels { sentinels: infos, .. } => infos,
+            };
+            assert_eq!(addresses(&infos), hosts, "{url}");
+        }
+        assert_eq!(parse("redis://cache").unwrap().1, None);
+    }
+
+    #[test]
     fn a_password_is_shown_only_to_other_machines_and_without_tls() {
         let shows = |url: &str| {
-            let Address::Server(info) = parse(url).unwrap() else { panic!() };
+            let Address::Server(info) = address_of(url) else { panic!() };
             shows_password(&info)
         };
         assert!(shows("redis://:pw@cache"));
@@ -182,10 +232,10 @@ mod tests {
     #[cfg(feature = "redis-tls")]
     #[test]
     fn tls_goes_with_every_kind_of_address() {
-        let Address::Cluster(seeds) = parse("rediss+cluster://a,b").unwrap() else { panic!() };
+        let Address::Cluster(seeds) = address_of("rediss+cluster://a,b") else { panic!() };
         let moved = moved_to(&seeds[0], "c", 7_000);
         assert!(matches!(moved.addr(), ConnectionAddr::TcpTls { host, port: 7_000, .. } if host == "c"));
-        let Address::Server(info) = parse("rediss://:pw@cache").unwrap() else { panic!() };
+        let Address::Server(info) = address_of("rediss://:pw@cache") else { panic!() };
         assert!(!shows_password(&info));
     }
 }

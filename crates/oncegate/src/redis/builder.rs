@@ -51,6 +51,12 @@ pub(super) enum Origin {
     Pool(Pool),
 }
 
+/// The same, once the URL has been read.
+enum Target {
+    Address(Address),
+    Pool(Pool),
+}
+
 impl RedisBuilder {
     pub(super) fn new(origin: Origin) -> Self {
         Self {
@@ -114,6 +120,9 @@ impl RedisBuilder {
     /// records are kept as usual. The retention of each key is as exact as ever, but what is over may stay in memory until
     /// its bucket is written to again, at most an eighth of the retention longer if it is not. A user needs the rights that
     /// [`RedisStore::acl_rules`] tells.
+    ///
+    /// A URL says the same with `?compact=N` at its end, for programs that are told no more than a URL; what is said here
+    /// comes first.
     pub fn compact(mut self, expected_keys: u64) -> Self {
         self.buckets = Some(Buckets::for_keys(expected_keys));
         self
@@ -169,8 +178,14 @@ impl RedisBuilder {
             response_timeout, evicting_policy_allowed, durability, on_store_loss, watch_interval, ..
         } = self;
         let opener = Opener { connect_timeout: self.connect_timeout };
+        let (target, expected_keys) = match &self.origin {
+            Origin::Url(url) => {
+                address::parse(url).map(|(address, keys)| (Target::Address(address), keys))?
+            }
+            Origin::Pool(pool) => (Target::Pool(pool.clone()), None),
+        };
         let scripts = self.scripts.clone().durable(durability != Durability::Primary);
-        let scripts = Arc::new(match self.buckets {
+        let scripts = Arc::new(match self.buckets.or(expected_keys.map(Buckets::for_keys)) {
             Some(buckets) => scripts.in_buckets(buckets),
             None => scripts,
         });
@@ -183,7 +198,7 @@ impl RedisBuilder {
         };
         let driver = Driver::start()?;
         let mut warnings = Vec::new();
-        let (topology, address) = self.reach(&driver, opener, shared, &mut warnings).await?;
+        let (topology, address) = self.reach(target, &driver, opener, shared, &mut warnings).await?;
         let (watched, jobs) = (Arc::clone(&losses), driver.jobs());
         match &topology {
             Topology::One(node) => {
@@ -205,21 +220,22 @@ impl RedisBuilder {
         Ok(RedisStore { inner: Arc::new(inner) })
     }
 
-    /// Connects to what the URL says, and names it.
+    /// Connects, and names what it is connected to.
     async fn reach(
         &self,
+        target: Target,
         driver: &Driver,
         opener: Opener,
         shared: Shared,
         warnings: &mut Vec<String>,
     ) -> Result<(Topology, String), StoreError> {
-        let url = match &self.origin {
-            Origin::Pool(pool) => {
-                return Ok((one(driver, Connector::Pool(pool.clone()), "", shared).await?, String::new()));
+        let address = match target {
+            Target::Pool(pool) => {
+                return Ok((one(driver, Connector::Pool(pool), "", shared).await?, String::new()));
             }
-            Origin::Url(url) => url,
+            Target::Address(address) => address,
         };
-        match address::parse(url)? {
+        match address {
             Address::Server(info) => {
                 let info = self.prepared(info, warnings)?;
                 let address = info.addr().to_string();

@@ -66,7 +66,7 @@ pub use self::losses::OnStoreLoss;
 /// | `redis+sentinel://[user[:password]@]host[:port],host[:port]…/name[/database]` | the primary that these sentinels know by this name; port 26379 when none is given |
 ///
 /// With `rediss` instead of `redis`, and the feature `redis-tls`, all connections speak TLS, and the certificate
-/// must name the host.
+/// must name the host. `?compact=N` at the end is [`compact(N)`](RedisBuilder::compact).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), oncegate_core::store::StoreError> {
