@@ -110,7 +110,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Run(args) => run::run(args).await,
-                Command::Check(args) => check::run(args),
+                Command::Check(args) => check::run(args).await,
                 Command::Schema(args) => check::schema(args),
                 Command::Replay(args) => replay::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
