@@ -269,6 +269,10 @@ impl Loaded {
             let at = self.place(name, &["replay_horizon"]);
             self.error(&at, "it is longer than `retention`: what is forgotten by then would run again");
         }
+        if consumer.fail_open_after.is_some() {
+            let at = self.place(name, &["fail_open_after"]);
+            self.warn(&at, "the promise ends while the store is away for longer than this: messages that were completed may run again");
+        }
         let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
         let store = self.config.store.clone().unwrap_or_default();
         if let Some(Time(response)) = store.response_timeout
@@ -301,6 +305,7 @@ impl Loaded {
                 "breaker",
                 "tenant_limit",
                 "ordering",
+                "fail_open_after",
             ];
             let mut named =
                 error.split('`').skip(1).step_by(2).map(|name| name.split('.').next().unwrap_or_default());

@@ -142,6 +142,9 @@ pub(crate) struct Consumer {
     /// What happens when Redis has lost records: `halt` refuses claims until a restart, `continue` runs messages again.
     #[schemars(extend("default" = "halt"))]
     pub(crate) on_store_loss: Option<OnStoreLoss>,
+    /// Fail open: when the store has been away for so long, messages run without it, and repetitions run again, until it
+    /// answers. Without it they wait.
+    pub(crate) fail_open_after: Option<Time>,
 }
 
 /// Where messages come from; one of the two.

@@ -211,6 +211,9 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     if settings.overtaking_retries == Some(true) {
         consumer = consumer.overtaking_retries();
     }
+    if let Some(Time(patience)) = settings.fail_open_after {
+        consumer = consumer.fail_open_after(patience);
+    }
     if settings.in_flight_messages.is_some() || settings.in_flight_bytes.is_some() {
         let bytes = settings.in_flight_bytes.map_or(Consumer::DEFAULT_IN_FLIGHT_BYTES, |Size(bytes)| bytes);
         let messages = settings.in_flight_messages.unwrap_or(Consumer::DEFAULT_IN_FLIGHT_MESSAGES);

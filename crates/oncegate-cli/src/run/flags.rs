@@ -98,6 +98,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME")]
     retention: Option<String>,
 
+    /// Fail open: how long the store may be away before messages run without it [default: they wait]
+    #[arg(long, value_name = "TIME")]
+    fail_open_after: Option<String>,
+
     /// How many attempts a message gets
     #[arg(long, value_name = "COUNT")]
     max_attempts: Option<String>,
@@ -146,7 +150,7 @@ impl Flags {
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
         let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
         let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let of_consumer: [(&str, &[&str], &Option<String>); 25] = [
+        let of_consumer: [(&str, &[&str], &Option<String>); 26] = [
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
@@ -168,6 +172,7 @@ impl Flags {
             ("--dead-letters", &["dead_letters", letters], &self.dead_letters),
             ("--lease", &["lease"], &self.lease),
             ("--retention", &["retention"], &self.retention),
+            ("--fail-open-after", &["fail_open_after"], &self.fail_open_after),
             ("--max-attempts", &["max_attempts"], &self.max_attempts),
             ("--concurrency", &["concurrency"], &self.concurrency),
             ("--ordering", &["ordering"], &self.ordering),
