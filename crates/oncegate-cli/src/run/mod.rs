@@ -7,6 +7,7 @@
 pub(crate) mod answer;
 pub(crate) mod build;
 mod command;
+pub(crate) mod conformance;
 mod exec;
 mod flags;
 pub(crate) mod http;
