@@ -146,11 +146,46 @@ impl Flags {
             (None, [only]) => only.clone(),
             (None, _) => UNNAMED.to_owned(),
         };
+        let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
+            let path = path.map(str::to_owned).into();
+            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+        };
+        let whole = [
+            at("--store", ["store", "url"], &self.store),
+            at("--listen", ["status", "listen"], &self.listen),
+        ];
+        let named = |flag: &'static str, table: &'static str, pairs: &[(String, String)]| -> Vec<Setting> {
+            let setting = |(name, value): &(String, String)| Setting {
+                flag: format!("{flag} {name}"),
+                path: ["consumer", &consumer, "source", "kafka", table, name].map(str::to_owned).into(),
+                value: value.clone(),
+            };
+            pairs.iter().map(setting).collect()
+        };
+        let properties = named("--property", "properties", &self.properties);
+        let retry_topics = named("--retry-topic", "retry_topics", &self.retry_topics);
+        let any = self.any.iter().map(|(path, value)| Setting {
+            flag: format!("--set {path}"),
+            path: parts(path),
+            value: value.clone(),
+        });
+        whole
+            .into_iter()
+            .flatten()
+            .chain(self.of_consumer(&consumer))
+            .chain(properties)
+            .chain(retry_topics)
+            .chain(any)
+            .collect()
+    }
+
+    /// Those with a name of their own.
+    fn of_consumer(&self, consumer: &str) -> Vec<Setting> {
         let letters = if self.queue.is_some() { "sqs" } else { "kafka" };
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
         let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
         let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let of_consumer: [(&str, &[&str], &Option<String>); 26] = [
+        let given: [(&str, &[&str], &Option<String>); 26] = [
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
@@ -178,42 +213,12 @@ impl Flags {
             ("--ordering", &["ordering"], &self.ordering),
             ("--overtaking-retries", &["overtaking_retries"], &overtaking_retries),
         ];
-        let of_consumer = of_consumer.into_iter().filter_map(|(flag, path, value)| {
+        let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
             let path = path.iter().map(|part| (*part).to_owned());
-            let path = ["consumer".to_owned(), consumer.clone()].into_iter().chain(path).collect();
-            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
-        });
-        let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
-            let path = path.map(str::to_owned).into();
+            let path = ["consumer".to_owned(), consumer.to_owned()].into_iter().chain(path).collect();
             Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
         };
-        let whole = [
-            at("--store", ["store", "url"], &self.store),
-            at("--listen", ["status", "listen"], &self.listen),
-        ];
-        let named = |flag: &'static str, table: &'static str, pairs: &[(String, String)]| -> Vec<Setting> {
-            let setting = |(name, value): &(String, String)| Setting {
-                flag: format!("{flag} {name}"),
-                path: ["consumer", &consumer, "source", "kafka", table, name].map(str::to_owned).into(),
-                value: value.clone(),
-            };
-            pairs.iter().map(setting).collect()
-        };
-        let properties = named("--property", "properties", &self.properties);
-        let retry_topics = named("--retry-topic", "retry_topics", &self.retry_topics);
-        let any = self.any.iter().map(|(path, value)| Setting {
-            flag: format!("--set {path}"),
-            path: parts(path),
-            value: value.clone(),
-        });
-        whole
-            .into_iter()
-            .flatten()
-            .chain(of_consumer)
-            .chain(properties)
-            .chain(retry_topics)
-            .chain(any)
-            .collect()
+        given.into_iter().filter_map(setting).collect()
     }
 }
 

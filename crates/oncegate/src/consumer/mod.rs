@@ -243,7 +243,7 @@ impl Consumer {
     /// goes on with it in the background.
     ///
     /// A store that answers with an error is not away: a record that cannot be read, and a store that refuses, are waited
-    /// for. Choose a patience that outlasts a failover. Gates that are [`transactional`](Gate::transactional) or
+    /// for; nor does a consumer start without its store. Choose a patience that outlasts a failover. Gates that are [`transactional`](Gate::transactional) or
     /// [`fenced`](Gate::fenced) refuse it: there is no transaction and no fence without the store.
     ///
     /// [`Message::is_unguarded`]: crate::Message::is_unguarded
