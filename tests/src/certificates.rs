@@ -55,7 +55,9 @@ impl Certificates {
         files.chain(rest).collect()
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    /// Its `ca.pem`, `server.pem` and `server.key`.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 

@@ -39,10 +39,23 @@ impl Consuming {
     /// # Panics
     /// When there is no broker.
     pub async fn start(store: impl Store + 'static, messages: u64, lease: Duration, result: String) -> Self {
+        Self::start_with(store, messages, lease, result, |consumer| consumer).await
+    }
+
+    /// The same with more settings.
+    ///
+    /// # Panics
+    /// When there is no broker.
+    pub async fn start_with(
+        store: impl Store + 'static,
+        messages: u64,
+        lease: Duration,
+        result: String,
+        set: impl FnOnce(Consumer) -> Consumer,
+    ) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.new_topic("consuming", PARTITIONS).await;
-        let records = (0..messages).map(|n| Record::new(format!(r#"{{"id":{n}}}"#)).key(n.to_string()));
-        kafka.produce(&topic, records).await;
+        kafka.produce(&topic, (0..messages).map(record)).await;
 
         let runs = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&runs);
@@ -58,10 +71,20 @@ impl Consuming {
         let gate = Gate::new(unique("consuming"), Key::json(["id"]), store).lease(lease);
         let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
         let consumer = Consumer::new(source, gate, handler).concurrency(Self::CONCURRENCY);
-        let consumer = consumer.observer(Arc::clone(&watched) as _);
+        let consumer = set(consumer.observer(Arc::clone(&watched) as _));
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
         Self { watched, kafka, topic, group, messages, runs, stop, running }
+    }
+
+    /// Puts so many more messages into the topic, with keys of their own.
+    ///
+    /// # Panics
+    /// When there is no broker.
+    pub async fn more(&mut self, messages: u64) {
+        let before = self.messages;
+        self.messages += messages;
+        self.kafka.produce(&self.topic, (before..self.messages).map(record)).await;
     }
 
     /// Waits until all is acknowledged, stops, and judges: every message ran once, and the whole topic is committed.
@@ -69,12 +92,28 @@ impl Consuming {
     /// # Panics
     /// When it is not so.
     pub async fn ends_well(self) {
+        let (messages, watched) = (self.messages, Arc::clone(&self.watched));
+        assert_eq!(self.ends().await, messages, "every message ran once");
+        assert_eq!(watched.total("extra_runs"), 0);
+    }
+
+    /// Waits until all is acknowledged, stops, and judges: every message ran, and the whole topic is committed. Returns
+    /// how many runs there were.
+    ///
+    /// # Panics
+    /// When it is not so.
+    pub async fn ends(self) -> u64 {
         self.watched.until("acks", self.messages).await;
         _ = self.stop.send(());
         self.running.await.expect("it does not panic").expect("it stops well");
-        assert_eq!(self.runs.load(Relaxed), self.messages, "every message ran once");
-        assert_eq!(self.watched.total("extra_runs"), 0);
+        let runs = self.runs.load(Relaxed);
+        assert!(runs >= self.messages, "every message ran");
         let committed: i64 = self.kafka.committed_offsets(&self.group, &self.topic).await.values().sum();
         assert_eq!(committed.unsigned_abs(), self.messages);
+        runs
     }
+}
+
+fn record(n: u64) -> Record {
+    Record::new(format!(r#"{{"id":{n}}}"#)).key(n.to_string())
 }

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::Consumer;
 use oncegate::redis::RedisStore;
 use oncegate_tests::{Consuming, RedisServer};
 
@@ -35,4 +37,32 @@ async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
     assert!(asked < 16 * 40, "the store is asked a few times a second, not {asked} times in ten seconds");
     redis.start_again().await;
     consuming.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is_back() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut redis = RedisServer::start().await;
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let open = |consumer: Consumer| consumer.fail_open_after(PATIENCE);
+    let mut consuming = Consuming::start_with(store, MESSAGES, LEASE, String::new(), open).await;
+    let watched = Arc::clone(&consuming.watched);
+    watched.until("acks", MESSAGES / 4).await;
+    assert_eq!(watched.total("extra_runs"), 0);
+    redis.kill();
+    watched.until("acks", MESSAGES).await;
+    let unguarded = watched.get("extra_runs", "unguarded");
+    assert!(unguarded > 0, "it was through before Redis was gone");
+    let granted = watched.get("claims", "granted");
+    redis.start_again().await;
+    consuming.more(MESSAGES / 4).await;
+    let messages = MESSAGES + MESSAGES / 4;
+    let runs = consuming.ends().await;
+    assert!(watched.get("claims", "granted") > granted, "it asks the store again");
+    let unguarded = watched.get("extra_runs", "unguarded");
+    assert!(
+        runs - messages <= unguarded,
+        "{runs} runs of {messages} messages, {unguarded} without the store"
+    );
+    assert_eq!(watched.total("extra_runs"), unguarded, "nothing else explains a run");
 }

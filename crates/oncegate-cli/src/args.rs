@@ -84,13 +84,17 @@ impl MessageArgs {
         if self.payload.is_none() && !key.needs_payload() {
             return Ok(None);
         }
-        let path = self.payload.clone();
-        let reading = tokio::task::spawn_blocking(move || read(path));
-        reading.await.map_err(|error| Problem::new(Exit::Bug, format!("no payload was read: {error}")))?
+        read_file(self.payload.clone()).await.map(Some)
     }
 }
 
-fn read(path: Option<PathBuf>) -> Result<Option<Vec<u8>>, Problem> {
+/// A payload from a file, or else from standard input.
+pub(crate) async fn read_file(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
+    let reading = tokio::task::spawn_blocking(move || read(path));
+    reading.await.map_err(|error| Problem::new(Exit::Bug, format!("no payload was read: {error}")))?
+}
+
+fn read(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
     let mut payload = Vec::new();
     // One byte more than any key takes, so that a payload that is too large is seen to be.
     let most = MAX_PAYLOAD_BYTES_LIMIT as u64 + 1;
@@ -108,7 +112,7 @@ fn read(path: Option<PathBuf>) -> Result<Option<Vec<u8>>, Problem> {
         }
     };
     match read {
-        Ok(_) => Ok(Some(payload)),
+        Ok(_) => Ok(payload),
         Err(error) => {
             Err(Problem::new(Exit::BadData, format!("cannot read the payload from {name}: {error}")))
         }

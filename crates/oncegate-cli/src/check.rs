@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::args::{AnswerArgs, within};
 use crate::config::table::{self, Explained};
 use crate::config::{self, Finding, Secrets, Severity};
+use crate::doctor::{Report, examine_configured};
 use crate::exit::{Exit, Problem};
 use crate::output;
 
@@ -14,7 +16,9 @@ const SCHEMA: &str = "oncegate.check/1";
 
 /// Check a configuration without connecting to anything: all mistakes at once, each with its line
 ///
-/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. Exit code 1: it has errors.
+/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With --online, store and
+/// brokers are asked as well what `oncegate doctor` asks them, once there are no mistakes. Exit code 1: it has errors, or
+/// there are findings; 69: something cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The configuration
@@ -29,9 +33,12 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
 
-    /// Print one JSON document
+    /// Ask the store and the source of every consumer whether they can keep the promise as they are set; changes nothing
     #[arg(long)]
-    json: bool,
+    online: bool,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`.
@@ -42,17 +49,33 @@ struct Document<'a> {
     findings: &'a [Finding],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     settings: Vec<Explained>,
+    /// What `--online` has found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    online: Option<&'a Report>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
     let loaded = config::load(Some(&args.config), |_| Vec::new(), secrets)?;
     let findings = &loaded.findings;
     let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
     let ok = !findings.has_errors();
-    if args.json {
-        output::answer_json(&Document { schema: SCHEMA, ok, findings: &findings.all, settings })?;
-        return Ok(if ok { Exit::Yes } else { Exit::No });
+    // Whoever has mistakes in the file would be told of their consequences.
+    let online = match args.online && ok {
+        true => Some(
+            within(args.answer.timeout, async { Ok(Box::pin(examine_configured(&loaded)).await) }).await?,
+        ),
+        false => None,
+    };
+    let exit = match (ok, &online) {
+        (false, _) => Exit::No,
+        (true, None) => Exit::Yes,
+        (true, Some(report)) => report.exit(),
+    };
+    if args.answer.json {
+        let (findings, online) = (&*findings.all, online.as_ref());
+        output::answer_json(&Document { schema: SCHEMA, ok: exit == Exit::Yes, findings, settings, online })?;
+        return Ok(exit);
     }
     if !findings.all.is_empty() {
         eprintln!("{}\n", loaded.render());
@@ -71,7 +94,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::answer(&format!("{file} has {errors} error{} and {warnings}.", plural(errors)))?;
         }
     }
-    Ok(if ok { Exit::Yes } else { Exit::No })
+    if let Some(report) = online {
+        output::answer(&format!("\n{}", report.text()))?;
+    } else if args.online {
+        eprintln!("nobody was asked anything (--online): correct the errors first");
+    }
+    Ok(exit)
 }
 
 /// A setting a line, origins below each other.

@@ -67,6 +67,7 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 enum Command {
     Run(run::Args),
     Check(check::Args),
+    WorkerTest(run::conformance::Args),
     Schema(check::SchemaArgs),
     Replay(replay::Args),
     Peek(peek::Args),
@@ -110,7 +111,8 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Run(args) => run::run(args).await,
-                Command::Check(args) => check::run(args),
+                Command::Check(args) => check::run(args).await,
+                Command::WorkerTest(args) => run::conformance::run(args).await,
                 Command::Schema(args) => check::schema(args),
                 Command::Replay(args) => replay::run(args).await,
                 Command::Peek(args) => peek::run(args).await,

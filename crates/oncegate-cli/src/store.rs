@@ -40,14 +40,47 @@ pub(crate) async fn open_configured(
     store: &shape::Store,
     on_store_loss: Option<shape::OnStoreLoss>,
 ) -> Result<Arc<dyn Store>, Problem> {
+    open(store, on_store_loss, Purpose::Consume).await
+}
+
+/// Connects to the store of a configuration, and leaves it as it is: it makes no file, and purges nothing.
+pub(crate) async fn open_to_look(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
+    open(store, None, Purpose::Look).await
+}
+
+/// The SQLite file of a configuration that nobody has made yet.
+pub(crate) fn file_to_be_made(store: &shape::Store) -> Option<PathBuf> {
+    match address(store.url.as_deref()?).ok()? {
+        Address::Sqlite(path) => (!path.exists()).then_some(path),
+        _ => None,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Consume,
+    Look,
+}
+
+async fn open(
+    store: &shape::Store,
+    on_store_loss: Option<shape::OnStoreLoss>,
+    purpose: Purpose,
+) -> Result<Arc<dyn Store>, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
     let password = store.password.as_ref().map(Secret::resolve).transpose().map_err(refuse)?;
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
     let (response, connect) = (store.response_timeout, store.connect_timeout);
     match address(&url)? {
-        Address::Sqlite(path) => Ok(Arc::new(SqliteStore::open(path).await?)),
+        Address::Sqlite(path) => Ok(Arc::new(match purpose {
+            Purpose::Consume => SqliteStore::open(path).await?,
+            Purpose::Look => SqliteStore::builder(path).must_exist().without_purge().open().await?,
+        })),
         Address::Postgres(url) => {
             let mut builder = PostgresStore::builder(&url);
+            if purpose == Purpose::Look {
+                builder = builder.without_purge();
+            }
             builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
             builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
             Ok(Arc::new(builder.connect().await?))

@@ -86,6 +86,8 @@ pub mod transaction;
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod batch;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod clock;
 
 #[cfg(feature = "metrics")]
 pub mod telemetry;

@@ -41,6 +41,8 @@ pub(crate) struct Run {
     pub(crate) grant: Grant,
     pub(crate) cancelled: CancellationToken,
     pub(crate) unit: Unit,
+    /// No store was asked.
+    pub(crate) unguarded: bool,
 }
 
 /// A header: its name and its bytes, if any. A name may occur more than once.
@@ -286,8 +288,16 @@ impl Message {
     /// Whether an earlier attempt ended without a word, so that its effect may have happened.
     ///
     /// A handler that can ask its downstream "did this happen?" should ask when this is true.
+    ///
+    /// It is true of every run that is [unguarded](Self::is_unguarded), for nobody knows.
     pub fn recovered(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.grant.recovery.recovered())
+        self.run.as_ref().is_some_and(|run| run.unguarded || run.grant.recovery.recovered())
+    }
+
+    /// Whether it runs without its store, which is away, because the consumer
+    /// [fails open](crate::Consumer::fail_open_after): it may have run before, run elsewhere now, or run again.
+    pub fn is_unguarded(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.unguarded)
     }
 
     /// A number that only grows for this key, when the gate is `.fenced()`: a downstream that remembers the

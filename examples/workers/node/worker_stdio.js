@@ -4,9 +4,14 @@ const say = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 
 say({ type: "ready", v: 1, max_in_flight: 8 });
 readline.createInterface({ input: process.stdin }).on("line", (line) => {
-  const message = JSON.parse(line);
+  const message = JSON.parse(line), { id } = message;
   if (message.type !== "message") return;
-  const order = JSON.parse(message.payload);
-  fs.appendFileSync(process.argv[2], `${order.order_id}\n`);
-  say({ id: message.id, outcome: "complete", result: { charged: order.order_id } });
+  try {
+    const order = JSON.parse(message.payload);
+    fs.appendFileSync(process.argv[2], `${order.order_id}\n`);
+    say({ id, outcome: "complete", result: { charged: order.order_id } });
+  } catch (error) {
+    const outcome = error instanceof SyntaxError ? "dead-letter" : "retry";
+    say({ id, outcome, reason: error.message });
+  }
 });

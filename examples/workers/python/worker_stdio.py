@@ -5,8 +5,11 @@ print(json.dumps({"type": "ready", "v": 1}), flush=True)
 for line in sys.stdin:
     message = json.loads(line)
     if message["type"] == "message":
-        order = json.loads(message["payload"])
-        with open(sys.argv[1], "a") as ledger:
-            ledger.write(f"{order['order_id']}\n")
-        receipt = {"charged": order["order_id"]}
-        print(json.dumps({"id": message["id"], "outcome": "complete", "result": receipt}), flush=True)
+        try:
+            order = json.loads(message["payload"])["order_id"]
+            with open(sys.argv[1], "a") as ledger:
+                ledger.write(f"{order}\n")
+            answer = {"outcome": "complete", "result": {"charged": order}}
+        except (ValueError, KeyError, TypeError):
+            answer = {"outcome": "dead-letter", "reason": "it is no order"}
+        print(json.dumps({"id": message["id"], **answer}), flush=True)

@@ -10,6 +10,7 @@ use super::shape::{Consumer, DeadLetters, Handler, Source};
 use super::values::{Property, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::build;
+use crate::run::wire::Endpoint;
 
 fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
@@ -152,6 +153,10 @@ impl Loaded {
                         );
                     }
                 }
+                if kafka.retry_beyond.is_some() && kafka.retry_topics.is_empty() {
+                    let at = self.place(name, &["source", "kafka", "retry_beyond"]);
+                    self.error(&at, "it belongs to `retry_topics`, and there are none");
+                }
                 let secret = kafka.properties.iter().filter(|(name, _)| Property::is_secret(name));
                 for (property, Property(value)) in secret {
                     let at = self.place(name, &["source", "kafka", "properties", property]);
@@ -177,16 +182,18 @@ impl Loaded {
             }
             return;
         }
+        let allow_remote = handler.allow_remote.unwrap_or(false);
         if let Some(url) = &handler.http
-            && let Err(why) = crate::run::http::Endpoint::parse(url, handler.allow_remote.unwrap_or(false))
+            && let Err(why) = Endpoint::parse(url, allow_remote)
         {
             let at = place(self, "http");
             self.error(&at, why);
         }
-        if handler.ready_url.as_ref().is_some_and(|url| crate::run::http::Endpoint::parse(url, true).is_err())
+        if let Some(url) = &handler.ready_url
+            && let Err(why) = Endpoint::parse(url, allow_remote)
         {
             let at = place(self, "ready_url");
-            self.error(&at, "it is no URL, as http://127.0.0.1:8080/ready");
+            self.error(&at, why);
         }
         if handler.workers == Some(0) {
             let at = place(self, "workers");
@@ -199,6 +206,7 @@ impl Loaded {
         let only_http = [
             ("ready_url", handler.ready_url.is_some()),
             ("token", handler.token.is_some()),
+            ("tls_root", handler.tls_root.is_some()),
             ("http2", handler.http2.is_some()),
             ("allow_remote", handler.allow_remote.is_some()),
             ("cloudevents", handler.cloudevents.is_some()),
@@ -226,7 +234,7 @@ impl Loaded {
         let wrong = match (dead_letters, &source.kafka, &source.sqs) {
             (DeadLetters { kafka: Some(topic), sqs: None }, Some(kafka), _) => {
                 let topics = kafka.topics.clone().unwrap_or_default();
-                topics.0.contains(topic).then(|| {
+                (topics.0.contains(topic) || kafka.retry_topics.contains_key(topic)).then(|| {
                     ("kafka", format!("the topic {topic} is consumed: every letter would come back"))
                 })
             }
@@ -261,6 +269,10 @@ impl Loaded {
             let at = self.place(name, &["replay_horizon"]);
             self.error(&at, "it is longer than `retention`: what is forgotten by then would run again");
         }
+        if consumer.fail_open_after.is_some() {
+            let at = self.place(name, &["fail_open_after"]);
+            self.warn(&at, "the promise ends while the store is away for longer than this: messages that were completed may run again");
+        }
         let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
         let store = self.config.store.clone().unwrap_or_default();
         if let Some(Time(response)) = store.response_timeout
@@ -273,29 +285,42 @@ impl Loaded {
 
     /// Lets the library itself judge the settings, with a store in memory in place of the real one.
     fn check_by_building(&mut self, name: &str, consumer: &Consumer) {
-        if let Some(source) = &consumer.source
-            && let Err(error) = build::check_source(name, source)
-        {
-            let setting = if source.kafka.is_some() { "kafka" } else { "sqs" };
-            let at = self.place(name, &["source", setting]);
-            if !self
-                .findings
-                .all
-                .iter()
-                .any(|finding| finding.path.starts_with(&super::findings::dotted(&at)))
-            {
-                self.error(&at, error);
+        let judged = consumer.source.as_ref().map(|source| build::check_source(name, source));
+        let source = match judged.transpose() {
+            Ok(source) => source.flatten(),
+            Err(error) => {
+                self.check_by_source(name, consumer, error);
+                None
             }
-        }
+        };
         let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
-        if let Err(error) = build::check(consumer, gate) {
+        if let Err(error) = build::check(consumer, source, gate) {
             // The library names a setting as a configuration does.
-            let known =
-                ["lease", "retention", "max_run", "concurrency", "max_attempts", "breaker", "tenant_limit"];
+            let known = [
+                "lease",
+                "retention",
+                "max_run",
+                "concurrency",
+                "max_attempts",
+                "breaker",
+                "tenant_limit",
+                "ordering",
+                "fail_open_after",
+            ];
             let mut named =
                 error.split('`').skip(1).step_by(2).map(|name| name.split('.').next().unwrap_or_default());
             let named = named.find_map(|name| known.iter().find(|known| **known == name));
             let at = named.map_or_else(|| path(["consumer", name]), |setting| self.place(name, &[setting]));
+            self.error(&at, error);
+        }
+    }
+
+    /// What the library has said of the source, unless something in it was found wrong already.
+    fn check_by_source(&mut self, name: &str, consumer: &Consumer, error: String) {
+        let is_kafka = consumer.source.as_ref().is_some_and(|source| source.kafka.is_some());
+        let at = self.place(name, &["source", if is_kafka { "kafka" } else { "sqs" }]);
+        let within = super::findings::dotted(&at);
+        if !self.findings.all.iter().any(|finding| finding.path.starts_with(&within)) {
             self.error(&at, error);
         }
     }

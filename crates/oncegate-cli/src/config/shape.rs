@@ -110,6 +110,9 @@ pub(crate) struct Consumer {
     /// In which order messages run: `key`, `partition` or `unordered`.
     #[schemars(extend("default" = "key"))]
     pub(crate) ordering: Option<Ordering>,
+    /// Accept that a message that waits in a retry topic is overtaken by later ones of its key or partition.
+    #[schemars(extend("default" = false))]
+    pub(crate) overtaking_retries: Option<bool>,
     /// How many messages are with the worker at a time.
     #[schemars(extend("default" = super::defaults::CONCURRENCY))]
     pub(crate) concurrency: Option<u32>,
@@ -139,6 +142,9 @@ pub(crate) struct Consumer {
     /// What happens when Redis has lost records: `halt` refuses claims until a restart, `continue` runs messages again.
     #[schemars(extend("default" = "halt"))]
     pub(crate) on_store_loss: Option<OnStoreLoss>,
+    /// Fail open: when the store has been away for so long, messages run without it, and repetitions run again, until it
+    /// answers. Without it they wait.
+    pub(crate) fail_open_after: Option<Time>,
 }
 
 /// Where messages come from; one of the two.
@@ -177,6 +183,13 @@ pub(crate) struct Kafka {
     /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_headers: Option<bool>,
+    /// Topics in which messages wait whose retry is far off, each with how long: `{ "orders.retry.30s" = "30s" }`. Messages
+    /// overtake those that wait, so `ordering` must be `unordered`, or `overtaking_retries` accept it.
+    #[serde(default)]
+    pub(crate) retry_topics: BTreeMap<String, Time>,
+    /// Retries that are due before this wait in memory.
+    #[schemars(extend("default" = time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND)))]
+    pub(crate) retry_beyond: Option<Time>,
     /// Properties of librdkafka, such as `"security.protocol" = "SSL"`.
     #[serde(default)]
     pub(crate) properties: BTreeMap<String, Property>,
@@ -211,7 +224,7 @@ pub(crate) struct Sqs {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Handler {
-    /// Call this URL for each message: `http://127.0.0.1:8080/handle`, or `unix:/path/of/socket`.
+    /// Call this URL for each message: `http://127.0.0.1:8080/handle`, `https://worker/handle`, or `unix:/path/of/socket`.
     pub(crate) http: Option<String>,
     /// Start this program and exchange JSON lines with it.
     pub(crate) exec: Option<Program>,
@@ -228,12 +241,14 @@ pub(crate) struct Handler {
     /// Allow `http` to another machine although nobody encrypts it.
     #[schemars(extend("default" = false))]
     pub(crate) allow_remote: Option<bool>,
+    /// The authority that has signed the worker's certificate, a file in PEM, for `https` URLs. Without it, those of the machine.
+    pub(crate) tls_root: Option<PathBuf>,
     /// Sent as `Authorization: Bearer …` to `http`.
     pub(crate) token: Option<Secret>,
     /// The content type of messages that do not name theirs.
     #[schemars(extend("default" = "application/octet-stream"))]
     pub(crate) content_type: Option<String>,
-    /// Speak HTTP/2 without TLS.
+    /// Speak HTTP/2 alone. Over TLS, a worker that can is spoken to in it in any case.
     #[schemars(extend("default" = false))]
     pub(crate) http2: Option<bool>,
     /// Send messages that are no CloudEvents as such, too.
@@ -300,7 +315,7 @@ pub(crate) struct BreakerLimits {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Status {
-    /// Where `/healthz` and `/readyz` are served, or `off`. Nobody is asked for a password there.
+    /// Where the status page, `/metrics`, `/healthz` and `/readyz` are served, or `off`. Nobody is asked for a password there.
     #[schemars(extend("default" = super::defaults::LISTEN))]
     pub(crate) listen: Option<String>,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use oncegate::consumer::{BadKeys, Breaker, FloodLimit};
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
-use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
+use oncegate::kafka::{KafkaDeadLetters, KafkaRetries, KafkaSource};
 use oncegate::results::ObjectResults;
 use oncegate::source::Source;
 use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
@@ -18,6 +18,7 @@ use crate::config::values::{Property, Size, Time};
 /// A source of one of the kinds, with what only its kind knows.
 pub(crate) enum AnySource {
     Kafka(KafkaSource),
+    Retries(KafkaRetries),
     Sqs(SqsSource),
 }
 
@@ -26,7 +27,7 @@ impl AnySource {
     /// When a secret is not where it should be, or the configuration names no source.
     pub(crate) fn of(name: &str, source: &shape::Source) -> Result<Self, String> {
         match source {
-            shape::Source { kafka: Some(kafka), .. } => kafka_source(name, kafka).map(Self::Kafka),
+            shape::Source { kafka: Some(kafka), .. } => Ok(with_retries(kafka_source(name, kafka)?, kafka)),
             shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
             shape::Source { .. } => Err("the source is none".to_owned()),
         }
@@ -35,6 +36,7 @@ impl AnySource {
     fn check(&self) -> Result<(), String> {
         match self {
             Self::Kafka(source) => source.check(),
+            Self::Retries(source) => source.check(),
             Self::Sqs(source) => source.check(),
         }
         .map_err(|error| error.to_string())
@@ -47,10 +49,13 @@ impl AnySource {
                 let letters: KafkaDeadLetters = source.dead_letters(topic.clone());
                 Some(Arc::new(letters))
             }
+            (Self::Retries(source), shape::DeadLetters { kafka: Some(topic), .. }) => {
+                Some(Arc::new(source.dead_letters(topic.clone())))
+            }
             (Self::Sqs(source), shape::DeadLetters { sqs: Some(queue), .. }) => {
                 Some(Arc::new(source.dead_letters(queue.clone())))
             }
-            (Self::Kafka(_), shape::DeadLetters { sqs: Some(queue), .. }) => {
+            (Self::Kafka(_) | Self::Retries(_), shape::DeadLetters { sqs: Some(queue), .. }) => {
                 Some(Arc::new(SqsDeadLetters::new(queue.clone())))
             }
             _ => None,
@@ -60,18 +65,20 @@ impl AnySource {
     pub(crate) fn shared(self) -> Arc<dyn Source> {
         match self {
             Self::Kafka(source) => Arc::new(source),
+            Self::Retries(source) => Arc::new(source),
             Self::Sqs(source) => Arc::new(source),
         }
     }
 }
 
-/// Everything about a source that can be judged without its broker; secrets are not looked up.
-pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<(), String> {
+/// Everything about a source that can be judged without its broker; secrets are not looked up. `None` when there is no
+/// whole source to be judged.
+pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<Option<AnySource>, String> {
     let mut source = source.clone();
     if let Some(kafka) = &mut source.kafka {
         if kafka.brokers.is_none() || kafka.topics.is_none() {
             // That is said already.
-            return Ok(());
+            return Ok(None);
         }
         let unread = |Property(value): &mut Property| {
             if let Err(why) = value.resolve() {
@@ -81,7 +88,9 @@ pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<(), Str
         };
         kafka.properties.values_mut().for_each(unread);
     }
-    AnySource::of(name, &source)?.check()
+    let source = AnySource::of(name, &source)?;
+    source.check()?;
+    Ok(Some(source))
 }
 
 fn kafka_source(name: &str, kafka: &shape::Kafka) -> Result<KafkaSource, String> {
@@ -109,7 +118,18 @@ fn kafka_source(name: &str, kafka: &shape::Kafka) -> Result<KafkaSource, String>
     Ok(source)
 }
 
-fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
+fn with_retries(source: KafkaSource, kafka: &shape::Kafka) -> AnySource {
+    if kafka.retry_topics.is_empty() {
+        return AnySource::Kafka(source);
+    }
+    let source = source.retry_topics(kafka.retry_topics.iter().map(|(topic, Time(wait))| (*wait, topic)));
+    AnySource::Retries(match kafka.retry_beyond {
+        Some(Time(limit)) => source.beyond(limit),
+        None => source,
+    })
+}
+
+pub(crate) fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
     let mut source = SqsSource::new(sqs.queue.clone().unwrap_or_default());
     if let Some(region) = &sqs.region {
         source = source.region(region);
@@ -188,6 +208,12 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     if let Some(ordering) = ordering {
         consumer = consumer.ordering(ordering);
     }
+    if settings.overtaking_retries == Some(true) {
+        consumer = consumer.overtaking_retries();
+    }
+    if let Some(Time(patience)) = settings.fail_open_after {
+        consumer = consumer.fail_open_after(patience);
+    }
     if settings.in_flight_messages.is_some() || settings.in_flight_bytes.is_some() {
         let bytes = settings.in_flight_bytes.map_or(Consumer::DEFAULT_IN_FLIGHT_BYTES, |Size(bytes)| bytes);
         let messages = settings.in_flight_messages.unwrap_or(Consumer::DEFAULT_IN_FLIGHT_MESSAGES);
@@ -234,9 +260,10 @@ fn waits(first: Option<Time>, most: Option<Time>, default: Backoff) -> Backoff {
 }
 
 /// Lets the library judge the settings of a consumer. Nothing is connected.
-pub(crate) fn check(consumer: &shape::Consumer, gate: Gate) -> Result<(), String> {
-    let nobody = KafkaSource::new("", "", [""]);
+pub(crate) fn check(consumer: &shape::Consumer, source: Option<AnySource>, gate: Gate) -> Result<(), String> {
+    let nobody = || AnySource::Kafka(KafkaSource::new("", "", [""]));
+    let source = source.unwrap_or_else(nobody).shared();
     let nothing = async |_: Message| Ok::<(), Failure>(());
-    let consumer = with_settings(Consumer::new(nobody, gate, nothing), consumer);
+    let consumer = with_settings(Consumer::new(source, gate, nothing), consumer);
     consumer.check().map_err(|error| error.to_string())
 }

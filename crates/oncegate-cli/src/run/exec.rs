@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::lines::{
-    Answer, LINE_MAX_BYTES, Line, Outcome, Ready, ReadyType, Said, Told, parse, read_lines, write_lines,
+    Answer, LINE_MAX_BYTES, Line, Ready, ReadyType, Said, Told, parse, read_lines, write_lines,
 };
-use super::worker::{Begun, Reply, Work};
+use super::worker::{Begun, Reply};
 use crate::config::values::Program;
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
@@ -34,8 +34,8 @@ const LINES_WAITING: usize = 2 * MAX_IN_FLIGHT_MOST;
 /// How long a worker may take to say that it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long a worker whose input was closed may take to end, and how long after a SIGTERM.
-const END_GRACE: Duration = Duration::from_secs(10);
-const TERM_GRACE: Duration = Duration::from_secs(5);
+pub(super) const END_GRACE: Duration = Duration::from_secs(10);
+pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
 /// The waits before a worker that ended is started again: they double, and begin anew once one has run for a while.
 const RESTART_FIRST: Duration = Duration::from_millis(100);
 const RESTART_MOST: Duration = Duration::from_secs(10);
@@ -296,14 +296,9 @@ impl Session {
 
     /// An answer to a message that was cancelled meanwhile is ignored.
     fn answer(&mut self, answer: Answer) {
-        let Answer { id, outcome, result, delay_ms, reason } = answer;
-        let Some(waiting) = self.in_flight.remove(&id) else { return };
-        let reason = reason.unwrap_or_else(|| "the worker gives no reason".to_owned());
-        drop(waiting.send(match outcome {
-            Outcome::Complete => Reply::Complete(result.map_or(Work::Nothing, Work::of_json)),
-            Outcome::Retry => Reply::Retry { delay: delay_ms.map(Duration::from_millis), reason },
-            Outcome::DeadLetter => Reply::DeadLetter { reason },
-        }));
+        if let Some(waiting) = self.in_flight.remove(&answer.id) {
+            drop(waiting.send(answer.into()));
+        }
     }
 }
 
@@ -326,15 +321,19 @@ async fn end(mut child: Child, grace: Duration) {
     if timeout(grace, child.wait()).await.is_ok() {
         return;
     }
-    if let Some(id) = child.id() {
-        let mut kill = Command::new("sh");
-        // The shell's own `kill` is everywhere, and signals need no unsafe code so.
-        kill.args(["-c", "kill -s TERM \"$1\"", "kill", &id.to_string()]).stdin(Stdio::null());
-        drop(kill.status().await);
-    }
+    terminate(&child).await;
     if timeout(TERM_GRACE, child.wait()).await.is_err() {
         drop(child.kill().await);
     }
+}
+
+/// Asks a process to end.
+pub(super) async fn terminate(child: &Child) {
+    let Some(id) = child.id() else { return };
+    let mut kill = Command::new("sh");
+    // The shell's own `kill` is everywhere, and signals need no unsafe code so.
+    kill.args(["-c", "kill -s TERM \"$1\"", "kill", &id.to_string()]).stdin(Stdio::null());
+    drop(kill.status().await);
 }
 
 /// A command for the program. What a shell is given becomes the program itself, so that signals reach it.

@@ -42,7 +42,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "SPEC")]
     fingerprint: Option<String>,
 
-    /// A worker behind HTTP: http://127.0.0.1:8080/handle or unix:/path/of/socket
+    /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or unix:/path/of/socket
     #[arg(long, value_name = "URL")]
     handler: Option<String>,
 
@@ -70,6 +70,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     token_file: Option<String>,
 
+    /// The authority that has signed the worker's certificate, a file in PEM [default: those of the machine]
+    #[arg(long, value_name = "FILE")]
+    handler_tls_root: Option<String>,
+
     /// Allow --handler to be another machine although nobody encrypts it
     #[arg(long)]
     allow_remote: bool,
@@ -94,6 +98,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME")]
     retention: Option<String>,
 
+    /// Fail open: how long the store may be away before messages run without it [default: they wait]
+    #[arg(long, value_name = "TIME")]
+    fail_open_after: Option<String>,
+
     /// How many attempts a message gets
     #[arg(long, value_name = "COUNT")]
     max_attempts: Option<String>,
@@ -105,6 +113,14 @@ pub(crate) struct Flags {
     /// In which order messages run: key, partition or unordered
     #[arg(long, value_name = "ORDER")]
     ordering: Option<String>,
+
+    /// A topic in which messages wait for a retry that is far off, with how long: orders.retry.30s=30s; may be repeated
+    #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::args::pair)]
+    retry_topics: Vec<(String, String)>,
+
+    /// Accept that messages overtake those that wait in a retry topic
+    #[arg(long)]
+    overtaking_retries: bool,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
@@ -130,10 +146,46 @@ impl Flags {
             (None, [only]) => only.clone(),
             (None, _) => UNNAMED.to_owned(),
         };
+        let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
+            let path = path.map(str::to_owned).into();
+            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+        };
+        let whole = [
+            at("--store", ["store", "url"], &self.store),
+            at("--listen", ["status", "listen"], &self.listen),
+        ];
+        let named = |flag: &'static str, table: &'static str, pairs: &[(String, String)]| -> Vec<Setting> {
+            let setting = |(name, value): &(String, String)| Setting {
+                flag: format!("{flag} {name}"),
+                path: ["consumer", &consumer, "source", "kafka", table, name].map(str::to_owned).into(),
+                value: value.clone(),
+            };
+            pairs.iter().map(setting).collect()
+        };
+        let properties = named("--property", "properties", &self.properties);
+        let retry_topics = named("--retry-topic", "retry_topics", &self.retry_topics);
+        let any = self.any.iter().map(|(path, value)| Setting {
+            flag: format!("--set {path}"),
+            path: parts(path),
+            value: value.clone(),
+        });
+        whole
+            .into_iter()
+            .flatten()
+            .chain(self.of_consumer(&consumer))
+            .chain(properties)
+            .chain(retry_topics)
+            .chain(any)
+            .collect()
+    }
+
+    /// Those with a name of their own.
+    fn of_consumer(&self, consumer: &str) -> Vec<Setting> {
         let letters = if self.queue.is_some() { "sqs" } else { "kafka" };
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
+        let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
         let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let of_consumer: [(&str, &[&str], &Option<String>); 23] = [
+        let given: [(&str, &[&str], &Option<String>); 26] = [
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
@@ -148,40 +200,25 @@ impl Flags {
             ("--ready-url", &["handler", "ready_url"], &self.ready_url),
             ("--content-type", &["handler", "content_type"], &self.content_type),
             ("--token-file", &["handler", "token", "file"], &self.token_file),
+            ("--handler-tls-root", &["handler", "tls_root"], &self.handler_tls_root),
             ("--allow-remote", &["handler", "allow_remote"], &allow_remote),
             ("--cloudevents", &["handler", "cloudevents"], &cloudevents),
             ("--timeout", &["handler", "timeout"], &self.timeout),
             ("--dead-letters", &["dead_letters", letters], &self.dead_letters),
             ("--lease", &["lease"], &self.lease),
             ("--retention", &["retention"], &self.retention),
+            ("--fail-open-after", &["fail_open_after"], &self.fail_open_after),
             ("--max-attempts", &["max_attempts"], &self.max_attempts),
             ("--concurrency", &["concurrency"], &self.concurrency),
             ("--ordering", &["ordering"], &self.ordering),
+            ("--overtaking-retries", &["overtaking_retries"], &overtaking_retries),
         ];
-        let of_consumer = of_consumer.into_iter().filter_map(|(flag, path, value)| {
+        let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
             let path = path.iter().map(|part| (*part).to_owned());
-            let path = ["consumer".to_owned(), consumer.clone()].into_iter().chain(path).collect();
-            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
-        });
-        let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
-            let path = path.map(str::to_owned).into();
+            let path = ["consumer".to_owned(), consumer.to_owned()].into_iter().chain(path).collect();
             Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
         };
-        let whole = [
-            at("--store", ["store", "url"], &self.store),
-            at("--listen", ["status", "listen"], &self.listen),
-        ];
-        let properties = self.properties.iter().map(|(name, value)| Setting {
-            flag: format!("--property {name}"),
-            path: ["consumer", &consumer, "source", "kafka", "properties", name].map(str::to_owned).into(),
-            value: value.clone(),
-        });
-        let any = self.any.iter().map(|(path, value)| Setting {
-            flag: format!("--set {path}"),
-            path: parts(path),
-            value: value.clone(),
-        });
-        whole.into_iter().flatten().chain(of_consumer).chain(properties).chain(any).collect()
+        given.into_iter().filter_map(setting).collect()
     }
 }
 

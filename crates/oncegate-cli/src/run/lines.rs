@@ -12,7 +12,7 @@ use tokio::process::ChildStdin;
 use tokio::sync::mpsc;
 
 use super::origin;
-use super::worker::idempotency_key;
+use super::worker::{Reply, Work, idempotency_key};
 
 /// The longest line in either direction, in bytes.
 pub(super) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
@@ -59,6 +59,18 @@ pub(super) enum Outcome {
     Complete,
     Retry,
     DeadLetter,
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        let Answer { outcome, result, delay_ms, reason, .. } = answer;
+        let reason = reason.unwrap_or_else(|| "the worker gives no reason".to_owned());
+        match outcome {
+            Outcome::Complete => Self::Complete(result.map_or(Work::Nothing, Work::of_json)),
+            Outcome::Retry => Self::Retry { delay: delay_ms.map(Duration::from_millis), reason },
+            Outcome::DeadLetter => Self::DeadLetter { reason },
+        }
+    }
 }
 
 /// What a worker is told of a message.

@@ -1,12 +1,13 @@
 //! `oncegate run`: consume with a worker in any language.
 //!
 //! `flags` are the settings of the command line, `build` makes the library's parts of a configuration, `worker` turns a
-//! worker into a handler. Workers are reached by `http` (`request`, `answer`), by JSON lines (`exec`), or are started for
+//! worker into a handler. Workers are reached by `http` (`wire`, `request`, `answer`), by JSON lines (`exec`), or are started for
 //! each message (`command`).
 
 pub(crate) mod answer;
 pub(crate) mod build;
 mod command;
+pub(crate) mod conformance;
 mod exec;
 mod flags;
 pub(crate) mod http;
@@ -14,6 +15,7 @@ mod lines;
 mod origin;
 mod request;
 mod status;
+pub(crate) mod wire;
 mod worker;
 
 use std::future::Future;
@@ -21,7 +23,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Uri;
 use hyper::header::HeaderValue;
 use oncegate::telemetry::Telemetry;
 use oncegate::{Consumer, ConsumerError, Gate};
@@ -70,7 +71,6 @@ struct Assembled {
     name: String,
     consumer: Consumer,
     worker: Arc<Worker>,
-    ready_url: Option<Uri>,
     concurrency: u32,
     foreman: Option<Foreman>,
 }
@@ -120,7 +120,7 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Pr
     let listen = loaded.config.status.clone().unwrap_or_default().listen.unwrap_or_else(|| LISTEN.to_owned());
     let served = Served::start(&listen, &telemetry).await?;
     let (mut consumers, mut foremen) = (JoinSet::new(), Vec::new());
-    for Assembled { name, consumer, worker, ready_url, concurrency, foreman } in assembled {
+    for Assembled { name, consumer, worker, concurrency, foreman } in assembled {
         foremen.extend(foreman);
         let stop = stop.clone();
         consumers.spawn(async move {
@@ -128,7 +128,7 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Pr
             let room = tokio::select! {
                 biased;
                 () = stop.cancelled() => return (name, Ok(())),
-                room = until_ready(&name, &worker, ready_url.as_ref()) => room,
+                room = until_ready(&name, &worker) => room,
             };
             // What is claimed runs at once: no more is claimed than the workers take.
             let consumer = consumer.concurrency(concurrency.min(room));
@@ -190,8 +190,6 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
     let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_results(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
-    let ready_url = handler.ready_url.as_ref().map(|url| url.parse::<Uri>()).transpose();
-    let ready_url = ready_url.map_err(|_| refuse("`ready_url` is no URL".to_owned()))?;
     let (worker, foreman) = worker(&handler, settings, &gate).map_err(refuse)?;
     let worker = Arc::new(worker);
     let limited = Limited {
@@ -205,7 +203,7 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
         None => consumer,
     };
     let concurrency = settings.concurrency.unwrap_or(Consumer::DEFAULT_CONCURRENCY);
-    Ok(Assembled { name: name.to_owned(), consumer, worker, ready_url, concurrency, foreman })
+    Ok(Assembled { name: name.to_owned(), consumer, worker, concurrency, foreman })
 }
 
 fn worker(
@@ -221,8 +219,6 @@ fn worker(
     if let Some(program) = &handler.command {
         return Ok((Worker::Command(command::Commands::new(program.clone(), most)), None));
     }
-    let url = handler.http.as_deref().unwrap_or_default();
-    let endpoint = http::Endpoint::parse(url, handler.allow_remote.unwrap_or(false))?;
     let content_type = handler.content_type.as_deref().unwrap_or("application/octet-stream");
     let told = request::Told {
         content_type: HeaderValue::try_from(content_type)
@@ -231,15 +227,15 @@ fn worker(
         lease_ms: gate.lease_period().as_millis(),
         cloudevents: handler.cloudevents.unwrap_or(false),
     };
-    Ok((Worker::Http(http::Caller::new(endpoint, handler.http2.unwrap_or(false), told, most)), None))
+    Ok((Worker::Http(http::Caller::of(handler, told, most)?), None))
 }
 
 /// Asks until the worker is up. How many messages it takes at a time, at the most.
-async fn until_ready(name: &str, worker: &Worker, ready_url: Option<&Uri>) -> u32 {
+async fn until_ready(name: &str, worker: &Worker) -> u32 {
     let mut tries = 0_u32;
     loop {
         let ready = match worker {
-            Worker::Http(caller) => caller.is_ready(ready_url).await.map(|()| u32::MAX),
+            Worker::Http(caller) => caller.is_ready().await.map(|()| u32::MAX),
             Worker::Exec(crew) => Ok(crew.ready().await),
             Worker::Command(_) => Ok(u32::MAX),
         };

@@ -2,7 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{oncegate, oncegate_with};
+use oncegate::redis::RedisStore;
+use oncegate::{Gate, Key};
+use oncegate_tests::{Kafka, RedisServer, unique};
+
+use super::{Answer, oncegate, oncegate_with};
 
 fn docs(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
@@ -107,4 +111,70 @@ async fn a_secret_that_stands_there_is_never_shown() {
         answer.ended(code);
         assert!(!answer.out.contains("hunter2") && !answer.err.contains("hunter2"), "{answer:?}");
     }
+}
+
+/// A consumer of `topic` on these servers.
+fn consumer(brokers: &str, store: &str, topic: &str, key: &str, more: &str) -> String {
+    format!(
+        "version = 1\n[store]\nurl = \"{store}\"\n[consumer.{topic}]\nkey = \"{key}\"\nhandler = {{ command = \"true\" }}\n{more}\n\
+         [consumer.{topic}.source.kafka]\nbrokers = \"{brokers}\"\ntopics = [\"{topic}\"]\n"
+    )
+}
+
+#[tokio::test]
+async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_changed() {
+    let (kafka, server) = (Kafka::shared().await, RedisServer::start().await);
+    let (topic, later) = (kafka.new_topic("orders", 1).await, unique("later"));
+    let letters = format!("dead_letters = {{ kafka = \"{topic}-dead\" }}\nordering = \"unordered\"");
+    let retries = format!("retry_topics = {{ \"{later}\" = \"30s\" }}\n");
+    let text = |url: &str, key: &str| consumer(kafka.bootstrap(), url, &topic, key, &letters) + &retries;
+    let online = async |text: &str| {
+        let file = file(text);
+        oncegate(&["check", &file.path, "--online", "--json", "--timeout", "50s"], b"").await
+    };
+    let found = |answer: &Answer, what: &str| -> Vec<String> {
+        let document = answer.json();
+        let findings = document["online"]["findings"].as_array().expect("a list").clone();
+        let of = findings.iter().filter(|finding| finding["what"] == what);
+        of.map(|finding| format!("{} {}", finding["consumer"], finding["found"])).collect()
+    };
+
+    let answer = online(&text(server.url(), "order_id")).await;
+    for absent in [&format!("{topic}-dead"), &later] {
+        let found = found(answer.ended(1), absent);
+        assert!(found[0].contains("no such topic") && found[0].contains(&topic), "{found:?}");
+    }
+    assert!(found(&answer, &topic).iter().any(|found| found.contains("one broker holds it")));
+    assert_eq!(found(&answer, "key"), [""; 0]);
+
+    // Only now does the store know the scope, and by another key.
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    Gate::new(&topic, Key::json(["id"]), store).open().await.unwrap();
+    let answer = online(&text(server.url(), "order_id")).await;
+    assert!(found(answer.ended(1), "key")[0].contains("another key specification"), "{answer:?}");
+
+    let answer = online(&text("redis://:hunter2@127.0.0.1:1", "order_id")).await;
+    assert!(!answer.ended(69).out.contains("hunter2"), "{answer:?}");
+    assert!(!found(&answer, &topic).is_empty(), "what is away hides nothing else: {answer:?}");
+
+    // Whoever has mistakes in the file is told of those.
+    let answer = online(&text(server.url(), "order_id").replace("handler", "handlr")).await;
+    assert!(answer.ended(1).json().get("online").is_none(), "{answer:?}");
+    assert!(answer.err.is_empty(), "{answer:?}");
+}
+
+#[tokio::test]
+async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("once.db");
+    let store = format!("sqlite:{}", path.display());
+    let text = consumer("127.0.0.1:1", &store, "orders", "order_id", "")
+        .replace("[consumer.orders.source.kafka]\nbrokers = \"127.0.0.1:1\"\ntopics = [\"orders\"]\n", "");
+    let queue = "[consumer.orders.source.sqs]\nqueue = \"http://127.0.0.1:1/q\"\nregion = \"eu-west-1\"\n";
+    let file = file(&(text + queue));
+    let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+    let answer =
+        oncegate_with(&["check", &file.path, "--online", "--timeout", "50s"], &credentials, b"").await;
+    assert!(answer.ended(1).out.contains("the first consumer makes it"), "{answer:?}");
+    assert!(!path.exists());
 }

@@ -16,6 +16,7 @@ mod reset;
 mod schema;
 mod shop;
 mod sweep;
+mod worker_test;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

@@ -8,7 +8,9 @@ mod misbehaving;
 mod outage;
 mod queue;
 mod raw;
+mod retries;
 mod stop;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -4,9 +4,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use oncegate_tests::Certificates;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 /// A request as it came.
 #[derive(Clone, Debug)]
@@ -60,6 +65,22 @@ impl RawWorker {
         at: &str,
         answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
     ) -> Self {
+        Self::listen(at, || None, answer).await
+    }
+
+    /// Over TLS; each connection is shown the certificate that `shown` gives at its time.
+    pub(crate) async fn start_tls(
+        shown: impl Fn() -> Arc<Certificates> + Send + 'static,
+        answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        Self::listen("127.0.0.1:0", move || Some(acceptor(&shown())), answer).await
+    }
+
+    async fn listen(
+        at: &str,
+        tls: impl Fn() -> Option<TlsAcceptor> + Send + 'static,
+        answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (asked, answer) = (Arc::default(), Arc::new(answer));
@@ -68,8 +89,14 @@ impl RawWorker {
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (answer, asked) = (Arc::clone(&answer), Arc::clone(&noted));
-                connections.spawn(async move { serve(stream, &*answer, &asked).await });
+                let (answer, asked, tls) = (Arc::clone(&answer), Arc::clone(&noted), tls());
+                connections.spawn(async move {
+                    let Some(tls) = tls else { return serve(stream, &*answer, &asked).await };
+                    // Whoever does not believe the certificate goes away.
+                    if let Ok(stream) = tls.accept(stream).await {
+                        serve(stream, &*answer, &asked).await;
+                    }
+                });
             }
         });
         Self { address, asked, _accepting: accepting }
@@ -84,8 +111,20 @@ impl RawWorker {
     }
 }
 
+fn acceptor(certificates: &Certificates) -> TlsAcceptor {
+    let chain = CertificateDer::pem_file_iter(certificates.file("server.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(certificates.file("server.key")).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain.map(Result::unwrap).collect(), key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
+
 async fn serve(
-    mut stream: TcpStream,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: &(dyn Fn(&Asked) -> Answer + Send + Sync),
     noted: &Mutex<Vec<Asked>>,
 ) {
@@ -93,14 +132,17 @@ async fn serve(
     let answer = answer(&asked);
     noted.lock().unwrap().push(asked);
     match answer {
-        Answer::Bytes(bytes) => drop(stream.write_all(bytes.as_bytes()).await),
+        Answer::Bytes(bytes) => {
+            drop(stream.write_all(bytes.as_bytes()).await);
+            drop(stream.shutdown().await);
+        }
         // Until the other side goes away.
         Answer::Silence => drop(stream.read(&mut [0]).await),
     }
 }
 
 /// `None` when somebody only wanted to see that there is a listener.
-async fn read(stream: &mut TcpStream) -> Option<Asked> {
+async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Option<Asked> {
     let mut bytes = Vec::new();
     let head_end = loop {
         if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {

@@ -107,6 +107,14 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
 
 /// Asks for the item's key. After a lost answer the same claim asks again: it may have been granted.
 async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
+    if item.without_store
+        && let Some(stand_in) = &item.route.stand_in
+    {
+        if let Some(claim) = item.claim.take() {
+            item.route.gate.abandon(identity, claim.token);
+        }
+        return stand_in.claim(&item.delivery.message, identity, stand_in.new_claim()).await;
+    }
     let claim = *item.claim.get_or_insert_with(|| item.route.gate.new_claim());
     let claimed = item.route.gate.claim(&item.delivery.message, identity, claim).await;
     if claimed.is_ok() {

@@ -16,7 +16,7 @@ use super::breaker::{Admission, Held};
 use super::lanes::{LaneId, Lanes, PlaceId};
 use super::settle::Outcome;
 use super::tenants::Tenants;
-use super::{ConsumerError, Item, Ordering, Shared, Wait};
+use super::{ConsumerError, Item, Ordering, Settings, Shared, Wait};
 use crate::backoff::Backoff;
 use crate::message::Origin;
 use crate::observe::Event;
@@ -91,6 +91,10 @@ struct Outage {
     probe_at: Instant,
     probes: u32,
     probing: Option<PlaceId>,
+    /// It has lasted for so long that messages run without the store.
+    open: bool,
+    /// The store has answered, by saying that somebody must change something: it is not away.
+    is_refusal: bool,
     /// First in their lanes, waiting for the store.
     waiting: VecDeque<PlaceId>,
 }
@@ -98,7 +102,24 @@ struct Outage {
 impl Outage {
     fn new(now: Instant) -> Self {
         let waiting = VecDeque::new();
-        Self { since: now, error: Arc::default(), probe_at: now, probes: 0, probing: None, waiting }
+        Self {
+            since: now,
+            error: Arc::default(),
+            probe_at: now,
+            probes: 0,
+            probing: None,
+            open: false,
+            is_refusal: false,
+            waiting,
+        }
+    }
+
+    /// When messages begin to run without the store, if they do not yet and ever will.
+    fn opens_at(&self, settings: &Settings) -> Option<Instant> {
+        settings
+            .fail_open_after
+            .filter(|_| !self.open && !self.is_refusal)
+            .map(|patience| self.since + patience)
     }
 
     /// When the next probe may start, if one can.
@@ -208,6 +229,7 @@ impl Engine {
 
     /// Starts what may start.
     fn dispatch(&mut self) {
+        self.fail_open();
         let due = self.held.due(|route| self.shared.breaker(route));
         due.into_iter().rev().for_each(|place| self.ready.push_front(place));
         while let Some(permit) = self.permit() {
@@ -234,19 +256,25 @@ impl Engine {
             // What was held back with a part speaks for it, even if the store has moved its key since.
             let part = probed.or_else(|| part_of(&item));
             self.parts.extend(part);
+            item.without_store = false;
             if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
-                if outage.probing.is_some() || Instant::now() < outage.probe_at {
+                if outage.probing.is_none() && Instant::now() >= outage.probe_at {
+                    outage.probing = Some(place);
+                } else if outage.open {
+                    item.without_store = true;
+                } else {
                     self.lanes.put_back(place, item);
                     outage.waiting.push_back(place);
                     self.shared.in_flight.hold_back();
                     continue;
                 }
-                outage.probing = Some(place);
             }
             if let Some(key) = breaker_key(&item)
                 && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
             {
-                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part))
+                    && !item.without_store
+                {
                     outage.probing = None;
                 }
                 self.held.push(item.route.number, place);
@@ -256,7 +284,8 @@ impl Engine {
             self.tenants.enter(tenant, place);
             let origin = item.delivery.message.origin();
             item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
-            self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, part, permit));
+            let asked = part.filter(|_| !item.without_store);
+            self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, asked, permit));
         }
     }
 
@@ -286,7 +315,8 @@ impl Engine {
         let now = Instant::now();
         let probes = self.outages.values().filter_map(Outage::next_probe).filter(|at| *at > now);
         let breakers = self.held.next_probe(|route| self.shared.breaker(route)).filter(|at| *at > now);
-        parked.into_iter().chain(probes).chain(breakers).min()
+        let opens = self.outages.values().filter_map(|outage| outage.opens_at(&self.shared.settings));
+        parked.into_iter().chain(probes).chain(breakers).chain(opens).min()
     }
 
     fn wake(&mut self) {
@@ -383,6 +413,8 @@ impl Engine {
         let new = || Outage::new(Instant::now());
         let outage = self.outages.entry(part).or_insert_with(new);
         outage.error = reason.to_string().into();
+        outage.is_refusal = matches!(reason, StoreError::Refused { .. });
+        outage.open &= !outage.is_refusal;
         if fresh || outage.probing == Some(place) {
             outage.probing = None;
             outage.probes += 1;
@@ -394,8 +426,27 @@ impl Engine {
                 _ => warn!(%reason, "nothing is dispatched until the store answers"),
             }
             // While another part answers, the messages of this one wait, and others come in.
-            self.shared.in_flight.pause(self.outages.len() >= self.parts.len());
+            let open = self.outages.values().any(|outage| outage.open);
+            self.shared.in_flight.pause(self.outages.len() >= self.parts.len() && !open);
             self.shared.observer.observe(Event::StorePaused { paused: true });
+        }
+    }
+
+    /// Lets go on what has waited for its store for as long as the consumer wants to wait.
+    fn fail_open(&mut self) {
+        let (now, settings) = (Instant::now(), &self.shared.settings);
+        for outage in self.outages.values_mut() {
+            if outage.opens_at(settings).is_some_and(|at| at <= now) {
+                outage.open = true;
+                error!(away_for = ?outage.since.elapsed(), error = &*outage.error, "messages run without their store until it answers");
+                self.shared.in_flight.pause(false);
+            }
+            if outage.open {
+                for place in outage.waiting.drain(..).rev() {
+                    self.shared.in_flight.hold_back_no_more();
+                    self.ready.push_front(place);
+                }
+            }
         }
     }
 

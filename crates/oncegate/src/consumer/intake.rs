@@ -225,6 +225,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         identity,
         tenant,
         claim: None,
+        without_store: false,
         first_failed_at: None,
         bytes,
         found: None,

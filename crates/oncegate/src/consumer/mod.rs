@@ -42,6 +42,7 @@ pub use breaker::Breaker;
 pub use error::ConsumerError;
 pub use flood::FloodLimit;
 pub use monitor::Monitor;
+pub use settings::{BadKeys, Ordering};
 #[cfg(feature = "otel")]
 pub use trace::TraceParent;
 
@@ -49,31 +50,8 @@ use breaker::Switch;
 use flood::FloodGuard;
 use intake::InFlight;
 use monitor::Life;
+use settings::Settings;
 use watch::{Attempt, Watch};
-
-/// In which order messages run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Ordering {
-    /// One after another within a partition (or a queue's group).
-    Partition,
-    /// One after another within a broker key; messages without one have no order. The default.
-    #[default]
-    Key,
-    /// Any order.
-    Unordered,
-}
-
-/// What becomes of a message of which no key can be made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum BadKeys {
-    /// It goes to the dead letters. The default.
-    #[default]
-    DeadLetter,
-    /// The consumer stops at it, and acknowledges it to nobody.
-    Refuse,
-}
 
 /// Consumes a source through a gate.
 ///
@@ -92,20 +70,6 @@ pub struct Consumer {
     most_bytes: usize,
     life: Arc<Life>,
     at_once: Option<BoxFuture<'static, ()>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Settings {
-    concurrency: u32,
-    ordering: Ordering,
-    max_attempts: u32,
-    backoff: Backoff,
-    bad_keys: BadKeys,
-    tenant_limit: Option<u32>,
-    stop_deadline: Duration,
-    overtaking_retries: bool,
-    #[cfg(feature = "otel")]
-    trace_parent: TraceParent,
 }
 
 impl Consumer {
@@ -140,6 +104,7 @@ impl Consumer {
                 tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
                 overtaking_retries: false,
+                fail_open_after: None,
                 #[cfg(feature = "otel")]
                 trace_parent: TraceParent::default(),
             },
@@ -266,6 +231,28 @@ impl Consumer {
         self
     }
 
+    /// Fails open: when a store has been away for `patience`, its messages run without it, until it answers again. By
+    /// default they wait (the consumer fails closed), however long that takes.
+    ///
+    /// This gives up the promise for as long as the store is away. A message may run that was completed before, that
+    /// another process runs at the same time, or that comes again, then or later: nothing of these runs is remembered.
+    /// Each is counted, as `extra_runs{unguarded}`; the handler is told by [`Message::is_unguarded`], and by
+    /// [`Message::recovered`]. What stays: a message is acknowledged only after its handler has succeeded, failures are
+    /// tried again in this process and counted there, messages keep their order, and what is hopeless goes to the dead
+    /// letters. A completion that was under way when the store went is not waited for beyond `patience` either; the gate
+    /// goes on with it in the background.
+    ///
+    /// A store that answers with an error is not away: a record that cannot be read, and a store that refuses, are waited
+    /// for; nor does a consumer start without its store. Choose a patience that outlasts a failover. Gates that are [`transactional`](Gate::transactional) or
+    /// [`fenced`](Gate::fenced) refuse it: there is no transaction and no fence without the store.
+    ///
+    /// [`Message::is_unguarded`]: crate::Message::is_unguarded
+    /// [`Message::recovered`]: crate::Message::recovered
+    pub fn fail_open_after(mut self, patience: Duration) -> Self {
+        self.settings.fail_open_after = Some(patience);
+        self
+    }
+
     /// Who gets the events of the consumer, its gates and its source, such as [`Counters`].
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
@@ -327,6 +314,15 @@ impl Consumer {
         let mut routes = Vec::new();
         for (name, mut gate, handler) in self.routes.drain(..) {
             gate.set_observer(Arc::clone(&self.observer));
+            if let Some(patience) = self.settings.fail_open_after {
+                gate.set_fail_open(patience);
+                warn!(
+                    scope = gate.scope(),
+                    ?patience,
+                    "it fails open: when its store is away for longer, messages run without it, and repetitions run again"
+                );
+            }
+            let stand_in = gate.stand_in()?;
             let gate = Arc::clone(gate.opened().await?);
             let (checkup, promise) = (gate.checkup(), gate.promise());
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
@@ -334,7 +330,7 @@ impl Consumer {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
             let (number, breaker) = (routes.len(), Switch::new(self.breaker));
-            routes.push((name, Arc::new(Route { number, gate, handler, breaker })));
+            routes.push((name, Arc::new(Route { number, gate, stand_in, handler, breaker })));
         }
         if let Some(dead_letters) = &self.dead_letters {
             dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
@@ -371,8 +367,18 @@ struct Route {
     /// Its place among the consumer's routes.
     number: usize,
     gate: Arc<OpenGate>,
+    /// What lets messages in while the store is away, if the consumer fails open.
+    stand_in: Option<Arc<OpenGate>>,
     handler: Arc<dyn ErasedHandler>,
     breaker: Switch,
+}
+
+impl Route {
+    /// Tells every running handler to stop.
+    fn cancel_all(&self) {
+        self.gate.cancel_all();
+        self.stand_in.iter().for_each(|gate| gate.cancel_all());
+    }
 }
 
 impl std::fmt::Debug for Route {
@@ -394,6 +400,8 @@ struct Item {
     first_failed_at: Option<SystemTime>,
     /// What it counts against the limit on bytes.
     bytes: usize,
+    /// Its store has been away for too long: it runs without it.
+    without_store: bool,
     /// The stored result, when a look ahead has found one.
     found: Option<Bytes>,
     received_at: Instant,

@@ -160,6 +160,9 @@ impl Shared {
     }
 
     fn scopes(&self, now: Instant, look: &Look) -> Vec<ScopeStatus> {
+        let fails_open = self.settings.fail_open_after.map(|patience| {
+            format!("it fails open: when its store is away for longer than {patience:?}, messages run without it, and repetitions run again")
+        });
         let scope = |(name, route): &(Option<String>, Arc<Route>)| {
             let (settings, checkup) = (route.gate.settings(), route.gate.checkup());
             let outages = look.outages.iter().filter(|outage| outage.route == route.number);
@@ -168,6 +171,7 @@ impl Shared {
                 lasts: now.duration_since(outage.since),
                 error: outage.error.to_string(),
                 waiting: outage.waiting,
+                open: outage.open,
             };
             let parts = look.parts.iter().find(|(number, _)| *number == route.number);
             let promise = route.gate.promise();
@@ -177,7 +181,7 @@ impl Shared {
                 store: checkup.store.clone(),
                 promise: promise.name.to_owned(),
                 holds: promise.holds.to_owned(),
-                warnings: checkup.warnings.clone(),
+                warnings: checkup.warnings.iter().cloned().chain(fails_open.clone()).collect(),
                 lease: settings.lease,
                 max_run: settings.max_run,
                 parts: parts.map_or(0, |(_, parts)| *parts),
@@ -191,7 +195,7 @@ impl Shared {
     fn pauses(&self, status: &Status) -> Vec<PauseCause> {
         let of_source = status.source.partitions.iter().filter_map(|partition| partition.paused);
         let mut paused: Vec<PauseCause> = of_source.collect();
-        if status.scopes.iter().any(|scope| !scope.is_store_up()) {
+        if status.scopes.iter().flat_map(|scope| &scope.outages).any(|outage| !outage.open) {
             paused.push(PauseCause::StoreAway);
         }
         if !status.has_room() {

@@ -1,6 +1,50 @@
-//! Which settings of a consumer make no sense, each refused by its name.
+//! What is set for all of a consumer, and which settings make no sense, each refused by its name.
 
-use super::{Breaker, Consumer, ConsumerError, Ordering, Settings};
+use std::time::Duration;
+
+#[cfg(feature = "otel")]
+use super::TraceParent;
+use super::{Breaker, Consumer, ConsumerError, Gate};
+use crate::backoff::Backoff;
+
+/// In which order messages run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ordering {
+    /// One after another within a partition (or a queue's group).
+    Partition,
+    /// One after another within a broker key; messages without one have no order. The default.
+    #[default]
+    Key,
+    /// Any order.
+    Unordered,
+}
+
+/// What becomes of a message of which no key can be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadKeys {
+    /// It goes to the dead letters. The default.
+    #[default]
+    DeadLetter,
+    /// The consumer stops at it, and acknowledges it to nobody.
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub(super) concurrency: u32,
+    pub(super) ordering: Ordering,
+    pub(super) max_attempts: u32,
+    pub(super) backoff: Backoff,
+    pub(super) bad_keys: BadKeys,
+    pub(super) tenant_limit: Option<u32>,
+    pub(super) stop_deadline: Duration,
+    pub(super) overtaking_retries: bool,
+    pub(super) fail_open_after: Option<Duration>,
+    #[cfg(feature = "otel")]
+    pub(super) trace_parent: TraceParent,
+}
 
 impl Consumer {
     pub(super) fn check_settings(&self) -> Result<(), ConsumerError> {
@@ -22,6 +66,16 @@ impl Consumer {
                 "`ordering` is {ordering:?}, and a message that waits in a retry topic is overtaken: choose \
                  `Ordering::Unordered`, or accept it by `overtaking_retries`"
             ));
+        }
+        if self.settings.fail_open_after.is_some() {
+            let bound = |gate: &Gate| gate.settings().transactional || gate.settings().fenced;
+            if let Some((_, gate, _)) = self.routes.iter().find(|(_, gate, _)| bound(gate)) {
+                let scope = gate.scope();
+                return refuse(&format!(
+                    "`fail_open_after` is set, and the gate `{scope}` is transactional or fenced: without its store \
+                     there is no transaction and no fence"
+                ));
+            }
         }
         if self.settings.tenant_limit == Some(0) {
             return refuse("`tenant_limit` must be at least 1");

@@ -74,6 +74,7 @@ pub(super) struct SeenOutage {
     pub(super) since: Instant,
     pub(super) error: Arc<str>,
     pub(super) waiting: usize,
+    pub(super) open: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -70,7 +70,9 @@ impl OpenGate {
         };
         let (word, claimed) = match verdict {
             Verdict::Granted(grant) => {
-                if grant.reopened {
+                if self.is_stand_in {
+                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
+                } else if grant.reopened {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Reset });
                 } else if grant.recovery == Recovery::Takeover {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
@@ -91,7 +93,9 @@ impl OpenGate {
             Verdict::Failed { reason, handed_over } => ("failed", Claimed::Failed { reason, handed_over }),
             Verdict::Mismatch => ("mismatch", Claimed::Mismatch),
         };
-        self.observe(Event::Claimed { scope, verdict: word });
+        if !self.is_stand_in {
+            self.observe(Event::Claimed { scope, verdict: word });
+        }
         Ok(claimed)
     }
 

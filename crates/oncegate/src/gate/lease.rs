@@ -160,7 +160,8 @@ impl Lease {
             max_result_bytes: gate.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let run = Run { grant, cancelled: kept.cancelled().clone(), unit };
+        let unguarded = gate.is_stand_in;
+        let run = Run { grant, cancelled: kept.cancelled().clone(), unit, unguarded };
         let message = message.known(&identity.key, Some(Arc::new(run)));
         Self {
             gate: Arc::clone(gate),
@@ -237,15 +238,20 @@ impl Lease {
         let operation = self.completion(result);
         let scope = self.gate.scope();
         match self.finish(operation).await {
-            Reply::Held { recreated } => {
+            Some(Reply::Held { recreated }) => {
                 if recreated {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
                 Completion::Held
             }
-            Reply::Lost | Reply::Verdict { .. } => {
+            Some(Reply::Lost | Reply::Verdict { .. }) => {
                 self.gate.observe(Event::CompleteLost { scope });
                 Completion::Lost
+            }
+            // The work is done, and the consumer has chosen not to wait for its record.
+            None => {
+                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
+                Completion::Held
             }
         }
     }
@@ -277,23 +283,28 @@ impl Lease {
     pub async fn fail(self, reason: &str) -> Completion {
         let (reason, retention) = (reason.to_owned(), self.gate.settings.retention);
         match self.finish(Operation::Fail { token: self.token, reason, retention }).await {
-            Reply::Held { .. } => Completion::Held,
-            Reply::Lost | Reply::Verdict { .. } => Completion::Lost,
+            Some(Reply::Held { .. }) | None => Completion::Held,
+            Some(Reply::Lost | Reply::Verdict { .. }) => Completion::Lost,
         }
     }
 
     /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
-    async fn finish(&self, operation: Operation) -> Reply {
+    ///
+    /// `None`: the gate fails open, and the keeper goes on in the background.
+    async fn finish(&self, operation: Operation) -> Option<Reply> {
         let unfinished = Unfinished::new(self, operation.clone());
-        let mut failures = 0;
+        let (mut failures, began) = (0, Instant::now());
         loop {
             match self.gate.execute(&self.identity.key, operation.clone()).await {
                 Ok(reply) => {
                     unfinished.finished();
-                    return reply;
+                    return Some(reply);
                 }
                 Err(error) => {
                     self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
+                    if self.gate.fails_open(began, &error) {
+                        return None;
+                    }
                     failures += 1;
                     tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
                 }

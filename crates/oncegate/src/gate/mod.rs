@@ -20,6 +20,7 @@ mod keeper;
 mod lease;
 mod open;
 mod results;
+mod stand_in;
 
 pub(crate) use claim::{Claim, Claimed};
 pub(crate) use committed::Committed;
@@ -29,6 +30,7 @@ pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 
 use keeper::Keeper;
+use stand_in::StandIn;
 
 /// Decides for each message whether its handler runs.
 ///
@@ -83,6 +85,8 @@ pub(crate) struct Settings {
     pub(crate) max_run: Duration,
     pub(crate) fenced: bool,
     pub(crate) transactional: bool,
+    /// How long the store may be away before messages run without it; `None`: for ever.
+    pub(crate) fail_open_after: Option<Duration>,
     pub(crate) codec: Codec,
     pub(crate) max_result_bytes: usize,
     pub(crate) max_large_result_bytes: usize,
@@ -124,6 +128,7 @@ impl Gate {
                 max_run: Self::DEFAULT_MAX_RUN,
                 fenced: false,
                 transactional: false,
+                fail_open_after: None,
                 codec: Codec::default(),
                 max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
                 max_large_result_bytes: Self::DEFAULT_MAX_LARGE_RESULT_BYTES,
@@ -260,6 +265,16 @@ impl Gate {
         self.opened = OnceCell::new();
     }
 
+    /// What a consumer has chosen; an open gate is opened again.
+    pub(crate) fn set_fail_open(&mut self, after: Duration) {
+        self.settings.fail_open_after = Some(after);
+        self.opened = OnceCell::new();
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Takes tokens and jitter from a seed and sends heartbeats from the caller's runtime, so that a test on
     /// paused time runs the same way every time.
     #[cfg(feature = "testing")]
@@ -307,15 +322,7 @@ impl Gate {
             let (scope, ours) = (scope.as_str().to_owned(), descriptor.as_str().to_owned());
             return Err(GateError::OtherDescriptor { scope, held, ours });
         }
-        let keeper = Keeper::start(keeper::Duty {
-            scope: scope.clone(),
-            store: Arc::clone(&self.store),
-            observer: Arc::clone(&self.observer),
-            entropy: Arc::clone(&self.entropy),
-            lease: self.settings.lease,
-            max_run: self.settings.max_run,
-            place: self.heartbeats,
-        })?;
+        let keeper = self.keeper(&scope, Arc::clone(&self.store), Arc::clone(&self.observer))?;
         let gate = OpenGate {
             scope,
             key,
@@ -327,9 +334,52 @@ impl Gate {
             entropy: Arc::clone(&self.entropy),
             keeper,
             checkup,
+            is_stand_in: false,
         };
         gate.check_results().await?;
         Ok(Arc::new(gate))
+    }
+
+    /// A gate of the same settings that asks no store: it lets everything in that does not run in this process already,
+    /// and counts it. `None` unless that was chosen.
+    pub(crate) fn stand_in(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
+        if self.settings.fail_open_after.is_none() {
+            return Ok(None);
+        }
+        let scope = Scope::new(&self.scope)?;
+        let store: Arc<dyn Store> = Arc::new(StandIn::new());
+        // Its heartbeats say nothing about the store, so nobody hears of them.
+        let keeper = self.keeper(&scope, Arc::clone(&store), Arc::new(Counters::default()))?;
+        Ok(Some(Arc::new(OpenGate {
+            key: self.key.compile(&scope)?,
+            fingerprint: self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?,
+            scope,
+            settings: Settings { fail_open_after: None, ..self.settings },
+            store,
+            results: None,
+            observer: Arc::clone(&self.observer),
+            entropy: Arc::clone(&self.entropy),
+            keeper,
+            checkup: StandIn::checkup(),
+            is_stand_in: true,
+        })))
+    }
+
+    fn keeper(
+        &self,
+        scope: &Scope,
+        store: Arc<dyn Store>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Keeper, GateError> {
+        Keeper::start(keeper::Duty {
+            scope: scope.clone(),
+            store,
+            observer,
+            entropy: Arc::clone(&self.entropy),
+            lease: self.settings.lease,
+            max_run: self.settings.max_run,
+            place: self.heartbeats,
+        })
     }
 
     fn check_settings(&self) -> Result<(), GateError> {

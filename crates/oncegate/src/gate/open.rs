@@ -29,6 +29,8 @@ pub(crate) struct OpenGate {
     pub(super) entropy: Arc<Entropy>,
     pub(super) keeper: Keeper,
     pub(super) checkup: Checkup,
+    /// It asks no store: what it grants may run, or have run, elsewhere.
+    pub(super) is_stand_in: bool,
 }
 
 /// What makes a message the same as another.
@@ -117,6 +119,13 @@ impl OpenGate {
         self.store.part(key)
     }
 
+    /// Whether a store that has not answered since `began` is one that nobody waits for any longer.
+    pub(super) fn fails_open(&self, began: Instant, error: &StoreError) -> bool {
+        // A record that cannot be read is a record, and what is refused wants to be changed by somebody.
+        let is_away = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
+        is_away && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+    }
+
     /// Tells every running handler to stop.
     pub(crate) fn cancel_all(&self) {
         self.keeper.cancel_all();
@@ -125,7 +134,10 @@ impl OpenGate {
     pub(super) async fn execute(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
         let (called, sent_at) = (operation.as_str(), Instant::now());
         let reply = keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await;
-        self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took: sent_at.elapsed() });
+        if !self.is_stand_in {
+            let took = sent_at.elapsed();
+            self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+        }
         reply
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::status::{PartitionStatus, PauseCause, Phase, Run, Stage, Status, Unfinished, WaitCause};
+use super::status::{
+    PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
+};
 use super::{COMMIT_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason};
 
 /// A handler is slow when it takes this often as long as 99 of 100 …
@@ -85,7 +87,10 @@ fn delivers_nothing(partition: &PartitionStatus) -> Option<Reason> {
 
 fn stores(status: &Status) -> Vec<Reason> {
     let mut reasons = Vec::new();
-    let all = !status.scopes.is_empty() && status.scopes.iter().all(|scope| scope.is_store_away());
+    // What runs without its store is not held up by it.
+    let waits =
+        |scope: &ScopeStatus| scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open);
+    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
     for scope in &status.scopes {
         // Of a cluster with many shards down, the one that has been for longest speaks for the others.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
@@ -155,7 +160,7 @@ fn lease_of(status: &Status, scope: &str) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::status::{Permits, Refusals, ScopeStatus, StoreOutage};
+    use super::super::status::{Permits, Refusals, StoreOutage};
     use super::super::{Health, Messages};
     use super::*;
 
@@ -212,7 +217,7 @@ mod tests {
     }
 
     fn outage(part: u64) -> StoreOutage {
-        StoreOutage { part, lasts: S * 3, error: "connection refused".into(), waiting: 1 }
+        StoreOutage { part, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
     }
 
     /// A change to the healthy status, the words of its reasons, whether it is live, and whether it is ready.

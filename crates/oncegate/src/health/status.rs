@@ -137,6 +137,10 @@ pub struct StoreOutage {
     pub error: String,
     /// How many messages wait for it.
     pub waiting: usize,
+    /// Whether it has been away for so long that messages run without it, because the consumer
+    /// [fails open](crate::Consumer::fail_open_after).
+    #[serde(default)]
+    pub open: bool,
 }
 
 /// How many handlers may run.

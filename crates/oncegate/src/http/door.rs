@@ -21,7 +21,7 @@ use super::run;
 use crate::codec::Raw;
 use crate::gate::{Entry, GateError, Lease, Stored};
 use crate::message::Message;
-use crate::observe::Event;
+use crate::observe::{Event, ExtraRunCause};
 
 /// A handler and what stands between, once.
 pub(super) type Handle<E> =
@@ -158,6 +158,7 @@ impl IdempotencyLayer {
         if self.settings.fail_open && may_run {
             warn!(scope, %error, "a request runs without protection against its repetition");
             self.gate.observe(Event::Answered { scope, answer: "unguarded" });
+            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
             return Door::Unguarded;
         }
         warn!(scope, %error, "a request is refused because the store gives no answer");

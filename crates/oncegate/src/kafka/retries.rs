@@ -137,7 +137,12 @@ impl KafkaRetries {
         self.main.dead_letters(topic).beside(consumed.map(str::to_owned).collect(), &[])
     }
 
-    fn check(&self) -> Result<(), SourceError> {
+    /// Everything that can be judged without the broker; opening does it as well.
+    ///
+    /// # Errors
+    /// What is wrong, and what to change.
+    pub fn check(&self) -> Result<(), SourceError> {
+        self.main.check()?;
         let mut topics: Vec<&str> = self.main.topics().collect();
         for (wait, topic) in &self.queue.tiers {
             settings::check_topic(topic)?;

@@ -98,7 +98,7 @@ const PARTITION: &[&str] = &["consumer", "topic", "partition"];
 pub const CATALOGUE: &[Metric] = &[
     // The promise.
     Metric::counter("extra_runs", &["scope", "cause"], "handler runs beyond the first, by what caused them")
-        .of(&["crash_takeover", "lease_lost", "store_loss", "retention", "reset"]),
+        .of(&["crash_takeover", "lease_lost", "store_loss", "retention", "reset", "unguarded"]),
     Metric::counter(
         "complete_lost",
         SCOPE,

@@ -269,6 +269,9 @@ pub enum ExtraRunCause {
     Retention,
     /// An operator reopened the record.
     Reset,
+    /// The store was away, and the consumer or the layer fails open: the handler ran without asking it, or a completion
+    /// was not waited for.
+    Unguarded,
 }
 
 impl RunOutcome {
@@ -293,6 +296,7 @@ impl ExtraRunCause {
             Self::StoreLoss => "store_loss",
             Self::Retention => "retention",
             Self::Reset => "reset",
+            Self::Unguarded => "unguarded",
         }
     }
 }

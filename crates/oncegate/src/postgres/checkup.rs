@@ -1,11 +1,14 @@
 //! What a server says about keeping the promise.
 
+use std::time::{Duration, SystemTime};
+
 use deadpool_postgres::Object;
 use oncegate_core::store::{Checkup, StoreError, Survives};
 
 use super::builder::Allowed;
 use super::errors::{self, Trouble};
 use super::schema;
+use crate::clock;
 
 /// The first version whose clock is told as an exact number.
 const OLDEST_MAJOR: i32 = 14;
@@ -15,6 +18,7 @@ SELECT current_setting('server_version_num')::integer AS version, current_settin
 current_setting('server_encoding') AS encoding, current_setting('synchronous_commit') AS synchronous_commit, \
 current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
 pg_is_in_recovery() AS standby, current_user::text AS role, \
+(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS clock_ms, \
 current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby";
 
 /// What the tables are like, once they are there.
@@ -40,7 +44,9 @@ struct Said {
 
 /// Asks a server, and judges what it says.
 pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Result<Checkup, Trouble> {
+    let asked = SystemTime::now();
     let row = client.query_one(ASK, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let answered = SystemTime::now();
     let said = Said {
         version: row.get("version"),
         words: row.get("words"),
@@ -55,7 +61,10 @@ pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Res
         "" => format!("postgresql {}", said.words),
         address => format!("postgresql {} at {address}", said.words),
     };
-    let checkup = judge(&said, store, allowed)?;
+    let mut checkup = judge(&said, store, allowed)?;
+    let clock_ms = u64::try_from(row.get::<_, i64>("clock_ms")).unwrap_or_default();
+    let clock = SystemTime::UNIX_EPOCH + Duration::from_millis(clock_ms);
+    checkup.warnings.extend(clock::warning(clock, asked, answered));
     schema::check(client).await?;
     let tables = client.query_one(ASK_TABLES, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());

@@ -1,6 +1,7 @@
 //! What a server's INFO says about keeping the promise.
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
 
 use oncegate_core::store::{Checkup, StoreError, Survives};
 use redis::{FromRedisValue as _, Value};
@@ -147,6 +148,11 @@ impl<'a> Info<'a> {
         Some((parts.next()?, parts.next().unwrap_or(0)))
     }
 
+    /// When the server answered, by its own clock.
+    pub(super) fn clock(&self) -> Option<SystemTime> {
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.number("server_time_usec")?))
+    }
+
     pub(super) fn is_replica(&self) -> bool {
         self.get("role") == Some("slave")
     }
@@ -159,9 +165,14 @@ impl<'a> Info<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    #[test]
+    fn the_clock_is_the_servers_in_microseconds() {
+        let told = Info("uptime_in_seconds:7\r\nserver_time_usec:1795296867204884\r\n").clock();
+        assert_eq!(told, Some(SystemTime::UNIX_EPOCH + Duration::from_micros(1_795_296_867_204_884)));
+        assert_eq!(Info(GOOD).clock(), None, "who does not tell is not wrong");
+    }
 
     fn read(
         info: &str,

@@ -47,6 +47,7 @@ use self::link::{Answer, LaneName, Node};
 use self::losses::Losses;
 use self::scripts::{Request, Scripts};
 use crate::batch::MAX_BATCH_ITEMS;
+use crate::clock;
 
 pub use self::builder::RedisBuilder;
 pub use self::durability::Durability;
@@ -368,8 +369,10 @@ impl Store for RedisStore {
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         let Inner { topology, address, warnings, durability, evicting_policy_allowed, .. } = &*self.inner;
+        let asked = SystemTime::now();
         let (infos, persistences) =
             join(topology.ask_all(Request::info), topology.ask_all(Request::persistence)).await;
+        let answered = SystemTime::now();
         let mut checkups = Vec::new();
         for (node, answer) in infos {
             let Value::BulkString(info) = sound(answer)? else {
@@ -378,13 +381,17 @@ impl Store for RedisStore {
             let persistence = persistences.iter().find(|(of, _)| *of == node);
             let persistence = persistence.map(|(_, answer)| Persistence::of(answer.as_ref().ok()));
             let info = String::from_utf8_lossy(&info);
-            checkups.push(checkup::read(
-                &checkup::Info(&info),
+            let info = checkup::Info(&info);
+            let mut checkup = checkup::read(
+                &info,
                 &persistence.unwrap_or_default(),
                 &node,
                 *durability,
                 *evicting_policy_allowed,
-            )?);
+            )?;
+            let clock = info.clock().and_then(|server| clock::warning(server, asked, answered));
+            checkup.warnings.extend(clock);
+            checkups.push(checkup);
         }
         let checkup = match topology {
             Topology::One(_) => checkups.pop(),

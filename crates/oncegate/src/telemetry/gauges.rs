@@ -138,6 +138,7 @@ mod tests {
             lasts: Duration::from_secs(5),
             error: "away".to_owned(),
             waiting: 1,
+            open: false,
         };
         let scope = ScopeStatus {
             scope: "billing".to_owned(),

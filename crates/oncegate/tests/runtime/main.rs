@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod breaker;
+mod fail_open;
 mod list;
 mod monitor;
 mod results;

@@ -63,7 +63,7 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
 }
 
 /// What the runs must have reached, or they prove nothing.
-const REACHED: [(&str, &str); 20] = [
+const REACHED: [(&str, &str); 21] = [
     ("claims", "granted"),
     ("claims", "completed"),
     ("claims", "busy"),
@@ -76,6 +76,7 @@ const REACHED: [(&str, &str); 20] = [
     ("extra_runs", "crash_takeover"),
     ("extra_runs", "lease_lost"),
     ("extra_runs", "store_loss"),
+    ("extra_runs", "unguarded"),
     ("complete_lost", ""),
     ("dead_letters", "bad_key"),
     ("dead_letters", "permanent"),

@@ -43,7 +43,9 @@ impl Engine {
         let (stage, since) = match &item.wait {
             Some(wait) if wait.until > Instant::now() => (Stage::Parked(wait.cause), wait.since),
             _ if is_behind => (Stage::Behind, item.received_at),
-            _ if part_of(item).is_some_and(|part| self.outages.contains_key(&part)) => {
+            _ if part_of(item)
+                .is_some_and(|part| self.outages.get(&part).is_some_and(|outage| !outage.open)) =>
+            {
                 (Stage::HeldBack, item.received_at)
             }
             _ if self.tenants.is_full(item.tenant) => (Stage::Parked(WaitCause::Tenant), item.received_at),
@@ -78,6 +80,7 @@ impl Engine {
                 since: outage.since,
                 error: Arc::clone(&outage.error),
                 waiting: outage.waiting.len() + usize::from(outage.probing.is_some()),
+                open: outage.open,
             })
             .collect()
     }

@@ -36,7 +36,7 @@ impl Engine {
     async fn cut_short(&mut self) {
         let handlers = self.shared.watch.named();
         warn!(?handlers, "the time to stop is over; handlers that still run are cancelled");
-        self.shared.routes().for_each(|route| route.gate.cancel_all());
+        self.shared.routes().for_each(|route| route.cancel_all());
         if self.drain_until(Instant::now() + STOP_GRACE).await {
             return;
         }

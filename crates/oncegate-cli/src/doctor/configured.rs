@@ -1,0 +1,87 @@
+//! The same questions, on behalf of the consumers of a configuration.
+
+use std::sync::Arc;
+
+use oncegate::core::key::{Descriptor, Scope};
+use oncegate::core::store::Store;
+use oncegate::{Consumer, Gate, GateError};
+
+use super::{Questions, Report, Topics};
+use crate::config::Loaded;
+use crate::config::shape;
+use crate::config::values::{Property, Time};
+use crate::exit::{Exit, Problem};
+use crate::run::build::sqs_source;
+use crate::store;
+
+/// Asks the store and every source. Changes nothing: no consumer is started, no scope is taken.
+pub(crate) async fn examine(loaded: &Loaded) -> Report {
+    let mut report = Report::default();
+    let settings = loaded.config.store.clone().unwrap_or_default();
+    let opened = match store::file_to_be_made(&settings) {
+        Some(file) => {
+            report
+                .saw(format!("store: there is no file {} yet; the first consumer makes it", file.display()));
+            None
+        }
+        None => report.store(store::open_to_look(&settings).await).await,
+    };
+    for (name, consumer) in loaded.consumers() {
+        report.about(name);
+        if let Some(store) = &opened {
+            same_key(name, &consumer, store, &mut report).await;
+        }
+        match questions(&consumer) {
+            Ok(questions) => questions.ask(&mut report).await,
+            Err(why) => report.problem("source", &Problem::new(Exit::Configuration, why)),
+        }
+    }
+    report
+}
+
+/// A gate whose key is not the one that the scope's records were made with does not open.
+async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>, report: &mut Report) {
+    let (Ok(scope), Some(key)) = (Scope::new(name), &consumer.key) else { return };
+    let fingerprint = consumer.fingerprint.as_ref().map(|fingerprint| &fingerprint.0);
+    let Ok(ours) = Descriptor::new(&key.0, fingerprint) else { return };
+    match store.descriptor(&scope).await {
+        Ok(Some(held)) if held != ours.as_str() => {
+            let (scope, ours) = (name.to_owned(), ours.as_str().to_owned());
+            let refused = GateError::OtherDescriptor { scope, held, ours };
+            report.finding("key", refused.to_string(), "");
+        }
+        Ok(_) => {}
+        Err(error) => report.problem("store", &error.into()),
+    }
+}
+
+/// # Errors
+/// When a secret is not where it should be.
+fn questions(consumer: &shape::Consumer) -> Result<Questions, String> {
+    let source = consumer.source.clone().unwrap_or_default();
+    let kafka = source.kafka.as_ref().map(|kafka| topics(kafka, consumer)).transpose()?;
+    Ok(Questions {
+        retention: consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time),
+        lease: consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
+        max_attempts: consumer.max_attempts.unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
+        kafka,
+        queue: source.sqs.as_ref().map(sqs_source),
+    })
+}
+
+fn topics(kafka: &shape::Kafka, consumer: &shape::Consumer) -> Result<Topics, String> {
+    let property = |(name, Property(value)): (&String, &Property)| match value.resolve() {
+        Ok(value) => Ok((name.clone(), value)),
+        Err(why) => Err(format!("{name}: {why}")),
+    };
+    let letters = consumer.dead_letters.clone();
+    Ok(Topics {
+        brokers: kafka.brokers.clone().unwrap_or_default().0.join(","),
+        properties: kafka.properties.iter().map(property).collect::<Result<_, _>>()?,
+        consumed: kafka.topics.clone().unwrap_or_default().0,
+        retries: kafka.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),
+        // That there are none is said without asking anybody.
+        without_dead_letters: None,
+        dead_letters: letters.and_then(|letters| letters.kafka),
+    })
+}

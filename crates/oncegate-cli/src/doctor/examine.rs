@@ -1,0 +1,335 @@
+//! What is asked of a store, of topics and of queues, and what is found.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::core::store::{Store, StoreError};
+use oncegate::kafka::{self, TopicFacts};
+use oncegate::source::{SourceError, Terms};
+use oncegate::sqs::SqsSource;
+use serde::Serialize;
+
+use crate::exit::{Exit, Problem};
+use crate::output::{Table, plain, span};
+
+/// What headers add to a dead letter, at the most: a reason of 1 KiB, and words.
+const LETTER_BYTES: u64 = 4 * 1024;
+
+/// Something that weakens the promise.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// The consumer of a configuration that it is about; none when it is about all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consumer: Option<String>,
+    /// `store`, `kafka`, a topic or a queue.
+    what: String,
+    found: String,
+    /// What to change; empty where the finding says it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    fix: String,
+    /// It could not even be asked.
+    unreachable: bool,
+}
+
+/// What was looked at, and what was found.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    /// What was looked at, as it was found.
+    looked_at: Vec<String>,
+    findings: Vec<Finding>,
+    /// Whom the next findings are about.
+    #[serde(skip)]
+    consumer: Option<String>,
+}
+
+/// What is asked on behalf of one consumer.
+#[derive(Debug)]
+pub(crate) struct Questions {
+    pub(crate) retention: Duration,
+    pub(crate) lease: Duration,
+    pub(crate) max_attempts: u32,
+    pub(crate) kafka: Option<Topics>,
+    pub(crate) queue: Option<SqsSource>,
+}
+
+/// Topics, and the cluster that has them.
+#[derive(Debug, Default)]
+pub(crate) struct Topics {
+    pub(crate) brokers: String,
+    pub(crate) properties: Vec<(String, String)>,
+    pub(crate) consumed: Vec<String>,
+    /// With how long a message waits in each.
+    pub(crate) retries: Vec<(String, Duration)>,
+    pub(crate) dead_letters: Option<String>,
+    /// What to do when no topic of dead letters is named; `None` when dead letters are kept elsewhere.
+    pub(crate) without_dead_letters: Option<&'static str>,
+}
+
+impl Report {
+    /// Whom the findings from now on are about.
+    pub(crate) fn about(&mut self, consumer: &str) {
+        self.consumer = Some(consumer.to_owned());
+    }
+
+    pub(crate) fn saw(&mut self, what: impl Into<String>) {
+        self.looked_at.push(what.into());
+    }
+
+    /// Whether the answer is yes.
+    pub(crate) fn exit(&self) -> Exit {
+        match self.findings.as_slice() {
+            [] => Exit::Yes,
+            findings if findings.iter().any(|finding| finding.unreachable) => Exit::Unreachable,
+            _ => Exit::No,
+        }
+    }
+
+    pub(crate) fn finding(&mut self, what: &str, found: impl Into<String>, fix: impl Into<String>) {
+        let (what, found, fix) = (what.to_owned(), found.into(), fix.into());
+        self.findings.push(Finding { consumer: self.consumer.clone(), what, found, fix, unreachable: false });
+    }
+
+    fn unreachable(&mut self, what: &str, found: impl Into<String>) {
+        let (what, found) = (what.to_owned(), found.into());
+        self.findings.push(Finding {
+            consumer: self.consumer.clone(),
+            what,
+            found,
+            fix: String::new(),
+            unreachable: true,
+        });
+    }
+
+    /// It could not be opened or asked.
+    pub(crate) fn problem(&mut self, what: &str, problem: &Problem) {
+        match problem.exit() {
+            Exit::Unreachable => self.unreachable(what, problem.to_string()),
+            _ => self.finding(what, problem.to_string(), ""),
+        }
+    }
+
+    fn source(&mut self, what: &str, error: &SourceError) {
+        let text = Problem::caused(Exit::Unreachable, error).to_string();
+        match std::error::Error::source(error) {
+            Some(_) => self.unreachable(what, text),
+            None => self.finding(what, text, ""),
+        }
+    }
+}
+
+impl Report {
+    /// Asks the store, if it could be opened.
+    pub(crate) async fn store(&mut self, opened: Result<Arc<dyn Store>, Problem>) -> Option<Arc<dyn Store>> {
+        let store = match opened {
+            Ok(store) => store,
+            // It names what to change, or that nobody answers.
+            Err(problem) => {
+                self.problem("store", &problem);
+                return None;
+            }
+        };
+        match store.check().await {
+            Ok(checkup) => {
+                let promise = checkup.survives.promise();
+                self.saw(format!("{}: {promise}", checkup.store));
+                checkup.warnings.into_iter().for_each(|warning| self.finding("store", warning, ""));
+                return Some(store);
+            }
+            Err(StoreError::Refused { reason }) => self.finding("store", &*reason, ""),
+            Err(error) => self.unreachable("store", error.to_string()),
+        }
+        None
+    }
+}
+
+impl Questions {
+    /// Goes on whatever is found: one thing that is away says nothing about the others.
+    pub(crate) async fn ask(&self, report: &mut Report) {
+        if let Some(topics) = &self.kafka {
+            self.ask_kafka(topics, report).await;
+        }
+        if let Some(queue) = &self.queue {
+            self.ask_queue(queue, report).await;
+        }
+    }
+
+    async fn ask_kafka(&self, topics: &Topics, report: &mut Report) {
+        let Topics { brokers, properties, consumed, retries, .. } = topics;
+        let dead = topics.dead_letters.as_deref();
+        let retry = |name: &str| retries.iter().find(|(topic, _)| topic == name).map(|(_, wait)| *wait);
+        let names = consumed.iter().chain(retries.iter().map(|(topic, _)| topic)).chain(&topics.dead_letters);
+        let names: Vec<String> = names.cloned().collect();
+        let facts = match kafka::describe_topics(brokers, &names, properties).await {
+            Ok(facts) => facts,
+            Err(error) => return report.source("kafka", &error),
+        };
+        let messages = facts.iter().filter(|fact| consumed.contains(&fact.name));
+        let largest = messages.filter_map(|fact| fact.max_message_bytes).max();
+        for fact in &facts {
+            if fact.partitions == 0 {
+                report.finding(&fact.name, "there is no such topic", "create it, or correct its name");
+                continue;
+            }
+            report.saw(format!(
+                "topic {}: {} partitions, {} replicas, kept {}",
+                fact.name,
+                fact.partitions,
+                fact.replicas,
+                fact.retention.map_or("for ever".to_owned(), |retention| format!("for {}", span(retention))),
+            ));
+            durability(fact, report);
+            match retry(&fact.name) {
+                Some(wait) => retries_last(fact, wait, largest, report),
+                None if Some(&*fact.name) == dead => self.dead_letters(fact, largest, report),
+                None => self.replayable(fact, report),
+            }
+        }
+        if let (None, Some(fix), false) = (dead, topics.without_dead_letters, consumed.is_empty()) {
+            let found = "no topic of dead letters is named: a consumer without one stops at the first message that it must give up";
+            report.finding("kafka", found, fix);
+        }
+    }
+
+    /// Messages must not outlive their records.
+    fn replayable(&self, fact: &TopicFacts, report: &mut Report) {
+        let records = span(self.retention);
+        let fix = |at_least: &str| {
+            format!("raise the gate's `retention` to {at_least}, or lower the topic's `retention.ms`")
+        };
+        match fact.retention {
+            _ if fact.settings_unknown.is_some() => {}
+            _ if fact.compacted => report.finding(
+                &fact.name,
+                format!("it is compacted: the last message of each key stays for ever, and its record for {records}. A replay after that runs it again"),
+                "use a new scope for a replay after that time, or replay only what is younger",
+            ),
+            None => report.finding(
+                &fact.name,
+                format!("it keeps messages for ever, and records are kept for {records}: a replay of older ones runs them again"),
+                fix("the longest replay"),
+            ),
+            Some(topic) if topic > self.retention => report.finding(
+                &fact.name,
+                format!(
+                    "it keeps messages for {}, and records are kept for {records}: a replay of older ones runs them again",
+                    span(topic)
+                ),
+                fix(&span(topic)),
+            ),
+            Some(_) => {}
+        }
+    }
+
+    fn dead_letters(&self, fact: &TopicFacts, largest: Option<u64>, report: &mut Report) {
+        let short = fact.retention.is_some_and(|retention| retention < self.retention);
+        if short {
+            report.finding(
+                &fact.name,
+                format!(
+                    "it keeps dead letters for less than the records of their messages ({})",
+                    span(self.retention)
+                ),
+                "raise its `retention.ms`: what is gone cannot be redriven",
+            );
+        }
+        if fact.compacted {
+            report.finding(
+                &fact.name,
+                "it is compacted: of two dead letters with one key the first is lost",
+                "set `cleanup.policy=delete`",
+            );
+        }
+        takes_the_largest(fact, "a dead letter", largest, report);
+    }
+
+    async fn ask_queue(&self, source: &SqsSource, report: &mut Report) {
+        let mut terms = Terms::default();
+        terms.max_attempts = self.max_attempts;
+        terms.lease = self.lease;
+        terms.retention = self.retention;
+        match source.check_queue(&terms).await {
+            Ok(warnings) => {
+                report.looked_at.push(format!("queue {}", source.queue()));
+                warnings.into_iter().for_each(|warning| report.finding(source.queue(), warning, ""));
+            }
+            Err(error) => report.source(source.queue(), &error),
+        }
+    }
+}
+
+/// Messages, and dead letters, must survive a broker.
+fn durability(fact: &TopicFacts, report: &mut Report) {
+    if let Some(why) = &fact.settings_unknown {
+        let found = format!("its settings cannot be read: {why}");
+        report.finding(&fact.name, found, "grant DESCRIBE_CONFIGS on the topic to whoever runs this command");
+    }
+    match (fact.replicas, fact.min_insync_replicas) {
+        (1, _) => report.finding(
+            &fact.name,
+            "one broker holds it: what it loses, nobody has",
+            "three replicas and `min.insync.replicas=2`",
+        ),
+        (_, Some(1)) => report.finding(
+            &fact.name,
+            "a message counts as written when one broker has it, whatever the number of replicas",
+            "set `min.insync.replicas=2`",
+        ),
+        _ => {}
+    }
+}
+
+/// A message that waits must still be there when it is due.
+fn retries_last(fact: &TopicFacts, wait: Duration, largest: Option<u64>, report: &mut Report) {
+    if fact.retention.is_some_and(|retention| retention <= wait * 2) {
+        let found = format!(
+            "messages wait there for {}, and it keeps them for hardly longer: what it deletes before its retry is lost",
+            span(wait)
+        );
+        report.finding(
+            &fact.name,
+            found,
+            "raise its `retention.ms` to a day and more: a retry may be held up for as long as its consumers",
+        );
+    }
+    if fact.compacted {
+        report.finding(
+            &fact.name,
+            "it is compacted: of two messages with one key that wait there, the first is lost",
+            "set `cleanup.policy=delete`",
+        );
+    }
+    takes_the_largest(fact, "a message that waits", largest, report);
+}
+
+/// What is written there has a few headers more than what was consumed.
+fn takes_the_largest(fact: &TopicFacts, what: &str, largest: Option<u64>, report: &mut Report) {
+    if let (Some(own), Some(largest)) = (fact.max_message_bytes, largest)
+        && own < largest + LETTER_BYTES
+    {
+        let fix = format!("raise its `max.message.bytes` to {} or more", largest + LETTER_BYTES);
+        let found = format!(
+            "{what} is a little larger than what was consumed: the topics take {largest} bytes, it takes {own}"
+        );
+        report.finding(&fact.name, found, fix);
+    }
+}
+
+impl Report {
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        let mut table = Table::default();
+        self.looked_at.iter().for_each(|what| table.text("found", what));
+        table.number("findings", self.findings.len() as u64);
+        let mut text = table.render();
+        for Finding { consumer, what, found, fix, .. } in &self.findings {
+            let whose = consumer.as_ref().map(|consumer| format!("{consumer}: ")).unwrap_or_default();
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "\n{}{}: {}", plain(&whose), plain(what), plain(found));
+            if !fix.is_empty() {
+                let _ = writeln!(text, "  fix: {}", plain(fix));
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,142 @@
+//! `oncegate doctor`: asks store and broker whether they can keep the promise as they are set.
+//!
+//! `examine` asks and knows what is amiss; `configured` asks it for every consumer of a configuration (`oncegate check --online`).
+
+mod configured;
+mod examine;
+
+use std::time::Duration;
+
+use oncegate::sqs::SqsSource;
+use serde::Serialize;
+
+use crate::args::{AnswerArgs, duration, pair, within};
+use crate::exit::{Exit, Problem};
+use crate::output;
+use crate::store::StoreArgs;
+pub(crate) use configured::examine as examine_configured;
+pub(crate) use examine::Report;
+use examine::{Questions, Topics};
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.doctor/1";
+
+/// Ask store and broker whether they can keep the promise as they are set; each finding comes with its fix
+///
+/// Changes nothing. Exit code 1: there are findings; 69: something cannot be reached.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// How long the gates keep completed records
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "7d")]
+    retention: Duration,
+
+    /// Kafka's addresses, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
+    brokers: Option<String>,
+
+    /// A topic that is consumed; may be repeated
+    #[arg(long = "topic", value_name = "NAME", requires = "brokers")]
+    topics: Vec<String>,
+
+    /// The topic of the dead letters
+    #[arg(long, value_name = "NAME", requires = "brokers")]
+    dead_letters: Option<String>,
+
+    /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
+    properties: Vec<(String, String)>,
+
+    /// An SQS queue that is consumed: its URL, or its name
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+
+    /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    #[arg(long, value_name = "URL", requires = "queue")]
+    endpoint_url: Option<String>,
+
+    /// The visibility timeout that the consumer sets in the queue
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60s")]
+    visibility: Duration,
+
+    /// The lease of the gates
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+    lease: Duration,
+
+    /// How many attempts a message gets
+    #[arg(long, value_name = "N", default_value_t = oncegate::Consumer::DEFAULT_MAX_ATTEMPTS)]
+    max_attempts: u32,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let report = within(args.answer.timeout, async { Ok(Box::pin(args.examine()).await) }).await?;
+    if args.answer.json {
+        output::answer_json(&Document { schema: SCHEMA, report: &report })?;
+    } else {
+        output::answer(&report.text())?;
+    }
+    Ok(report.exit())
+}
+
+impl Args {
+    async fn examine(&self) -> Report {
+        let mut report = Report::default();
+        report.store(self.store.open().await).await;
+        self.questions().ask(&mut report).await;
+        report
+    }
+
+    fn questions(&self) -> Questions {
+        let queue = self.queue.as_ref().map(|queue| {
+            let source = SqsSource::new(queue).visibility(self.visibility);
+            match &self.endpoint_url {
+                Some(url) => source.endpoint_url(url),
+                None => source,
+            }
+        });
+        let kafka = self.brokers.as_ref().map(|brokers| Topics {
+            brokers: brokers.clone(),
+            properties: self.properties.clone(),
+            consumed: self.topics.clone(),
+            retries: Vec::new(),
+            dead_letters: self.dead_letters.clone(),
+            without_dead_letters: Some(
+                "give the consumer a topic of dead letters, and name it here with --dead-letters",
+            ),
+        });
+        let (retention, lease, max_attempts) = (self.retention, self.lease, self.max_attempts);
+        Questions { retention, lease, max_attempts, kafka, queue }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncegate::Gate;
+
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_gate_and_consumer() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Cli {
+            #[command(flatten)]
+            args: Args,
+        }
+        let args = Cli::try_parse_from(["x", "--store", "redis://x"]).unwrap().args;
+        assert_eq!((args.retention, args.lease), (Gate::DEFAULT_RETENTION, Gate::DEFAULT_LEASE));
+    }
+}

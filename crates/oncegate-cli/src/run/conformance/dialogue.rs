@@ -1,0 +1,164 @@
+//! One worker on standard streams, line by line.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use oncegate::Message;
+use tokio::process::Child;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::super::exec::{END_GRACE, TERM_GRACE, command, log, terminate};
+use super::super::lines::{Line, Ready, ReadyType, Said, Told, parse, read_lines, write_lines};
+use super::super::worker::Reply;
+use super::LEASE;
+use crate::config::values::Program;
+
+/// How many lines may wait in either direction.
+const LINES_WAITING: usize = 64;
+
+/// A worker that is started when it does not run.
+pub(super) struct Dialogue {
+    program: Program,
+    patience: Duration,
+    running: Option<Running>,
+    next_id: u64,
+}
+
+struct Running {
+    child: Child,
+    /// Its input ends when this is dropped.
+    tell: mpsc::Sender<Vec<u8>>,
+    said: mpsc::Receiver<Line>,
+    _streams: JoinSet<()>,
+}
+
+impl Dialogue {
+    pub(super) fn new(program: Program, patience: Duration) -> Self {
+        Self { program, patience, running: None, next_id: 0 }
+    }
+
+    /// Starts it, unless it runs, and waits until it says that it is ready.
+    pub(super) async fn ready(&mut self) -> Result<(), String> {
+        if let Some(running) = &mut self.running
+            && matches!(running.child.try_wait(), Ok(None))
+        {
+            return Ok(());
+        }
+        self.running = None;
+        let mut running = Running::start(&self.program)?;
+        let first = timeout(self.patience, running.said.recv()).await;
+        match first {
+            Err(_) => return Err(format!("it has not said that it is ready within {:?}", self.patience)),
+            Ok(None) => return Err("it ended before it was ready".to_owned()),
+            Ok(Some(line)) => match parse(line)? {
+                Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, .. }) => {}
+                Said::Ready(Ready { v, .. }) => {
+                    return Err(format!("it speaks version {v} of the protocol, not 1"));
+                }
+                Said::Answer(_) => return Err("its first line was an answer".to_owned()),
+            },
+        }
+        self.running = Some(running);
+        Ok(())
+    }
+
+    pub(super) async fn tell(&mut self, message: &Message) -> Reply {
+        let give_up_at = Instant::now() + self.patience;
+        let Some(id) = self.give(message).await else {
+            return Reply::unknown("it does not run");
+        };
+        self.answer(&id, give_up_at).await
+    }
+
+    /// Gives it the message and takes it back at once.
+    pub(super) async fn cancel(&mut self, message: &Message) {
+        let Some(id) = self.give(message).await else { return };
+        let line = serde_json::json!({ "type": "cancel", "id": id }).to_string();
+        if let Some(running) = &self.running {
+            drop(running.tell.send(line.into_bytes()).await);
+        }
+    }
+
+    async fn give(&mut self, message: &Message) -> Option<String> {
+        self.next_id += 1;
+        let id = self.next_id.to_string();
+        let line = serde_json::to_vec(&Told::of(message, &id, LEASE)).ok()?;
+        self.running.as_ref()?.tell.send(line).await.ok()?;
+        Some(id)
+    }
+
+    /// Waits for the answer to this message; those to others may come before it.
+    async fn answer(&mut self, id: &str, give_up_at: Instant) -> Reply {
+        let Some(running) = &mut self.running else { return Reply::unknown("it does not run") };
+        loop {
+            let line = match tokio::time::timeout_at(give_up_at, running.said.recv()).await {
+                Err(_) => {
+                    return Reply::unknown(format!("no answer within {:?} (--patience)", self.patience));
+                }
+                Ok(None) => {
+                    self.running = None;
+                    return Reply::unknown("its process ended");
+                }
+                Ok(Some(line)) => line,
+            };
+            match parse(line) {
+                Err(why) => {
+                    // As `oncegate run` does with whoever breaks the protocol.
+                    self.running = None;
+                    return Reply::unknown(why);
+                }
+                Ok(Said::Ready(_)) => return Reply::unknown("it said twice that it is ready"),
+                Ok(Said::Answer(answer)) if answer.id == id => return answer.into(),
+                Ok(Said::Answer(_)) => {}
+            }
+        }
+    }
+
+    /// Closes its input: it must end with code 0.
+    pub(super) async fn end_by_input(&mut self) -> Result<String, String> {
+        self.ready().await?;
+        let Some(Running { mut child, tell, said: _said, _streams }) = self.running.take() else {
+            return Err("it does not run".to_owned());
+        };
+        drop(tell);
+        match timeout(END_GRACE, child.wait()).await {
+            Err(_) => Err(format!("it goes on for {END_GRACE:?} after the end of its standard input")),
+            Ok(Err(error)) => Err(format!("nobody knows how it ended: {error}")),
+            Ok(Ok(status)) if status.success() => Ok("it ends with its standard input".to_owned()),
+            Ok(Ok(status)) => Err(format!("it ends with its standard input, but by {status}")),
+        }
+    }
+
+    pub(super) async fn end_by_signal(&mut self) -> Result<String, String> {
+        self.ready().await?;
+        let Some(mut running) = self.running.take() else { return Err("it does not run".to_owned()) };
+        terminate(&running.child).await;
+        match timeout(TERM_GRACE, running.child.wait()).await {
+            Ok(_) => Ok("it ends by SIGTERM".to_owned()),
+            Err(_) => Err(format!("it goes on for {TERM_GRACE:?} after a SIGTERM")),
+        }
+    }
+}
+
+impl Running {
+    fn start(program: &Program) -> Result<Self, String> {
+        let mut command = command(program);
+        command.env("ONCEGATE_WORKER", "1");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().map_err(|error| format!("it cannot be started: {error}"))?;
+        let (Some(stdin), Some(stdout), Some(stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err("it has no standard streams".to_owned());
+        };
+        let mut streams = JoinSet::new();
+        let (lines, said) = mpsc::channel(LINES_WAITING);
+        streams.spawn(async move { read_lines(stdout, lines).await });
+        let (tell, lines) = mpsc::channel(LINES_WAITING);
+        streams.spawn(async move { write_lines(stdin, lines).await });
+        streams.spawn(async move { log(1, stderr).await });
+        Ok(Self { child, tell, said, _streams: streams })
+    }
+}

@@ -1,0 +1,118 @@
+//! The worker that is tested, however it is reached.
+
+use std::time::Duration;
+
+use hyper::header::HeaderValue;
+use oncegate::{Gate, Message};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::super::command::Commands;
+use super::super::http::{Caller, bearer};
+use super::super::request::Told;
+use super::super::worker::{Begun, Reply};
+use super::LEASE;
+use super::dialogue::Dialogue;
+use crate::config::shape;
+
+/// How often a worker is asked whether it is ready.
+const READY_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a worker has a message before it is cancelled.
+const CANCEL_AFTER: Duration = Duration::from_millis(20);
+
+#[expect(clippy::large_enum_variant, reason = "there is one")]
+pub(super) enum Subject {
+    Http(Caller, Duration),
+    Exec(Dialogue),
+    Command(Commands, Duration),
+}
+
+/// What became of a cancellation.
+pub(super) enum Interrupted {
+    Told,
+    /// The answer was quicker.
+    Answered,
+}
+
+impl Subject {
+    /// # Errors
+    /// In words: what is wrong with its settings.
+    pub(super) fn of(handler: &shape::Handler, patience: Duration) -> Result<Self, String> {
+        const MOST: usize = Gate::DEFAULT_MAX_LARGE_RESULT_BYTES;
+        if let Some(program) = &handler.exec {
+            return Ok(Self::Exec(Dialogue::new(program.clone(), patience)));
+        }
+        if let Some(program) = &handler.command {
+            return Ok(Self::Command(Commands::new(program.clone(), MOST), patience));
+        }
+        let content_type = handler.content_type.as_deref().unwrap_or_default();
+        let told = Told {
+            content_type: HeaderValue::try_from(content_type)
+                .map_err(|_| format!("--content-type is {content_type:?}, which is none"))?,
+            token: handler.token.as_ref().map(|token| bearer(&token.resolve()?)).transpose()?,
+            lease_ms: LEASE.as_millis(),
+            cloudevents: false,
+        };
+        Ok(Self::Http(Caller::of(handler, told, MOST)?, patience))
+    }
+
+    /// Waits until it is; a worker on standard streams is started if it does not run.
+    pub(super) async fn ready(&mut self) -> Result<(), String> {
+        match self {
+            Self::Command(..) => Ok(()),
+            Self::Exec(dialogue) => dialogue.ready().await,
+            Self::Http(caller, patience) => {
+                let give_up_at = Instant::now() + *patience;
+                loop {
+                    match caller.is_ready().await {
+                        Ok(()) => return Ok(()),
+                        Err(why) if Instant::now() >= give_up_at => {
+                            return Err(format!("it is not ready: {why}"));
+                        }
+                        Err(_) => sleep(READY_INTERVAL).await,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives it the message, and waits for its answer.
+    pub(super) async fn tell(&mut self, message: &Message) -> Reply {
+        let begun = Begun::default();
+        let late =
+            |patience: &Duration| Reply::unknown(format!("no answer within {patience:?} (--patience)"));
+        match self {
+            Self::Http(caller, patience) => {
+                let answered = timeout(*patience, caller.call(message, &begun)).await;
+                answered.unwrap_or_else(|_| late(patience))
+            }
+            Self::Command(commands, patience) => {
+                let answered = timeout(*patience, commands.run(message, &begun)).await;
+                answered.unwrap_or_else(|_| late(patience))
+            }
+            Self::Exec(dialogue) => dialogue.tell(message).await,
+        }
+    }
+
+    /// Whether a worker of its kind learns that nobody waits for a message any more.
+    pub(super) fn is_told_to_stop(&self) -> bool {
+        !matches!(self, Self::Command(..))
+    }
+
+    /// Gives it the message, and then waits for it no longer.
+    pub(super) async fn interrupt(&mut self, message: &Message) -> Interrupted {
+        match self {
+            Self::Http(caller, _) => {
+                let begun = Begun::default();
+                match timeout(CANCEL_AFTER, caller.call(message, &begun)).await {
+                    Ok(_) => Interrupted::Answered,
+                    Err(_) => Interrupted::Told,
+                }
+            }
+            Self::Exec(dialogue) => {
+                dialogue.cancel(message).await;
+                Interrupted::Told
+            }
+            Self::Command(..) => Interrupted::Answered,
+        }
+    }
+}

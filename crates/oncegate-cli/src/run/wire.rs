@@ -1,0 +1,293 @@
+//! The way to a worker behind HTTP: over TCP, encrypted or not, or over a socket of this machine.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, ResponseFuture};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::{TcpStream, UnixStream};
+use tower_service::Service;
+
+/// How long connecting may take; the handshake of TLS is a part of it.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection may idle before it is closed: less than servers usually keep theirs.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+
+type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
+
+/// Where the worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Tcp(Uri),
+    Tls(Uri),
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// Reads `http://host:port/path`, `https://host:port/path` or `unix:/path`.
+    ///
+    /// # Errors
+    /// In words: what is not understood, or would travel without encryption.
+    pub(crate) fn parse(text: &str, allow_remote: bool) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return if path.starts_with('/') {
+                Ok(Self::Unix(path.into()))
+            } else {
+                Err("a socket is unix:/path/of/socket".to_owned())
+            };
+        }
+        let uri: Uri =
+            text.parse().map_err(|_| "it is no URL, as http://127.0.0.1:8080/handle".to_owned())?;
+        let encrypted = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err("it must begin with http://, https:// or unix:".to_owned()),
+        };
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err("a name or password does not belong there; use `token`".to_owned());
+        }
+        let host = host(&uri);
+        let address: Option<std::net::IpAddr> = host.parse().ok();
+        if host.is_empty() {
+            return Err("it names no host".to_owned());
+        }
+        let is_here = host == "localhost" || address.is_some_and(|address| address.is_loopback());
+        if !is_here && !encrypted && !allow_remote {
+            return Err(format!(
+                "{host} is another machine, and nobody encrypts what goes there; use https://, or, if that is fine, set `allow_remote`"
+            ));
+        }
+        Ok(if encrypted { Self::Tls(uri) } else { Self::Tcp(uri) })
+    }
+}
+
+fn host(uri: &Uri) -> &str {
+    uri.host().unwrap_or_default().trim_matches(['[', ']'])
+}
+
+/// Over which connections requests go. Redirects are not followed and proxies not asked, for neither is built in.
+#[derive(Clone)]
+enum Wire {
+    Tcp(Client<HttpConnector, Full<Bytes>>),
+    Tls(Client<Tls, Full<Bytes>>, Tls),
+    Unix(Client<Socket, Full<Bytes>>, Socket),
+}
+
+/// A URL, and the connections on which it is reached.
+pub(crate) struct Way {
+    uri: Uri,
+    wire: Wire,
+}
+
+impl Way {
+    /// With `http2`, nothing else is spoken; over TLS the worker may choose it in any case. `tls_root` is the authority
+    /// that is believed instead of those of the machine.
+    ///
+    /// # Errors
+    /// In words: `tls_root` holds no certificates, or this machine has none.
+    pub(super) fn to(endpoint: Endpoint, http2: bool, tls_root: Option<&Path>) -> Result<Self, String> {
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
+        Ok(match endpoint {
+            Endpoint::Tcp(uri) => Self { uri, wire: Wire::Tcp(builder.build(tcp())) },
+            Endpoint::Tls(uri) => {
+                let tls = Tls::new(http2, tls_root)?;
+                Self { uri, wire: Wire::Tls(builder.build(tls.clone()), tls) }
+            }
+            Endpoint::Unix(path) => {
+                // Every request names an address, and a socket has none of that kind.
+                let uri = Uri::from_static("http://localhost/");
+                let socket = Socket(path);
+                Self { uri, wire: Wire::Unix(builder.build(socket.clone()), socket) }
+            }
+        })
+    }
+
+    /// Another URL of the same worker, over the same socket if that is how it is reached.
+    pub(super) fn over_socket(&self, uri: Uri) -> Option<Self> {
+        let wire = self.wire.clone();
+        matches!(wire, Wire::Unix(..)).then_some(Self { uri, wire })
+    }
+
+    pub(super) fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    pub(super) fn request(&self, request: Request<Full<Bytes>>) -> ResponseFuture {
+        match &self.wire {
+            Wire::Tcp(client) => client.request(request),
+            Wire::Tls(client, _) => client.request(request),
+            Wire::Unix(client, _) => client.request(request),
+        }
+    }
+
+    /// Whether somebody accepts connections there; over TLS, somebody with a certificate that is believed.
+    pub(super) async fn accepts(&self) -> Result<(), String> {
+        let connected = async {
+            match &self.wire {
+                Wire::Tcp(_) => {
+                    TcpStream::connect((host(&self.uri), self.uri.port_u16().unwrap_or(80))).await.map(drop)
+                }
+                Wire::Tls(_, tls) => tls.clone().call(self.uri.clone()).await.map(drop),
+                Wire::Unix(_, socket) => socket.clone().call(self.uri.clone()).await.map(drop),
+            }
+        };
+        match tokio::time::timeout(CONNECT_TIMEOUT, connected).await {
+            Ok(connected) => connected.map_err(|error| error.to_string()),
+            Err(_) => Err("no answer".to_owned()),
+        }
+    }
+}
+
+impl fmt::Debug for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Way").field("uri", &self.uri).finish_non_exhaustive()
+    }
+}
+
+fn tcp() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_nodelay(true);
+    connector
+}
+
+/// Connects with TLS, in bounded time, to a worker whose certificate names the host and comes from an authority that is
+/// believed.
+#[derive(Clone)]
+struct Tls(HttpsConnector<HttpConnector>);
+
+impl Tls {
+    fn new(http2: bool, root: Option<&Path>) -> Result<Self, String> {
+        // Named here and not chosen for the whole process: other libraries in it have their own.
+        let cryptography = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(cryptography)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots(root)?)
+            .with_no_client_auth();
+        let mut tcp = tcp();
+        tcp.enforce_http(false);
+        let builder = HttpsConnectorBuilder::new().with_tls_config(config).https_only();
+        Ok(Self(match http2 {
+            true => builder.enable_http2().wrap_connector(tcp),
+            false => builder.enable_all_versions().wrap_connector(tcp),
+        }))
+    }
+}
+
+impl Service<Uri> for Tls {
+    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
+    type Error = io::Error;
+    type Future = Connecting<Self::Response>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_ready(context).map_err(io::Error::other)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.0.call(uri));
+        Box::pin(async move {
+            match connecting.await {
+                Ok(connected) => connected.map_err(io::Error::other),
+                Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to the handshake of TLS")),
+            }
+        })
+    }
+}
+
+/// The authorities that are believed: the one that is named, or those of the machine.
+fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
+    let certificates: Vec<CertificateDer<'static>> = match file {
+        Some(file) => {
+            let refuse = |why: String| format!("`tls_root` is {}: {why}", file.display());
+            let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
+            read.map_err(|error| refuse(error.to_string()))?
+        }
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    let mut roots = RootCertStore::empty();
+    let (believed, _) = roots.add_parsable_certificates(certificates);
+    match (believed, file) {
+        (1.., _) => Ok(roots),
+        (0, Some(file)) => Err(format!("`tls_root` is {}, which holds no certificate in PEM", file.display())),
+        (0, None) => Err("this machine has no authorities that sign certificates: install its package of them (`ca-certificates`), or set `tls_root`".to_owned()),
+    }
+}
+
+/// Connects to a socket of this machine, whatever the request names.
+#[derive(Clone, Debug)]
+struct Socket(PathBuf);
+
+impl Service<Uri> for Socket {
+    type Response = TokioIo<UnixStream>;
+    type Error = io::Error;
+    type Future = Connecting<Self::Response>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let path = self.0.clone();
+        Box::pin(async move { UnixStream::connect(path).await.map(TokioIo::new) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_encrypts_stays_on_this_machine() {
+        for here in
+            ["http://127.0.0.1:8080/handle", "http://localhost:1", "http://[::1]:80/x", "unix:/run/w.sock"]
+        {
+            assert!(Endpoint::parse(here, false).is_ok(), "{here}");
+        }
+        for there in ["http://worker:8080", "http://10.0.0.7/", "http://127.0.0.1.example.org/"] {
+            assert!(Endpoint::parse(there, false).unwrap_err().contains("allow_remote"), "{there}");
+            assert!(Endpoint::parse(there, true).is_ok(), "{there}");
+        }
+        for encrypted in ["https://worker:8443/handle", "https://127.0.0.1/"] {
+            assert!(matches!(Endpoint::parse(encrypted, false), Ok(Endpoint::Tls(_))), "{encrypted}");
+        }
+        for wrong in [
+            "ftp://localhost",
+            "127.0.0.1:80",
+            "unix:w.sock",
+            "",
+            "http://a:b@localhost/",
+            "https://a:b@worker/",
+        ] {
+            assert!(Endpoint::parse(wrong, true).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_root_that_holds_no_certificate_is_refused_by_its_setting() {
+        let endpoint = Endpoint::parse("https://worker/", false).unwrap();
+        let refused = |file: &Path| Way::to(endpoint.clone(), false, Some(file)).unwrap_err();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.pem");
+        assert!(refused(&file).contains("`tls_root`"), "{}", refused(&file));
+        std::fs::write(&file, "no certificate").unwrap();
+        assert!(refused(&file).contains("holds no certificate"), "{}", refused(&file));
+    }
+}

@@ -1,0 +1,73 @@
+//! Workers that are reached by TLS.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use oncegate_tests::{Certificates, until};
+
+use super::raw::{Answer, RawWorker};
+use super::{LIMIT, Running, Stage};
+
+fn certificates() -> Arc<Certificates> {
+    Arc::new(Certificates::for_names("DNS:localhost"))
+}
+
+fn root(certificates: &Certificates) -> String {
+    certificates.file("ca.pem").to_str().unwrap().to_owned()
+}
+
+async fn done_by(shown: impl Fn() -> Arc<Certificates> + Send + 'static) -> RawWorker {
+    RawWorker::start_tls(shown, |_| Answer::status(200, "", "")).await
+}
+
+async fn until_said(stage: &Stage, words: &str) {
+    until(words, LIMIT, async || if stage.log().contains(words) { Ok(()) } else { Err(stage.log()) }).await;
+}
+
+/// By its name: that is what the certificate has, and its address is what it does not.
+fn url(worker: &RawWorker) -> String {
+    format!("https://localhost:{}/handle", worker.address.port())
+}
+
+#[tokio::test]
+async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
+    let (stage, certificates) = (Stage::with_orders(5).await, certificates());
+    let (shown, root) = (Arc::clone(&certificates), root(&certificates));
+    let worker = done_by(move || Arc::clone(&shown)).await;
+    stage.consume(&["--handler", &url(&worker), "--handler-tls-root", &root]).await;
+    assert_eq!(worker.asked().len(), 5, "{}", stage.log());
+    assert!(worker.asked().iter().all(|asked| asked.path == "/handle"));
+
+    // By a name that the certificate does not have, and signed by nobody whom this machine knows.
+    let address = format!("https://{}/handle", worker.address);
+    for flags in [&["--handler", &address, "--handler-tls-root", &root][..], &["--handler", &url(&worker)]] {
+        let stage = Stage::with_orders(1).await;
+        let running: Running = stage.start(flags);
+        until_said(&stage, "not ready yet").await;
+        assert!(stage.log().contains("certificate"), "{}", stage.log());
+        running.stop().await;
+    }
+    assert_eq!(worker.asked().len(), 5, "nobody who is not believed gets a payload");
+}
+
+/// What is wrong with the endpoint says nothing about a message: all would end with the dead letters.
+#[tokio::test]
+async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
+    let (stage, believed, strange) = (Stage::with_orders(120).await, certificates(), certificates());
+    let (root, wrong) = (root(&believed), Arc::new(AtomicBool::new(true)));
+    let is_wrong = Arc::clone(&wrong);
+    let worker = done_by(move || Arc::clone(if is_wrong.load(SeqCst) { &strange } else { &believed })).await;
+    // Ready by another way, as when a certificate runs out in the middle of a day.
+    let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
+    let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
+    let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));
+    let flags = ["--handler", &url(&worker), "--handler-tls-root", &root, "--ready-url", &ready.url()];
+    let limits = ["--max-attempts", "2", "--concurrency", "4", "--set", &breaker, "--set", &backoff];
+    let running = stage.start(&[&flags[..], &limits].concat());
+    until_said(&stage, "it is paused").await;
+    assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 0));
+    wrong.store(false, SeqCst);
+    stage.until_consumed(&running.group).await;
+    running.stop().await;
+    assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 120));
+}

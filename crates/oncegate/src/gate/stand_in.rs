@@ -1,0 +1,78 @@
+//! What answers in the store's place while it is away and its consumer fails open.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::record::{Record, State, StoreTime};
+use oncegate_core::rules::{Reply, apply};
+use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Survives};
+use tokio::time::Instant;
+
+/// The most messages whose attempts are remembered while they wait for their retry.
+const REMEMBERED_MOST: usize = 100_000;
+
+/// The rules over what this process runs now. It forgets a message as soon as it has ended, so it takes no more room
+/// than what runs and what waits for a retry, and answers no repetition.
+#[derive(Debug)]
+pub(super) struct StandIn {
+    began: Instant,
+    records: Mutex<HashMap<StoreKey, Record>>,
+}
+
+impl StandIn {
+    pub(super) fn new() -> Self {
+        Self { began: Instant::now(), records: Mutex::default() }
+    }
+
+    pub(super) fn checkup() -> Checkup {
+        Checkup { store: "none".to_owned(), survives: Survives::Process, warnings: Vec::new() }
+    }
+
+    fn now(&self) -> StoreTime {
+        StoreTime::from_micros(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+#[async_trait]
+impl Store for StandIn {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let now = self.now();
+        // A panic elsewhere leaves the map whole: each change is one insert or remove.
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let execute = |Command { key, operation }| {
+            let (record, reply) = apply(now, records.remove(&key), &operation);
+            let goes_on =
+                |record: &Record| matches!(record.state, State::Pending { .. } | State::Released { .. });
+            if let Some(record) = record.filter(goes_on) {
+                if records.len() >= REMEMBERED_MOST {
+                    // Their next attempts are first ones again.
+                    records.retain(|_, record| matches!(record.state, State::Pending { .. }));
+                }
+                records.insert(key, record);
+            }
+            Ok(reply)
+        };
+        commands.into_iter().map(execute).collect()
+    }
+
+    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+        let now = self.now();
+        let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let look = |key| Ok(records.get(&key).map(|record| Looked { now, record: record.clone() }));
+        keys.into_iter().map(look).collect()
+    }
+
+    async fn describe(&self, _: &Scope, _: Option<&str>, proposed: &str) -> Result<String, StoreError> {
+        Ok(proposed.to_owned())
+    }
+
+    async fn descriptor(&self, _: &Scope) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        Ok(Self::checkup())
+    }
+}
