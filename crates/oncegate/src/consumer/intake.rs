@@ -225,7 +225,6 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         identity,
         tenant,
         claim: None,
-        first_failed_at: None,
         bytes,
         found: None,
         received_at,
