@@ -228,7 +228,7 @@ async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
     assert_eq!(Ledger::open(&settings.ledger).counts().into_values().collect::<Vec<_>>(), [1], "one effect");
 }
 
-/// A handler that never succeeds, and says when it ran and what it knew of its first failure.
+/// When each attempt ran, and what it was told of the first failure.
 type Attempts = Arc<Mutex<Vec<(SystemTime, Option<SystemTime>)>>>;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,7 +257,7 @@ async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_
         };
         run_while(consumer, watch).await;
     }
-    let attempts = attempts.lock().unwrap();
+    let attempts = attempts.lock().unwrap().clone();
     let [(ran_at, None), (ran_again_at, Some(known)), (_, Some(known_later))] = attempts[..] else {
         panic!("{attempts:?}")
     };
