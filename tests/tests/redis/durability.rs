@@ -23,10 +23,15 @@ struct Pair {
 
 impl Pair {
     async fn start() -> Self {
-        let primary = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
+        Self::of(RedisServer::start_with).await
+    }
+
+    /// Two servers, each started with these settings.
+    async fn of(start: impl AsyncFn(&[&str]) -> RedisServer) -> Self {
+        let primary = start(&["--repl-diskless-sync-delay", "0"]).await;
         let between = Proxy::before(&primary).await;
         let port = between.url().rsplit(':').next().unwrap().to_owned();
-        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        let replica = start(&["--replicaof", "127.0.0.1", &port]).await;
         until("the replica to follow", LIMIT, async || {
             let info = replica.info("replication").await;
             info.contains("master_link_status:up").then_some(()).ok_or(info)
@@ -63,7 +68,17 @@ async fn until_held(store: &RedisStore, key: &oncegate_core::key::StoreKey, oper
 
 #[tokio::test]
 async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_found_completed() {
-    let pair = Pair::start().await;
+    does_not_count(Pair::start().await).await;
+}
+
+/// There WAIT speaks for the writes of its own connection alone, and Redis 7.0 speaks for all of them: only there is it
+/// seen that what was found settled is written once more.
+#[tokio::test]
+async fn what_a_replica_of_valkey_does_not_have_does_not_count_either() {
+    does_not_count(Pair::of(RedisServer::valkey).await).await;
+}
+
+async fn does_not_count(pair: Pair) {
     let store = pair.store().await;
     let plain = RedisStore::connect(pair.primary.url()).await.unwrap();
     let (scope, owner) = (scope(), token());
