@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use oncegate::redis::{Durability, RedisStore};
+use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Proxy, ProxyMode as Mode, RedisServer, until};
@@ -59,7 +60,7 @@ fn is_unknown<T: std::fmt::Debug>(answer: &Result<T, StoreError>) -> bool {
     matches!(answer, Err(StoreError::Unknown { .. }))
 }
 
-async fn until_held(store: &RedisStore, key: &oncegate_core::key::StoreKey, operation: Operation) -> Reply {
+async fn until_held(store: &RedisStore, key: &StoreKey, operation: Operation) -> Reply {
     until("the replica to confirm", LIMIT, async || {
         apply(store, key, operation.clone()).await.map_err(|error| error.to_string())
     })
@@ -126,17 +127,21 @@ async fn does_not_count(pair: Pair) {
     pair.join();
     assert_eq!(until_held(&store, &completing, complete(owner, b"2")).await, HELD);
     for (key, result) in [(&completing, b"2".as_slice()), (&found, b"3")] {
-        let settled =
-            Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
-        assert_eq!(until_held(&store, key, claim(token())).await, settled);
-        let ahead = until("the replica to confirm", LIMIT, async || {
-            store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
-        });
-        let ahead = ahead.await.unwrap();
-        assert_eq!(ahead.result, result);
-        let record: Option<Vec<u8>> = hand.ask(&["GET", key.as_str()]).await;
-        assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
+        counts(&store, &hand, key, result).await;
     }
+}
+
+/// The replica has it, so it counts for whoever asks.
+async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'static [u8]) {
+    let settled = Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
+    assert_eq!(until_held(store, key, claim(token())).await, settled);
+    let ahead = until("the replica to confirm", LIMIT, async || {
+        store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+    });
+    let ahead = ahead.await.unwrap();
+    assert_eq!(ahead.result, result);
+    let record: Option<Vec<u8>> = replica.ask(&["GET", key.as_str()]).await;
+    assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
 }
 
 #[tokio::test]
