@@ -20,8 +20,8 @@ const LIB_VARIABLE: &str = "ONCEGATE_KAFKA_LIB";
 /// That folder, under `target/test-servers`; the version is the one of `scripts/kafka-pom.xml`.
 const LIB_DIR: &str = "kafka-4.1.0/lib";
 
-/// Formatting starts a Java machine and writes two files.
-const FORMAT_LIMIT: Duration = Duration::from_secs(60);
+/// One of Kafka's own tools starts a Java machine, and asks or writes a little.
+const TOOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Three seconds on an idle machine; a busy one with two cores has taken 17.
 const START_LIMIT: Duration = Duration::from_secs(90);
@@ -136,18 +136,31 @@ impl KafkaBroker {
 
     /// A new `KRaft` cluster must be given its id on the disk before its first start.
     async fn format(&self) {
+        let settings = self.file("server.properties").display().to_string();
+        let arguments = ["format", "--cluster-id", &self.cluster_id, "--config", &settings];
+        self.tool("kafka.tools.StorageTool", &arguments).await;
+    }
+
+    /// Has other brokers keep partitions: `[("orders", 0, [2, 3])]`. Kafka copies them first, so it takes a moment.
+    pub(crate) async fn reassign(&self, partitions: &[(&str, i32, Vec<i32>)]) {
+        let partition = |(topic, number, replicas): &(&str, i32, Vec<i32>)| serde_json::json!({"topic": topic, "partition": number, "replicas": replicas});
+        let partitions: Vec<serde_json::Value> = partitions.iter().map(partition).collect();
+        let wanted = serde_json::json!({"version": 1, "partitions": partitions});
+        let file = self.file("reassignment.json");
+        write(&file, &wanted.to_string());
+        let (bootstrap, file) = (self.kafka.bootstrap(), file.display().to_string());
+        let arguments = ["--bootstrap-server", bootstrap, "--reassignment-json-file", &file, "--execute"];
+        self.tool("org.apache.kafka.tools.reassign.ReassignPartitionsCommand", &arguments).await;
+    }
+
+    /// Runs one of Kafka's own tools to its end.
+    async fn tool(&self, class: &str, arguments: &[&str]) {
         // A program this short is over before the optimising compiler pays off.
-        let mut command = self.java(&["-XX:TieredStopAtLevel=1"], "kafka.tools.StorageTool");
-        command.args(["format", "--cluster-id", &self.cluster_id, "--config"]);
-        command.arg(self.file("server.properties"));
-        let log = self.file("format.log");
-        let mut process = Process::spawn_logged("Kafka's StorageTool", command, &log);
-        let status = process.end_within(FORMAT_LIMIT).await;
-        assert!(
-            status.success(),
-            "Kafka's storage cannot be formatted ({status}). {HINT}{}",
-            process.log_tail()
-        );
+        let mut command = self.java(&["-XX:TieredStopAtLevel=1"], class);
+        command.args(arguments);
+        let mut process = Process::spawn_logged(class, command, &self.file("tool.log"));
+        let status = process.end_within(TOOL_LIMIT).await;
+        assert!(status.success(), "{class} has failed ({status}). {HINT}{}", process.log_tail());
     }
 
     fn java(&self, options: &[&str], class: &str) -> Command {

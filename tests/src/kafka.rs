@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -201,6 +201,20 @@ impl Kafka {
             }
         })
         .await
+    }
+
+    /// Sets how long the members of a group of the new protocol may be silent, and has them send ten heartbeats meanwhile.
+    ///
+    /// # Panics
+    /// When the broker refuses or does not answer.
+    pub async fn set_session(&self, group: &str, session: Duration) {
+        let (session, heartbeat) = (session.as_millis().to_string(), (session / 10).as_millis().to_string());
+        let change = AlterConfig::new(ResourceSpecifier::Group(group))
+            .set("consumer.session.timeout.ms", &session)
+            .set("consumer.heartbeat.interval.ms", &heartbeat);
+        let answer = self.admin().alter_configs(&[change], &options()).await;
+        let answer = answer.unwrap_or_else(|error| panic!("cannot set up group {group}: {error}"));
+        assert!(answer.iter().all(Result::is_ok), "cannot set up group {group}: {answer:?}");
     }
 
     /// Deletes a topic. The broker forgets it a moment later.

@@ -1,11 +1,13 @@
 //! Three Kafka brokers that are one cluster.
 
 use std::ops::Deref;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 
 use crate::broker::{self, KafkaBroker, Ports};
 use crate::kafka::Kafka;
+use crate::until::until;
 
 /// How many brokers: the fewest of which one may fail.
 const NODES: usize = 3;
@@ -20,6 +22,9 @@ const SETTINGS: &[&str] = &[
     "min.insync.replicas=2",
 ];
 
+/// How long a partition may take to be somewhere else.
+const MOVE_LIMIT: Duration = Duration::from_secs(90);
+
 /// A cluster of three brokers, each also a controller; it dies with this value. About 360 MB each.
 #[derive(Debug)]
 pub struct KafkaCluster {
@@ -28,6 +33,9 @@ pub struct KafkaCluster {
 }
 
 impl KafkaCluster {
+    /// The partition whose leader coordinates every group.
+    pub const COORDINATED: (&str, i32) = ("__consumer_offsets", 0);
+
     /// Starts it on free ports and waits until each broker answers.
     ///
     /// # Panics
@@ -58,7 +66,31 @@ impl KafkaCluster {
     /// # Panics
     /// When no group has been joined yet, or there is no coordinator within the limit of a request.
     pub async fn coordinator(&self) -> i32 {
-        self.kafka.leader("__consumer_offsets", 0).await
+        let (topic, partition) = Self::COORDINATED;
+        self.kafka.leader(topic, partition).await
+    }
+
+    /// Gives each of these partitions to the two brokers that do not lead it, as an operator does who reassigns it, and
+    /// waits until each has another leader.
+    ///
+    /// # Panics
+    /// When Kafka's tool fails, or a partition has not moved within a minute and a half.
+    pub async fn move_leaders(&self, partitions: &[(String, i32)]) {
+        let mut moves = Vec::new();
+        for (topic, partition) in partitions {
+            let leader = self.kafka.leader(topic, *partition).await;
+            let others = (1..).take(NODES).filter(|node| *node != leader).collect();
+            moves.push((leader, (topic.as_str(), *partition, others)));
+        }
+        let wanted: Vec<(&str, i32, Vec<i32>)> = moves.iter().map(|(_, wanted)| wanted.clone()).collect();
+        self.nodes.first().expect("a cluster has brokers").reassign(&wanted).await;
+        for (before, (topic, partition, _)) in moves {
+            until("another leader", MOVE_LIMIT, async || match self.kafka.leader(topic, partition).await {
+                leader if leader == before => Err(format!("{topic}/{partition} is led by {leader}")),
+                _ => Ok(()),
+            })
+            .await;
+        }
     }
 }
 

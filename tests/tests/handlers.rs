@@ -2,20 +2,24 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use oncegate::consumer::Monitor;
+use oncegate::health::Phase;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::{Backoff, BoxError, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message, Ordering};
-use oncegate_tests::{Kafka, Record, Redis, Watched, unique};
+use oncegate_tests::{Kafka, Record, Redis, Watched, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::Headers;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 const LEASE: Duration = Duration::from_millis(600);
+/// The longest wait for anything.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A topic of one partition, a scope, and everything that consumers of it share.
 struct Stage {
@@ -30,6 +34,7 @@ struct Stage {
 struct Running {
     group: String,
     watched: Arc<Watched>,
+    monitor: Monitor,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<Result<(), ConsumerError>>,
 }
@@ -43,12 +48,22 @@ impl Stage {
     }
 
     async fn start(&self, handler: impl Handler) -> Running {
+        self.start_as(handler, |gate| gate, |consumer| consumer).await
+    }
+
+    /// The same with another gate and another consumer than usual.
+    async fn start_as(
+        &self,
+        handler: impl Handler,
+        gate_as: impl FnOnce(Gate) -> Gate,
+        consumer_as: impl FnOnce(Consumer) -> Consumer,
+    ) -> Running {
         let (group, watched) = (unique("handlers"), Watched::new());
         let store = RedisStore::connect(self.redis.url()).await.unwrap();
         let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), store).lease(LEASE);
         let source = KafkaSource::new(self.kafka.bootstrap(), group.as_str(), [self.topic.as_str()])
             .commit_interval(Duration::from_millis(50));
-        let consumer = Consumer::new(Arc::new(source), gate, handler)
+        let consumer = Consumer::new(Arc::new(source), gate_as(gate), handler)
             .dead_letters(oncegate::kafka::KafkaDeadLetters::new(self.kafka.bootstrap(), self.dead.as_str()))
             .max_attempts(3)
             .ordering(Ordering::Unordered)
@@ -57,9 +72,11 @@ impl Stage {
             // That all fail alike is what some of these tests are about.
             .without_breaker()
             .observer(Arc::clone(&watched) as _);
+        let consumer = consumer_as(consumer);
+        let monitor = consumer.monitor();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Running { group, watched, stop, ended }
+        Running { group, watched, monitor, stop, ended }
     }
 
     async fn committed(&self, group: &str) -> Option<i64> {
@@ -236,4 +253,87 @@ async fn committed_reaches(stage: &Stage, group: &str, offset: i64) -> Result<()
         }
     };
     Ok(tokio::time::timeout(Duration::from_secs(30), reached).await?)
+}
+
+/// What a handler can leave behind: its message, and a task that never ends and has it too.
+type LeftBehind = Arc<Mutex<Vec<(Message, JoinHandle<()>)>>>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
+    const LEAKS: u64 = 200;
+    let (stage, left) = (Stage::with(numbered(LEAKS)).await, LeftBehind::default());
+    let leaking = Arc::clone(&left);
+    let handler = move |message: Message| {
+        let (kept, leaking) = (message.clone(), Arc::clone(&leaking));
+        async move {
+            let task = tokio::spawn(async move {
+                std::future::pending::<()>().await;
+                drop(kept);
+            });
+            leaking.lock().unwrap().push((message, task));
+            Ok(())
+        }
+    };
+    // Far fewer than are leaked may be in flight: what has ended counts no more, whoever has it.
+    let running = stage.start_as(handler, |gate| gate, |consumer| consumer.in_flight(16, 1 << 20)).await;
+    running.watched.until("acks", LEAKS).await;
+    let (group, watched) = (running.group.clone(), running.stop().await);
+    assert_eq!(stage.committed(&group).await, i64::try_from(LEAKS).ok());
+    assert_eq!((watched.get("handler_runs", "succeeded"), watched.total("extra_runs")), (LEAKS, 0));
+    let left = left.lock().unwrap();
+    assert_eq!(
+        left.iter().filter(|(_, task)| !task.is_finished()).count(),
+        left.len(),
+        "they are not ours to end"
+    );
+    left.iter().for_each(|(_, task)| task.abort());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neither_others_nor_the_stop() {
+    let stage = Stage::with(numbered(40)).await;
+    let began = Arc::new(Notify::new());
+    let begin = Arc::clone(&began);
+    let handler = move |message: Message| {
+        let begin = Arc::clone(&begin);
+        async move {
+            let never = match id(&message)? {
+                0 => message.attempt() == 1,
+                id => id >= 40,
+            };
+            if never {
+                begin.notify_one();
+                // A task of its own that never ends: the handler cannot be woken by anything.
+                _ = tokio::spawn(std::future::pending::<()>()).await;
+            }
+            Ok(message.recovered())
+        }
+    };
+    let deadline = |consumer: Consumer| consumer.stop_deadline(Duration::from_millis(500));
+    let running = stage.start_as(handler, |gate| gate.max_run(LEASE * 4), deadline).await;
+    began.notified().await;
+    running.watched.until("acks", 39).await;
+    assert!(stage.committed(&running.group).await.unwrap_or_default() == 0, "the first one has not ended");
+    // It is cancelled, ignores it, is dropped, and its next attempt is told.
+    running.watched.until("acks", 40).await;
+    assert_eq!(running.watched.get("handler_runs", "cancelled"), 1);
+    assert_eq!(running.watched.get("extra_runs", "crash_takeover"), 1);
+    committed_reaches(&stage, &running.group, 40).await.unwrap();
+    assert_eq!(running.watched.total("rebalances"), 1, "the group never missed it");
+
+    stage.kafka.produce(&stage.topic, [Record::new(r#"{"id":40}"#)]).await;
+    began.notified().await;
+    let Running { group, watched, monitor, stop, ended } = running;
+    stop.send(()).expect("it runs");
+    let stuck = format!("{}/0@40", stage.topic);
+    until("the stop to name who does not end", LIMIT, async || {
+        let status = monitor.status();
+        let named = status.runs.iter().any(|run| run.origin == stuck);
+        if status.phase == Phase::Stopping && named { Ok(()) } else { Err(format!("{status:?}")) }
+    })
+    .await;
+    let ended = tokio::time::timeout(LIMIT, ended).await.expect("the deadline holds");
+    ended.expect("it does not panic").expect("it ends well");
+    assert_eq!(stage.committed(&group).await, Some(40), "what has not ended is not acknowledged");
+    assert_eq!(watched.total("acks"), 40);
 }

@@ -3,23 +3,27 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use async_trait::async_trait;
 use oncegate::kafka::{KafkaRetries, KafkaSource};
-use oncegate::observe::Observer;
 use oncegate::redis::RedisStore;
-use oncegate::source::{Delivery, RetryQueue, Source, SourceError, Ticket};
-use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Key, Message, Ordering, Origin};
-use oncegate_tests::{Kafka, Record, Redis, Watched, unique, until};
+use oncegate::source::Source;
+use oncegate::{Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Ordering, Origin};
+use oncegate_tests::fire::{History, Point, StoreKind, Trap, What, WorkerSettings, Zombie};
+use oncegate_tests::{Kafka, Ledger, Record, Redis, Watched, unique, until};
+use rdkafka::Message as _;
+use rdkafka::message::Headers as _;
 use tokio::sync::oneshot;
 
 const WAIT: Duration = Duration::from_secs(3);
 /// A header that is no text.
 const TENANT: &[u8] = b"\xff acme";
 const LIMIT: Duration = Duration::from_secs(60);
+/// An order whose first attempt fails, in a worker under fire.
+const FAILS_ONCE: u64 = 3;
 
 /// A topic of one partition and its retry topic.
 struct Stage {
@@ -42,10 +46,14 @@ impl Stage {
     }
 
     fn source(&self) -> KafkaRetries {
+        self.retrying(WAIT, Duration::from_secs(1))
+    }
+
+    fn retrying(&self, wait: Duration, beyond: Duration) -> KafkaRetries {
         KafkaSource::new(self.kafka.bootstrap(), &self.group, [&self.topic])
             .commit_interval(Duration::from_millis(50))
-            .retry_topics([(WAIT, &self.later)])
-            .beyond(Duration::from_secs(1))
+            .retry_topics([(wait, &self.later)])
+            .beyond(beyond)
     }
 
     async fn consumer(
@@ -170,78 +178,99 @@ async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the
     assert_eq!(watched.total("extra_runs") + watched.total("dead_letters"), 0);
 }
 
-/// A source whose consumer never gets to acknowledge: as if it were killed between a copy in the retry topic and the ack.
-#[derive(Debug)]
-struct NeverAcks(KafkaRetries);
-
-#[derive(Debug)]
-struct NoAck(Arc<dyn Ticket>);
-
-impl Ticket for NoAck {
-    fn start(&self) -> bool {
-        self.0.start()
-    }
-
-    fn ack(&self) {}
-
-    fn stop(&self) {
-        self.0.stop();
-    }
-}
-
-#[async_trait]
-impl Source for NeverAcks {
-    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
-        self.0.open(observer).await
-    }
-
-    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let received = self.0.receive(most).await?;
-        let unacked =
-            |Delivery { message, ticket }| Delivery { message, ticket: Arc::new(NoAck(ticket)) as _ };
-        Ok(received.map(|received| received.into_iter().map(unacked).collect()))
-    }
-
-    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
-        self.0.retry_queue()
-    }
-
-    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
-        self.0.close(deadline).await
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
-    let (stage, dependent, watched) = (Stage::with(1).await, Dependent::default(), Watched::new());
-    let consumer = stage.consumer(NeverAcks(stage.source()), &watched, dependent.clone()).await;
-    run_while(consumer, watched.until("acks", 1)).await;
-    assert_eq!(stage.kafka.read_all(&stage.later).await.len(), 1, "its copy waits");
-    assert!(
-        stage.kafka.committed_offsets(&stage.group, &stage.topic).await.get(&0).is_none_or(|at| *at == 0)
-    );
+async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
+    let stage = Stage::with(0).await;
+    let (folder, dead) = (tempfile::tempdir().unwrap(), stage.kafka.new_topic("dead", 1).await);
+    let store = (StoreKind::Redis, stage.redis.url());
+    let mut settings = WorkerSettings::new(store, &stage.kafka, (stage.topic.clone(), dead), folder.path());
+    settings.retries = Some((Duration::from_secs(1), stage.later.clone()));
+    let worker =
+        |traps: &[Trap]| Zombie::start(PathBuf::from(env!("CARGO_BIN_EXE_fire_worker")), &settings, traps);
+    stage.kafka.produce(&stage.topic, [Record::new(format!(r#"{{"order":{FAILS_ONCE},"amount":1}}"#))]).await;
 
-    dependent.is_up.store(true, Relaxed);
-    let watched = Watched::new();
-    let consumer = stage.consumer(stage.source(), &watched, dependent.clone()).await;
-    let watch = async {
-        stage.until_committed(1).await;
-        // Both are through: one has run, the other one was answered.
-        watched.until("claims", 2).await;
-        until("an answer", LIMIT, async || match watched.get("claims", "completed") {
-            0 => Err("not answered".to_owned()),
-            _ => Ok(()),
+    // Its first ack is the one behind the copy.
+    let mut killed = worker(&[Trap::Stop(Point::AckBefore)]);
+    killed.until_stopped(LIMIT).await;
+    assert_eq!(stage.kafka.read_all(&stage.later).await.len(), 1, "its copy waits");
+    killed.kill();
+    let committed = stage.kafka.committed_offsets(&settings.group, &stage.topic).await;
+    assert!(committed.get(&0).is_none_or(|at| *at == 0), "{committed:?}");
+
+    let mut other = worker(&[]);
+    let later_group = format!("{}.{}", settings.group, stage.later);
+    for (group, topic) in [(&settings.group, &stage.topic), (&later_group, &stage.later)] {
+        until("everything to be committed", LIMIT, async || {
+            let committed = stage.kafka.committed_offsets(group, topic).await;
+            let ends = stage.kafka.end_offsets(topic).await;
+            if committed == ends { Ok(()) } else { Err(format!("{topic}: {committed:?} of {ends:?}")) }
         })
         .await;
-    };
-    run_while(consumer, watch).await;
-    let runs = dependent.runs.lock().unwrap();
+    }
+    other.stop().await;
+    let origin = format!("{}/0@0", stage.topic);
+    let history = History::open(&settings.history).read();
+    let of_other = history.iter().filter(|entry| entry.pid == other.id());
+    let (mut received, mut ran, mut answered) = (0, Vec::new(), 0);
+    for entry in of_other {
+        match &entry.what {
+            What::Received { origin: of, .. } if *of == origin => received += 1,
+            What::Begun { origin: of, attempt, .. } if *of == origin => ran.push(*attempt),
+            What::Duplicate { origin: of, .. } if *of == origin => answered += 1,
+            _ => {}
+        }
+    }
     assert_eq!(
-        runs[&0].iter().map(|seen| seen.attempt).collect::<Vec<_>>(),
-        [1, 2],
-        "the effect happened once"
+        (received, ran, answered),
+        (2, vec![2], 1),
+        "the message and its copy: one runs, one is answered"
     );
-    assert_eq!(watched.total("extra_runs"), 0);
+    assert_eq!(Ledger::open(&settings.ledger).counts().into_values().collect::<Vec<_>>(), [1], "one effect");
+}
+
+/// When each attempt ran, and what it was told of the first failure.
+type Attempts = Arc<Mutex<Vec<(SystemTime, Option<SystemTime>)>>>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_letter() {
+    let (stage, attempts) = (Stage::with(1).await, Attempts::default());
+    let dead = stage.kafka.new_topic("dead", 1).await;
+    // Each attempt is another consumer's: nobody has seen two of them.
+    for attempt in 1..=3 {
+        let (seen, watched) = (Arc::clone(&attempts), Watched::new());
+        let handler = move |message: Message| {
+            seen.lock().unwrap().push((SystemTime::now(), message.first_failed_at()));
+            std::future::ready(Err::<(), Failure>(Failure::retry("the dependency is down")))
+        };
+        let source = stage.retrying(Duration::from_secs(1), Duration::ZERO);
+        let letters = source.dead_letters(dead.as_str());
+        let consumer = stage.consumer(source, &watched, handler).await;
+        let consumer = consumer
+            .dead_letters(letters)
+            .max_attempts(3)
+            .backoff(Backoff::new(Duration::from_millis(500), Duration::from_secs(1)));
+        let watch = async {
+            watched.until("handler_runs", 1).await;
+            let ended = if attempt == 3 { "dead_letters" } else { "retries" };
+            watched.until(ended, 1).await;
+            watched.until("acks", 1).await;
+        };
+        run_while(consumer, watch).await;
+    }
+    let attempts = attempts.lock().unwrap().clone();
+    let [(ran_at, None), (ran_again_at, Some(known)), (_, Some(known_later))] = attempts[..] else {
+        panic!("{attempts:?}")
+    };
+    assert!(known == known_later && in_millis(ran_at) <= in_millis(known) && known < ran_again_at);
+    let letters = stage.kafka.read_all(&dead).await;
+    let headers = letters[0].headers().unwrap();
+    let header = headers.iter().find(|header| header.key == "oncegate-first-failed-at").unwrap();
+    assert_eq!(header.value, Some(in_millis(known).to_string().as_bytes()));
+}
+
+/// As headers have it.
+fn in_millis(time: SystemTime) -> u128 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
 }
 
 #[tokio::test(flavor = "multi_thread")]

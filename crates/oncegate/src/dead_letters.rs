@@ -56,8 +56,9 @@ pub struct DeadLetter {
     pub reason: String,
     /// How many attempts ran.
     pub attempts: u32,
-    /// When its first attempt failed, on the wall clock of the process that gave it up. `None` when that was in another
-    /// process, or when an attempt ended without a word: nobody has kept that time.
+    /// When its first attempt failed, on the wall clock of the process that saw it. `None` when that was not the one that
+    /// gave it up and it came back by its broker, not by a retry topic, or when the first attempt ended without a word:
+    /// nobody has kept that time.
     pub first_failed_at: Option<SystemTime>,
     /// When it was given up, on the same clock.
     pub failed_at: SystemTime,

@@ -32,6 +32,7 @@ struct Delivered {
     key: Option<Bytes>,
     headers: Vec<Header>,
     timestamp_ms: Option<i64>,
+    first_failed_at: Option<SystemTime>,
     defect: Option<&'static str>,
 }
 
@@ -138,6 +139,7 @@ impl Message {
             key: None,
             headers: Vec::new(),
             timestamp_ms: None,
+            first_failed_at: None,
             defect: None,
         };
         Self { delivered: Arc::new(delivered), identity: None, run: None }
@@ -156,6 +158,12 @@ impl Message {
     /// The same message with the broker's timestamp, in milliseconds since 1970.
     pub fn with_timestamp_ms(self, timestamp_ms: i64) -> Self {
         self.edit(|delivered| delivered.timestamp_ms = Some(timestamp_ms))
+    }
+
+    /// The same message, whose first attempt failed then. A [retry queue](crate::source::RetryQueue) keeps that time with
+    /// the message, and the dead letter tells it.
+    pub fn with_first_failed_at(self, time: SystemTime) -> Self {
+        self.edit(|delivered| delivered.first_failed_at = Some(time))
     }
 
     /// The same message, marked as one that is not of the form which its source is set to read; `expected` says
@@ -179,6 +187,7 @@ impl Message {
                     key: self.delivered.key.clone(),
                     headers: self.delivered.headers.clone(),
                     timestamp_ms: self.delivered.timestamp_ms,
+                    first_failed_at: self.delivered.first_failed_at,
                     defect: self.delivered.defect,
                 };
                 change(&mut delivered);
@@ -246,6 +255,12 @@ impl Message {
     /// The broker's timestamp, in milliseconds since 1970.
     pub fn timestamp_ms(&self) -> Option<i64> {
         self.delivered.timestamp_ms
+    }
+
+    /// When its first attempt failed, by the wall clock of the process that saw it. `None` when none has, or when another
+    /// process saw it and the message did not come by a [retry queue](crate::source::RetryQueue).
+    pub fn first_failed_at(&self) -> Option<SystemTime> {
+        self.delivered.first_failed_at
     }
 
     /// How long ago the broker got it, by this machine's clock; `None` without a timestamp.

@@ -180,7 +180,8 @@ pub trait RetryQueue: Send + Sync + fmt::Debug {
     /// How long a message would wait there that must wait for `wait` at least. `None`: it waits where it is.
     fn wait(&self, wait: Duration) -> Option<Duration>;
 
-    /// Keeps the message, with its payload, key, headers, route and origin, and delivers it again after `wait`, which is a
+    /// Keeps the message, with its payload, key, headers, route, origin and
+    /// [first failure](Message::first_failed_at), and delivers it again after `wait`, which is a
     /// time that [`wait`](Self::wait) has named. Returns only when it is durable: the message is acknowledged after that.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Runs workers under faults for as long as one likes, and judges every run. `scripts/torture` calls it.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -23,6 +24,9 @@ torture [--minutes N] [--seed S] [--store redis|sqlite|postgres] [--faults NAME,
 const STEPS: usize = 8;
 /// How often a run of a single fault meets it.
 const REPEATS: usize = 4;
+
+/// What runs of many faults are called.
+const MANY: &str = "many, overlapping";
 
 /// How many runs of a single fault come before the next one of many.
 const ALONE_BETWEEN_MANY: usize = 2;
@@ -106,6 +110,21 @@ impl Plans {
         self.settings.faults.is_empty() && self.settings.stores.len() > 1
     }
 
+    /// The kinds of runs that have not had their turn, in words.
+    fn without_a_turn(&self) -> String {
+        let name = |(store, fault): &(StoreKind, Option<Fault>)| {
+            let fault = fault.map_or_else(|| MANY.to_owned(), |fault| fault.to_string());
+            format!("{fault} on {}", format!("{store:?}").to_lowercase())
+        };
+        let done = self.kinds.get(..self.next).unwrap_or(&self.kinds);
+        let left: BTreeSet<String> =
+            self.kinds.iter().filter(|kind| !done.contains(kind)).map(name).collect();
+        if left.is_empty() {
+            return String::new();
+        }
+        format!(" Without a run of their own: {}.", left.into_iter().collect::<Vec<_>>().join(", "))
+    }
+
     fn next(&mut self) -> (String, Plan) {
         let (store, alone) =
             self.kinds.get(self.next % self.kinds.len()).copied().expect("there are kinds of runs");
@@ -118,7 +137,7 @@ impl Plans {
                 (fault.to_string(), Plan::each_once(seed, store, faults, worker))
             }
             None if self.settings.faults.is_empty() => {
-                ("many, overlapping".to_owned(), Plan::random(seed, store, &possible, STEPS, worker))
+                (MANY.to_owned(), Plan::random(seed, store, &possible, STEPS, worker))
             }
             None => {
                 let faults: Vec<Fault> =
@@ -185,7 +204,8 @@ async fn main() -> ExitCode {
     }
     let took = begun.elapsed().as_secs().div_ceil(60);
     let text = format!(
-        "\n{runs} runs in {took} minutes: `scripts/torture --minutes {minutes} --seed {seed}`.\n\n{}\n{}\n",
+        "\n{runs} runs in {took} minutes: `scripts/torture --minutes {minutes} --seed {seed}`.{}\n\n{}\n{}\n",
+        plans.without_a_turn(),
         summary.table(),
         summary.reached_table()
     );

@@ -1,5 +1,7 @@
 //! Every commit of a group, as the broker keeps it in its own topic.
 
+use std::collections::BTreeMap;
+
 use rdkafka::Message as _;
 
 use super::judge::Commit;
@@ -25,9 +27,14 @@ pub(super) async fn commits(kafka: &Kafka, group: &str, topic: &str) -> Vec<Comm
     records.iter().filter_map(commit).collect()
 }
 
-/// The offsets that the group has committed for the topic, in the order in which the broker has taken them.
-pub async fn commits_of(kafka: &Kafka, group: &str, topic: &str) -> Vec<i64> {
-    commits(kafka, group, topic).await.into_iter().map(|commit| commit.offset).collect()
+/// The offsets that the group has committed for each partition of the topic, in the order in which the broker has taken
+/// them.
+pub async fn commits_of(kafka: &Kafka, group: &str, topic: &str) -> BTreeMap<i32, Vec<i64>> {
+    let mut of_partition: BTreeMap<i32, Vec<i64>> = BTreeMap::new();
+    for commit in commits(kafka, group, topic).await {
+        of_partition.entry(commit.partition).or_default().push(commit.offset);
+    }
+    of_partition
 }
 
 /// Kafka's numbers and texts, one after the other.

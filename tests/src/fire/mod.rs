@@ -30,5 +30,5 @@ pub use points::{POINTS, Point};
 pub use report::{Report, Summary};
 pub use run::{Plan, run};
 pub use sink::Sink;
-pub use stage::{StoreKind, WorkerSettings, Zombie};
-pub use work::work;
+pub use stage::{Protocol, StoreKind, Trap, WorkerSettings, Zombie};
+pub use work::{SESSION, work};

@@ -1,5 +1,6 @@
-//! The steps of a message at which a worker can be told to die, `ONCEGATE_FIRE=effect-after:3:abort`, or to stop and go on
-//! once it is continued and a file is there: `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go`.
+//! The steps of a message at which a worker can be told to die, `ONCEGATE_FIRE=effect-after:3:abort`, to stop and go on
+//! once it is continued and a file is there, `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go`, or to hold the thread alone until
+//! that file is there: `hold` instead of `stop`. Several are parted by a semicolon.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,10 +8,10 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Names the point, how often it is passed until it works, and what happens there: `abort` or `stop`.
+/// Names the point, how often it is passed until it works, and what happens there: `abort`, `stop` or `hold`.
 pub(super) const VARIABLE: &str = "ONCEGATE_FIRE";
 
-/// A step of a message.
+/// A step of a message, or of its partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
     /// The claim has not been sent.
@@ -31,9 +32,11 @@ pub enum Point {
     AckBefore,
     /// The message was acknowledged, and its offset is not committed yet.
     AckAfter,
+    /// The poll thread has given partitions away, and its group has not been told.
+    Revoke,
 }
 
-/// Every point, in the order in which a message passes them.
+/// Every point of a message, in the order in which it passes them.
 pub const POINTS: [Point; 9] = [
     Point::ClaimBefore,
     Point::ClaimAfter,
@@ -60,6 +63,7 @@ impl Point {
             Self::CompleteAfter => "complete-after",
             Self::AckBefore => "ack-before",
             Self::AckAfter => "ack-after",
+            Self::Revoke => "revoke",
         }
     }
 }
@@ -67,38 +71,67 @@ impl Point {
 struct Trap {
     point: String,
     passes_left: AtomicU32,
-    /// Where the file will be, if it is to stop.
-    go: Option<PathBuf>,
+    fate: Fate,
+}
+
+/// What happens to a process at a point.
+enum Fate {
+    Dies,
+    /// All of it, until it is continued and the file is there.
+    Stops(PathBuf),
+    /// The thread that passes, until the file is there.
+    IsHeld(PathBuf),
+}
+
+impl Trap {
+    fn of(text: &str) -> Self {
+        let mut parts = text.split(':');
+        let mut part = || parts.next().expect("a trap is POINT:PASSES:FATE, and perhaps a file");
+        let (point, passes, fate) = (part().to_owned(), part(), part());
+        let fate = match fate {
+            "stop" => Fate::Stops(part().into()),
+            "hold" => Fate::IsHeld(part().into()),
+            _ => Fate::Dies,
+        };
+        let passes_left = AtomicU32::new(passes.parse().expect("a number of passes"));
+        Self { point, passes_left, fate }
+    }
 }
 
 /// How often it is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-static TRAP: LazyLock<Option<Trap>> = LazyLock::new(|| {
-    let text = std::env::var(VARIABLE).ok()?;
-    let mut parts = text.split(':');
-    let (point, passes, action) = (parts.next()?, parts.next()?, parts.next()?);
-    let passes_left = AtomicU32::new(passes.parse().expect("a number of passes"));
-    let go = (action == "stop").then(|| parts.next().map(PathBuf::from).expect("a file to wait for"));
-    Some(Trap { point: point.to_owned(), passes_left, go })
+static TRAPS: LazyLock<Vec<Trap>> = LazyLock::new(|| {
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    text.split(';').filter(|trap| !trap.is_empty()).map(Trap::of).collect()
 });
+
+fn trap(point: Point) -> Option<&'static Trap> {
+    TRAPS.iter().find(|trap| trap.point == point.name())
+}
 
 /// Whether this process is to meet its fate at this point some time.
 pub(super) fn is_set(point: Point) -> bool {
-    TRAP.as_ref().is_some_and(|trap| trap.point == point.name() && trap.passes_left.load(SeqCst) > 0)
+    trap(point).is_some_and(|trap| trap.passes_left.load(SeqCst) > 0)
 }
 
 /// The process is at this point.
 pub(super) fn pass(point: Point) {
-    let Some(trap) = TRAP.as_ref().filter(|trap| trap.point == point.name()) else { return };
+    let Some(trap) = trap(point) else { return };
     let left = trap.passes_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
     if left != Ok(1) {
         return;
     }
-    let Some(go) = &trap.go else { std::process::abort() };
-    let id = std::process::id().to_string();
-    let stopped = Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status();
-    stopped.expect("a process may stop itself");
+    let go = match &trap.fate {
+        Fate::Dies => std::process::abort(),
+        Fate::IsHeld(go) => go,
+        Fate::Stops(go) => {
+            let id = std::process::id().to_string();
+            let stopped = Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status();
+            stopped.expect("a process may stop itself");
+            go
+        }
+    };
     // A signal takes its time, and this thread must not go a step further meanwhile.
     while !go.exists() {
         std::thread::sleep(LOOK_INTERVAL);

@@ -12,7 +12,7 @@ use oncegate::core::key::{CompiledKey, Scope, StoreKey};
 use oncegate::core::rules::{Operation, Reply, Verdict};
 use oncegate::core::store::{Checkup, Command, Completed, Looked, Store, StoreError};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
-use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms, Ticket};
 use oncegate::{BoxError, Counters, Event, Message, Observer};
 
 use super::history::{Answer, History, Op, What, text};
@@ -175,6 +175,10 @@ impl<S: Source> Source for RecordedSource<S> {
         self.inner.stop_receiving();
     }
 
+    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
+        self.inner.retry_queue()
+    }
+
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         self.inner.close(deadline).await
     }
@@ -260,8 +264,10 @@ impl RecordedEvents {
 impl Observer for RecordedEvents {
     fn observe(&self, event: Event<'_>) {
         self.counters.observe(event);
-        if matches!(event, Event::StoreLost { .. }) {
-            self.history.note(What::LossNoticed);
+        match event {
+            Event::StoreLost { .. } => self.history.note(What::LossNoticed),
+            Event::Rebalanced { revoked: 1.., .. } => pass(Point::Revoke),
+            _ => {}
         }
     }
 }

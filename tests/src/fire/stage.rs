@@ -1,7 +1,7 @@
 //! The servers, the workers and the witnesses of one run.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -36,6 +36,15 @@ pub enum StoreKind {
     Postgres,
 }
 
+/// How the members of a group agree on who has what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Protocol {
+    /// Among themselves, cooperatively.
+    Classic,
+    /// The broker says so. It also decides on their sessions.
+    New,
+}
+
 /// What a worker process is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerSettings {
@@ -59,6 +68,39 @@ pub struct WorkerSettings {
     pub history: PathBuf,
     /// Downstream systems that are paid as well.
     pub sinks: Vec<PathBuf>,
+    /// Where every retry waits, and for how long; in its lane without.
+    pub retries: Option<(Duration, String)>,
+    /// How the worker is a member of its group.
+    pub protocol: Protocol,
+    /// How long its poll thread may be away; as by default without.
+    pub poll_interval: Option<Duration>,
+}
+
+impl WorkerSettings {
+    /// A classic member of a new group, with a new scope, whose files are in `folder`.
+    #[must_use]
+    pub fn new(
+        (store, address): (StoreKind, &str),
+        kafka: &Kafka,
+        (topic, dead_topic): (String, String),
+        folder: &Path,
+    ) -> Self {
+        Self {
+            store,
+            address: address.to_owned(),
+            scope: unique("fire"),
+            brokers: kafka.bootstrap().to_owned(),
+            group: unique("fire"),
+            topic,
+            dead_topic,
+            ledger: folder.join("ledger"),
+            history: folder.join("history"),
+            sinks: Vec::new(),
+            retries: None,
+            protocol: Protocol::Classic,
+            poll_interval: None,
+        }
+    }
 }
 
 /// The store's server, where it has one.
@@ -144,20 +186,8 @@ impl<'a> Stage<'a> {
             }
             StoreKind::Sqlite => (Server::File, None, folder.path().join("records.db").display().to_string()),
         };
-        let (scope, group) = (unique("fire"), unique("fire"));
-        let key = Key::json(["order"]).compile(&Scope::new(&scope).expect("it is a scope"));
-        let settings = WorkerSettings {
-            store,
-            address,
-            scope,
-            brokers: kafka.bootstrap().to_owned(),
-            group,
-            topic,
-            dead_topic,
-            ledger: folder.path().join("ledger"),
-            history: folder.path().join("history"),
-            sinks: Vec::new(),
-        };
+        let settings = WorkerSettings::new((store, &address), &kafka, (topic, dead_topic), folder.path());
+        let key = Key::json(["order"]).compile(&Scope::new(&settings.scope).expect("it is a scope"));
         Self {
             rng: Rng::with_seed(seed),
             history: History::open(&settings.history),
@@ -373,6 +403,15 @@ async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, Stri
     dump
 }
 
+/// What is to happen to a [`Zombie`] at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trap {
+    /// The process stops itself.
+    Stop(Point),
+    /// The thread that comes there is held, and no other.
+    Hold(Point),
+}
+
 /// A worker of its own, outside of a run, that can be stopped at a point and goes on later.
 #[derive(Debug)]
 pub struct Zombie {
@@ -381,18 +420,20 @@ pub struct Zombie {
 }
 
 impl Zombie {
-    /// Starts the program; it stops itself when it first passes the point.
+    /// Starts the program; it is caught when it first passes these points.
     ///
     /// # Panics
     /// When it cannot be started.
     #[must_use]
-    pub fn start(program: PathBuf, settings: &WorkerSettings, stops_at: Option<Point>) -> Self {
+    pub fn start(program: PathBuf, settings: &WorkerSettings, traps: &[Trap]) -> Self {
         let mut command = process::bound_to_parent(program, "KILL");
         command.arg(serde_json::to_string(settings).expect("settings are plain data"));
         let go = settings.history.with_extension("go");
-        if let Some(point) = stops_at {
-            command.env(VARIABLE, format!("{}:1:stop:{}", point.name(), go.display()));
-        }
+        let trap = |trap: &Trap| match trap {
+            Trap::Stop(point) => format!("{}:1:stop:{}", point.name(), go.display()),
+            Trap::Hold(point) => format!("{}:1:hold:{}", point.name(), go.display()),
+        };
+        command.env(VARIABLE, traps.iter().map(trap).collect::<Vec<String>>().join(";"));
         Self { process: Process::spawn("a worker", command), go }
     }
 
@@ -414,12 +455,35 @@ impl Zombie {
         .await;
     }
 
+    /// Continues the stopped process; the threads that came to a trap are still held there.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn wake(&mut self) {
+        self.process.signal("CONT");
+    }
+
     /// Lets it go on.
     ///
     /// # Panics
     /// When it has ended.
     pub fn go_on(&mut self) {
         std::fs::write(&self.go, "").expect("a file can be made");
-        self.process.signal("CONT");
+        self.wake();
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Asks it to stop, and waits until it has ended well.
+    ///
+    /// # Panics
+    /// When it does not within a minute, or says that something went wrong.
+    pub async fn stop(&mut self) {
+        self.process.signal("TERM");
+        let status = self.process.end_within(STOP_LIMIT).await;
+        assert!(status.success(), "a worker that was asked to stop ended with {status}");
     }
 }

@@ -10,6 +10,7 @@ use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::{OnStoreLoss, RedisStore};
+use oncegate::source::Source;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{
     Backoff, BoxError, Consumer, Counters, Failure, FingerprintSpec, Gate, Handler, Key, Message, Ordering,
@@ -20,13 +21,13 @@ use super::history::{History, What};
 use super::points::{Point, pass};
 use super::recorded::{Names, RecordedEvents, RecordedLetters, RecordedSource, RecordedStore};
 use super::sink::Sink;
-use super::stage::{StoreKind, WorkerSettings};
+use super::stage::{Protocol, StoreKind, WorkerSettings};
 use crate::ledger::Ledger;
 
 /// How long a claim protects its owner.
 pub(super) const LEASE: Duration = Duration::from_millis(1_200);
 /// After how long without a heartbeat the broker gives a worker's partitions away.
-pub(super) const SESSION: Duration = Duration::from_millis(2_000);
+pub const SESSION: Duration = Duration::from_millis(2_000);
 /// Kills use up attempts, and none of them may end as a dead letter.
 pub(super) const MAX_ATTEMPTS: u32 = 60;
 /// How many attempts fail of an order that never succeeds, before its handler gives it up.
@@ -181,13 +182,14 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .retention(RETENTION)
         .fenced()
         .fingerprint(FingerprintSpec::payload().except(["n"]));
-    let source =
-        KafkaSource::new(settings.brokers.as_str(), settings.group.as_str(), [settings.topic.as_str()])
-            .property("session.timeout.ms", SESSION.as_millis().to_string())
-            .property("heartbeat.interval.ms", "300");
+    let source = source(&settings);
     let letters = RecordedLetters {
         inner: source.dead_letters(settings.dead_topic.as_str()),
         history: Arc::clone(&history),
+    };
+    let source: Arc<dyn Source> = match &settings.retries {
+        None => Arc::new(source),
+        Some((wait, topic)) => Arc::new(source.retry_topics([(*wait, topic)]).beyond(Duration::ZERO)),
     };
     let handler = Pay {
         names: names.clone(),
@@ -199,6 +201,7 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
     Consumer::new(RecordedSource { inner: source, names, history: Arc::clone(&history) }, gate, handler)
         .concurrency(CONCURRENCY)
         .ordering(Ordering::Key)
+        .overtaking_retries()
         .max_attempts(MAX_ATTEMPTS)
         .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(100)))
         .flood_limit(FloodLimit { in_a_row: 1_000_000, share: 1.1 })
@@ -208,6 +211,23 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .await?;
     history.note(events.counted());
     Ok(())
+}
+
+fn source(settings: &WorkerSettings) -> KafkaSource {
+    let topics = [settings.topic.as_str()];
+    let source = KafkaSource::new(settings.brokers.as_str(), settings.group.as_str(), topics);
+    let source = match settings.protocol {
+        Protocol::Classic => source
+            .property("session.timeout.ms", SESSION.as_millis().to_string())
+            .property("heartbeat.interval.ms", "300"),
+        Protocol::New => source.property("group.protocol", "consumer"),
+    };
+    match settings.poll_interval {
+        None => source,
+        Some(interval) => source
+            .property("max.poll.interval.ms", interval.as_millis().to_string())
+            .drain_timeout(interval / 4),
+    }
 }
 
 /// The store, as soon as it can be reached.

@@ -1,35 +1,90 @@
-//! Brokers that die, and clusters that go on without one.
+//! Brokers that die, leaders that move, and clusters that go on; for a classic group and one of the new protocol at once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use oncegate::kafka::KafkaSource;
+use oncegate::observe::Counters;
 use oncegate::source::Source;
-use oncegate_tests::{KafkaCluster, unique};
+use oncegate_tests::fire::commits_of;
+use oncegate_tests::{KafkaCluster, Record, unique};
 
-use crate::stage::{CLOSE, NEW, QUICK, finish, number, numbered, open, receive, until_committed, with};
+use crate::stage::{CLOSE, NEW, QUICK, finish, number, open, receive, until_committed, with};
 
 /// How many messages come between two faults.
 const EACH: usize = 300;
 const PARTITIONS: i32 = 3;
+/// The members of a classic group, which outlast a broker, and of one of the new protocol.
+const GROUPS: [&[(&str, &str)]; 2] = [&[QUICK[0], ("session.timeout.ms", "45000")], NEW];
 
-/// The leader of a partition dies, then the coordinator of the group; both come back.
-async fn goes_on(cluster: &mut KafkaCluster, properties: &[(&str, &str)]) {
-    let (topic, group) = (unique("led"), unique("group"));
-    cluster.create_replicated_topic(&topic, PARTITIONS, 3).await;
-    let source = KafkaSource::new(cluster.bootstrap(), &group, [&topic]);
-    let source = with(source.commit_interval(Duration::from_millis(50)), properties);
-    let counters = open(&source).await;
-    let mut numbers = BTreeSet::new();
-    let mut handle = async |cluster: &KafkaCluster, round: usize| {
-        cluster.produce(&topic, numbered(EACH, PARTITIONS)).await;
-        let finished = finish(receive(&source, EACH).await);
-        numbers.extend(finished.iter().map(|message| round * EACH + number(message)));
-        until_committed(cluster, &group, &topic, &cluster.end_offsets(&topic).await).await;
+/// A group with a topic of its own.
+struct Consumed {
+    topic: String,
+    group: String,
+    source: KafkaSource,
+    counters: Arc<Counters>,
+}
+
+impl Consumed {
+    async fn start(cluster: &KafkaCluster, replicas: i32, properties: &[(&str, &str)]) -> Self {
+        let (topic, group) = (unique("led"), unique("group"));
+        cluster.create_replicated_topic(&topic, PARTITIONS, replicas).await;
+        let source = KafkaSource::new(cluster.bootstrap(), &group, [&topic]);
+        let source = with(source.commit_interval(Duration::from_millis(50)), properties);
+        let counters = open(&source).await;
+        Self { topic, group, source, counters }
+    }
+
+    async fn produce(&self, cluster: &KafkaCluster, numbers: std::ops::Range<usize>) {
+        let record = |n: usize| {
+            let partition = i32::try_from(n).expect("it is not that many") % PARTITIONS;
+            Record::new(n.to_string()).partition(partition)
+        };
+        cluster.produce(&self.topic, numbers.map(record).collect::<Vec<Record>>()).await;
+    }
+
+    fn partitions(&self) -> impl Iterator<Item = (String, i32)> {
+        (0..PARTITIONS).map(|partition| (self.topic.clone(), partition))
+    }
+
+    /// Receives and finishes until `count` says so many different messages have come. Returns how many deliveries that took.
+    async fn finish(&self, count: impl Fn() -> Option<usize>) -> usize {
+        let (mut numbers, mut received) = (BTreeSet::new(), 0);
+        while count() != Some(numbers.len()) {
+            let messages = finish(receive(&self.source, 1).await);
+            received += messages.len();
+            numbers.extend(messages.iter().map(number));
+        }
+        received
+    }
+
+    async fn ends_well(self, cluster: &KafkaCluster) {
+        until_committed(cluster, &self.group, &self.topic, &cluster.end_offsets(&self.topic).await).await;
+        let commits: BTreeMap<i32, Vec<i64>> = commits_of(cluster, &self.group, &self.topic).await;
+        assert!(commits.values().all(|commits| commits.is_sorted()), "a commit went back: {commits:?}");
+        let counted = |name| self.counters.total(name);
+        assert_eq!((counted("messages_gone"), counted("topics_made_again")), (0, 0));
+        self.source.close(CLOSE).await.expect("closes");
+    }
+}
+
+/// The leader of a partition dies, then the coordinator of the groups; both come back.
+async fn they_die(cluster: &mut KafkaCluster) {
+    let groups = join_all(GROUPS.map(|properties| Consumed::start(cluster, 3, properties))).await;
+    let handle = async |cluster: &KafkaCluster, round: usize| {
+        let handled = groups.iter().map(async |one| {
+            one.produce(cluster, round * EACH..(round + 1) * EACH).await;
+            assert_eq!(one.finish(|| Some(EACH)).await, EACH, "each message comes once");
+            let ends = cluster.end_offsets(&one.topic).await;
+            until_committed(cluster, &one.group, &one.topic, &ends).await;
+        });
+        join_all(handled).await;
     };
 
     handle(cluster, 0).await;
-    let leader = cluster.leader(&topic, 0).await;
+    let leader = cluster.leader(&groups[0].topic, 0).await;
     cluster.node(leader).kill();
     handle(cluster, 1).await;
     cluster.node(leader).start_again().await;
@@ -39,15 +94,55 @@ async fn goes_on(cluster: &mut KafkaCluster, properties: &[(&str, &str)]) {
     handle(cluster, 3).await;
     cluster.node(coordinator).start_again().await;
     handle(cluster, 4).await;
+    for one in groups {
+        one.ends_well(cluster).await;
+    }
+}
 
-    assert_eq!(numbers, (0..5 * EACH).collect());
-    assert_eq!((counters.total("messages_gone"), counters.total("topics_made_again")), (0, 0));
-    source.close(CLOSE).await.expect("closes");
+/// While messages come, every partition is reassigned twice, each time away from its leader, and with them the one that
+/// makes a broker the coordinator of the groups.
+async fn they_are_reassigned(cluster: &KafkaCluster) {
+    // As many copies as must have a message: a reassignment leaves one of the two that there were.
+    let groups = join_all(GROUPS.map(|properties| Consumed::start(cluster, 2, properties))).await;
+    let moved = OnceLock::new();
+    let moving = async {
+        let (topic, partition) = KafkaCluster::COORDINATED;
+        let coordinated = std::iter::once((topic.to_owned(), partition));
+        let partitions: Vec<(String, i32)> =
+            groups.iter().flat_map(Consumed::partitions).chain(coordinated).collect();
+        for _ in 0..2 {
+            cluster.move_leaders(&partitions).await;
+        }
+        moved.set(()).expect("once");
+    };
+    let under_load = groups.iter().map(async |one| {
+        let total = OnceLock::new();
+        let producing = async {
+            let mut sent = 0;
+            while total.get().is_none() {
+                let next = sent + EACH;
+                // Known before the last ones come: whoever receives can tell that they are the last.
+                if moved.get().is_some() {
+                    total.set(next).expect("once");
+                }
+                one.produce(cluster, sent..next).await;
+                sent = next;
+            }
+            sent
+        };
+        let (sent, received) = tokio::join!(producing, one.finish(|| total.get().copied()));
+        println!("{}: {sent} sent, {} of them received again", one.topic, received - sent);
+    });
+    tokio::join!(moving, join_all(under_load));
+    for one in groups {
+        one.ends_well(cluster).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_and_a_coordinator_that_die_cost_nothing() {
+async fn leaders_and_coordinators_that_die_or_are_reassigned_under_load_cost_nothing() {
     let mut cluster = KafkaCluster::start().await;
-    goes_on(&mut cluster, &[QUICK[0], ("session.timeout.ms", "45000")]).await;
-    goes_on(&mut cluster, NEW).await;
+    they_die(&mut cluster).await;
+    // It leaves the coordinator's partition two copies, so it comes last.
+    they_are_reassigned(&cluster).await;
 }

@@ -220,13 +220,13 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
 async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("span", 2).await, unique("group"));
-    kafka.produce(&topic, numbered(4_000, 2)).await;
+    kafka.produce(&topic, numbered(1_000, 2)).await;
     let source = source(&kafka, &group, &topic).unfinished_messages(50);
     open(&source).await;
 
     let (mut held, mut counts) = (None, [0, 0]);
     within("the other partition", async {
-        while counts[1] < 2_000 || held.is_none() {
+        while counts[1] < 500 || held.is_none() {
             for delivery in source.receive(10).await.expect("receives").expect("more") {
                 let (partition, offset) = place(&delivery.message);
                 counts[partition as usize] += 1;
@@ -241,7 +241,7 @@ async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
     .await;
     assert!(counts[0] <= 51, "{} messages beyond an unfinished one", counts[0]);
     finish(held);
-    for _ in counts[0]..2_000 {
+    for _ in counts[0]..500 {
         finish(receive(&source, 1).await);
     }
     source.close(CLOSE).await.expect("closes");
@@ -304,9 +304,7 @@ async fn comes_back_paused(properties: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn a_partition_that_comes_back_paused_is_resumed() {
-    comes_back_paused(QUICK).await;
-    comes_back_paused(RANGE).await;
-    comes_back_paused(NEW).await;
+    tokio::join!(comes_back_paused(QUICK), comes_back_paused(RANGE), comes_back_paused(NEW));
 }
 
 #[tokio::test]

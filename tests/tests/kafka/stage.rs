@@ -13,7 +13,8 @@ use oncegate_tests::{Kafka, Record};
 /// Nothing here takes this long; a test that waits longer has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) const CLOSE: Duration = Duration::from_secs(20);
+/// The same for leaving a group, in which others may be in the middle of a rebalance.
+pub(crate) const CLOSE: Duration = Duration::from_secs(60);
 
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LIMIT, future).await {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use oncegate::redis::{Durability, RedisStore};
+use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Proxy, ProxyMode as Mode, RedisServer, until};
@@ -23,10 +24,15 @@ struct Pair {
 
 impl Pair {
     async fn start() -> Self {
-        let primary = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
+        Self::of(RedisServer::start_with).await
+    }
+
+    /// Two servers, each started with these settings.
+    async fn of(start: impl AsyncFn(&[&str]) -> RedisServer) -> Self {
+        let primary = start(&["--repl-diskless-sync-delay", "0"]).await;
         let between = Proxy::before(&primary).await;
         let port = between.url().rsplit(':').next().unwrap().to_owned();
-        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        let replica = start(&["--replicaof", "127.0.0.1", &port]).await;
         until("the replica to follow", LIMIT, async || {
             let info = replica.info("replication").await;
             info.contains("master_link_status:up").then_some(()).ok_or(info)
@@ -54,7 +60,7 @@ fn is_unknown<T: std::fmt::Debug>(answer: &Result<T, StoreError>) -> bool {
     matches!(answer, Err(StoreError::Unknown { .. }))
 }
 
-async fn until_held(store: &RedisStore, key: &oncegate_core::key::StoreKey, operation: Operation) -> Reply {
+async fn until_held(store: &RedisStore, key: &StoreKey, operation: Operation) -> Reply {
     until("the replica to confirm", LIMIT, async || {
         apply(store, key, operation.clone()).await.map_err(|error| error.to_string())
     })
@@ -63,7 +69,17 @@ async fn until_held(store: &RedisStore, key: &oncegate_core::key::StoreKey, oper
 
 #[tokio::test]
 async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_found_completed() {
-    let pair = Pair::start().await;
+    does_not_count(Pair::start().await).await;
+}
+
+/// There WAIT speaks for the writes of its own connection alone, and Redis 7.0 speaks for all of them: only there is it
+/// seen that what was found settled is written once more.
+#[tokio::test]
+async fn what_a_replica_of_valkey_does_not_have_does_not_count_either() {
+    does_not_count(Pair::of(RedisServer::valkey).await).await;
+}
+
+async fn does_not_count(pair: Pair) {
     let store = pair.store().await;
     let plain = RedisStore::connect(pair.primary.url()).await.unwrap();
     let (scope, owner) = (scope(), token());
@@ -111,17 +127,21 @@ async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_f
     pair.join();
     assert_eq!(until_held(&store, &completing, complete(owner, b"2")).await, HELD);
     for (key, result) in [(&completing, b"2".as_slice()), (&found, b"3")] {
-        let settled =
-            Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
-        assert_eq!(until_held(&store, key, claim(token())).await, settled);
-        let ahead = until("the replica to confirm", LIMIT, async || {
-            store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
-        });
-        let ahead = ahead.await.unwrap();
-        assert_eq!(ahead.result, result);
-        let record: Option<Vec<u8>> = hand.ask(&["GET", key.as_str()]).await;
-        assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
+        counts(&store, &hand, key, result).await;
     }
+}
+
+/// The replica has it, so it counts for whoever asks.
+async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'static [u8]) {
+    let settled = Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
+    assert_eq!(until_held(store, key, claim(token())).await, settled);
+    let ahead = until("the replica to confirm", LIMIT, async || {
+        store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+    });
+    let ahead = ahead.await.unwrap();
+    assert_eq!(ahead.result, result);
+    let record: Option<Vec<u8>> = replica.ask(&["GET", key.as_str()]).await;
+    assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
 }
 
 #[tokio::test]

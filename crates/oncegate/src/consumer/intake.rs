@@ -226,7 +226,6 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         tenant,
         claim: None,
         without_store: false,
-        first_failed_at: None,
         bytes,
         found: None,
         received_at,

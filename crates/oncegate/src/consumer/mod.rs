@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
@@ -396,8 +396,6 @@ struct Item {
     tenant: Option<u64>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
-    /// When its first attempt failed, if that was seen here.
-    first_failed_at: Option<SystemTime>,
     /// What it counts against the limit on bytes.
     bytes: usize,
     /// Its store has been away for too long: it runs without it.

@@ -64,7 +64,8 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
             let attempt = lease.attempt();
             info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
             if counted && attempt == 1 {
-                item.first_failed_at = Some(SystemTime::now());
+                let message = item.delivery.message.clone();
+                item.delivery.message = message.with_first_failed_at(SystemTime::now());
             }
             let handed_on = hand_on(shared, &item, delay).await;
             lease.release(handed_on.unwrap_or(delay), counted, &reason).await;
@@ -174,7 +175,7 @@ async fn hand_over(
         DeadLetterCause::NotHandedOver => None,
         // Of a message that failed at once, or never ran, this is the first time.
         _ if attempts <= 1 => Some(failed_at),
-        _ => item.first_failed_at,
+        _ => message.first_failed_at(),
     };
     let letter = DeadLetter {
         message,

@@ -13,7 +13,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use super::settings::{self, Property};
-use super::{ROUTE_HEADER, member, topics};
+use super::{FIRST_FAILED_HEADER, ROUTE_HEADER, member, topics};
 use crate::dead_letters::{DeadLetter, DeadLetters, millis_since_1970};
 use crate::failure::BoxError;
 use crate::message::{Message, Origin};
@@ -221,7 +221,7 @@ fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
         ("oncegate-attempts", letter.attempts.to_string()),
     ]);
     if let Some(first) = letter.first_failed_at {
-        ours.push(("oncegate-first-failed-at", millis_since_1970(first).to_string()));
+        ours.push((FIRST_FAILED_HEADER, millis_since_1970(first).to_string()));
     }
     ours.push(("oncegate-failed-at", millis_since_1970(letter.failed_at).to_string()));
     ours

@@ -26,11 +26,11 @@
 //! | `oncegate-cause` | `bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over` |
 //! | `oncegate-reason` | the reason in words, at most 1 KiB |
 //! | `oncegate-attempts` | how many attempts ran |
-//! | `oncegate-first-failed-at` | when its first attempt failed, in milliseconds since 1970, if the process that gave it up saw that |
+//! | `oncegate-first-failed-at` | when its first attempt failed, in milliseconds since 1970, if the process that gave it up saw that, or it came by a retry topic |
 //! | `oncegate-failed-at` | when it was given up, in milliseconds since 1970 |
 //!
-//! A message in a [retry topic](KafkaSource::retry_topics) has those of the route and the origin, and `oncegate-due`: when it
-//! is due, in milliseconds since 1970. Its handler sees it without them.
+//! A message in a [retry topic](KafkaSource::retry_topics) has those of the route, the origin and the first failure, and
+//! `oncegate-due`: when it is due, in milliseconds since 1970. Its handler sees it without them.
 //!
 //! A header whose name is not UTF-8 is delivered without its value, under the name U+FFFD: the client library
 //! gives no access to it. (It panics; the panic is caught, so a program built with `panic = "abort"` ends.)
@@ -67,3 +67,6 @@ pub use source::KafkaSource;
 
 /// Names the route of a message that was retried or redriven.
 pub(crate) const ROUTE_HEADER: &str = "oncegate-route";
+
+/// Names when the first attempt failed, in milliseconds since 1970.
+pub(crate) const FIRST_FAILED_HEADER: &str = "oncegate-first-failed-at";

@@ -13,7 +13,9 @@ use rdkafka::producer::FutureProducer;
 
 use super::dead_letters::{self, Context};
 use super::settings::{self, Property};
-use super::{KafkaDeadLetters, KafkaSource, ROUTE_HEADER};
+use super::{FIRST_FAILED_HEADER, KafkaDeadLetters, KafkaSource, ROUTE_HEADER};
+
+use crate::dead_letters::{millis_since_1970, time_of};
 use crate::failure::BoxError;
 use crate::health::{PauseCause, SourceStatus};
 use crate::message::{Message, Origin};
@@ -73,13 +75,13 @@ impl KafkaSource {
     ///
     /// A message goes to the topic with the shortest wait that is long enough; one that must wait for longer than in any of
     /// them waits in its lane, as without. It is acknowledged once the topic has it durably, and comes again with its
-    /// payload, key, headers, route, origin and timestamp, after its wait: as many messages of a topic are held in memory
+    /// payload, key, headers, route, origin, timestamp and first failure, after its wait: as many messages of a topic are held in memory
     /// meanwhile as its first ones fit into 64. Other messages overtake it, so the consumer must be
     /// [`Ordering::Unordered`](crate::Ordering::Unordered) or accept [that](crate::Consumer::overtaking_retries).
     ///
     /// Each topic must exist, keep its messages for longer than they wait, and have no other writer. Each is consumed in a
-    /// group of its own, named `GROUP.TOPIC`. It has the headers of a [dead letter](super) that tell the route and origin, and
-    /// `oncegate-due`, the time when it is due, in milliseconds since 1970.
+    /// group of its own, named `GROUP.TOPIC`. It has the headers of a [dead letter](super) that tell the route, the origin and
+    /// the first failure, and `oncegate-due`, the time when it is due, in milliseconds since 1970.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -266,8 +268,8 @@ impl RetryQueue for Queue {
 
 /// The message's own headers, and what it must be told by when it comes again.
 fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
-    let due = due.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let mut ours = vec![(DUE_HEADER, due.to_string()), (ROUTE_HEADER, message.route().to_owned())];
+    let mut ours =
+        vec![(DUE_HEADER, millis_since_1970(due).to_string()), (ROUTE_HEADER, message.route().to_owned())];
     if let Origin::Kafka { topic, partition, offset } = message.origin() {
         ours.extend([
             (TOPIC_HEADER, topic.to_string()),
@@ -276,6 +278,8 @@ fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
         ]);
     }
     ours.extend(message.timestamp_ms().map(|timestamp_ms| (TIMESTAMP_HEADER, timestamp_ms.to_string())));
+    let first_failed_ms = message.first_failed_at().map(millis_since_1970);
+    ours.extend(first_failed_ms.map(|millis| (FIRST_FAILED_HEADER, millis.to_string())));
     ours.into_iter().fold(dead_letters::own_headers(message), |headers, (name, value)| {
         headers.insert(Header { key: name, value: Some(value.as_bytes()) })
     })
@@ -287,7 +291,7 @@ fn restore(delivery: Delivery) -> Waiting {
     let Some(due_ms) = number::<u64>(&message, DUE_HEADER) else {
         return Waiting { due: UNIX_EPOCH, delivery: Delivery { message, ticket } };
     };
-    let due = UNIX_EPOCH.checked_add(Duration::from_millis(due_ms)).unwrap_or(UNIX_EPOCH);
+    let due = time_of(due_ms).unwrap_or(UNIX_EPOCH);
     let route: Arc<str> = text(&message, ROUTE_HEADER).unwrap_or_else(|| message.route()).into();
     let origin = first_origin(&message).unwrap_or_else(|| message.origin().clone());
     let mut restored = Message::new(route, origin, message.payload_bytes());
@@ -296,6 +300,9 @@ fn restore(delivery: Delivery) -> Waiting {
     }
     if let Some(timestamp_ms) = number(&message, TIMESTAMP_HEADER).or(message.timestamp_ms()) {
         restored = restored.with_timestamp_ms(timestamp_ms);
+    }
+    if let Some(first) = number(&message, FIRST_FAILED_HEADER).and_then(time_of) {
+        restored = restored.with_first_failed_at(first);
     }
     let is_own = |header: &&crate::message::Header| !header.name.starts_with(dead_letters::PREFIX);
     let headers = message.headers().iter().filter(is_own).cloned().collect();
