@@ -283,13 +283,13 @@ fn pieces<T>(mut batch: Vec<T>, most: usize) -> impl Iterator<Item = Vec<T>> {
 }
 
 /// What a thread answers to a piece of `count` commands or keys.
-async fn answered<T>(
-    job: Result<oneshot::Receiver<Vec<Result<T, StoreError>>>, StoreError>,
+async fn answered<T, A: Into<Vec<Result<T, StoreError>>>>(
+    job: Result<oneshot::Receiver<A>, StoreError>,
     count: usize,
 ) -> Vec<Result<T, StoreError>> {
     let error = match job {
         Ok(answer) => match answer.await {
-            Ok(answers) => return answers,
+            Ok(answers) => return answers.into(),
             Err(_) => StoreError::unknown("the thread of the SQLite store ended before it answered"),
         },
         Err(error) => error,

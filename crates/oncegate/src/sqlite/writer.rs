@@ -46,12 +46,25 @@ struct Counters {
     purged: AtomicU64,
 }
 
-type Answers = Vec<Result<Reply, StoreError>>;
+/// A caller's commands, and room for their answers.
+///
+/// It travels to the writing thread and back, so that what the caller has allocated is freed by the caller: memory
+/// that goes from thread to thread takes the allocator's locks.
+pub(super) struct Batch {
+    commands: Vec<Command>,
+    answers: Vec<Result<Reply, StoreError>>,
+}
+
+impl From<Batch> for Vec<Result<Reply, StoreError>> {
+    fn from(batch: Batch) -> Self {
+        batch.answers
+    }
+}
 
 /// Something for the writing thread.
 enum Work {
     /// Commands that may share a transaction with others.
-    Commands { commands: Vec<Command>, answer: oneshot::Sender<Answers> },
+    Commands { batch: Batch, caller: oneshot::Sender<Batch> },
     /// A transaction of its own.
     Task(Box<dyn FnOnce(&mut Transactions) + Send>),
 }
@@ -60,12 +73,12 @@ impl Job for Work {
     /// A heartbeat that waits behind bulk may come too late.
     fn urgent(&self) -> bool {
         let extends = |command: &Command| matches!(command.operation, Operation::Extend { .. });
-        matches!(self, Self::Commands { commands, .. } if commands.iter().all(extends))
+        matches!(self, Self::Commands { batch, .. } if batch.commands.iter().all(extends))
     }
 
     fn size(&self) -> usize {
         match self {
-            Self::Commands { commands, .. } => commands.len(),
+            Self::Commands { batch, .. } => batch.commands.len(),
             Self::Task(_) => 1,
         }
     }
@@ -96,10 +109,11 @@ impl Writer {
         Ok(Self { worker, counters })
     }
 
-    /// Queues commands. The answers come when they are committed.
-    pub(super) fn execute(&self, commands: Vec<Command>) -> Result<oneshot::Receiver<Answers>, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        self.worker.push(Work::Commands { commands, answer })?;
+    /// Queues commands. They come back with their answers when they are committed.
+    pub(super) fn execute(&self, commands: Vec<Command>) -> Result<oneshot::Receiver<Batch>, StoreError> {
+        let (caller, answered) = oneshot::channel();
+        let answers = Vec::with_capacity(commands.len());
+        self.worker.push(Work::Commands { batch: Batch { commands, answers }, caller })?;
         Ok(answered)
     }
 
@@ -184,48 +198,57 @@ impl Thread {
         for job in jobs {
             match job {
                 Work::Task(task) => task(&mut self.transactions),
-                Work::Commands { commands, answer } => {
-                    batches.push(commands);
-                    callers.push(answer);
+                Work::Commands { batch, caller } => {
+                    batches.push(batch);
+                    callers.push(caller);
                 }
             }
         }
         if batches.is_empty() {
             return;
         }
-        let committed = self.transactions.write(|connection, now| execute(connection, now, &batches));
-        let commands = batches.iter().map(Vec::len);
-        let total = commands.clone().sum::<usize>();
+        let committed = self.transactions.write(|connection, now| execute(connection, now, &mut batches));
+        let total = batches.iter().map(|batch| batch.commands.len()).sum::<usize>();
         self.gather = Gather { more: total, at_most: self.transactions.gathering_pays.min(GATHER_AT_MOST) };
-        if committed.is_ok() {
-            self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-            self.counters.commands.fetch_add(total as u64, Ordering::Relaxed);
+        match committed {
+            Ok(()) => {
+                self.counters.transactions.fetch_add(1, Ordering::Relaxed);
+                self.counters.commands.fetch_add(total as u64, Ordering::Relaxed);
+            }
+            Err(error) => batches.iter_mut().for_each(|batch| batch.fail(&error)),
         }
-        let answers = committed.unwrap_or_else(|error| {
-            commands.map(|count| (0..count).map(|_| Err(error.clone())).collect()).collect()
-        });
-        for (caller, answers) in callers.into_iter().zip(answers) {
+        for (caller, batch) in callers.into_iter().zip(batches) {
             // A caller who has gone away wants no answer.
-            let _ = caller.send(answers);
+            let _ = caller.send(batch);
         }
+    }
+}
+
+impl Batch {
+    /// Gives every command the same answer.
+    fn fail(&mut self, error: &StoreError) {
+        self.answers.clear();
+        self.answers.extend(self.commands.iter().map(|_| Err(error.clone())));
     }
 }
 
 /// Executes all commands of all callers.
 ///
 /// An error of one record is that command's answer; an error of the file ends the transaction for all.
-fn execute(
-    connection: &Connection,
-    now: StoreTime,
-    batches: &[Vec<Command>],
-) -> rusqlite::Result<Vec<Answers>> {
+fn execute(connection: &Connection, now: StoreTime, batches: &mut [Batch]) -> rusqlite::Result<()> {
     let mut rows = Rows::of(connection)?;
-    let mut answer = |command| match rows.execute(now, command) {
-        Ok(reply) => Ok(Ok(reply)),
-        Err(Trouble::Sqlite(error)) if !is_its_own(&error) => Err(error),
-        Err(trouble) => Ok(Err(StoreError::from(trouble))),
-    };
-    batches.iter().map(|commands| commands.iter().map(&mut answer).collect()).collect()
+    for batch in batches {
+        // There are answers of a transaction that was rolled back, if this is not the first try.
+        batch.answers.clear();
+        for command in &batch.commands {
+            batch.answers.push(match rows.execute(now, command) {
+                Ok(reply) => Ok(reply),
+                Err(Trouble::Sqlite(error)) if !is_its_own(&error) => return Err(error),
+                Err(trouble) => Err(StoreError::from(trouble)),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Whether an error is about one command's data alone.
