@@ -179,6 +179,8 @@ impl Shared {
                 holds: promise.holds.to_owned(),
                 warnings: checkup.warnings.clone(),
                 lease: settings.lease,
+                lease_remaining: route.gate.least_lease_remaining(),
+                retention: settings.retention,
                 max_run: settings.max_run,
                 parts: parts.map_or(0, |(_, parts)| *parts),
                 outages: outages.map(outage).collect(),

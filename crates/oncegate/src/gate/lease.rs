@@ -136,8 +136,8 @@ pub struct Lease {
     pub(super) token: Token,
     grant: Grant,
     pub(super) message: Message,
-    kept: Kept,
-    granted_at: Instant,
+    pub(super) kept: Kept,
+    pub(super) granted_at: Instant,
 }
 
 impl Lease {
@@ -234,6 +234,7 @@ impl Lease {
     }
 
     pub(crate) async fn complete_stored(self, result: Bytes) -> Completion {
+        let result_bytes = result.len() as u64;
         let operation = self.completion(result);
         let scope = self.gate.scope();
         match self.finish(operation).await {
@@ -241,10 +242,13 @@ impl Lease {
                 if recreated {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
+                self.gate.observe(Event::Completed { scope, result_bytes });
+                self.note_ended("completed", "");
                 Completion::Held
             }
             Reply::Lost | Reply::Verdict { .. } => {
                 self.gate.observe(Event::CompleteLost { scope });
+                self.note_ended("lost", "");
                 Completion::Lost
             }
         }
@@ -264,22 +268,25 @@ impl Lease {
     ///
     /// It is tried once; if the store does not answer, the gate goes on in the background.
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
-        let reason = reason.to_owned();
-        let operation = Operation::Release { token: self.token, delay, counted, reason };
+        let operation = Operation::Release { token: self.token, delay, counted, reason: reason.to_owned() };
         let unfinished = Unfinished::new(&self, operation.clone());
-        if self.gate.execute(&self.identity.key, operation).await.is_ok() {
+        if let Ok(reply) = self.gate.execute(&self.identity.key, operation).await {
             unfinished.finished();
+            self.note_ended(if matches!(reply, Reply::Held { .. }) { "released" } else { "lost" }, reason);
         }
     }
 
     /// Gives the work up for good. Put the message with the dead letters afterwards, then acknowledge.
     /// Repeats until the store has answered.
     pub async fn fail(self, reason: &str) -> Completion {
-        let (reason, retention) = (reason.to_owned(), self.gate.settings.retention);
-        match self.finish(Operation::Fail { token: self.token, reason, retention }).await {
-            Reply::Held { .. } => Completion::Held,
-            Reply::Lost | Reply::Verdict { .. } => Completion::Lost,
-        }
+        let retention = self.gate.settings.retention;
+        let operation = Operation::Fail { token: self.token, reason: reason.to_owned(), retention };
+        let (event, completion) = match self.finish(operation).await {
+            Reply::Held { .. } => ("failed", Completion::Held),
+            Reply::Lost | Reply::Verdict { .. } => ("lost", Completion::Lost),
+        };
+        self.note_ended(event, reason);
+        completion
     }
 
     /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
@@ -293,6 +300,9 @@ impl Lease {
                     return reply;
                 }
                 Err(error) => {
+                    if let Operation::Complete { .. } = operation {
+                        self.kept.completing();
+                    }
                     self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
                     failures += 1;
                     tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;

@@ -11,11 +11,13 @@ use tokio::sync::OnceCell;
 
 use crate::codec::Codec;
 use crate::entropy::Entropy;
+use crate::journal::Journal;
 use crate::observe::{Counters, Event, Observer};
 use crate::results::{ResultStore, ResultStoreError};
 
 mod claim;
 mod committed;
+mod journal;
 mod keeper;
 mod lease;
 mod open;
@@ -28,6 +30,7 @@ pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 
+use journal::Notes;
 use keeper::Keeper;
 
 /// Decides for each message whether its handler runs.
@@ -69,6 +72,7 @@ pub struct Gate {
     settings: Settings,
     store: Arc<dyn Store>,
     results: Option<Arc<dyn ResultStore>>,
+    journal: Option<Arc<dyn Journal>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
     heartbeats: keeper::Place,
@@ -130,6 +134,7 @@ impl Gate {
             },
             store: Arc::new(store),
             results: None,
+            journal: None,
             observer: Arc::new(Counters::default()),
             entropy: Arc::default(),
             heartbeats: keeper::Place::OwnThread,
@@ -307,11 +312,17 @@ impl Gate {
             let (scope, ours) = (scope.as_str().to_owned(), descriptor.as_str().to_owned());
             return Err(GateError::OtherDescriptor { scope, held, ours });
         }
+        let notes = Notes {
+            scope: scope.as_str().into(),
+            journal: self.journal.clone(),
+            observer: Arc::clone(&self.observer),
+        };
         let keeper = Keeper::start(keeper::Duty {
             scope: scope.clone(),
             store: Arc::clone(&self.store),
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
+            notes: notes.clone(),
             lease: self.settings.lease,
             max_run: self.settings.max_run,
             place: self.heartbeats,
@@ -323,6 +334,7 @@ impl Gate {
             settings: self.settings,
             store: Arc::clone(&self.store),
             results: self.results.clone(),
+            notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
             keeper,

@@ -39,7 +39,12 @@ struct Said {
 }
 
 /// Asks a server, and judges what it says.
-pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Result<Checkup, Trouble> {
+pub(super) async fn ask(
+    client: &Object,
+    address: &str,
+    allowed: Allowed,
+    journaled: bool,
+) -> Result<Checkup, Trouble> {
     let row = client.query_one(ASK, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let said = Said {
         version: row.get("version"),
@@ -56,7 +61,7 @@ pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Res
         address => format!("postgresql {} at {address}", said.words),
     };
     let checkup = judge(&said, store, allowed)?;
-    schema::check(client).await?;
+    schema::check(client, journaled).await?;
     let tables = client.query_one(ASK_TABLES, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
     if tables.get("unlogged") {
