@@ -29,7 +29,8 @@ const RUN: &str = "nullif(encode(substring(n.owner FOR 4), 'hex'), '00000000')";
 /// without an owner are locks that hold nothing.
 ///
 /// A session plans the function's statements once, by how many rows it meets then, and keeps the plans for batches of any
-/// size: so rows are joined by hashes, and entries are found by their index, whatever looked cheaper at first. The function has its maker's rights, so a role that runs consumers
+/// size: so rows are joined by hashes, and entries are found by their index, whatever looked cheaper at first, and nothing
+/// is compiled for it. The function has its maker's rights, so a role that runs consumers
 /// needs none on the journal, and cannot change it.
 pub(super) fn sql() -> String {
     format!(
@@ -78,7 +79,7 @@ $note$;
 DO $path$ BEGIN
     EXECUTE format('ALTER FUNCTION oncegate_note() SET search_path = pg_catalog, %I, pg_temp', current_schema());
 END $path$;
-ALTER FUNCTION oncegate_note() SET enable_nestloop = off SET enable_seqscan = off;
+ALTER FUNCTION oncegate_note() SET enable_nestloop = off SET enable_seqscan = off SET jit = off;
 
 REVOKE EXECUTE ON FUNCTION oncegate_note() FROM PUBLIC;
 
