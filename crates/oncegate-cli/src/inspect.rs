@@ -1,21 +1,28 @@
 //! `oncegate inspect`: what the store holds for a key, in words.
 
-use std::time::Duration;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use oncegate::codec::describe_stored;
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::{Fence, Recovery, State};
 use oncegate::core::store::Looked;
+use oncegate::journal::{Entry, JournalFile};
 use serde::Serialize;
+use tracing::warn;
 
 use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
-use crate::output::{self, Table, span};
+use crate::output::{self, Table, plain, span};
 use crate::promise::Promised;
 use crate::record::RecordArgs;
 
 /// Names the form of the document that `--json` prints.
 const SCHEMA: &str = "oncegate.inspect/1";
+
+/// How many entries of each journal are shown.
+const ENTRIES_MOST: u32 = 100;
 
 /// Show what the store holds for one key, in words
 ///
@@ -25,12 +32,16 @@ pub(crate) struct Args {
     #[command(flatten)]
     record: RecordArgs,
 
+    /// Show as well what this journal says of the key, besides the one that an SQL store may have of its own
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
+    journal: Option<PathBuf>,
+
     #[command(flatten)]
     answer: AnswerArgs,
 }
 
 /// The answer of `--json`. Times are in milliseconds from now, on the store's clock.
-#[derive(Debug, Default, PartialEq, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Document {
     schema: &'static str,
     key: String,
@@ -60,16 +71,23 @@ struct Document {
     /// What the store promises, as it was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     promise: Option<Promised>,
+    /// What the journals say of the key, the oldest first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    journal: Option<Vec<Entry>>,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let (key, found, promise) = within(args.answer.timeout, look(args)).await?;
+    let of_store = within(args.answer.timeout, of_store(args, &key)).await?;
+    let journal = told(args.journal.as_deref().map(|path| entries(path, &key)).transpose()?, of_store);
     if args.answer.json {
-        output::answer_json(&Document { promise: Some(promise), ..document(&key, found.as_ref()) })?;
+        let document = Document { promise: Some(promise), journal, ..document(&key, found.as_ref()) };
+        output::answer_json(&document)?;
     } else {
         let mut store = Table::default();
         promise.tell(&mut store);
-        output::answer(&format!("{}\n{}", words(&key, found.as_ref()), store.render()))?;
+        let history = journal.map(|entries| history(&entries)).unwrap_or_default();
+        output::answer(&format!("{}\n{}{history}", words(&key, found.as_ref()), store.render()))?;
     }
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
@@ -157,6 +175,60 @@ fn fence_words(table: &mut Table, fence: Option<Fence>) {
     if let Some(Fence(fence)) = fence {
         table.text("fence", fence.to_string());
     }
+}
+
+/// The last of what the store's own journal says of the key. Who may not read it sees the record all the same.
+async fn of_store(args: &Args, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
+    match args.record.store.history(key, ENTRIES_MOST).await {
+        Err(problem) if problem.exit() == Exit::Configuration => {
+            warn!("the store's journal is not shown: {problem}");
+            Ok(Vec::new())
+        }
+        answer => answer,
+    }
+}
+
+/// Both journals in the order of time; `None` if there is neither.
+fn told(of_file: Option<Vec<Entry>>, of_store: Vec<Entry>) -> Option<Vec<Entry>> {
+    if of_file.is_none() && of_store.is_empty() {
+        return None;
+    }
+    let mut told = of_store;
+    told.extend(of_file.unwrap_or_default());
+    told.sort_by_key(|entry| entry.at_ms);
+    Some(told)
+}
+
+/// The last of what a file says of the key.
+fn entries(path: &Path, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
+    match JournalFile::about(path, key.as_str(), ENTRIES_MOST as usize) {
+        // The environment may name a journal in which nobody has written yet.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => {
+            let text = format!("--journal: {} cannot be read: {error}", path.display());
+            Err(Problem::new(Exit::Configuration, text))
+        }
+        Ok(entries) => Ok(entries),
+    }
+}
+
+fn history(entries: &[Entry]) -> String {
+    let mut text =
+        format!("\njournal, the last {} entries (~: a best effort, others may be missing):\n", entries.len());
+    for Entry { at_ms, event, attempt, run, origin, by, reason, best_effort, .. } in entries {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(*at_ms);
+        let mark = if *best_effort { '~' } else { ' ' };
+        text.push_str(&format!("{mark} {}  {}", output::time(at), plain(event)));
+        let attempt = attempt.map(|attempt| format!("attempt {attempt}"));
+        let run = run.as_ref().map(|run| format!("run {run}"));
+        let by = by.as_ref().map(|by| format!("by {by}"));
+        let words = [attempt.as_ref(), run.as_ref(), origin.as_ref(), by.as_ref(), reason.as_ref()];
+        for word in words.into_iter().flatten() {
+            text.push_str(&format!("  {}", plain(word)));
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// How long the store keeps the record.

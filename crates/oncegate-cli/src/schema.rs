@@ -24,6 +24,10 @@ pub(crate) struct SqlArgs {
     /// Print too what this role must be granted to run consumers
     #[arg(long, value_name = "NAME")]
     role: Option<String>,
+
+    /// Print too what makes a journal: an entry for each change of state, in the same transaction
+    #[arg(long)]
+    journal: bool,
 }
 
 /// Make the tables of a store in PostgreSQL, or bring them to the format of this release
@@ -33,6 +37,10 @@ pub(crate) struct SqlArgs {
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
     store: StoreArgs,
+
+    /// Make a journal too, unless there is one: an entry for each change of state, in the same transaction
+    #[arg(long)]
+    journal: bool,
 
     /// Only say what would be done. Exit code 1: there is something to do
     #[arg(long)]
@@ -61,13 +69,14 @@ struct Document<'a> {
 /// Prints statements.
 pub(crate) fn sql(args: &SqlArgs) -> Result<Exit, Problem> {
     let grants = args.role.as_deref().map(PostgresStore::grant_sql).unwrap_or_default();
-    output::answer(&[PostgresStore::schema_sql(), grants].join("\n"))?;
+    let journal = args.journal.then(PostgresStore::journal_sql).unwrap_or_default();
+    output::answer(&[PostgresStore::schema_sql(), journal, grants].join("\n"))?;
     Ok(Exit::Yes)
 }
 
 /// Makes tables.
 pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
-    let store = within(args.answer.timeout, args.store.open_postgres()).await?;
+    let store = within(args.answer.timeout, args.store.open_postgres(args.journal)).await?;
     let change = within(args.answer.timeout, async { Ok(store.schema_change().await?) }).await?;
     let pending = !change.sql.is_empty();
     if pending && !args.dry_run {

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::core::key::StoreKey;
 use oncegate::core::store::Store;
+use oncegate::journal::Entry;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::{Durability, OnStoreLoss, RedisStore};
 use oncegate::sqlite::SqliteStore;
@@ -157,9 +159,25 @@ impl StoreArgs {
         }
     }
 
-    /// Connects to what must be PostgreSQL.
-    pub(crate) async fn open_postgres(&self) -> Result<PostgresStore, Problem> {
+    /// What the store's own journal says of a key; nothing where it has none.
+    pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<Entry>, Problem> {
         match address(&self.url)? {
+            Address::Redis(_) => Ok(Vec::new()),
+            Address::Postgres(url) => Ok(postgres(&url).await?.journal(key, most).await?),
+            Address::Sqlite(path) => {
+                // Whoever asks has opened the file, and checked it, a moment ago.
+                let store = SqliteStore::builder(path).must_exist().without_purge().check_files_up_to(0);
+                Ok(store.open().await?.journal(key, most).await?)
+            }
+        }
+    }
+
+    /// Connects to what must be PostgreSQL; `journaled`: to one that has, or shall have, a journal.
+    pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
+        match address(&self.url)? {
+            Address::Postgres(url) if journaled => {
+                Ok(PostgresStore::builder(&url).without_purge().journaled().connect().await?)
+            }
             Address::Postgres(url) => postgres(&url).await,
             _ => {
                 let text = "--store: only the tables of postgres://host:port/database are made by hand";

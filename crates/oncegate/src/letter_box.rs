@@ -85,6 +85,12 @@ pub enum Letter {
 }
 
 impl Buried {
+    /// What lies there; `read` finds the letter as it was before it was written, if oncegate wrote it.
+    pub(crate) fn of(message: Message, read: impl FnOnce(&Message) -> Option<DeadLetter>) -> Self {
+        let (place, letter) = (message.origin().clone(), read(&message));
+        Self { place, what: letter.map_or(Letter::Foreign(message), Letter::Known) }
+    }
+
     /// The message, as it was before it was given up.
     pub fn message(&self) -> &Message {
         match &self.what {

@@ -223,6 +223,8 @@ pub(crate) struct Unit {
 /// A completion in a transaction was tried; only the store knows whether it was committed.
 #[derive(Debug, Default)]
 pub(crate) struct Attempted {
+    /// How large the result is that it stores.
+    pub(crate) result_bytes: u64,
     /// Why the stored result is not the handler's.
     pub(crate) not_kept: Option<BoxError>,
     /// What went wrong, as far as the handler was told.
@@ -232,7 +234,7 @@ pub(crate) struct Attempted {
 impl Unit {
     fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Completing {
         let (result, not_kept) = self.encode(output);
-        *self.lock() = Some(Attempted { not_kept, trouble: None });
+        *self.lock() = Some(Attempted { result_bytes: result.len() as u64, not_kept, trouble: None });
         Completing {
             key: self.key.clone(),
             token: self.token,

@@ -82,6 +82,18 @@ impl Postgres {
         format!("postgres://{role}@{place}")
     }
 
+    /// A new and empty database of the same server, for a test that changes more than its own rows.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub async fn database(&self) -> Self {
+        let name = crate::unique("test").replace('-', "_");
+        let made = self.connection().await.batch_execute(&format!("CREATE DATABASE {name}")).await;
+        made.expect("a role that may make databases");
+        let (server, _) = self.url.rsplit_once('/').expect("the URL names a database");
+        Self { url: format!("{server}/{name}") }
+    }
+
     /// A new connection, for looking at what oncegate has done. It lives as long as the runtime.
     ///
     /// # Panics

@@ -1,8 +1,12 @@
 //! What becomes of the key, by what the handler answers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
+use oncegate::MemoryStore;
+use oncegate::core::record::State;
+use oncegate::results::ObjectResults;
 use oncegate_tests::Sent;
 
 use crate::world::{ORDER, World, headers, told};
@@ -145,4 +149,30 @@ async fn a_response_larger_than_the_gate_keeps_does_not_run_again() {
     assert_eq!(first.status, 201);
     assert_eq!(world.post("k", ORDER).await.problem(), "response-not-kept");
     assert_eq!(world.runs().len(), 1);
+}
+
+#[tokio::test]
+async fn a_response_larger_than_a_record_keeps_comes_from_the_result_store() {
+    let (folder, store) = (tempfile::tempdir().unwrap(), Arc::new(MemoryStore::new()));
+    let results = ObjectResults::folder(folder.path()).unwrap();
+    let world = World::over(
+        Arc::clone(&store),
+        store,
+        |gate| gate.large_results(results).max_result_bytes(1_000),
+        |layer| layer.max_response_bytes(1024 * 1024),
+    )
+    .await;
+    let first = world.told("k", "big").await;
+    let again = world.told("k", "charge").await;
+    assert!(again.is_replayed() && first.body.len() == 100_000);
+    assert_eq!((again.status, &again.body), (first.status, &first.body));
+    let [(_, record)] = &world.store.records()[..] else { panic!("one record") };
+    assert!(matches!(&record.state, State::Completed { result, .. } if result.len() < 1_000), "{record:?}");
+
+    // What the result store has lost is not kept, and is not run again.
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    let lost = world.told("k", "charge").await;
+    assert_eq!((lost.status.as_u16(), lost.problem().as_str()), (409, "response-not-kept"));
+    assert_eq!(world.runs(), [(1, false)]);
+    assert_eq!(world.watched.total("results_lost"), 1);
 }

@@ -37,6 +37,11 @@ async fn what_happens_is_counted_by_scope_and_kind() {
         (format!("oncegate_acks_total{{scope=\"{scope}\"}}"), 15.0),
         (format!("oncegate_handler_seconds_count{{scope=\"{scope}\"}}"), 11.0),
         (format!("oncegate_message_age_seconds_count{{scope=\"{scope}\"}}"), 9.0),
+        (format!("oncegate_completions_total{{scope=\"{scope}\"}}"), 9.0),
+        (format!("oncegate_result_bytes_count{{scope=\"{scope}\"}}"), 9.0),
+        (format!("oncegate_result_bytes_bucket{{scope=\"{scope}\",le=\"64\"}}"), 9.0),
+        (format!("oncegate_record_retention_seconds{{scope=\"{scope}\"}}"), 604_800.0),
+        (format!("oncegate_lease_remaining_seconds{{scope=\"{scope}\"}}"), 30.0),
         // What has not happened is zero, not absent: an alert would miss the first time.
         (format!("oncegate_extra_runs_total{{scope=\"{scope}\",cause=\"lease_lost\"}}"), 0.0),
         (format!("oncegate_store_losses_total{{scope=\"{scope}\"}}"), 0.0),

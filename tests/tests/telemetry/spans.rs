@@ -65,6 +65,7 @@ async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
             ("messaging.operation.type", Some("process")),
             ("messaging.destination.name", Some(&*stage.topic)),
             ("messaging.destination.partition.id", Some("2")),
+            ("messaging.consumer.group.name", Some(&*stage.scope)),
             ("messaging.kafka.offset", Some(offset)),
             ("messaging.message.body.size", Some("8")),
             ("oncegate.scope", Some(&*stage.scope)),

@@ -12,7 +12,7 @@ use oncegate_tests::process::{bound_to_parent, is_stopped};
 use oncegate_tests::{CLIENTS, Client, Process};
 use tokio::task::JoinSet;
 
-use crate::place::Place;
+use crate::place::{Place, key_of};
 
 /// How many workers are to be killed, in all: `ONCEGATE_KILLS`.
 const DEFAULT_KILLS: u64 = 240;
@@ -56,7 +56,7 @@ struct Scene {
 impl Scene {
     async fn new(client: Client, seed: u64) -> Arc<Self> {
         Arc::new(Self {
-            place: Place::new(client).await,
+            place: Place::journaled(client).await,
             seed,
             started: AtomicU64::new(0),
             killed: AtomicU64::new(0),
@@ -135,6 +135,18 @@ impl Scene {
         }
     }
 
+    /// One run has completed, the one whose charge was committed, and none has said so that was killed.
+    async fn check_journal(&self, id: i64, attempt: i32) {
+        let entries = self.place.history(&key_of(&self.place.scope, id)).await;
+        let of = |event: &str| entries.iter().filter(|entry| entry.event == event).collect::<Vec<_>>();
+        let (claimed, completed) = (of("claimed"), of("completed"));
+        let told = [completed.len(), 1] == [1, claimed.len().min(1)]
+            && completed[0].attempt == u32::try_from(attempt).ok()
+            && completed[0].run == claimed[claimed.len() - 1].run
+            && entries.iter().position(|entry| entry == completed[0]) == Some(entries.len() - 1);
+        assert!(told, "seed {}, {}, {id}: {entries:#?}", self.seed, self.place.till.client);
+    }
+
     /// Kills workers until it is enough, and lets a last one finish.
     async fn run(self: Arc<Self>, kills: u64) {
         let mut workers = JoinSet::new();
@@ -157,6 +169,10 @@ impl Scene {
         let wrong: Vec<_> = charges.iter().filter(|(_, attempts)| attempts.len() != 1).collect();
         assert!(wrong.is_empty(), "seed {seed}, {client}: charged more than once: {wrong:?}");
         assert_eq!(charges.len(), usize::try_from(last).unwrap(), "seed {seed}, {client}");
+        // The workers' stores know nothing of the journal.
+        for (id, attempts) in &charges {
+            self.check_journal(*id, attempts[0]).await;
+        }
         let again = charges.values().filter(|attempts| attempts[0] > 1).count();
         let (killed, stopped) = (self.killed.load(SeqCst), self.stopped.load(SeqCst));
         let points = self.points.lock().unwrap().len();

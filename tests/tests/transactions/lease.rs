@@ -15,7 +15,7 @@ async fn enter(gate: &Gate, id: u64) -> Entry {
     gate.enter(&message).await.unwrap()
 }
 
-async fn granted(gate: &Gate, id: u64) -> Lease {
+pub(crate) async fn granted(gate: &Gate, id: u64) -> Lease {
     loop {
         match enter(gate, id).await {
             Entry::Granted(lease) => return lease,

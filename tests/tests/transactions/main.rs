@@ -8,6 +8,7 @@ mod list;
 
 mod consumer;
 mod faults;
+mod journal;
 mod kill;
 mod lease;
 mod place;

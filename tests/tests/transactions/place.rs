@@ -9,6 +9,7 @@ use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::{Command, Store};
+use oncegate::journal::Entry;
 use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Backoff, Codec, Consumer, Failure, Gate, Handler, Key, Message, Origin};
@@ -21,6 +22,7 @@ use crate::list::{Letters, List, Listed};
 pub(crate) struct Place {
     pub(crate) till: Till,
     pub(crate) store: Arc<dyn Store>,
+    journal: Journal,
     pub(crate) scope: String,
     /// Of the SQLite file.
     _folder: TempDir,
@@ -30,24 +32,68 @@ impl Place {
     /// A new file, or the shared server.
     pub(crate) async fn new(client: Client) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (store, url): (Arc<dyn Store>, String) = match client {
-            Client::Sqlite => {
-                let path = folder.path().join("oncegate.db");
-                (Arc::new(SqliteStore::open(&path).await.unwrap()), path.display().to_string())
-            }
-            _ => {
-                let postgres = Postgres::shared().await;
-                (Arc::new(postgres_store(postgres.url()).await), postgres.url().to_owned())
-            }
-        };
-        let till = Till::open(client, &url).await;
-        Self { till, store, scope: unique("transactions"), _folder: folder }
+        if client == Client::Sqlite {
+            let store = SqliteStore::open(folder.path().join("oncegate.db")).await.unwrap();
+            return Self::on_file(store, folder).await;
+        }
+        let postgres = Postgres::shared().await;
+        Self::on_server(client, postgres.url(), postgres_store(postgres.url()).await, folder).await
+    }
+
+    /// A new file, or a new database, with a journal.
+    pub(crate) async fn journaled(client: Client) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        if client == Client::Sqlite {
+            let builder = SqliteStore::builder(folder.path().join("oncegate.db")).journaled();
+            return Self::on_file(builder.open().await.unwrap(), folder).await;
+        }
+        let postgres = Postgres::shared().await.database().await;
+        let store = PostgresStore::builder(postgres.url()).journaled().connect().await.unwrap();
+        store.create_schema().await.unwrap();
+        Self::on_server(client, postgres.url(), store, folder).await
+    }
+
+    async fn on_file(store: SqliteStore, folder: TempDir) -> Self {
+        let till = Till::open(Client::Sqlite, &store.path().display().to_string()).await;
+        let journal = Journal::Sqlite(store.clone());
+        Self { till, store: Arc::new(store), journal, scope: unique("transactions"), _folder: folder }
+    }
+
+    async fn on_server(client: Client, url: &str, store: PostgresStore, folder: TempDir) -> Self {
+        let till = Till::open(client, url).await;
+        let journal = Journal::Postgres(store.clone());
+        Self { till, store: Arc::new(store), journal, scope: unique("transactions"), _folder: folder }
+    }
+
+    /// What the store's journal says of a key.
+    pub(crate) async fn history(&self, key: &StoreKey) -> Vec<Entry> {
+        match &self.journal {
+            Journal::Sqlite(store) => store.journal(key, ENTRIES_MOST).await.unwrap(),
+            Journal::Postgres(store) => store.journal(key, ENTRIES_MOST).await.unwrap(),
+        }
+    }
+
+    /// Lets time pass for a key.
+    pub(crate) async fn pass(&self, key: &StoreKey, time: Duration) {
+        match &self.journal {
+            Journal::Sqlite(store) => store.pass(key, time).await.unwrap(),
+            Journal::Postgres(store) => store.pass(&[(key.clone(), time)]).await.unwrap(),
+        }
     }
 
     pub(crate) fn gate(&self, lease: Duration) -> Gate {
         Gate::new(&self.scope, Key::json(["id"]), Arc::clone(&self.store)).lease(lease)
     }
 }
+
+/// The store, as one that has a journal.
+enum Journal {
+    Sqlite(SqliteStore),
+    Postgres(PostgresStore),
+}
+
+/// More than any key of a test has.
+const ENTRIES_MOST: u32 = 10_000;
 
 /// A store with its tables.
 pub(crate) async fn postgres_store(url: &str) -> PostgresStore {

@@ -1,9 +1,13 @@
 //! `oncegate reset`.
 
+use std::time::Duration;
+
+use oncegate::journal::FileJournal;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Completion, Entry, Gate, Key, Message, Origin};
+use oncegate_tests::until;
 
-use super::{oncegate, oncegate_with};
+use super::{LIMIT, oncegate, oncegate_with};
 
 fn order() -> Message {
     Message::new("orders", Origin::Other("a test".into()), Some(r#"{"order_id":1}"#.into()))
@@ -15,6 +19,7 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
     let (file, journal) = (dir.path().join("once.db"), dir.path().join("journal.jsonl"));
     let store = SqliteStore::open(&file).await.expect("opens");
     let gate = Gate::new("billing", Key::json(["order_id"]), store);
+    let gate = gate.journal(FileJournal::open(&journal).expect("opens").by("worker-3"));
     let Entry::Granted(lease) = gate.enter(&order()).await.expect("the store answers") else {
         panic!("not granted")
     };
@@ -31,19 +36,41 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
     assert!(dry.line("effect").contains("happens once more"), "{dry:?}");
     reset(&["--why", "asked by support"]).await.ended(2).says("--yes");
     reset(&["--yes"]).await.ended(2).says("--why");
-    assert!(!journal.exists(), "nothing was done");
+    let events = || {
+        let written = std::fs::read_to_string(&journal).expect("a journal");
+        let entries = written.lines().map(|line| serde_json::from_str(line).expect("JSON lines"));
+        entries
+            .map(|entry: serde_json::Value| entry["event"].as_str().expect("text").to_owned())
+            .collect::<Vec<_>>()
+    };
+    // Its own thread writes what the gate has to say.
+    until("the gate's entries", LIMIT, async || match events().len() {
+        2.. => Ok(()),
+        some => Err(format!("{some} entries")),
+    })
+    .await;
+    assert!(!events().iter().any(|event| event.starts_with("reset")), "nothing was done");
     assert!(matches!(gate.enter(&order()).await, Ok(Entry::Completed(_))));
 
     let done = reset(&["--yes", "--why", "asked by support", "--json"]).await.ended(0).json();
     assert_eq!((&done["done"], &done["state"]), (&true.into(), &"completed".into()));
     let Ok(Entry::Granted(lease)) = gate.enter(&order()).await else { panic!("not granted") };
     assert_eq!(lease.message().attempt(), 1);
-    let written = std::fs::read_to_string(&journal).expect("a journal");
-    let written: Vec<serde_json::Value> =
-        written.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect();
-    let events: Vec<_> = written.iter().map(|entry| entry["event"].as_str().expect("text")).collect();
-    assert_eq!(events, ["reset_begins", "reset"]);
-    assert!(written.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "asked by support"));
+    lease.release(Duration::ZERO, true, "the bank is closed").await;
+    // Its thread writes what is waiting when it ends.
+    drop(gate);
+    let all = ["claimed", "completed", "reset_begins", "reset", "claimed", "released"];
+    assert_eq!(events(), all);
+    let inspect = [&["inspect"][..], &fixed[1..], &["--json"]].concat();
+    let history = oncegate_with(&inspect, &environment, br#"{"order_id":1}"#).await.ended(0).json();
+    let history = history["journal"].as_array().expect("a list");
+    let told: Vec<_> = history.iter().map(|entry| entry["event"].as_str().expect("text")).collect();
+    assert_eq!(told, all);
+    let by = |place: usize| (history[place]["by"].as_str(), history[place]["reason"].as_str());
+    assert_eq!((by(0), by(3)), ((Some("worker-3"), None), (Some("ada"), Some("asked by support"))));
+    assert_eq!((by(4).1, by(5).1), (Some("reopened"), Some("the bank is closed")));
+    let best_effort = |place: usize| history[place].get("best_effort").is_some();
+    assert_eq!((best_effort(0), best_effort(3)), (true, false));
 
     // A journal that cannot be written forbids the change.
     let blocked = ["--yes", "--why", "x", "--journal", "/proc/no/journal"];

@@ -42,6 +42,27 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let looked = oncegate(&look, payload.as_bytes()).await;
     assert_eq!(looked.ended(0).line("state"), "state completed");
 
+    // A journal, and what the tables' owner and a role without rights on it see of it.
+    let url_with_journal = ["migrate", "--store", &url, "--journal"];
+    let planned = oncegate(&[&url_with_journal[..], &["--dry-run"]].concat(), b"").await;
+    assert!(planned.ended(1).out.contains("CREATE TABLE IF NOT EXISTS oncegate_journal"), "{}", planned.out);
+    oncegate(&[&url_with_journal[..], &["--yes"]].concat(), b"").await.ended(0);
+    oncegate(&url_with_journal, b"").await.ended(0).says("nothing to do");
+    let printed = oncegate(&["sql", "--store", "postgres", "--journal"], b"").await;
+    assert!(printed.ended(0).out.contains(planned.out.trim()), "{}", printed.out);
+    let next = Message::new("orders", Origin::Other("a test".into()), Some(r#"{"order_id":8}"#.into()));
+    let Entry::Granted(lease) = gate.enter(&next).await.unwrap() else { panic!("it is not granted") };
+    let key = lease.store_key().to_string();
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    let look =
+        async |url: &str| oncegate(&["inspect", "--store", url, "--store-key", &key, "--json"], b"").await;
+    let told = look(&url).await.ended(0).json();
+    let told: Vec<_> =
+        told["journal"].as_array().unwrap().iter().map(|entry| entry["event"].clone()).collect();
+    assert_eq!(told, ["claimed", "completed"]);
+    let unread = look(&as_role).await;
+    assert_eq!(unread.ended(0).says("GRANT SELECT").json().get("journal"), None);
+
     let migrate = ["migrate", "--store", &as_role];
     oncegate(&migrate, b"").await.ended(0).says("nothing to do");
     client.batch_execute("DROP TABLE oncegate_schema").await.unwrap();

@@ -346,6 +346,7 @@ impl Consumer {
             watch: Arc::new(Watch::new()),
             stopping: CancellationToken::new(),
             at_once: CancellationToken::new(),
+            group: self.source.status().group,
             retry_queue: self.source.retry_queue(),
             settings: self.settings,
         })
@@ -440,6 +441,8 @@ struct Shared {
     stopping: CancellationToken,
     /// Nobody waits for handlers any more.
     at_once: CancellationToken,
+    /// The source's consumer group, for spans.
+    group: Option<String>,
     /// Where messages wait whose retry is far off.
     retry_queue: Option<Arc<dyn RetryQueue>>,
     settings: Settings,

@@ -183,6 +183,8 @@ impl Shared {
                 holds: promise.holds.to_owned(),
                 warnings: checkup.warnings.iter().cloned().chain(fails_open.clone()).collect(),
                 lease: settings.lease,
+                lease_remaining: route.gate.least_lease_remaining(),
+                retention: settings.retention,
                 max_run: settings.max_run,
                 parts: parts.map_or(0, |(_, parts)| *parts),
                 outages: outages.map(outage).collect(),

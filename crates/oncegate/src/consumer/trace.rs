@@ -72,6 +72,7 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
         messaging.system = Empty,
         messaging.destination.name = destination(message),
         messaging.destination.partition.id = Empty,
+        messaging.consumer.group.name = shared.group.as_deref(),
         messaging.kafka.offset = Empty,
         messaging.kafka.message.tombstone = Empty,
         messaging.message.id = Empty,
@@ -107,8 +108,6 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
     }
     #[cfg(feature = "otel")]
     join(&span, message, shared.settings.trace_parent);
-    #[cfg(not(feature = "otel"))]
-    let _ = shared;
     span
 }
 

@@ -83,10 +83,9 @@ impl OpenGate {
                 {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
-                (
-                    "granted",
-                    Claimed::Granted(Lease::new(self, message, identity, token, grant, first_sent_at)),
-                )
+                let lease = Lease::new(self, message, identity, token, grant, first_sent_at);
+                lease.note_claimed(grant);
+                ("granted", Claimed::Granted(lease))
             }
             Verdict::Completed { result } => ("completed", Claimed::Completed(result)),
             Verdict::Busy { retry_in } => ("busy", Claimed::Busy(retry_in)),

@@ -113,14 +113,24 @@ impl Lease {
         let committed = loop {
             match self.try_read_back().await {
                 Ok(committed) => break committed,
-                Err(error) => self.gate.observe(Event::StoreError { scope, class: error.class() }),
+                Err(error) => {
+                    self.kept.completing();
+                    self.gate.observe(Event::StoreError { scope, class: error.class() });
+                }
             }
             failures += 1;
             tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
         };
         match committed {
-            Committed::Yes => self.tell_if_not_kept(),
-            Committed::Lost => self.gate.observe(Event::CompleteLost { scope }),
+            Committed::Yes => {
+                self.tell_if_not_kept();
+                self.gate.observe(Event::Completed { scope, result_bytes: self.result_bytes() });
+                self.note_ended("completed", "");
+            }
+            Committed::Lost => {
+                self.gate.observe(Event::CompleteLost { scope });
+                self.note_ended("lost", "");
+            }
             Committed::No => {}
         }
         committed
@@ -156,6 +166,13 @@ impl Lease {
             self.gate.observe(Event::ResultNotKept { scope });
             warn!(scope, origin = %self.message.origin(), %error, "the work is recorded without its result");
         }
+    }
+
+    /// How large the result is that a transaction has stored.
+    fn result_bytes(&self) -> u64 {
+        self.run()
+            .and_then(|run| run.unit.lock().as_ref().map(|attempted| attempted.result_bytes))
+            .unwrap_or(0)
     }
 
     fn run(&self) -> Option<&Arc<Run>> {

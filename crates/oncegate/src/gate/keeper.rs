@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::GateError;
+use super::journal::Notes;
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
 use crate::observe::{Event, ExtraRunCause, Observer};
@@ -51,6 +52,7 @@ pub(super) struct Duty {
     pub(super) store: Arc<dyn Store>,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) entropy: Arc<Entropy>,
+    pub(super) notes: Notes,
     pub(super) lease: Duration,
     pub(super) max_run: Duration,
     pub(super) place: Place,
@@ -114,6 +116,7 @@ impl Keeper {
             extend_at: sent_at + self.lease / EXTENDS_PER_LEASE,
             run_until: sent_at + self.max_run,
             waiting: false,
+            completing: false,
         };
         let slot = self.leases.insert(held);
         let extended_from = sent_at + self.lease / EXTENDS_PER_LEASE;
@@ -137,6 +140,12 @@ impl Keeper {
     pub(super) fn finish_later(&self, key: StoreKey, operation: Operation) {
         // The inbox is gone only when the gate is: then the lease lapses by itself.
         _ = self.errands.send(Command { key, operation });
+    }
+
+    /// The least that is left of a lease; the whole one when there is none.
+    pub(super) fn least_remaining(&self) -> Duration {
+        let ends = self.leases.lock().iter().flatten().map(|held| held.valid_until).min();
+        ends.map_or(self.lease, |end| end.saturating_duration_since(Instant::now()))
     }
 
     pub(super) fn cancel_all(&self) {
@@ -220,6 +229,8 @@ struct Held {
     run_until: Instant,
     /// An extend is under way.
     waiting: bool,
+    /// The handler has ended, and the store was asked in vain to complete.
+    completing: bool,
 }
 
 /// Ends the heartbeats of a lease when it is dropped.
@@ -249,6 +260,14 @@ impl Kept {
 
     pub(super) fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
+    }
+
+    /// Says that the handler has ended and nobody knows whether its completion is there: what is lost from now on is no
+    /// running handler's lease.
+    pub(super) fn completing(&self) {
+        if let Some(held) = self.leases.lock().get_mut(self.slot, self.token) {
+            held.completing = true;
+        }
     }
 }
 
@@ -359,8 +378,10 @@ impl Rounds {
         if too_long {
             warn!(scope, key = %held.key, max_run = ?self.duty.max_run, "a handler has run for too long; its lease will lapse");
         } else {
-            warn!(scope, key = %held.key, "no heartbeat was confirmed in time; the handler is cancelled");
-            self.duty.observer.observe(Event::ExtraRun { scope, cause: ExtraRunCause::LeaseLost });
+            warn!(scope, key = %held.key, completing = held.completing, "no heartbeat was confirmed in time; the handler is cancelled");
+            let cause =
+                if held.completing { ExtraRunCause::CompleteUnknown } else { ExtraRunCause::LeaseLost };
+            self.duty.observer.observe(Event::ExtraRun { scope, cause });
         }
     }
 
@@ -399,11 +420,16 @@ impl Rounds {
 /// Repeats until the outcome is known. Whoever left it behind is gone, so nobody waits for the answer.
 async fn finish(duty: Arc<Duty>, command: Command) {
     let mut failures = 0;
-    while let Err(error) = execute_one(&*duty.store, command.clone()).await {
+    let reply = loop {
+        let error = match execute_one(&*duty.store, command.clone()).await {
+            Ok(reply) => break reply,
+            Err(error) => error,
+        };
         duty.observer.observe(Event::StoreError { scope: duty.scope.as_str(), class: error.class() });
         failures += 1;
         tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
-    }
+    };
+    duty.notes.note_ended(&command, &reply);
 }
 
 /// One command, one answer.

@@ -12,6 +12,7 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::journal::UNGUARDED;
 use super::keeper::{Kept, REPEAT_BACKOFF};
 use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
 use crate::codec::{FromStored, ToStored};
@@ -136,8 +137,8 @@ pub struct Lease {
     pub(super) token: Token,
     grant: Grant,
     pub(super) message: Message,
-    kept: Kept,
-    granted_at: Instant,
+    pub(super) kept: Kept,
+    pub(super) granted_at: Instant,
 }
 
 impl Lease {
@@ -235,6 +236,7 @@ impl Lease {
     }
 
     pub(crate) async fn complete_stored(self, result: Bytes) -> Completion {
+        let result_bytes = result.len() as u64;
         let operation = self.completion(result);
         let scope = self.gate.scope();
         match self.finish(operation).await {
@@ -242,15 +244,19 @@ impl Lease {
                 if recreated {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
+                self.gate.observe(Event::Completed { scope, result_bytes });
+                self.note_ended("completed", "");
                 Completion::Held
             }
             Some(Reply::Lost | Reply::Verdict { .. }) => {
                 self.gate.observe(Event::CompleteLost { scope });
+                self.note_ended("lost", "");
                 Completion::Lost
             }
             // The work is done, and the consumer has chosen not to wait for its record.
             None => {
                 self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
+                self.note_ended("completed", UNGUARDED);
                 Completion::Held
             }
         }
@@ -270,22 +276,25 @@ impl Lease {
     ///
     /// It is tried once; if the store does not answer, the gate goes on in the background.
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
-        let reason = reason.to_owned();
-        let operation = Operation::Release { token: self.token, delay, counted, reason };
+        let operation = Operation::Release { token: self.token, delay, counted, reason: reason.to_owned() };
         let unfinished = Unfinished::new(&self, operation.clone());
-        if self.gate.execute(&self.identity.key, operation).await.is_ok() {
+        if let Ok(reply) = self.gate.execute(&self.identity.key, operation).await {
             unfinished.finished();
+            self.note_ended(if matches!(reply, Reply::Held { .. }) { "released" } else { "lost" }, reason);
         }
     }
 
     /// Gives the work up for good. Put the message with the dead letters afterwards, then acknowledge.
     /// Repeats until the store has answered.
     pub async fn fail(self, reason: &str) -> Completion {
-        let (reason, retention) = (reason.to_owned(), self.gate.settings.retention);
-        match self.finish(Operation::Fail { token: self.token, reason, retention }).await {
-            Some(Reply::Held { .. }) | None => Completion::Held,
-            Some(Reply::Lost | Reply::Verdict { .. }) => Completion::Lost,
-        }
+        let retention = self.gate.settings.retention;
+        let operation = Operation::Fail { token: self.token, reason: reason.to_owned(), retention };
+        let (event, completion) = match self.finish(operation).await {
+            Some(Reply::Held { .. }) | None => ("failed", Completion::Held),
+            Some(Reply::Lost | Reply::Verdict { .. }) => ("lost", Completion::Lost),
+        };
+        self.note_ended(event, reason);
+        completion
     }
 
     /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
@@ -301,6 +310,9 @@ impl Lease {
                     return Some(reply);
                 }
                 Err(error) => {
+                    if let Operation::Complete { .. } = operation {
+                        self.kept.completing();
+                    }
                     self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
                     if self.gate.fails_open(began, &error) {
                         return None;

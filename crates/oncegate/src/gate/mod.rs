@@ -11,11 +11,13 @@ use tokio::sync::OnceCell;
 
 use crate::codec::Codec;
 use crate::entropy::Entropy;
+use crate::journal::Journal;
 use crate::observe::{Counters, Event, Observer};
 use crate::results::{ResultStore, ResultStoreError};
 
 mod claim;
 mod committed;
+mod journal;
 mod keeper;
 mod lease;
 mod open;
@@ -29,6 +31,7 @@ pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 
+use journal::Notes;
 use keeper::Keeper;
 use stand_in::StandIn;
 
@@ -71,6 +74,7 @@ pub struct Gate {
     settings: Settings,
     store: Arc<dyn Store>,
     results: Option<Arc<dyn ResultStore>>,
+    journal: Option<Arc<dyn Journal>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
     heartbeats: keeper::Place,
@@ -135,6 +139,7 @@ impl Gate {
             },
             store: Arc::new(store),
             results: None,
+            journal: None,
             observer: Arc::new(Counters::default()),
             entropy: Arc::default(),
             heartbeats: keeper::Place::OwnThread,
@@ -322,7 +327,8 @@ impl Gate {
             let (scope, ours) = (scope.as_str().to_owned(), descriptor.as_str().to_owned());
             return Err(GateError::OtherDescriptor { scope, held, ours });
         }
-        let keeper = self.keeper(&scope, Arc::clone(&self.store), Arc::clone(&self.observer))?;
+        let notes = self.notes(&scope, Arc::clone(&self.observer));
+        let keeper = self.keeper(&scope, Arc::clone(&self.store), notes.clone())?;
         let gate = OpenGate {
             scope,
             key,
@@ -330,6 +336,7 @@ impl Gate {
             settings: self.settings,
             store: Arc::clone(&self.store),
             results: self.results.clone(),
+            notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
             keeper,
@@ -349,7 +356,9 @@ impl Gate {
         let scope = Scope::new(&self.scope)?;
         let store: Arc<dyn Store> = Arc::new(StandIn::new());
         // Its heartbeats say nothing about the store, so nobody hears of them.
-        let keeper = self.keeper(&scope, Arc::clone(&store), Arc::new(Counters::default()))?;
+        let unheard = self.notes(&scope, Arc::new(Counters::default()));
+        let keeper = self.keeper(&scope, Arc::clone(&store), unheard)?;
+        let notes = self.notes(&scope, Arc::clone(&self.observer));
         Ok(Some(Arc::new(OpenGate {
             key: self.key.compile(&scope)?,
             fingerprint: self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?,
@@ -357,6 +366,7 @@ impl Gate {
             settings: Settings { fail_open_after: None, ..self.settings },
             store,
             results: None,
+            notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
             keeper,
@@ -365,16 +375,17 @@ impl Gate {
         })))
     }
 
-    fn keeper(
-        &self,
-        scope: &Scope,
-        store: Arc<dyn Store>,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Keeper, GateError> {
+    fn notes(&self, scope: &Scope, observer: Arc<dyn Observer>) -> Notes {
+        Notes { scope: scope.as_str().into(), journal: self.journal.clone(), observer }
+    }
+
+    /// Heartbeats and errands, of which the notes' observer hears.
+    fn keeper(&self, scope: &Scope, store: Arc<dyn Store>, notes: Notes) -> Result<Keeper, GateError> {
         Keeper::start(keeper::Duty {
             scope: scope.clone(),
             store,
-            observer,
+            observer: Arc::clone(&notes.observer),
+            notes,
             entropy: Arc::clone(&self.entropy),
             lease: self.settings.lease,
             max_run: self.settings.max_run,

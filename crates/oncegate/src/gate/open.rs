@@ -1,6 +1,7 @@
 //! An open gate: what it knows of its store, and what it asks for a message.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
@@ -10,8 +11,10 @@ use tokio::time::Instant;
 
 use super::Settings;
 use super::claim::Claim;
+use super::journal::Notes;
 use super::keeper::{self, Keeper};
 use crate::entropy::Entropy;
+use crate::journal::Entry;
 use crate::message::Message;
 use crate::observe::{Event, Observer};
 use crate::results::{Reference, ResultStore};
@@ -25,6 +28,7 @@ pub(crate) struct OpenGate {
     pub(super) settings: Settings,
     pub(super) store: Arc<dyn Store>,
     pub(super) results: Option<Arc<dyn ResultStore>>,
+    pub(super) notes: Notes,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) entropy: Arc<Entropy>,
     pub(super) keeper: Keeper,
@@ -111,7 +115,10 @@ impl OpenGate {
     /// Marks a failed record as handed over to the dead letters.
     pub(crate) async fn hand_over(&self, key: &StoreKey) -> Result<(), StoreError> {
         // Lost means that the record is gone or reopened meanwhile: there is nothing left to mark.
-        self.execute(key, Operation::HandOver).await.map(drop)
+        if let Reply::Held { .. } = self.execute(key, Operation::HandOver).await? {
+            self.notes.note(|| Entry::now("handed_over").key(key));
+        }
+        Ok(())
     }
 
     /// Which part of the store answers for `key`.
@@ -124,6 +131,11 @@ impl OpenGate {
         // A record that cannot be read is a record, and what is refused wants to be changed by somebody.
         let is_away = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         is_away && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+    }
+
+    /// The least that is left of a running lease; the whole lease when none runs.
+    pub(crate) fn least_lease_remaining(&self) -> Duration {
+        self.keeper.least_remaining()
     }
 
     /// Tells every running handler to stop.

@@ -182,6 +182,8 @@ mod tests {
             holds: String::new(),
             warnings: Vec::new(),
             lease: S * 30,
+            lease_remaining: S * 20,
+            retention: S * 604_800,
             max_run: S * 900,
             parts: 2,
             outages: Vec::new(),
@@ -196,7 +198,11 @@ mod tests {
             runs: vec![run(Stage::Running, 20), run(Stage::Claiming, 1)],
             refusals: Refusals { in_a_row: 0, most_in_a_row: 100 },
             delivered_ago: S * 9_000,
-            source: super::super::SourceStatus { polled_ago: Some(S), partitions: vec![orders, idle] },
+            source: super::super::SourceStatus {
+                polled_ago: Some(S),
+                partitions: vec![orders, idle],
+                ..super::super::SourceStatus::default()
+            },
             ..Status::default()
         }
     }

@@ -101,6 +101,12 @@ pub struct ScopeStatus {
     /// Its lease.
     #[serde(rename = "lease_seconds", with = "seconds")]
     pub lease: Duration,
+    /// The least that is left of one of its running leases; the whole lease when none runs.
+    #[serde(rename = "lease_remaining_seconds", with = "seconds")]
+    pub lease_remaining: Duration,
+    /// How long it keeps completed records.
+    #[serde(rename = "retention_seconds", with = "seconds")]
+    pub retention: Duration,
     /// How long one run may take.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
@@ -358,6 +364,9 @@ impl fmt::Display for Unfinished {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceStatus {
+    /// The consumer group, where the broker has groups.
+    #[serde(default)]
+    pub group: Option<String>,
     /// Since the broker's client was last polled, or last called; `None` when that says nothing.
     #[serde(rename = "polled_seconds_ago", with = "optional_seconds")]
     pub polled_ago: Option<Duration>,

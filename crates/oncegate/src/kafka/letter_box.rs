@@ -19,7 +19,7 @@ use super::settings::{self, Property};
 use super::{ROUTE_HEADER, TopicReader, topics};
 use crate::dead_letters::{DeadLetter, time_of};
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, Letter, LetterBox, Settled};
+use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::message::{Header, Message, Origin};
 use crate::source::SourceError;
 
@@ -111,7 +111,7 @@ impl LetterBox for KafkaLetterBox {
 
     async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
         let batch = self.opened()?.reader.next_batch().await?;
-        Ok(batch.map(|messages| messages.into_iter().map(buried).collect()))
+        Ok(batch.map(|messages| messages.into_iter().map(|message| Buried::of(message, read)).collect()))
     }
 
     fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
@@ -231,15 +231,6 @@ fn commit(client: &BaseConsumer, topic: &str, moved: &BTreeMap<i32, i64>) -> Res
 }
 
 /// The letter as it was before it was written.
-fn buried(message: Message) -> Buried {
-    let place = message.origin().clone();
-    let what = match read(&message) {
-        Some(letter) => Letter::Known(letter),
-        None => Letter::Foreign(message),
-    };
-    Buried { place, what }
-}
-
 fn read(kept: &Message) -> Option<DeadLetter> {
     let word = |name: &str| std::str::from_utf8(kept.header(&format!("{PREFIX}{name}"))?).ok();
     let time = |name: &str| time_of(word(name)?.parse().ok()?);

@@ -298,7 +298,8 @@ impl Source for KafkaSource {
     }
 
     fn status(&self) -> SourceStatus {
-        self.member().map(|member| status::of(&member)).unwrap_or_default()
+        let status = self.member().map(|member| status::of(&member)).unwrap_or_default();
+        SourceStatus { group: Some(self.settings.group.clone()), ..status }
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {

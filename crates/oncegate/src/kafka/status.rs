@@ -8,6 +8,7 @@ pub(crate) fn of(member: &Member) -> SourceStatus {
     let polls = member.polls();
     let partitions = member.assignments.standings();
     SourceStatus {
+        group: None,
         polled_ago: polls.last.map(|last| last.elapsed()),
         partitions: partitions.into_iter().map(|standing| partition(&standing, polls.held)).collect(),
     }

@@ -31,6 +31,8 @@ pub enum Kind {
     Gauge,
     /// Durations in seconds, counted by these upper bounds.
     Seconds(&'static [f64]),
+    /// Sizes in bytes, counted by these upper bounds.
+    Bytes(&'static [f64]),
 }
 
 impl Metric {
@@ -51,6 +53,15 @@ impl Metric {
         Self { name, kind: Kind::Seconds(bounds), labels, values: &[], help }
     }
 
+    const fn bytes(
+        name: &'static str,
+        labels: &'static [&'static str],
+        bounds: &'static [f64],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Bytes(bounds), labels, values: &[], help }
+    }
+
     const fn of(self, values: &'static [&'static str]) -> Self {
         Self { values, ..self }
     }
@@ -59,7 +70,15 @@ impl Metric {
     pub fn full_name(&self) -> String {
         match self.kind {
             Kind::Counter => format!("oncegate_{}_total", self.name),
-            Kind::Gauge | Kind::Seconds(_) => format!("oncegate_{}", self.name),
+            Kind::Gauge | Kind::Seconds(_) | Kind::Bytes(_) => format!("oncegate_{}", self.name),
+        }
+    }
+
+    /// The upper bounds of a histogram.
+    pub fn bounds(&self) -> Option<&'static [f64]> {
+        match self.kind {
+            Kind::Seconds(bounds) | Kind::Bytes(bounds) => Some(bounds),
+            Kind::Counter | Kind::Gauge => None,
         }
     }
 
@@ -84,6 +103,9 @@ const STORE_BOUNDS: &[f64] =
 const AGE_BOUNDS: &[f64] =
     &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0];
 
+/// The bounds of results: from 64 bytes to a mebibyte.
+const RESULT_BOUNDS: &[f64] = &[64.0, 256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0];
+
 /// What a store is asked.
 const OPERATIONS: &[&str] = &["claim", "extend", "complete", "release", "fail", "hand_over", "reopen"];
 
@@ -98,7 +120,15 @@ const PARTITION: &[&str] = &["consumer", "topic", "partition"];
 pub const CATALOGUE: &[Metric] = &[
     // The promise.
     Metric::counter("extra_runs", &["scope", "cause"], "handler runs beyond the first, by what caused them")
-        .of(&["crash_takeover", "lease_lost", "store_loss", "retention", "reset", "unguarded"]),
+        .of(&[
+            "crash_takeover",
+            "lease_lost",
+            "complete_unknown",
+            "store_loss",
+            "retention",
+            "reset",
+            "unguarded",
+        ]),
     Metric::counter(
         "complete_lost",
         SCOPE,
@@ -115,6 +145,7 @@ pub const CATALOGUE: &[Metric] = &[
         "panicked",
         "cancelled",
     ]),
+    Metric::counter("completions", SCOPE, "completions that the store has confirmed"),
     Metric::counter("acks", SCOPE, "messages acknowledged to their source"),
     Metric::counter("retries", SCOPE, "failed messages that wait for their next attempt"),
     Metric::counter("dead_letters", &["scope", "cause"], "messages put with the dead letters").of(&[
@@ -163,6 +194,11 @@ pub const CATALOGUE: &[Metric] = &[
         "calls that the result store gave no answer to",
     )
     .of(&["put", "get"]),
+    Metric::counter(
+        "journal_dropped",
+        SCOPE,
+        "entries that the gate's journal has not written down: too many came at once, or it takes none",
+    ),
     // The store.
     Metric::counter(
         "store_calls",
@@ -250,6 +286,13 @@ pub const CATALOGUE: &[Metric] = &[
         AGE_BOUNDS,
         "how old messages are when their first success is acknowledged, by the broker's timestamp",
     ),
+    // How large things are.
+    Metric::bytes(
+        "result_bytes",
+        SCOPE,
+        RESULT_BOUNDS,
+        "how large stored results are; of one that went to the result store, its reference",
+    ),
     // How things are.
     Metric::gauge("live", CONSUMER, "1, or 0 when a restart would help: what `/healthz` says"),
     Metric::gauge("ready", CONSUMER, "1 while messages are taken and handled, else 0: what `/readyz` says"),
@@ -264,6 +307,12 @@ pub const CATALOGUE: &[Metric] = &[
         "1 for each reason why less than everything is dispatched or fetched, such as `store_away` or `breaker`; see `health::PauseCause`",
     ),
     Metric::gauge("store_up", SCOPE, "1, or 0 while the store, or a part of it, does not answer"),
+    Metric::gauge(
+        "lease_remaining_seconds",
+        SCOPE,
+        "the least that is left of a running lease; the whole lease when none runs",
+    ),
+    Metric::gauge("record_retention_seconds", SCOPE, "how long completed records are kept"),
     Metric::gauge("permits", CONSUMER, "how many handlers may run"),
     Metric::gauge("permits_free", CONSUMER, "how many more could run now"),
     Metric::gauge("in_flight", CONSUMER, "messages between the source and their acks"),
@@ -295,11 +344,13 @@ impl Event<'_> {
             Self::StoreCalled { operation, .. } => ("store_calls", operation, 1),
             Self::HandlerRan { outcome, .. } => ("handler_runs", outcome.as_str(), 1),
             Self::ExtraRun { cause, .. } => ("extra_runs", cause.as_str(), 1),
+            Self::Completed { .. } => ("completions", "", 1),
             Self::CompleteLost { .. } => ("complete_lost", "", 1),
             Self::FingerprintUncompared { .. } => ("fingerprints_uncompared", "", 1),
             Self::ResultNotKept { .. } => ("results_not_kept", "", 1),
             Self::ResultLost { .. } => ("results_lost", "", 1),
             Self::ResultStoreError { operation, .. } => ("result_store_errors", operation, 1),
+            Self::JournalDropped { entries, .. } => ("journal_dropped", "", entries),
             Self::DuplicateHookFailed { .. } => ("duplicate_hooks_failed", "", 1),
             Self::Retried { .. } => ("retries", "", 1),
             Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),
@@ -337,6 +388,14 @@ impl Event<'_> {
         }
     }
 
+    /// The short name of the size in bytes that the event tells, if it tells one.
+    pub const fn size(&self) -> Option<(&'static str, u64)> {
+        match *self {
+            Self::Completed { result_bytes, .. } => Some(("result_bytes", result_bytes)),
+            _ => None,
+        }
+    }
+
     /// The scope of the gate that it belongs to; `None` for what a source or an engine does for all of them.
     pub const fn scope(&self) -> Option<&str> {
         match *self {
@@ -344,11 +403,13 @@ impl Event<'_> {
             | Self::StoreCalled { scope, .. }
             | Self::HandlerRan { scope, .. }
             | Self::ExtraRun { scope, .. }
+            | Self::Completed { scope, .. }
             | Self::CompleteLost { scope }
             | Self::FingerprintUncompared { scope }
             | Self::ResultNotKept { scope }
             | Self::ResultLost { scope }
             | Self::ResultStoreError { scope, .. }
+            | Self::JournalDropped { scope, .. }
             | Self::DuplicateHookFailed { scope }
             | Self::Retried { scope }
             | Self::DeadLettered { scope, .. }

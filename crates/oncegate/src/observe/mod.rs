@@ -55,6 +55,13 @@ pub enum Event<'a> {
         /// Why.
         cause: ExtraRunCause,
     },
+    /// The store has confirmed a completion.
+    Completed {
+        /// The gate's scope.
+        scope: &'a str,
+        /// How large the stored result is; of a large one, its reference.
+        result_bytes: u64,
+    },
     /// A completion found that the claim was no longer its own: nothing was acknowledged.
     CompleteLost {
         /// The gate's scope.
@@ -82,6 +89,13 @@ pub enum Event<'a> {
         scope: &'a str,
         /// `put` or `get`.
         operation: &'static str,
+    },
+    /// The gate's journal has not written entries down: they came faster than it takes them, or it takes none.
+    JournalDropped {
+        /// The gate's scope.
+        scope: &'a str,
+        /// How many.
+        entries: u64,
     },
     /// `Handler::duplicate` has failed every time; the message was acknowledged all the same.
     DuplicateHookFailed {
@@ -262,6 +276,9 @@ pub enum ExtraRunCause {
     CrashTakeover,
     /// This process lost its lease while its handler ran; another one may run it now.
     LeaseLost,
+    /// A handler has ended, the store gave no answer to its completion, and its lease ran out meanwhile: unless the
+    /// completion is there, another handler runs.
+    CompleteUnknown,
     /// The store has lost data: a completion found no record, or a message that was there before the loss runs for
     /// the first time as far as the store knows.
     StoreLoss,
@@ -293,6 +310,7 @@ impl ExtraRunCause {
         match self {
             Self::CrashTakeover => "crash_takeover",
             Self::LeaseLost => "lease_lost",
+            Self::CompleteUnknown => "complete_unknown",
             Self::StoreLoss => "store_loss",
             Self::Retention => "retention",
             Self::Reset => "reset",

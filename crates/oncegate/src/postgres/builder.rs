@@ -37,6 +37,7 @@ pub struct PostgresBuilder {
     connect_timeout: Duration,
     allowed: Allowed,
     purge: Purge,
+    journaled: bool,
 }
 
 /// What the check accepts although it breaks the promise.
@@ -61,6 +62,7 @@ impl PostgresBuilder {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             allowed: Allowed::default(),
             purge: Purge { rest: Some(DEFAULT_PURGE_REST), archive: None },
+            journaled: false,
         }
     }
 
@@ -117,6 +119,16 @@ impl PostgresBuilder {
         self
     }
 
+    /// Demands a journal: an entry for each change of state, written in the same transaction, by triggers on the
+    /// table; see [`PostgresStore::journal`]. None by default.
+    ///
+    /// [`create_schema`](PostgresStore::create_schema) makes it, and without it the check refuses the store. Once it is
+    /// made, it tells of every change in the database, whoever makes it and however his store is built.
+    pub fn journaled(mut self) -> Self {
+        self.journaled = true;
+        self
+    }
+
     /// Connects. It makes no tables: see [`PostgresStore::create_schema`].
     ///
     /// # Errors
@@ -150,7 +162,9 @@ impl PostgresBuilder {
         if sessions == Sessions::Ours && !has_settings {
             return Err(StoreError::refused("the sessions do not keep their settings"));
         }
-        Ok(PostgresStore { inner: Inner { link, address, allowed: self.allowed }.into() })
+        Ok(PostgresStore {
+            inner: Inner { link, address, allowed: self.allowed, journaled: self.journaled }.into(),
+        })
     }
 
     fn config(&self, url: &str) -> Result<Config, StoreError> {
@@ -196,6 +210,7 @@ impl std::fmt::Debug for PostgresBuilder {
             .field("connect_timeout", &self.connect_timeout)
             .field("allowed", &self.allowed)
             .field("purge", &self.purge)
+            .field("journaled", &self.journaled)
             .finish_non_exhaustive()
     }
 }

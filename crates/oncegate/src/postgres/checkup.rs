@@ -43,7 +43,12 @@ struct Said {
 }
 
 /// Asks a server, and judges what it says.
-pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Result<Checkup, Trouble> {
+pub(super) async fn ask(
+    client: &Object,
+    address: &str,
+    allowed: Allowed,
+    journaled: bool,
+) -> Result<Checkup, Trouble> {
     let asked = SystemTime::now();
     let row = client.query_one(ASK, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let answered = SystemTime::now();
@@ -65,7 +70,7 @@ pub(super) async fn ask(client: &Object, address: &str, allowed: Allowed) -> Res
     let clock_ms = u64::try_from(row.get::<_, i64>("clock_ms")).unwrap_or_default();
     let clock = SystemTime::UNIX_EPOCH + Duration::from_millis(clock_ms);
     checkup.warnings.extend(clock::warning(clock, asked, answered));
-    schema::check(client).await?;
+    schema::check(client, journaled).await?;
     let tables = client.query_one(ASK_TABLES, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
     if tables.get("unlogged") {

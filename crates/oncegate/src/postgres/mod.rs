@@ -9,6 +9,7 @@
 //! - `schema`: the tables; `row`: a record as columns, and the three statements
 //! - `direct`: a batch, the straight way first; `transaction`: a batch by the rules; `link`: the thread, the connections and the queues
 //! - `commit`: a record completed inside a transaction of the user's own
+//! - `journal`: what happened to a key, written by triggers
 //! - `purge`: expired records; `reconnect`: how often a server that is away is tried
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
 //!
@@ -25,6 +26,7 @@ mod checkup;
 mod commit;
 mod direct;
 mod errors;
+mod journal;
 mod link;
 mod purge;
 mod reconnect;
@@ -48,6 +50,7 @@ use self::errors::Trouble;
 use self::link::Link;
 use self::transaction::Answer;
 use crate::batch::{CarrierGone, Item, Joiner};
+use crate::journal::Entry;
 
 pub use self::builder::PostgresBuilder;
 pub use self::schema::SchemaChange;
@@ -80,6 +83,7 @@ struct Inner {
     /// `host:port/database`, or empty when a pool was brought.
     address: String,
     allowed: Allowed,
+    journaled: bool,
 }
 
 impl PostgresStore {
@@ -123,14 +127,21 @@ impl PostgresStore {
         row::COMPLETE
     }
 
-    /// Makes the tables, or brings those of an earlier release to this one's format. When they are as they
-    /// should be, it does nothing and needs no rights; otherwise it needs a role that may create tables.
+    /// The statements that make the [`journal`](Self::journal), for those who make it by other means, after the
+    /// tables. They can be repeated. Nobody needs rights on it but those who read it.
+    pub fn journal_sql() -> String {
+        journal::sql()
+    }
+
+    /// Makes the tables, and the journal of a store that is [`journaled`](PostgresBuilder::journaled), or brings those
+    /// of an earlier release to this one's format. When they are as they should be, it does nothing and needs no rights; otherwise it needs a role that may create tables.
     ///
     /// # Errors
     /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of a later release.
     pub async fn create_schema(&self) -> Result<(), StoreError> {
-        let create = |client: Object| async {
-            let created = schema::create(&client).await;
+        let journaled = self.inner.journaled;
+        let create = move |client: Object| async move {
+            let created = schema::create(&client, journaled).await;
             (client, created)
         };
         self.inner.link.run(create).await
@@ -141,9 +152,27 @@ impl PostgresStore {
     /// # Errors
     /// [`StoreError::Refused`] when the tables have the format of a later release.
     pub async fn schema_change(&self) -> Result<SchemaChange, StoreError> {
-        let read = |client: Object| async {
-            let change = schema::change(&client).await;
+        let journaled = self.inner.journaled;
+        let read = move |client: Object| async move {
+            let change = schema::change(&client, journaled).await;
             (client, change)
+        };
+        self.inner.link.run(read).await
+    }
+
+    /// What happened to `key`, the oldest first, at most the last `most` entries; none if the database has no
+    /// [journal](PostgresBuilder::journaled).
+    ///
+    /// An entry is there if and only if the change is that it tells of, also one in a transaction of the caller's own. It
+    /// names the connection's `application_name` as who did it. The purge of a record takes its entries along.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, or the role may not read the table `oncegate_journal`.
+    pub async fn journal(&self, key: &StoreKey, most: u32) -> Result<Vec<Entry>, StoreError> {
+        let key = key.clone();
+        let read = move |client: Object| async move {
+            let entries = journal::read(&client, &key, most).await;
+            (client, entries)
         };
         self.inner.link.run(read).await
     }
@@ -208,10 +237,10 @@ impl Store for PostgresStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let Inner { link, address, allowed } = &*self.inner;
-        let (address, allowed) = (address.clone(), *allowed);
+        let Inner { link, address, allowed, journaled } = &*self.inner;
+        let (address, allowed, journaled) = (address.clone(), *allowed, *journaled);
         let check = move |client: Object| async move {
-            let checkup = checkup::ask(&client, &address, allowed).await;
+            let checkup = checkup::ask(&client, &address, allowed, journaled).await;
             (client, checkup)
         };
         link.run(check).await

@@ -4,6 +4,7 @@ use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
 use super::errors::{self, Trouble};
+use super::journal;
 
 /// How to get the tables, for every error that misses them.
 pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
@@ -76,28 +77,35 @@ pub(super) fn grants(role: &str) -> String {
 }
 
 /// Makes the tables, or brings them to this release's format, in one transaction.
-pub(super) async fn create(client: &Object) -> Result<(), Trouble> {
-    if change(client).await?.sql.is_empty() {
+pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Trouble> {
+    if change(client, journaled).await?.sql.is_empty() {
         return Ok(());
     }
     let begin = format!("BEGIN; {ADVISORY_LOCK}");
     client.batch_execute(&begin).await.map_err(|error| errors::not_executed(&error))?;
     // Somebody else may have been faster.
-    let SchemaChange { sql, .. } = change(client).await?;
+    let SchemaChange { sql, .. } = change(client, journaled).await?;
     client.batch_execute(&sql).await.map_err(|error| errors::not_executed(&error))?;
     client.batch_execute("COMMIT").await.map_err(|error| errors::in_doubt(&error))
 }
 
 /// What there is to do.
-pub(super) async fn change(client: &Object) -> Result<SchemaChange, Trouble> {
-    plan(version(client).await?).map_err(Trouble::from)
+pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaChange, Trouble> {
+    let mut change = plan(version(client).await?)?;
+    if journaled && !journal::is_made(client).await? {
+        change.sql += &journal::sql();
+    }
+    Ok(change)
 }
 
-/// Refuses tables of another format.
-pub(super) async fn check(client: &Object) -> Result<(), Trouble> {
-    let SchemaChange { from, to, sql } = change(client).await?;
+/// Refuses tables of another format, and a missing journal.
+pub(super) async fn check(client: &Object, journaled: bool) -> Result<(), Trouble> {
+    let SchemaChange { from, to, sql } = change(client, journaled).await?;
     match from {
         _ if sql.is_empty() => Ok(()),
+        Some(from) if from == to => {
+            Err(StoreError::refused(format!("the journal is missing: {}", journal::REMEDY)).into())
+        }
         None => Err(StoreError::refused(format!("the tables are missing: {REMEDY}")).into()),
         Some(from) => Err(StoreError::refused(format!(
             "the tables have format {from}, and this release of oncegate needs format {to}: run `oncegate \

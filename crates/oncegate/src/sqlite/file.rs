@@ -8,6 +8,7 @@ use oncegate_core::store::StoreError;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
+use super::journal;
 use super::row::SCHEMA;
 use crate::archive::SharedArchive;
 
@@ -37,6 +38,7 @@ pub(super) struct Settings {
     pub(super) archive: Option<SharedArchive>,
     pub(super) must_exist: bool,
     pub(super) check_up_to_bytes: u64,
+    pub(super) journaled: bool,
 }
 
 /// What a committed answer survives.
@@ -61,6 +63,7 @@ impl Settings {
             archive: None,
             must_exist: false,
             check_up_to_bytes: 256 * 1024 * 1024,
+            journaled: false,
         }
     }
 }
@@ -128,6 +131,9 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     if new {
         let found = patiently(settings.busy_timeout, || create(&mut connection)).map_err(sqlite)?;
         is_new(found)?;
+    }
+    if settings.journaled {
+        patiently(settings.busy_timeout, || journal::create(&mut connection)).map_err(sqlite)?;
     }
     Ok(connection)
 }

@@ -7,6 +7,7 @@
 //!
 //! - `file`: opening, and what is refused; `place`: where it lies; `row`: a record as readable columns; `clock`
 //! - `commit`: a record completed inside a transaction of the user's own
+//! - `journal`: what happened to a key, written by triggers
 //! - `writer`: group commit; `reader`: looks; `purge`: expired records; `thread` and `queue`: between them and
 //!   the callers
 //!
@@ -35,11 +36,13 @@ use self::reader::Reader;
 use self::thread::Worker;
 use self::writer::Writer;
 use crate::archive::{Archive, SharedArchive};
+use crate::journal::Entry;
 
 mod clock;
 mod commit;
 mod errors;
 mod file;
+mod journal;
 mod place;
 mod purge;
 mod queue;
@@ -119,7 +122,7 @@ impl SqliteStore {
     /// Opens another connection to the file, for effects that are committed together with their completion:
     /// see [`Message::blocking_commit_with`](crate::Message::blocking_commit_with). It blocks.
     ///
-    /// Tables of your own may live in the file beside the store's (`records`, `descriptors` and `clock`), made by
+    /// Tables of your own may live in the file beside the store's (`records`, `descriptors`, `clock` and `oncegate_journal`), made by
     /// any migration that leaves `application_id` and `user_version` alone. The connection commits durably
     /// (`synchronous = FULL`) and waits up to the store's busy timeout for others that write.
     ///
@@ -127,6 +130,19 @@ impl SqliteStore {
     /// When the file cannot be opened, or is not the one any more that the store has opened.
     pub fn open_connection(&self) -> Result<rusqlite::Connection, StoreError> {
         file::open_for_effects(&self.inner.settings)
+    }
+
+    /// What happened to `key`, the oldest first, at most the last `most` entries; none if the file has no
+    /// [journal](SqliteBuilder::journaled).
+    ///
+    /// An entry is there if and only if the change is that it tells of, also one in a transaction of the caller's own.
+    /// The purge of a record takes its entries along.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn journal(&self, key: &StoreKey, most: u32) -> Result<Vec<Entry>, StoreError> {
+        let key = key.clone();
+        self.inner.reader.ask(move |connection| journal::read(connection, &key, most)).await
     }
 
     /// What this store has done since it was opened.
@@ -179,6 +195,15 @@ impl SqliteBuilder {
     /// [`without_purge`](Self::without_purge) for the others, which would remove records without it.
     pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
         self.settings.archive = Some(SharedArchive::new(archive));
+        self
+    }
+
+    /// Keeps a journal in the file: an entry for each change of state, written in the same transaction, by triggers
+    /// on the table; see [`SqliteStore::journal`]. None by default.
+    ///
+    /// Once it is made, it tells of every change in the file, whoever makes it and however his store is built.
+    pub fn journaled(mut self) -> Self {
+        self.settings.journaled = true;
         self
     }
 

@@ -131,7 +131,8 @@ impl Hub {
         held.in_flight = state.arrived.len();
         held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));
         held.delivered_ago = state.delivered_at.map(|delivered| now.duration_since(delivered));
-        SourceStatus { polled_ago: Some(now.duration_since(state.turned_at)), partitions: vec![held] }
+        let polled_ago = Some(now.duration_since(state.turned_at));
+        SourceStatus { polled_ago, partitions: vec![held], ..SourceStatus::default() }
     }
 
     /// Nothing more is handed out; what nobody has taken goes back.

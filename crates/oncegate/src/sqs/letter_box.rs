@@ -20,7 +20,7 @@ use super::settings::{Connection, name};
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE, SqsSource};
 use crate::dead_letters::{DeadLetter, time_of};
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, Letter, LetterBox, Settled};
+use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::message::{Header, Message, Origin};
 use crate::observe::Counters;
 use crate::source::{Delivery, Source as _, SourceError, Ticket};
@@ -121,7 +121,7 @@ impl LetterBox for SqsLetterBox {
         open.seen += deliveries.len();
         let mut letters = Vec::with_capacity(deliveries.len());
         for Delivery { message, ticket } in deliveries {
-            let buried = buried(message);
+            let buried = Buried::of(message, read);
             if let Origin::Queue { id, .. } = &buried.place {
                 open.held.insert(Arc::clone(id), ticket);
             }
@@ -219,15 +219,6 @@ fn redriven(buried: &Buried, destination: &str) -> Result<Redriven, String> {
 }
 
 /// The letter as it was before it was written.
-fn buried(message: Message) -> Buried {
-    let place = message.origin().clone();
-    let what = match read(&message) {
-        Some(letter) => Letter::Known(letter),
-        None => Letter::Foreign(message),
-    };
-    Buried { place, what }
-}
-
 fn read(kept: &Message) -> Option<DeadLetter> {
     let provenance: Provenance = serde_json::from_slice(kept.header(ORIGIN_ATTRIBUTE)?).ok()?;
     let payload = match provenance.encoding.as_deref() {

@@ -63,6 +63,7 @@ impl Export {
             Kind::Counter => recorder.describe_counter(name, Some(Unit::Count), help),
             Kind::Gauge => recorder.describe_gauge(name, None, help),
             Kind::Seconds(_) => recorder.describe_histogram(name, Some(Unit::Seconds), help),
+            Kind::Bytes(_) => recorder.describe_histogram(name, Some(Unit::Bytes), help),
         });
     }
 
@@ -95,13 +96,17 @@ impl Export {
         self.with(|recorder| recorder.register_gauge(key, &METADATA))
     }
 
-    /// Counts the event, and notes how long it took.
+    /// Counts the event, and notes how long it took, or how large it was.
     pub(super) fn observe(&self, event: Event<'_>) {
         let scope = event.scope().unwrap_or(NO_SCOPE);
         let (name, label, count) = event.metric();
         self.counter(name, scope, label).increment(count);
         if let Some((name, label, took)) = event.duration() {
             self.histogram(name, scope, label).record(took.as_secs_f64());
+            self.keep_up();
+        }
+        if let Some((name, bytes)) = event.size() {
+            self.histogram(name, scope, "").record(bytes as f64);
             self.keep_up();
         }
     }

@@ -56,7 +56,10 @@ impl Said {
             self.say("paused", &[("consumer", name), ("cause", cause.as_str())], 1.0);
         }
         for scope in &status.scopes {
-            self.say("store_up", &[("scope", &scope.scope)], flag(scope.is_store_up()));
+            let named = [("scope", scope.scope.as_str())];
+            self.say("store_up", &named, flag(scope.is_store_up()));
+            self.say("lease_remaining_seconds", &named, scope.lease_remaining.as_secs_f64());
+            self.say("record_retention_seconds", &named, scope.retention.as_secs_f64());
         }
         self.say("permits", &consumer, f64::from(status.permits.total));
         self.say("permits_free", &consumer, f64::from(status.permits.free));
@@ -132,6 +135,7 @@ mod tests {
         let source = SourceStatus {
             polled_ago: Some(Duration::from_millis(250)),
             partitions: vec![partition(0), partition(1)],
+            ..SourceStatus::default()
         };
         let away = crate::health::StoreOutage {
             part: 0,
@@ -148,6 +152,8 @@ mod tests {
             holds: "it is on the disk".to_owned(),
             warnings: Vec::new(),
             lease: Duration::from_secs(30),
+            lease_remaining: Duration::from_millis(6_500),
+            retention: Duration::from_secs(604_800),
             max_run: Duration::from_secs(900),
             parts: 1,
             outages: vec![away],
@@ -175,6 +181,8 @@ mod tests {
             r#"oncegate_lag{consumer="billing",topic="orders",partition="1"} 7"#,
             r#"oncegate_oldest_incomplete_age_seconds{consumer="billing",topic="orders",partition="0"} 2.5"#,
             r#"oncegate_store_up{scope="billing"} 0"#,
+            r#"oncegate_lease_remaining_seconds{scope="billing"} 6.5"#,
+            r#"oncegate_record_retention_seconds{scope="billing"} 604800"#,
             r#"oncegate_paused{consumer="billing",cause="store_away"} 1"#,
             r#"oncegate_poll_age_seconds{consumer="billing"} 0.25"#,
             r#"oncegate_ready{consumer="billing"} 0"#,

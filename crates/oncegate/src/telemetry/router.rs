@@ -14,7 +14,7 @@ use super::export::Export;
 use super::{Letter, Telemetry, unix_ms};
 use crate::failure::BoxError;
 use crate::health::{Health, Reason, Status};
-use crate::observe::{CATALOGUE, Kind};
+use crate::observe::CATALOGUE;
 
 /// The page, with its style and its script: it loads nothing from elsewhere.
 const PAGE: &str = include_str!("page.html");
@@ -37,7 +37,7 @@ impl Telemetry {
     pub fn prometheus() -> Result<Self, BoxError> {
         let mut builder = PrometheusBuilder::new();
         for metric in CATALOGUE {
-            if let Kind::Seconds(bounds) = metric.kind {
+            if let Some(bounds) = metric.bounds() {
                 builder = builder.set_buckets_for_metric(Matcher::Full(metric.full_name()), bounds)?;
             }
         }

@@ -139,6 +139,38 @@ async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a_running_handler() {
+    for ends_before in [true, false] {
+        let bench = Bench::of(numbered(1));
+        let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+        let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+        let outage = Arc::clone(&store);
+        let handler = move |message: Message| {
+            outage.begin_outage();
+            async move {
+                if !ends_before {
+                    message.cancelled().await;
+                }
+                Ok(())
+            }
+        };
+        let consumer = bench.consumer_behind(gate, handler);
+        let monitor = consumer.monitor();
+        let asked = async {
+            until(&monitor, "over", |status, _| status.scopes[0].lease_remaining.is_zero()).await;
+            store.end_outage();
+            bench.list.until_acked(1).await;
+            until(&monitor, "idle", |status, _| status.scopes[0].lease_remaining == LEASE).await;
+        };
+        run_while(consumer, asked).await;
+        let count = |name, label| bench.counters.get(name, label);
+        let (unknown, lost) = (count("extra_runs", "complete_unknown"), count("extra_runs", "lease_lost"));
+        assert_eq!((unknown, lost), (u64::from(ends_before), u64::from(!ends_before)));
+        assert_eq!(count("completions", ""), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_is_away_holds_back_only_the_routes_that_use_it() {
     let bench = Bench::of(numbered(3));
     (0..3).for_each(|id| bench.list.push("refunds", "", format!(r#"{{"id":{id}}}"#)));
