@@ -53,7 +53,7 @@ pub(super) enum Origin {
 
 /// The same, once the URL has been read.
 enum Target {
-    Address(Address),
+    Address(Box<Address>),
     Pool(Pool),
 }
 
@@ -180,7 +180,7 @@ impl RedisBuilder {
         let opener = Opener { connect_timeout: self.connect_timeout };
         let (target, expected_keys) = match &self.origin {
             Origin::Url(url) => {
-                address::parse(url).map(|(address, keys)| (Target::Address(address), keys))?
+                address::parse(url).map(|(address, keys)| (Target::Address(Box::new(address)), keys))?
             }
             Origin::Pool(pool) => (Target::Pool(pool.clone()), None),
         };
@@ -233,7 +233,7 @@ impl RedisBuilder {
             Target::Pool(pool) => {
                 return Ok((one(driver, Connector::Pool(pool), "", shared).await?, String::new()));
             }
-            Target::Address(address) => address,
+            Target::Address(address) => *address,
         };
         match address {
             Address::Server(info) => {
