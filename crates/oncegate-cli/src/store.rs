@@ -73,15 +73,25 @@ async fn open(
     let password = store.password.as_ref().map(Secret::resolve).transpose().map_err(refuse)?;
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
     let (response, connect) = (store.response_timeout, store.connect_timeout);
+    let journaled = store.journal == Some(true);
     match address(&url)? {
-        Address::Sqlite(path) => Ok(Arc::new(match purpose {
-            Purpose::Consume => SqliteStore::open(path).await?,
-            Purpose::Look => SqliteStore::builder(path).must_exist().without_purge().open().await?,
-        })),
+        Address::Sqlite(path) => {
+            let mut builder = SqliteStore::builder(path);
+            match purpose {
+                Purpose::Look => builder = builder.must_exist().without_purge(),
+                // It makes the journal where there is none, and whoever looks changes nothing.
+                Purpose::Consume if journaled => builder = builder.journaled(),
+                Purpose::Consume => {}
+            }
+            Ok(Arc::new(builder.open().await?))
+        }
         Address::Postgres(url) => {
             let mut builder = PostgresStore::builder(&url);
             if purpose == Purpose::Look {
                 builder = builder.without_purge();
+            }
+            if journaled {
+                builder = builder.journaled();
             }
             builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
             builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));

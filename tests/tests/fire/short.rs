@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use oncegate_tests::KafkaBroker;
 use oncegate_tests::fire::{Fault, Plan, Report, StoreKind, run};
 
-/// What every run meets whatever its order is, or it proves nothing.
-const REACHED: [&str; 12] = [
+/// What every run meets whatever its order is, or it proves nothing. Whether a worker that is killed holds a claim just then
+/// is left to chance: takeovers are the business of `zombies` and of `tests/kill.rs`.
+const REACHED: [&str; 11] = [
     "granted",
-    "takeover",
     "completed",
     "mismatch",
     "held",

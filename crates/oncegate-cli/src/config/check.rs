@@ -69,6 +69,13 @@ impl Loaded {
         if let Err(problem) = crate::store::check(url) {
             self.error(&path(["store", "url"]), problem.to_string());
         }
+        if store.journal == Some(true) && url.starts_with("redis") {
+            let at = path(["store", "journal"]);
+            self.error(
+                &at,
+                "Redis cannot keep one beside its records; name a file as the consumer's `journal` instead",
+            );
+        }
         let userinfo =
             url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
         let in_url = userinfo.is_some_and(|user| user.contains(':'));

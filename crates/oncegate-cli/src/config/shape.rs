@@ -54,6 +54,10 @@ pub(crate) struct Store {
     /// Accept a Redis that may evict records: their messages run again.
     #[schemars(extend("default" = false))]
     pub(crate) allow_evicting_policy: Option<bool>,
+    /// Keep a journal of every change in the store itself, in the transaction of the change: SQLite, and PostgreSQL after
+    /// `oncegate migrate --journal`. For Redis see the consumer's `journal`.
+    #[schemars(extend("default" = false))]
+    pub(crate) journal: Option<bool>,
 }
 
 /// Waiting for replicas or disks.
@@ -145,6 +149,9 @@ pub(crate) struct Consumer {
     /// Fail open: when the store has been away for so long, messages run without it, and repetitions run again, until it
     /// answers. Without it they wait.
     pub(crate) fail_open_after: Option<Time>,
+    /// A file that tells what happens to each key, one JSON object in a line. A best effort: it may miss what happened just
+    /// before a crash. Without it nothing is written.
+    pub(crate) journal: Option<PathBuf>,
 }
 
 /// Where messages come from; one of the two.

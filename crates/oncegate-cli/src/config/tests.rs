@@ -180,6 +180,18 @@ fn a_variable_means_the_consumer_whatever_its_case_and_dashes() {
 }
 
 #[test]
+fn a_journal_in_redis_is_refused_and_one_elsewhere_is_not() {
+    let with_journal =
+        |url: &str| changed("redis://cache", url).replace("[store]", "[store]\njournal = true");
+    let found = of(&with_journal("redis://cache"));
+    let journal =
+        found.findings.all.iter().find(|finding| finding.path == "store.journal").expect("a finding");
+    assert_eq!(journal.severity, Severity::Error);
+    let found = of(&with_journal("postgres://cache"));
+    assert!(found.findings.all.iter().all(|finding| finding.path != "store.journal"), "{}", found.render());
+}
+
+#[test]
 fn a_secret_in_the_file_is_a_warning_or_an_error_and_never_shown() {
     let text = changed("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
     for (secrets, severity) in

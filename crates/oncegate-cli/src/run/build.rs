@@ -6,6 +6,7 @@ use std::time::Duration;
 use oncegate::consumer::{BadKeys, Breaker, FloodLimit};
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
+use oncegate::journal::FileJournal;
 use oncegate::kafka::{KafkaDeadLetters, KafkaRetries, KafkaSource};
 use oncegate::results::ObjectResults;
 use oncegate::source::Source;
@@ -179,14 +180,20 @@ pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + '
     Some(gate)
 }
 
-/// The same with its place for large results.
+/// The same with its place for large results, and its journal.
 ///
 /// # Errors
-/// When that folder cannot be made or opened.
-pub(crate) fn with_results(gate: Gate, consumer: &shape::Consumer) -> Result<Gate, String> {
-    let Some(folder) = &consumer.large_results else { return Ok(gate) };
-    let results = ObjectResults::folder(folder).map_err(|error| format!("`large_results`: {error}"))?;
-    Ok(gate.large_results(results))
+/// When that folder or file cannot be made or opened.
+pub(crate) fn with_files(mut gate: Gate, consumer: &shape::Consumer) -> Result<Gate, String> {
+    if let Some(folder) = &consumer.large_results {
+        let results = ObjectResults::folder(folder).map_err(|error| format!("`large_results`: {error}"))?;
+        gate = gate.large_results(results);
+    }
+    if let Some(path) = &consumer.journal {
+        let journal = FileJournal::open(path);
+        gate = gate.journal(journal.map_err(|error| format!("`journal`: {}: {error}", path.display()))?);
+    }
+    Ok(gate)
 }
 
 /// A consumer with every setting that is not about its source, its gate or its handler.

@@ -102,6 +102,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME")]
     fail_open_after: Option<String>,
 
+    /// A file that tells what happens to each key, in JSON lines
+    #[arg(long, value_name = "FILE")]
+    journal: Option<String>,
+
     /// How many attempts a message gets
     #[arg(long, value_name = "COUNT")]
     max_attempts: Option<String>,
@@ -185,7 +189,7 @@ impl Flags {
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
         let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
         let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let given: [(&str, &[&str], &Option<String>); 26] = [
+        let given: [(&str, &[&str], &Option<String>); 27] = [
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
@@ -208,6 +212,7 @@ impl Flags {
             ("--lease", &["lease"], &self.lease),
             ("--retention", &["retention"], &self.retention),
             ("--fail-open-after", &["fail_open_after"], &self.fail_open_after),
+            ("--journal", &["journal"], &self.journal),
             ("--max-attempts", &["max_attempts"], &self.max_attempts),
             ("--concurrency", &["concurrency"], &self.concurrency),
             ("--ordering", &["ordering"], &self.ordering),

@@ -188,7 +188,7 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
     let store =
         store::open_configured(&store, settings.on_store_loss).await.map_err(|problem| problem.of(name))?;
     let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
-    let gate = build::with_results(gate, settings).map_err(refuse)?;
+    let gate = build::with_files(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
     let (worker, foreman) = worker(&handler, settings, &gate).map_err(refuse)?;
     let worker = Arc::new(worker);

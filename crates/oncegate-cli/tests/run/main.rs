@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod examples;
+mod journal;
 mod kills;
 mod misbehaving;
 mod outage;
@@ -69,7 +70,10 @@ impl Stage {
         }
         let Self { kafka, redis, topic, dead, scope, .. } = self;
         command.args(["run", "--brokers", kafka.bootstrap(), "--topic", topic, "--group", group]);
-        command.args(["--store", redis.url(), "--scope", scope, "--dead-letters", dead]);
+        command.args(["--scope", scope, "--dead-letters", dead]);
+        if !flags.contains(&"--store") {
+            command.args(["--store", redis.url()]);
+        }
         if !flags.contains(&"--key") {
             command.args(["--key", "order_id"]);
         }
