@@ -132,7 +132,8 @@ impl Topology {
         match self {
             Self::One(node) => node.ask_one(lane, request(item, node)).await,
             Self::Cluster(cluster) => {
-                let answers = cluster.ask(lane, std::slice::from_ref(item), slot, request).await;
+                // On the heap: every message's future would carry the room for it.
+                let answers = Box::pin(cluster.ask(lane, std::slice::from_ref(item), slot, request)).await;
                 answers.into_iter().next().unwrap_or_else(no_answer)
             }
         }
@@ -223,6 +224,32 @@ impl RedisStore {
         refusal().map_or(reply, Err)
     }
 
+    /// The same for any number of commands, whose answers stand in their order.
+    async fn execute_many(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let losses = &self.inner.losses;
+        let refused_before = losses.refusal();
+        let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
+        let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
+            commands.iter().filter(is_sent).partition(|command| is_heartbeat(command));
+        let (bulk, heartbeats) =
+            join(self.apply(LaneName::Bulk, &bulk), self.apply(LaneName::Heartbeats, &heartbeats)).await;
+        let (mut bulk, mut heartbeats) = (bulk.into_iter(), heartbeats.into_iter());
+        // A loss may have been noticed meanwhile, and then the server knows less than it should.
+        let refused = losses.refusal().map(StoreError::refused);
+        let read = |command: &Command| {
+            if !is_sent(&command) {
+                return Err(StoreError::refused(refused_before.as_deref().unwrap_or_default()));
+            }
+            let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
+            let reply = lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
+            match refused.as_ref().filter(|_| is_claim(command)) {
+                Some(refused) => Err(refused.clone()),
+                None => reply,
+            }
+        };
+        commands.iter().map(read).collect()
+    }
+
     /// Sends one request about a key that is no record's.
     async fn ask_about(
         &self,
@@ -264,28 +291,8 @@ impl Store for RedisStore {
         if let [command] = commands.as_slice() {
             return vec![self.execute_one(command).await];
         }
-        let losses = &self.inner.losses;
-        let refused_before = losses.refusal();
-        let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
-        let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
-            commands.iter().filter(is_sent).partition(|command| is_heartbeat(command));
-        let (bulk, heartbeats) =
-            join(self.apply(LaneName::Bulk, &bulk), self.apply(LaneName::Heartbeats, &heartbeats)).await;
-        let (mut bulk, mut heartbeats) = (bulk.into_iter(), heartbeats.into_iter());
-        // A loss may have been noticed meanwhile, and then the server knows less than it should.
-        let refused = losses.refusal().map(StoreError::refused);
-        let read = |command: &Command| {
-            if !is_sent(&command) {
-                return Err(StoreError::refused(refused_before.as_deref().unwrap_or_default()));
-            }
-            let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
-            let reply = lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
-            match refused.as_ref().filter(|_| is_claim(command)) {
-                Some(refused) => Err(refused.clone()),
-                None => reply,
-            }
-        };
-        commands.iter().map(read).collect()
+        // On the heap, for the same reason as a cluster's.
+        Box::pin(self.execute_many(commands)).await
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
