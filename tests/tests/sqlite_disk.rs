@@ -50,18 +50,19 @@ async fn consumption_pauses_while_the_disk_is_full_and_nothing_is_acknowledged()
 
 /// The error names the file and what to do; what is in the file can still be read.
 async fn what_the_store_says(store: &SqliteStore, file: &str) {
-    let claim = Operation::Claim {
+    // Larger than all of the log: a small claim may still fit into what the log had taken before.
+    let complete = Operation::Complete {
         token: Token::from_bits(1),
-        lease: Duration::from_secs(1),
         fingerprint: None,
-        fenced: false,
+        result: vec![b'r'; 16 << 20].into(),
+        retention: Duration::from_secs(60),
     };
-    let answers = store.execute(vec![Command { key: key("new"), operation: claim }]).await;
+    let answers = store.execute(vec![Command { key: key("new"), operation: complete }]).await;
     match &answers[0] {
         Err(StoreError::Unavailable { reason }) => {
             assert!(reason.contains(file) && reason.contains("make room"), "{reason}");
         }
-        other => panic!("a claim on a full disk was answered with {other:?}"),
+        other => panic!("a completion on a full disk was answered with {other:?}"),
     }
     assert_eq!(store.look(vec![key("new")]).await.pop().unwrap().unwrap(), None, "nothing was written");
 }
