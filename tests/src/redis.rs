@@ -129,8 +129,19 @@ impl RedisServer {
         Self::start_with(&[]).await
     }
 
+    /// One that keeps what it has answered when it is killed.
+    ///
+    /// The usual one may not: with `appendfsync everysec` Redis holds a write back, for up to two seconds, while the sync of
+    /// an earlier one is under way.
+    ///
+    /// # Panics
+    /// As [`RedisServer::start`].
+    pub async fn synced() -> Self {
+        Self::start_with(&["--appendfsync", "always"]).await
+    }
+
     /// Like [`RedisServer::start`], with further arguments, which win over the usual ones:
-    /// `["--appendfsync", "always"]`, `["--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru"]`.
+    /// `["--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru"]`.
     ///
     /// # Panics
     /// As [`RedisServer::start`].

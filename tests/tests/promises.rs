@@ -70,7 +70,7 @@ async fn redis_says_its_row() {
 
 #[tokio::test]
 async fn a_redis_user_who_may_not_ask_gets_the_row_of_the_defaults() {
-    let server = RedisServer::start_with(&["--appendfsync", "always"]).await;
+    let server = RedisServer::synced().await;
     let rights = "ACL SETUSER billing on >secret ~* -@all +evalsha +script|load +set +get +pttl +pexpire +pexpiretime \
                   +time +info +ping";
     let mut command = ::redis::Cmd::new();

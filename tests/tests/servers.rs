@@ -26,7 +26,7 @@ async fn the_shared_redis_answers() {
 
 #[tokio::test]
 async fn a_killed_redis_comes_back_with_its_data_or_wiped() {
-    let mut server = RedisServer::start_with(&["--appendfsync", "always"]).await;
+    let mut server = RedisServer::synced().await;
     let url = server.url().to_owned();
     let () = server.connection().await.set("kept", "yes").await.expect("SET");
 

@@ -16,7 +16,7 @@ const OUTAGE: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
-    let mut redis = RedisServer::start().await;
+    let mut redis = RedisServer::synced().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let consuming = Consuming::start(store, MESSAGES, LEASE, String::new()).await;
     let watched = &consuming.watched;
@@ -42,7 +42,7 @@ async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is_back() {
     const PATIENCE: Duration = Duration::from_secs(2);
-    let mut redis = RedisServer::start().await;
+    let mut redis = RedisServer::synced().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let open = |consumer: Consumer| consumer.fail_open_after(PATIENCE);
     let mut consuming = Consuming::start_with(store, MESSAGES, LEASE, String::new(), open).await;

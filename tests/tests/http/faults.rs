@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// What it has answered survives its kill: with `everysec`, a write may wait for a sync that is under way.
 async fn durable_redis() -> RedisServer {
-    RedisServer::start_with(&["--appendfsync", "always"]).await
+    RedisServer::synced().await
 }
 
 async fn world(redis: &RedisServer, settings: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> World {

@@ -103,7 +103,7 @@ async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_r
 
 #[tokio::test]
 async fn a_store_whose_server_stops_and_starts_again_resumes_by_itself() {
-    let mut server = RedisServer::start_with(&["--appendfsync", "always"]).await;
+    let mut server = RedisServer::synced().await;
     let store = RedisStore::connect(server.url()).await.unwrap();
     let (scope, owner) = (scope(), token());
     let (done, running) = (key(&scope, 1), key(&scope, 2));

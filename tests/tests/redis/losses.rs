@@ -63,10 +63,12 @@ struct Watched {
 
 impl Watched {
     async fn start() -> Self {
-        let primary = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
+        let primary =
+            RedisServer::start_with(&["--appendfsync", "always", "--repl-diskless-sync-delay", "0"]).await;
         let (front, between) = (Proxy::before(&primary).await, Proxy::before(&primary).await);
         let port = between.url().rsplit(':').next().unwrap().to_owned();
-        let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+        let replica =
+            RedisServer::start_with(&["--appendfsync", "always", "--replicaof", "127.0.0.1", &port]).await;
         until("the replica to follow", LIMIT, async || {
             let info = replica.info("replication").await;
             info.contains("master_link_status:up").then_some(()).ok_or(info)

@@ -31,7 +31,7 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
     const MESSAGES: u32 = 30;
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
-    let mut redis = RedisServer::start().await;
+    let mut redis = RedisServer::synced().await;
     let stage = Stage::on(&sqs).await.with_redis(&redis).through(&proxy);
     stage.queue.redrive_to(&stage.dead, 2).await;
     let clerk = Clerk::new();

@@ -89,7 +89,7 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_alive() {
-    let (stage, mut redis) = (Stage::new("probes").await, RedisServer::start().await);
+    let (stage, mut redis) = (Stage::new("probes").await, RedisServer::synced().await);
     let running = stage.start(redis.url(), async |_: Message| Ok(()), |consumer| consumer).await;
     assert_eq!(running.probed(200).await, r#"{"ok":true,"reasons":[]}"#);
     redis.kill();

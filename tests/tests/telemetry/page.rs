@@ -111,7 +111,7 @@ async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_that_a_store_is_away() {
-    let (stage, mut redis) = (Stage::new("away").await, oncegate_tests::RedisServer::start().await);
+    let (stage, mut redis) = (Stage::new("away").await, oncegate_tests::RedisServer::synced().await);
     let running = stage.start(redis.url(), async |_: Message| Ok(()), |consumer| consumer).await;
     stage.produce(vec![order(1)]).await;
     stage.acked(1).await;

@@ -100,8 +100,8 @@ impl Survives {
             ),
             Self::Moments => (
                 "moments",
-                "it survives a crash of the worker and of the server; a power cut takes the last moments",
-                "a power cut, for what was completed just before; loss of the disk, a failover",
+                "it survives its worker; a crash of the server or a power cut may take the last moments",
+                "a crash of the server or a power cut, for what was completed just before; loss of the disk, a failover",
                 AT_COMPLETION,
             ),
             Self::Disk => (
