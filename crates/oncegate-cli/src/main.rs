@@ -65,7 +65,7 @@ The answer is on standard output, everything else on standard error. ONCEGATE_LO
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Check(check::Args),
     WorkerTest(run::conformance::Args),
     Schema(check::SchemaArgs),
