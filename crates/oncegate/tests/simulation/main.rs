@@ -63,7 +63,7 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
 }
 
 /// What the runs must have reached, or they prove nothing.
-const REACHED: [(&str, &str); 21] = [
+const REACHED: [(&str, &str); 22] = [
     ("claims", "granted"),
     ("claims", "completed"),
     ("claims", "busy"),
@@ -75,6 +75,7 @@ const REACHED: [(&str, &str); 21] = [
     ("handler_runs", "cancelled"),
     ("extra_runs", "crash_takeover"),
     ("extra_runs", "lease_lost"),
+    ("extra_runs", "complete_unknown"),
     ("extra_runs", "store_loss"),
     ("extra_runs", "unguarded"),
     ("complete_lost", ""),
