@@ -46,7 +46,10 @@ async fn each_state_is_told_in_words() {
     assert_eq!(completed.line("result"), "result 14 bytes of JSON");
     assert!(completed.line("forgotten").starts_with("forgotten in 6 d 23 h"));
     // As the server was started: an append-only file, and Redis's own `appendfsync`.
-    assert!(completed.line("promise").starts_with("promise moments: it survives a crash"), "{completed:?}");
+    assert!(
+        completed.line("promise").starts_with("promise moments: it survives its worker"),
+        "{completed:?}"
+    );
     assert!(!completed.out.contains("4111") && completed.err.is_empty(), "{completed:?}");
 
     let pending = inspect(2, &["--json"]).await.ended(0).json();
