@@ -17,6 +17,9 @@ use super::assignment::Due;
 use super::member::Context;
 use crate::observe::Event;
 
+/// How long whoever needs a commit waits before he asks again for one that the brokers were too busy for.
+const REPEAT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Where commits are asked for.
 #[derive(Debug, Default)]
 pub(crate) struct CommitDesk {
@@ -41,13 +44,39 @@ pub(crate) enum CommitOutcome {
     Committed,
     /// The group has moved on without us: the partitions are another member's, or will be.
     NotOurs(String),
+    /// The brokers are busy with themselves, or away: they may have none of it, and take it soon.
+    Busy(String),
     /// The broker may have none of it.
     Failed(String),
 }
 
 impl CommitDesk {
-    /// Asks for a commit of everything that is due, and waits for its end, but not beyond `deadline`.
+    /// Asks for a commit of everything that is due, and waits for its end, but not beyond `deadline`. Asks again while the
+    /// brokers are busy.
     pub(crate) fn commit_now(&self, deadline: Instant) -> CommitOutcome {
+        loop {
+            let outcome = self.one_round(deadline);
+            let again = Instant::now() + REPEAT_PAUSE;
+            if !matches!(outcome, CommitOutcome::Busy(_)) || again >= deadline || !self.pause_until(again) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Waits for so long; `false` when the desk stops.
+    fn pause_until(&self, end: Instant) -> bool {
+        let mut orders = self.orders();
+        while !orders.stopped {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
+    }
+
+    fn one_round(&self, deadline: Instant) -> CommitOutcome {
         let mut orders = self.orders();
         if orders.stopped {
             return CommitOutcome::Failed("the commit thread has ended".to_owned());
@@ -120,20 +149,22 @@ fn commit_due(consumer: &BaseConsumer<Context>) -> CommitOutcome {
         return CommitOutcome::Committed;
     };
     let partitions = due.len();
-    match Refusal::of(&error) {
+    let outcome = match Refusal::of(&error) {
         Refusal::NotOurs => {
             tracing::debug!(%error, "a commit came too late for its group generation; dropped");
             return CommitOutcome::NotOurs(error.to_string());
         }
         Refusal::Passing => {
             tracing::warn!(%error, partitions, "offsets could not be committed; trying again");
+            CommitOutcome::Busy(error.to_string())
         }
         Refusal::Lasting(change) => {
             tracing::error!(%error, partitions, change, "Kafka refuses our offsets; trying again all the same");
+            CommitOutcome::Failed(error.to_string())
         }
-    }
+    };
     member.observer.observe(Event::SourceError { operation: "commit" });
-    CommitOutcome::Failed(error.to_string())
+    outcome
 }
 
 fn list(due: &[Due]) -> Result<TopicPartitionList, KafkaError> {
@@ -244,6 +275,30 @@ mod tests {
         let desk = CommitDesk::default();
         let outcome = desk.commit_now(Instant::now());
         assert!(matches!(outcome, CommitOutcome::Failed(_)), "nobody commits here");
+    }
+
+    #[test]
+    fn whoever_asks_for_a_commit_asks_again_while_the_brokers_are_busy() {
+        let desk = CommitDesk::default();
+        let far = Instant::now() + Duration::from_secs(60);
+        let busy = || CommitOutcome::Busy("waiting for the coordinator".to_owned());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| desk.commit_now(far));
+            for outcome in [busy(), busy(), CommitOutcome::Committed] {
+                let round = std::iter::repeat_with(|| desk.next(Duration::from_secs(60)).expect("an order"))
+                    .find(|round| *round > desk.orders().done)
+                    .expect("an order");
+                desk.finish(round, outcome);
+            }
+            assert_eq!(waiting.join().expect("no panic"), CommitOutcome::Committed);
+        });
+        // With too little time left it is told so.
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| desk.commit_now(Instant::now() + REPEAT_PAUSE / 2));
+            let round = desk.next(Duration::from_secs(60)).expect("an order");
+            desk.finish(round, busy());
+            assert!(!matches!(waiting.join().expect("no panic"), CommitOutcome::Committed));
+        });
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Member {
         let commit_by = commit_by.map_or(patience, |by| by.min(patience));
         match desk.commit_now(commit_by) {
             CommitOutcome::Committed => {}
-            CommitOutcome::NotOurs(error) | CommitOutcome::Failed(error) => {
+            CommitOutcome::NotOurs(error) | CommitOutcome::Busy(error) | CommitOutcome::Failed(error) => {
                 tracing::warn!(error, "partitions were given away without their last commit");
                 if self.leaving().is_some() {
                     *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
