@@ -233,13 +233,7 @@ impl Questions {
                 "raise its `retention.ms`: what is gone cannot be redriven",
             );
         }
-        if fact.compacted {
-            report.finding(
-                &fact.name,
-                "it is compacted: of two dead letters with one key the first is lost",
-                "set `cleanup.policy=delete`",
-            );
-        }
+        is_not_compacted(fact, "dead letters", report);
         takes_the_largest(fact, "a dead letter", largest, report);
     }
 
@@ -292,14 +286,16 @@ fn retries_last(fact: &TopicFacts, wait: Duration, largest: Option<u64>, report:
             "raise its `retention.ms` to a day and more: a retry may be held up for as long as its consumers",
         );
     }
-    if fact.compacted {
-        report.finding(
-            &fact.name,
-            "it is compacted: of two messages with one key that wait there, the first is lost",
-            "set `cleanup.policy=delete`",
-        );
-    }
+    is_not_compacted(fact, "messages that wait", report);
     takes_the_largest(fact, "a message that waits", largest, report);
+}
+
+/// Nothing that is written there may take the place of another.
+fn is_not_compacted(fact: &TopicFacts, of_two: &str, report: &mut Report) {
+    if fact.compacted {
+        let found = format!("it is compacted: of two {of_two} with one key the first is lost");
+        report.finding(&fact.name, found, "set `cleanup.policy=delete`");
+    }
 }
 
 /// What is written there has a few headers more than what was consumed.

@@ -175,6 +175,7 @@ async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
     let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
     let answer =
         oncegate_with(&["check", &file.path, "--online", "--timeout", "50s"], &credentials, b"").await;
-    assert!(answer.ended(1).out.contains("the first consumer makes it"), "{answer:?}");
+    assert!(answer.ended(69).out.contains("the first consumer makes it"), "{answer:?}");
+    assert!(answer.out.contains("nobody answers `sqs:GetQueueAttributes`"), "{answer:?}");
     assert!(!path.exists());
 }

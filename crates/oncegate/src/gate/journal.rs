@@ -100,6 +100,7 @@ mod tests {
 
     use oncegate_core::key::Key;
     use oncegate_core::store::Store as _;
+    use tokio::sync::Notify;
 
     use super::*;
     use crate::gate::{Completion, Entry as Entered};
@@ -109,12 +110,13 @@ mod tests {
 
     /// Keeps what it is told, and says of each third entry that it was dropped.
     #[derive(Debug, Default)]
-    struct Kept(Mutex<Vec<Entry>>);
+    struct Kept(Mutex<Vec<Entry>>, Notify);
 
     impl Journal for Kept {
         fn note(&self, entry: Entry) -> u64 {
             let mut entries = self.0.lock().unwrap();
             entries.push(entry);
+            self.1.notify_one();
             u64::from(entries.len().is_multiple_of(3))
         }
     }
@@ -192,7 +194,7 @@ mod tests {
         open.keeper.finish_later(key, lease.completion(bytes::Bytes::new()));
         let completed = async {
             while kept.0.lock().unwrap().len() < 2 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                kept.1.notified().await;
             }
         };
         tokio::time::timeout(Duration::from_secs(60), completed).await.expect("in time");

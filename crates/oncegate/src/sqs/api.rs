@@ -47,6 +47,8 @@ pub(crate) struct Api {
 #[derive(Debug)]
 pub(crate) struct CallError {
     pub(crate) code: String,
+    /// Nobody answered.
+    pub(crate) is_unreachable: bool,
     text: String,
 }
 
@@ -62,7 +64,12 @@ impl CallError {
             // Without a service's own words, the chain of causes says more than the outermost error.
             (None, _) => DisplayErrorContext(error).to_string(),
         };
-        Self { code, text }
+        let is_unreachable = match error {
+            SdkError::TimeoutError(_) => true,
+            SdkError::DispatchFailure(failure) => failure.is_io() || failure.is_timeout(),
+            _ => false,
+        };
+        Self { code, is_unreachable, text }
     }
 
     /// The queue does not exist.
@@ -86,7 +93,7 @@ impl std::error::Error for CallError {}
 
 impl From<BuildError> for CallError {
     fn from(error: BuildError) -> Self {
-        Self { code: String::new(), text: error.to_string() }
+        Self { code: String::new(), is_unreachable: false, text: error.to_string() }
     }
 }
 

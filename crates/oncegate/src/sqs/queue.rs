@@ -34,6 +34,8 @@ pub(crate) enum QueueError {
     Denied { queue: String, action: &'static str, error: CallError },
     #[error("the queue `{queue}` cannot be asked with `sqs:{action}`: {error}")]
     Failed { queue: String, action: &'static str, error: CallError },
+    #[error("nobody answers `sqs:{action}` for the queue `{queue}`: correct its region or endpoint, or wait")]
+    Unreachable { queue: String, action: &'static str, error: CallError },
     #[error("the queue `{0}` is FIFO by its attributes and not by its name; that is no queue of SQS")]
     Misnamed(String),
 }
@@ -44,6 +46,7 @@ impl QueueError {
         match error {
             error if error.is_no_queue() => Self::Missing(queue),
             error if error.is_denied() => Self::Denied { queue, action, error },
+            error if error.is_unreachable => Self::Unreachable { queue, action, error },
             error => Self::Failed { queue, action, error },
         }
     }
@@ -51,7 +54,11 @@ impl QueueError {
 
 impl From<QueueError> for SourceError {
     fn from(error: QueueError) -> Self {
-        Self::new(error.to_string())
+        let what = error.to_string();
+        match error {
+            QueueError::Unreachable { error, .. } => Self::caused(what, error),
+            _ => Self::new(what),
+        }
     }
 }
 
