@@ -41,6 +41,17 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// one key in one batch may be applied in either order.
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>>;
 
+    /// Applies one command, as nearly every call does: the same as [`execute`](Self::execute) of it alone.
+    ///
+    /// A store overrides it where it needs no list for one.
+    ///
+    /// # Errors
+    /// As in the answer that `execute` gives.
+    async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
+        let answers = self.execute(vec![command]).await;
+        answers.into_iter().next().unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))
+    }
+
     /// Reads records without changing anything; the answers stand in the order of the keys.
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>>;
 
@@ -98,6 +109,10 @@ pub trait Store: Send + Sync + fmt::Debug {
 impl<S: Store + ?Sized> Store for Arc<S> {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         (**self).execute(commands).await
+    }
+
+    async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
+        (**self).execute_one(command).await
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {

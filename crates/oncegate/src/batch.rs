@@ -5,15 +5,12 @@
 //! a batch to fill: under light load a batch is one call, under heavy load it grows by itself.
 //!
 //! Of much that has gathered, a batch leaves half: were everybody in one batch, callers and server would
-//! wait for each other in turns.
+//! wait for each other in turns. How much that is depends on what a batch costs besides its items.
 
 use tokio::sync::{mpsc, oneshot};
 
 /// The most items that travel together, give or take the call that crosses the line.
 pub(crate) const MAX_BATCH_ITEMS: usize = 256;
-
-/// Up to so many items are not worth splitting; of more, a batch takes no more than half.
-const UNDIVIDED_ITEMS: usize = 64;
 
 /// The most bytes that travel together, give or take the call that crosses the line.
 pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
@@ -44,6 +41,7 @@ pub(crate) struct Joiner<T, A> {
 #[derive(Debug)]
 pub(crate) struct Carrier<T, A> {
     calls: mpsc::Receiver<Call<T, A>>,
+    undivided: usize,
 }
 
 /// What one caller hands in. Most calls are of one item, and need no list for it.
@@ -67,10 +65,10 @@ pub(crate) struct Batch<T, A> {
     callers: Vec<Caller<A>>,
 }
 
-/// A pair of ends.
-pub(crate) fn channel<T: Item, A>() -> (Joiner<T, A>, Carrier<T, A>) {
+/// A pair of ends. Up to `undivided` items are not worth splitting; of more, a batch takes no more than half.
+pub(crate) fn channel<T: Item, A>(undivided: usize) -> (Joiner<T, A>, Carrier<T, A>) {
     let (sender, receiver) = mpsc::channel(MAX_WAITING_CALLS);
-    (Joiner { calls: sender }, Carrier { calls: receiver })
+    (Joiner { calls: sender }, Carrier { calls: receiver, undivided })
 }
 
 impl<T: Item, A> Joiner<T, A> {
@@ -116,7 +114,11 @@ impl<T: Item, A> Joiner<T, A> {
     /// When the carrier is gone before it has answered.
     pub(crate) async fn submit_one(&self, item: T) -> Result<A, CarrierGone> {
         let (caller, answer) = oneshot::channel();
-        self.send(Call::One(item, caller)).await?;
+        // Whoever waits for room keeps the item, and everybody else needs no place for it.
+        match self.calls.try_reserve() {
+            Ok(room) => room.send(Call::One(item, caller)),
+            Err(_) => Box::pin(self.send(Call::One(item, caller))).await?,
+        }
         answer.await.map_err(|_| CarrierGone { unsent: false })
     }
 
@@ -138,7 +140,7 @@ impl<T: Item, A> Carrier<T, A> {
     /// `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Option<Batch<T, A>> {
         let first = self.calls.recv().await?;
-        let most = (self.calls.len() / 2).clamp(UNDIVIDED_ITEMS, MAX_BATCH_ITEMS);
+        let most = (self.calls.len() / 2).clamp(self.undivided, MAX_BATCH_ITEMS);
         let waiting = (self.calls.len() + 1).min(most);
         let mut batch = Batch { items: Vec::with_capacity(waiting), callers: Vec::with_capacity(waiting) };
         let mut bytes = batch.push(first);
@@ -223,7 +225,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_calls_travel_together() {
-        let (joiner, mut carrier) = channel::<u32, u32>();
+        let (joiner, mut carrier) = channel::<u32, u32>(64);
         let calls = async { tokio::join!(joiner.submit(vec![1, 2]), joiner.submit_one(3)) };
         let carry = async {
             let mut batch = carrier.next().await.unwrap();
@@ -238,12 +240,12 @@ mod tests {
 
     #[tokio::test]
     async fn of_much_a_batch_leaves_half_for_the_next() {
-        let (joiner, mut carrier) = channel::<u32, u32>();
+        let (joiner, mut carrier) = channel::<u32, u32>(64);
         let calls = futures_util::future::join_all((0..300).map(|n| joiner.submit(vec![n])));
         // Tokio's budget would let in no more than 128 of them before the carrier's turn.
         let calls = tokio::task::unconstrained(calls);
         let carry = async {
-            for expected in [149, 75, UNDIVIDED_ITEMS, 12] {
+            for expected in [149, 75, 64, 12] {
                 let mut batch = carrier.next().await.unwrap();
                 let items = batch.take_items();
                 assert_eq!(items.len(), expected);
@@ -256,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_call_is_split_and_put_together_again() {
-        let (joiner, mut carrier) = channel::<u32, u32>();
+        let (joiner, mut carrier) = channel::<u32, u32>(64);
         let all: Vec<u32> = (0..1_000).collect();
         let submit = joiner.submit(all.clone());
         let carry = async {
@@ -284,7 +286,7 @@ mod tests {
             }
         }
 
-        let (joiner, mut carrier) = channel::<Crate, ()>();
+        let (joiner, mut carrier) = channel::<Crate, ()>(64);
         let submit =
             joiner.submit(vec![Crate(10), Crate(2 * MAX_BATCH_BYTES), Crate(MAX_BATCH_BYTES), Crate(10)]);
         let carry = async {
@@ -304,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_dropped_unanswered_is_not_an_answer() {
-        let (joiner, mut carrier) = channel::<u32, u32>();
+        let (joiner, mut carrier) = channel::<u32, u32>(64);
         let drop_it = async { drop(carrier.next().await) };
         let (answer, ()) = tokio::join!(joiner.submit(vec![1]), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));

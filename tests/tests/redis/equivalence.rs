@@ -63,13 +63,13 @@ async fn the_scripts_equal_the_rules() {
 }
 
 #[tokio::test]
-async fn plain_claims_equal_the_rules() {
+async fn shortcuts_equal_the_rules() {
     let redis = Redis::shared().await;
     equals_the_rules(&redis, hand::timeless(redis.url())).await;
 }
 
 #[tokio::test]
-async fn plain_claims_and_completions_equal_the_rules() {
+async fn shortcuts_of_valkey_equal_the_rules() {
     let valkey = RedisServer::valkey(&[]).await;
     equals_the_rules(&valkey, hand::timeless(valkey.url())).await;
 }
@@ -169,6 +169,24 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("reopen", "if old == ARGV[1] then", "if false then"),
 ];
 
+/// The same of what first attempts take instead.
+const MUTANTS_OF_SHORTCUTS: &[(&str, &str, &str)] = &[
+    // A claim that overwrites whatever is there, never expires, or is another's.
+    ("first_claims", "'NX', 'GET'", "'GET'"),
+    ("first_claims", "'GET', 'PX', lease)", "'GET')"),
+    ("first_claims", "ARGV[n + 1]", "ARGV[2]"),
+    // What was there is taken for nothing.
+    ("first_claims", "and 0 or old", "and 0 or false"),
+    // A completion without an owner, or with another's tail.
+    ("first_completions", "old == first", "old"),
+    ("first_completions", "find(old, first, 1, true) == 1", "true"),
+    // A completion that is kept for ever, or is another's.
+    ("first_completions", ", 'PX', retention)", ")"),
+    ("first_completions", "ARGV[2 * n + 1]", "ARGV[3]"),
+    // What was not completed is told of another key.
+    ("first_completions", "others[#others + 1] = n", "others[#others + 1] = 1"),
+];
+
 /// The same of what goes before the scripts.
 const MUTANTS_OF_BUCKETS: &[(&str, &str, &str)] = &[
     // What is over still counts, or nothing does.
@@ -196,6 +214,11 @@ const MUTANTS_OF_BUCKETS: &[(&str, &str, &str)] = &[
 #[tokio::test]
 async fn mutants_of_the_scripts_are_caught() {
     catches(MUTANTS, |url| hand::timeless(url).scripts_alone()).await;
+}
+
+#[tokio::test]
+async fn mutants_of_the_shortcuts_are_caught() {
+    catches(MUTANTS_OF_SHORTCUTS, |url| hand::timeless(url)).await;
 }
 
 #[tokio::test]

@@ -421,7 +421,7 @@ impl Rounds {
 async fn finish(duty: Arc<Duty>, command: Command) {
     let mut failures = 0;
     let reply = loop {
-        let error = match execute_one(&*duty.store, command.clone()).await {
+        let error = match duty.store.execute_one(command.clone()).await {
             Ok(reply) => break reply,
             Err(error) => error,
         };
@@ -430,10 +430,4 @@ async fn finish(duty: Arc<Duty>, command: Command) {
         tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
     };
     duty.notes.note_ended(&command, &reply);
-}
-
-/// One command, one answer.
-pub(super) async fn execute_one(store: &dyn Store, command: Command) -> Result<Reply, StoreError> {
-    let replies = store.execute(vec![command]).await;
-    replies.into_iter().next().unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))
 }

@@ -12,7 +12,7 @@ use tokio::sync::OnceCell;
 use crate::codec::Codec;
 use crate::entropy::Entropy;
 use crate::journal::Journal;
-use crate::observe::{Counters, Event, Observer};
+use crate::observe::{Counters, Observer};
 use crate::results::{ResultStore, ResultStoreError};
 
 mod claim;
@@ -260,7 +260,7 @@ impl Gate {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn observe(&self, event: Event<'_>) {
+    pub(crate) fn observe(&self, event: crate::observe::Event<'_>) {
         self.observer.observe(event);
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::Settings;
 use super::claim::Claim;
 use super::journal::Notes;
-use super::keeper::{self, Keeper};
+use super::keeper::Keeper;
 use crate::entropy::Entropy;
 use crate::journal::Entry;
 use crate::message::Message;
@@ -145,7 +145,7 @@ impl OpenGate {
 
     pub(super) async fn execute(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
         let (called, sent_at) = (operation.as_str(), Instant::now());
-        let reply = keeper::execute_one(&*self.store, Command { key: key.clone(), operation }).await;
+        let reply = self.store.execute_one(Command { key: key.clone(), operation }).await;
         if !self.is_stand_in {
             let took = sent_at.elapsed();
             self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });

@@ -26,13 +26,17 @@ use super::reconnect::Reconnect;
 use super::transaction::{self, Answer, LookAnswer};
 use crate::batch::{self, Batch, Carrier, Item, Joiner};
 
-/// How many connections carry claims, and how many what ends them. While one waits for the disk, the next batch
-/// gathers and travels.
+/// How many connections carry claims, and how many what ends them. While one waits for the disk, or for a row that
+/// somebody holds, the next batch gathers and travels.
 const FLIGHTS: usize = 2;
 
 /// How many connections a store uses at most: claims, their ends, heartbeats, looks, the purge, and one for what
 /// else is not about a key.
 pub(super) const CONNECTIONS: usize = 2 * FLIGHTS + 4;
+
+/// Up to so many commands go in one statement: a statement costs much besides its rows. Of more, half are claimed while the
+/// others are completed.
+const UNDIVIDED_ITEMS: usize = 128;
 
 /// How many calls of `purge` may wait for their turn.
 const MAX_WAITING_PURGES: usize = 16;
@@ -195,10 +199,10 @@ impl Link {
     /// When the system gives no thread.
     pub(super) fn start(shared: Shared, purge: Purge) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
-        let (claims, claim_carrier) = batch::channel();
-        let (ends, end_carrier) = batch::channel();
-        let (heartbeats, heartbeat_carrier) = batch::channel();
-        let (looks, look_carrier) = batch::channel();
+        let (claims, claim_carrier) = batch::channel(UNDIVIDED_ITEMS);
+        let (ends, end_carrier) = batch::channel(UNDIVIDED_ITEMS);
+        let (heartbeats, heartbeat_carrier) = batch::channel(UNDIVIDED_ITEMS);
+        let (looks, look_carrier) = batch::channel(UNDIVIDED_ITEMS);
         let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
         let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -208,6 +208,11 @@ impl Store for PostgresStore {
         }
     }
 
+    async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
+        let joiner = self.inner.link.joiner(Lane::of(&command));
+        joiner.submit_one(command).await.unwrap_or_else(|gone| Err(ended(&gone)))
+    }
+
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         ask(&self.inner.link.looks, keys).await
     }
@@ -310,11 +315,12 @@ async fn ask<T: Item, A>(
     items: Vec<T>,
 ) -> Vec<Result<A, StoreError>> {
     let count = items.len();
-    joiner.submit(items).await.unwrap_or_else(|CarrierGone { unsent }| {
-        let ended = "the store's thread ended";
-        let error = if unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) };
-        (0..count).map(|_| Err(error.clone())).collect()
-    })
+    joiner.submit(items).await.unwrap_or_else(|gone| (0..count).map(|_| Err(ended(&gone))).collect())
+}
+
+fn ended(gone: &CarrierGone) -> StoreError {
+    let ended = "the store's thread ended";
+    if gone.unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) }
 }
 
 async fn keep_descriptor(

@@ -103,7 +103,7 @@ impl Cluster {
         lane: LaneName,
         items: &[T],
         slot: impl Fn(&T) -> u16 + Send,
-        request: impl Fn(&T, &Node) -> Request + Send + Sync,
+        request: impl Fn(&T) -> Request + Send + Sync,
     ) -> Vec<Answer> {
         let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
         let turn = |(position, item)| Turn { position, item, slot: slot(item), to: None };
@@ -113,7 +113,7 @@ impl Cluster {
                 break;
             }
             let asking = self.nodes.group(open, &mut answers).into_iter().map(|(node, turns)| {
-                let requests = turns.iter().map(|turn| request(turn.item, &node).asking(turn.to.is_some()));
+                let requests = turns.iter().map(|turn| request(turn.item).asking(turn.to.is_some()));
                 let requests = requests.collect();
                 async move {
                     let replies = node.ask(lane, requests).await;

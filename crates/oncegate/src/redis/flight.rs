@@ -1,7 +1,6 @@
 //! One pipeline: out, back, and repaired where the server had forgotten a script.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
@@ -14,9 +13,9 @@ use super::connector::Connector;
 use super::durability::Durability;
 use super::errors;
 use super::link::{Answer, Shared};
-use super::losses::Witness;
-use super::native;
-use super::scripts::{Request, Scripts};
+use super::losses::{Completed, Witness};
+use super::scripts::{Request, Scripts, What};
+use super::shortcut::{Abilities, First, Kind};
 use crate::batch::{Batch, Item as _};
 
 /// How often scripts that vanished from under a pipeline are loaded again before it gives up.
@@ -28,24 +27,33 @@ const TIMEOUT_PER_COMMAND: Duration = Duration::from_millis(1);
 /// What each kibibyte adds to the time that a pipeline is given.
 const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
 
+/// A connection whose server has the scripts.
+#[derive(Clone)]
+pub(super) struct Greeted {
+    connection: MultiplexedConnection,
+    abilities: Abilities,
+}
+
 /// Connects and loads the scripts, which also shows that the server answers; and looks whether it has forgotten
 /// anything before anybody relies on it.
 pub(super) async fn connect(
     connector: &Connector,
     shared: &Shared,
     address: &str,
-    has_ifeq: &AtomicBool,
-) -> Result<MultiplexedConnection, StoreError> {
+) -> Result<Greeted, StoreError> {
     let question = shared.losses.question();
     let mut connection = connector.connect().await?;
-    let mut greeting = Freight::default();
-    shared.scripts.load().for_each(|load| greeting.push(load, false));
-    let loads = greeting.pipeline.len();
-    greeting.push(Request::info().cmd, false);
-    question.commands().for_each(|cmd| greeting.push(cmd, false));
+    let mut greeting = Pipeline::new();
+    for load in shared.scripts.load() {
+        greeting.add_command(load);
+    }
+    let loads = greeting.len();
+    greeting.cmd("INFO");
+    for cmd in question.commands() {
+        greeting.add_command(cmd);
+    }
     let deadline = Instant::now() + shared.response_timeout;
-    let answers =
-        send(&mut connection, &greeting.pipeline, deadline).await.map_err(StoreError::unavailable)?;
+    let answers = send(&mut connection, &greeting, deadline).await.map_err(StoreError::unavailable)?;
     // Keys that are elsewhere, or of other scopes, are answered by an error, and that is fine.
     for answer in answers.iter().take(loads + 1) {
         if let Value::ServerError(error) = answer {
@@ -64,8 +72,7 @@ pub(super) async fn connect(
         return Err(refusal);
     }
     shared.losses.judge(&question, address, &info, held);
-    has_ifeq.store(native::has_ifeq(&info), Ordering::Relaxed);
-    Ok(connection)
+    Ok(Greeted { connection, abilities: Abilities::of(&info) })
 }
 
 /// Sends a batch as one pipeline and hands the answers to the callers; tells why the connection should be
@@ -73,12 +80,13 @@ pub(super) async fn connect(
 pub(super) async fn fly(
     shared: Shared,
     address: Arc<str>,
-    mut connection: MultiplexedConnection,
+    greeted: Greeted,
     mut batch: Batch<Request, Answer>,
 ) -> Option<StoreError> {
+    let Greeted { mut connection, abilities } = greeted;
     let requests = batch.take_items();
     let deadline = deadline(shared.response_timeout + shared.durability.patience(), &requests);
-    let freight = Freight::of(requests, shared.durability);
+    let freight = Freight::of(requests, &shared, abilities);
     let mut values = match send(&mut connection, &freight.pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
@@ -96,60 +104,122 @@ pub(super) async fn fly(
             Err(error) => lost = Some(error),
         }
     }
-    if let Some(witness) = freight.witness(&shared.scripts, &values) {
-        shared.losses.note_completed(&address, witness);
-    }
     let ends = |value: &Value| match value {
         Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
         _ => None,
     };
     let broken = lost.as_ref().map(StoreError::unavailable).or_else(|| values.iter().find_map(ends));
-    batch.answer(freight.own(values).map(|value| match (&lost, &missing) {
+    let answers = freight.unload(values, |value| match (&lost, &missing) {
         // It was sent again, and that answer is lost.
-        (Some(lost), _) if lacks_script(&value) => Err(StoreError::unknown(lost)),
+        (Some(lost), _) if lacks_script(value) => Some(StoreError::unknown(lost)),
         // An error was no write, and is as good as ever.
-        (_, Some(missing)) if !matches!(value, Value::ServerError(_)) => Err(missing.clone()),
-        _ => Ok(value),
-    }));
+        (_, Some(missing)) if !matches!(value, Value::ServerError(_)) => Some(missing.clone()),
+        _ => None,
+    });
+    if let Some(witness) = freight.witness(&shared.scripts, &answers) {
+        shared.losses.note_completed(&address, witness);
+    }
+    batch.answer(answers);
     broken
 }
 
-/// Requests as one pipeline, and what travels with them.
+/// Requests as one pipeline.
 #[derive(Default)]
 struct Freight {
     pipeline: Pipeline,
-    /// Where ASKING stands: it is no request, and whether it was heard, the answer to the next one tells.
-    asking: Vec<usize>,
-    /// Where completions stand.
-    completing: Vec<usize>,
+    /// What each command carries.
+    carried: Vec<Carried>,
+    /// How many requests there are.
+    count: usize,
+    /// The completions, each with the place of its request.
+    completed: Vec<(usize, Completed)>,
     /// Whether the last command asks how far the others have gone.
     confirmed: bool,
 }
 
+/// What a command of a pipeline is for.
+enum Carried {
+    /// `ASKING` is no request, and whether it was heard, the answer to the next one tells.
+    Asking,
+    /// It loads a script.
+    Load,
+    /// The request at this place.
+    One(usize),
+    /// The requests at these places, in one call.
+    Many(Kind, Vec<usize>),
+}
+
 impl Freight {
-    fn of(requests: Vec<Request>, durability: Durability) -> Self {
-        let pipeline = Pipeline::with_capacity(requests.len() + 1);
-        let mut freight = Self { pipeline, ..Self::default() };
+    fn of(requests: Vec<Request>, shared: &Shared, abilities: Abilities) -> Self {
+        let count = requests.len();
+        let mut freight = Self { pipeline: Pipeline::with_capacity(count + 1), count, ..Self::default() };
+        let mut groups: Vec<(Kind, Vec<(usize, First)>)> = Vec::new();
         let mut confirm = false;
-        for request in requests {
+        for (place, request) in requests.into_iter().enumerate() {
+            let Request { what, asking, completed, .. } = request;
             confirm |= request.confirm;
-            freight.push(request.cmd, request.asking);
-            if request.completes {
-                freight.completing.push(freight.pipeline.len() - 1);
+            freight.completed.extend(completed.map(|completed| (place, completed)));
+            match what {
+                What::Cmd(cmd) => freight.push(place, cmd, asking),
+                What::First(first) => match first.kind(abilities) {
+                    Some(kind) => match groups.iter_mut().find(|(known, _)| *known == kind) {
+                        Some((_, group)) => group.push((place, first)),
+                        None => groups.push((kind, vec![(place, first)])),
+                    },
+                    None => freight.push_alone(place, first, asking, shared, abilities),
+                },
+            }
+        }
+        for (kind, group) in groups {
+            match <[_; 1]>::try_from(group) {
+                Ok([(place, first)]) => freight.push_alone(place, first, false, shared, abilities),
+                Err(group) => freight.push_together(kind, group, shared),
             }
         }
         if confirm {
-            freight.confirm(durability);
+            freight.confirm(shared.durability);
         }
         freight
     }
 
-    fn push(&mut self, cmd: Cmd, asking: bool) {
+    fn push_alone(
+        &mut self,
+        place: usize,
+        first: First,
+        asking: bool,
+        shared: &Shared,
+        abilities: Abilities,
+    ) {
+        self.push(place, first.alone(&shared.scripts, abilities), asking);
+        self.completed.extend(first.completed().map(|completed| (place, completed)));
+    }
+
+    fn push_together(&mut self, kind: Kind, group: Vec<(usize, First)>, shared: &Shared) {
+        self.pipeline.add_command(kind.together(&shared.scripts, &group));
+        let places = group.iter().map(|(place, _)| *place).collect();
+        self.carried.push(Carried::Many(kind, places));
+        let completed = group.into_iter().filter_map(|(place, first)| Some((place, first.completed()?)));
+        self.completed.extend(completed);
+    }
+
+    fn push(&mut self, place: usize, cmd: Cmd, asking: bool) {
         if asking {
-            self.asking.push(self.pipeline.len());
+            self.carried.push(Carried::Asking);
             self.pipeline.cmd("ASKING");
         }
+        self.carried.push(Carried::One(place));
         self.pipeline.add_command(cmd);
+    }
+
+    fn push_load(&mut self, cmd: Cmd) {
+        self.carried.push(Carried::Load);
+        self.pipeline.add_command(cmd);
+    }
+
+    /// Whether the command at `place` needs ASKING before it.
+    fn is_asking(&self, place: usize) -> bool {
+        let before = place.checked_sub(1).and_then(|before| self.carried.get(before));
+        matches!(before, Some(Carried::Asking))
     }
 
     /// Asks at the end how far all of it has gone: on another connection, the answer would mean nothing.
@@ -166,26 +236,40 @@ impl Freight {
         durability.missing(&said?)
     }
 
-    /// Whether the command at `place` needs ASKING before it.
-    fn is_asking(&self, place: usize) -> bool {
-        place.checked_sub(1).is_some_and(|before| self.asking.binary_search(&before).is_ok())
-    }
-
-    /// Of one value for each command, those that answer requests.
-    fn own(&self, values: Vec<Value>) -> impl Iterator<Item = Value> {
-        let places = values.into_iter().enumerate();
-        places.filter(|(place, _)| self.asking.binary_search(place).is_err()).map(|(_, value)| value)
+    /// One answer for each request, in their order; `spoilt` says which values are none, and why.
+    fn unload(&self, values: Vec<Value>, spoilt: impl Fn(&Value) -> Option<StoreError>) -> Vec<Answer> {
+        let mut answers = vec![Err(StoreError::unknown("no answer")); self.count];
+        let mut put = |place: usize, answer: Answer| {
+            if let Some(slot) = answers.get_mut(place) {
+                *slot = answer;
+            }
+        };
+        for (carried, value) in self.carried.iter().zip(values) {
+            let spoilt = spoilt(&value);
+            match carried {
+                Carried::Asking | Carried::Load => {}
+                Carried::One(place) => put(*place, spoilt.map_or(Ok(value), Err)),
+                Carried::Many(kind, places) => {
+                    let count = places.len();
+                    let own = match spoilt {
+                        Some(spoilt) => vec![Err(spoilt); count],
+                        None => kind.answers(value, count),
+                    };
+                    places.iter().zip(own).for_each(|(place, answer)| put(*place, answer));
+                }
+            }
+        }
+        answers
     }
 
     /// The last completion that the server has said yes to.
-    fn witness(&self, scripts: &Scripts, values: &[Value]) -> Option<Witness> {
-        let is_held = |place: &&usize| match values.get(**place) {
-            Some(Value::BulkString(said)) => matches!(said.as_slice(), b"H" | b"R"),
-            Some(value) => *value == Value::Okay,
-            None => false,
+    fn witness(&self, scripts: &Scripts, answers: &[Answer]) -> Option<Witness> {
+        let is_held = |(place, _): &&(usize, Completed)| match answers.get(*place) {
+            Some(Ok(Value::BulkString(said))) => matches!(said.as_slice(), b"H" | b"R"),
+            Some(Ok(value)) => *value == Value::Okay,
+            _ => false,
         };
-        let place = self.completing.iter().rev().find(is_held)?;
-        scripts.witness(self.pipeline.cmd_iter().nth(*place)?)
+        scripts.witness(&self.completed.iter().rev().find(is_held)?.1)
     }
 }
 
@@ -214,23 +298,26 @@ async fn repair(
     let mut missing = None;
     for _ in 0..MAX_REPAIRS {
         let mut again = Freight::default();
-        shared.scripts.load().for_each(|load| again.push(load, false));
-        let loads = again.pipeline.len();
+        if !values.iter().any(lacks_script) {
+            break;
+        }
+        shared.scripts.load().for_each(|load| again.push_load(load));
+        // Here a place is that of a command.
         let commands = freight.pipeline.cmd_iter().enumerate().zip(values.iter());
         for ((place, cmd), _) in commands.filter(|(_, value)| lacks_script(value)) {
-            again.push(cmd.clone(), freight.is_asking(place));
-        }
-        if again.pipeline.len() == loads {
-            break;
+            again.push(place, cmd.clone(), freight.is_asking(place));
         }
         if freight.confirmed {
             again.confirm(shared.durability);
         }
         let mut answers = send(connection, &again.pipeline, deadline).await?;
         missing = again.missing(&mut answers, shared.durability);
-        let places = values.iter_mut().filter(|value| lacks_script(value));
-        for (place, answer) in places.zip(again.own(answers).skip(loads)) {
-            *place = answer;
+        for (carried, answer) in again.carried.iter().zip(answers) {
+            if let Carried::One(place) = carried
+                && let Some(value) = values.get_mut(*place)
+            {
+                *value = answer;
+            }
         }
     }
     Ok(missing)

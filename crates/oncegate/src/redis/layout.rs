@@ -90,14 +90,14 @@ pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] 
     record
 }
 
-/// The bytes of a completion.
-pub(super) fn completed(TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) -> Vec<u8> {
-    let mut record = Vec::with_capacity(12 + result.len());
-    record.push(b'C');
-    record.extend_from_slice(&tag);
-    record.extend_from_slice(&fingerprint);
-    record.extend_from_slice(result);
-    record
+/// The bytes of a completion before its result.
+pub(super) fn completed_head(TokenTag(tag): TokenTag, fingerprint: [u8; 7]) -> [u8; 12] {
+    let mut head = [b'C'; 12];
+    let (_, rest) = head.split_at_mut(1);
+    let (tag_place, fingerprint_place) = rest.split_at_mut(4);
+    tag_place.copy_from_slice(&tag);
+    fingerprint_place.copy_from_slice(&fingerprint);
+    head
 }
 
 /// The fingerprint's bytes, and what a record that is settled says to a claim, whatever the time; `None` of any other.

@@ -6,7 +6,6 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -14,14 +13,13 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use oncegate_core::store::StoreError;
 use redis::Value;
-use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::connector::Connector;
 use super::driver::Jobs;
 use super::durability::Durability;
-use super::flight;
+use super::flight::{self, Greeted};
 use super::losses::Losses;
 use super::scripts::{Request, Scripts};
 use crate::batch::{self, Carrier, CarrierGone, Joiner};
@@ -29,6 +27,10 @@ use crate::batch::{self, Carrier, CarrierGone, Joiner};
 /// The most pipelines of a lane that are on their way at once: while one is answered, the next is read.
 /// With more of them, each is smaller and costs more.
 const MAX_FLIGHTS: usize = 3;
+
+/// Up to so many requests go in one pipeline. Of more, half may be prepared while the server works on the others: it takes
+/// about as long.
+const UNDIVIDED_REQUESTS: usize = 32;
 
 /// How long a lane waits before it tries to connect for the second time; then it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -51,8 +53,6 @@ pub(super) struct Node {
     pub(super) address: Arc<str>,
     /// What [`Store::part`](oncegate_core::store::Store::part) says of its keys.
     pub(super) part: u64,
-    /// Whether it knows `SET … IFEQ`, as its last greeting said.
-    has_ifeq: Arc<AtomicBool>,
     bulk: Joiner<Request, Answer>,
     heartbeats: Joiner<Request, Answer>,
 }
@@ -88,23 +88,17 @@ impl Node {
         let mut hasher = DefaultHasher::new();
         address.hash(&mut hasher);
         let part = hasher.finish();
-        let has_ifeq = Arc::new(AtomicBool::new(false));
         let lane = |name| {
-            let (joiner, carrier) = batch::channel();
+            let (joiner, carrier) = batch::channel(UNDIVIDED_REQUESTS);
             let (up, is_up) = oneshot::channel();
             let (connector, shared) = (connector.clone(), shared.clone());
-            let (node, has_ifeq) = (Arc::clone(&address), Arc::clone(&has_ifeq));
-            let lane = Lane { name, node, has_ifeq, carrier, connector, shared };
+            let lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
             jobs.run(lane.run(up));
             (joiner, is_up)
         };
         let (bulk, bulk_is_up) = lane(LaneName::Bulk);
         let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats);
-        (Self { address, part, has_ifeq, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
-    }
-
-    pub(super) fn has_ifeq(&self) -> bool {
-        self.has_ifeq.load(Ordering::Relaxed)
+        (Self { address, part, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
     }
 
     /// Sends requests; there is one answer for each, in their order.
@@ -135,7 +129,6 @@ fn ended(gone: &CarrierGone) -> StoreError {
 struct Lane {
     name: LaneName,
     node: Arc<str>,
-    has_ifeq: Arc<AtomicBool>,
     carrier: Carrier<Request, Answer>,
     connector: Connector,
     shared: Shared,
@@ -143,7 +136,7 @@ struct Lane {
 
 /// Where a lane stands.
 enum Standing {
-    Up(MultiplexedConnection),
+    Up(Greeted),
     Down(StoreError),
     Ended,
 }
@@ -169,10 +162,10 @@ impl Lane {
             standing = match standing {
                 Standing::Ended => return,
                 Standing::Down(reason) => self.connect(reason, &mut pause, &mut up, &mut flights).await,
-                Standing::Up(connection) => {
+                Standing::Up(greeted) => {
                     generation += 1;
                     let since = Instant::now();
-                    let next = self.serve(&connection, generation, &mut flights).await;
+                    let next = self.serve(&greeted, generation, &mut flights).await;
                     pause =
                         if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
                     if let Standing::Down(reason) = &next {
@@ -186,12 +179,7 @@ impl Lane {
     }
 
     /// Sends batch after batch until the connection breaks.
-    async fn serve(
-        &mut self,
-        connection: &MultiplexedConnection,
-        generation: u64,
-        flights: &mut Flights,
-    ) -> Standing {
+    async fn serve(&mut self, greeted: &Greeted, generation: u64, flights: &mut Flights) -> Standing {
         loop {
             tokio::select! {
                 biased;
@@ -204,7 +192,7 @@ impl Lane {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
-                    let flight = flight::fly(self.shared.clone(), Arc::clone(&self.node), connection.clone(), batch);
+                    let flight = flight::fly(self.shared.clone(), Arc::clone(&self.node), greeted.clone(), batch);
                     flights.push(flight.map(move |broken| Landing { generation, broken }).boxed());
                 }
             }
@@ -222,10 +210,10 @@ impl Lane {
         loop {
             let (connector, shared, node) =
                 (self.connector.clone(), self.shared.clone(), Arc::clone(&self.node));
-            let (pause_now, has_ifeq) = (*pause, Arc::clone(&self.has_ifeq));
+            let pause_now = *pause;
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;
-                flight::connect(&connector, &shared, &node, &has_ifeq).await
+                flight::connect(&connector, &shared, &node).await
             };
             tokio::pin!(attempt);
             let outcome = loop {
@@ -242,14 +230,14 @@ impl Lane {
             };
             let first = up.take();
             match outcome {
-                Ok(connection) => {
+                Ok(greeted) => {
                     if let Some(up) = first {
                         // A caller who gave up connecting has dropped the lanes too.
                         let _ = up.send(Ok(()));
                     } else {
                         tracing::info!(node = &*self.node, lane = ?self.name, "connected to the store again");
                     }
-                    return Standing::Up(connection);
+                    return Standing::Up(greeted);
                 }
                 Err(error) => {
                     if let Some(up) = first {

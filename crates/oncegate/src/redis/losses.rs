@@ -8,6 +8,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::TokenTag;
 use redis::{Cmd, Value};
 
 use super::checkup::Info;
@@ -85,6 +87,14 @@ impl Witnesses {
     }
 }
 
+/// A completion on its way.
+#[derive(Debug)]
+pub(super) struct Completed {
+    pub(super) key: StoreKey,
+    pub(super) tag: TokenTag,
+    pub(super) retention_ms: u64,
+}
+
 /// A completion that was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Witness {
@@ -97,9 +107,9 @@ pub(super) struct Witness {
 
 impl Witness {
     /// Half of the retention is believed.
-    pub(super) fn new(question: &[&[u8]], tag: [u8; 4], retention: Duration) -> Option<Self> {
+    pub(super) fn new(question: Vec<Vec<u8>>, TokenTag(tag): TokenTag, retention: Duration) -> Option<Self> {
         let until = Instant::now().checked_add(retention / 2)?;
-        Some(Self { question: question.iter().map(|word| word.to_vec()).collect(), tag, until })
+        Some(Self { question, tag, until })
     }
 
     /// Whether what the server holds now cannot have followed that completion.
@@ -383,9 +393,13 @@ mod tests {
         assert!(losses.lost_at().is_some());
     }
 
+    fn witness_of(key: &str, retention: Duration) -> Witness {
+        Witness::new(vec![b"GET".to_vec(), key.into()], TokenTag(*b"0123"), retention).unwrap()
+    }
+
     #[test]
     fn a_completion_that_is_gone_raises_an_alarm_once() {
-        let witness = || Witness::new(&[b"GET", b"key"], *b"0123", Duration::from_secs(3_600)).unwrap();
+        let witness = || witness_of("key", Duration::from_secs(3_600));
         let bytes = |record: &[u8]| Value::BulkString(record.to_vec());
         for (held, lost) in [
             (Value::Nil, true),
@@ -406,16 +420,14 @@ mod tests {
         }
         // What has expired by itself is not missed.
         let losses = losses();
-        losses.note_completed("one", Witness::new(&[b"GET", b"key"], *b"0123", Duration::ZERO).unwrap());
+        losses.note_completed("one", witness_of("key", Duration::ZERO));
         assert_eq!(losses.question().commands().count(), 0);
     }
 
     #[test]
     fn a_busy_server_that_was_emptied_raises_an_alarm_once() {
         let losses = losses();
-        let witness = |key: &str| {
-            Witness::new(&[b"GET", key.as_bytes()], *b"0123", Duration::from_secs(3_600)).unwrap()
-        };
+        let witness = |key: &str| witness_of(key, Duration::from_secs(3_600));
         let asked = |question: &Question| -> Vec<Vec<u8>> {
             question.witnesses.iter().map(|witness| witness.question.last().unwrap().clone()).collect()
         };

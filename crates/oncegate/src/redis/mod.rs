@@ -1,7 +1,7 @@
 //! Records in Redis or Valkey: one key each, changed by one Lua script per operation (`lua/`).
 //!
 //! Concurrent calls travel together, one pipeline per round trip, over two connections to each server that a
-//! thread of their own drives: one for bulk, one for heartbeats. See [`RedisStore`].
+//! thread of the stores' own drives: one for bulk, one for heartbeats. See [`RedisStore`].
 
 mod address;
 mod buckets;
@@ -16,10 +16,10 @@ mod flight;
 mod layout;
 mod link;
 mod losses;
-mod native;
 mod rights;
 mod scripts;
 mod sentinel;
+mod shortcut;
 mod slots;
 #[cfg(feature = "redis-tls")]
 mod tls;
@@ -110,11 +110,11 @@ impl Topology {
         lane: LaneName,
         items: &[T],
         slot: impl Fn(&T) -> u16 + Send,
-        request: impl Fn(&T, &Node) -> Request + Send + Sync,
+        request: impl Fn(&T) -> Request + Send + Sync,
     ) -> Vec<Answer> {
         match self {
             Self::One(node) => {
-                let requests = items.iter().map(|item| request(item, node)).collect();
+                let requests = items.iter().map(&request).collect();
                 node.ask(lane, requests).await
             }
             Self::Cluster(cluster) => cluster.ask(lane, items, slot, request).await,
@@ -127,10 +127,10 @@ impl Topology {
         lane: LaneName,
         item: &T,
         slot: impl Fn(&T) -> u16 + Send,
-        request: impl Fn(&T, &Node) -> Request + Send + Sync,
+        request: impl Fn(&T) -> Request + Send + Sync,
     ) -> Answer {
         match self {
-            Self::One(node) => node.ask_one(lane, request(item, node)).await,
+            Self::One(node) => node.ask_one(lane, request(item)).await,
             Self::Cluster(cluster) => {
                 // On the heap: every message's future would carry the room for it.
                 let answers = Box::pin(cluster.ask(lane, std::slice::from_ref(item), slot, request)).await;
@@ -177,17 +177,17 @@ impl RedisStore {
         matches!(self.inner.topology, Topology::Cluster(_))
     }
 
-    /// Asks for each command by a plain command where one is enough, and by the script for what that did not settle.
+    /// Asks for each command by a shortcut where there is one, and by the script for what that did not settle.
     async fn apply(&self, lane: LaneName, commands: &[&Command]) -> Vec<Result<Reply, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
-        let request = |command: &&Command, node: &Node| scripts.request(command, node.has_ifeq());
+        let request = |command: &&Command| scripts.request(command);
         let slot = |command: &&Command| scripts.slot(&command.key);
         let answers = topology.ask(lane, commands, slot, request).await;
         let settled = commands.iter().zip(answers).map(|(command, answer)| scripts.settled(command, answer));
         let settled: Vec<Option<Result<Reply, StoreError>>> = settled.collect();
         let unclear = commands.iter().zip(&settled).filter(|(_, settled)| settled.is_none());
         let unclear: Vec<&Command> = unclear.map(|(command, _)| *command).collect();
-        let script = |command: &&Command, _: &Node| scripts.script(command);
+        let script = |command: &&Command| scripts.script(command);
         let answers =
             if unclear.is_empty() { Vec::new() } else { topology.ask(lane, &unclear, slot, script).await };
         let mut scripts_said =
@@ -201,53 +201,13 @@ impl RedisStore {
     async fn apply_one(&self, lane: LaneName, command: &Command) -> Result<Reply, StoreError> {
         let Inner { topology, scripts, .. } = &*self.inner;
         let slot = |command: &Command| scripts.slot(&command.key);
-        let request = |command: &Command, node: &Node| scripts.request(command, node.has_ifeq());
+        let request = |command: &Command| scripts.request(command);
         let answer = topology.ask_one(lane, command, slot, request).await;
         if let Some(settled) = scripts.settled(command, answer) {
             return settled;
         }
-        let script = |command: &Command, _: &Node| scripts.script(command);
+        let script = |command: &Command| scripts.script(command);
         scripts::said(command, topology.ask_one(lane, command, slot, script).await)
-    }
-
-    async fn execute_one(&self, command: &Command) -> Result<Reply, StoreError> {
-        let losses = &self.inner.losses;
-        let refusal = || {
-            let refusal = if is_claim(command) { losses.refusal() } else { None };
-            refusal.map(StoreError::refused)
-        };
-        if let Some(refused) = refusal() {
-            return Err(refused);
-        }
-        let reply = self.apply_one(lane_of(command), command).await;
-        // A loss may have been noticed meanwhile, and then the server knows less than it should.
-        refusal().map_or(reply, Err)
-    }
-
-    /// The same for any number of commands, whose answers stand in their order.
-    async fn execute_many(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let losses = &self.inner.losses;
-        let refused_before = losses.refusal();
-        let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
-        let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
-            commands.iter().filter(is_sent).partition(|command| is_heartbeat(command));
-        let (bulk, heartbeats) =
-            join(self.apply(LaneName::Bulk, &bulk), self.apply(LaneName::Heartbeats, &heartbeats)).await;
-        let (mut bulk, mut heartbeats) = (bulk.into_iter(), heartbeats.into_iter());
-        // A loss may have been noticed meanwhile, and then the server knows less than it should.
-        let refused = losses.refusal().map(StoreError::refused);
-        let read = |command: &Command| {
-            if !is_sent(&command) {
-                return Err(StoreError::refused(refused_before.as_deref().unwrap_or_default()));
-            }
-            let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
-            let reply = lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
-            match refused.as_ref().filter(|_| is_claim(command)) {
-                Some(refused) => Err(refused.clone()),
-                None => reply,
-            }
-        };
-        commands.iter().map(read).collect()
     }
 
     /// Sends one request about a key that is no record's.
@@ -256,7 +216,7 @@ impl RedisStore {
         key: &str,
         request: impl Fn(&&str) -> Request + Send + Sync,
     ) -> Result<Value, StoreError> {
-        let request = |key: &&str, _: &Node| request(key);
+        let request = |key: &&str| request(key);
         let slot = |key: &&str| slots::slot(key);
         sound(self.inner.topology.ask_one(LaneName::Bulk, &key, slot, request).await)
     }
@@ -288,16 +248,46 @@ impl fmt::Debug for RedisStore {
 #[async_trait]
 impl Store for RedisStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        if let [command] = commands.as_slice() {
-            return vec![self.execute_one(command).await];
+        let losses = &self.inner.losses;
+        let refused_before = losses.refusal();
+        let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
+        let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) =
+            commands.iter().filter(is_sent).partition(|command| is_heartbeat(command));
+        let (bulk, heartbeats) =
+            join(self.apply(LaneName::Bulk, &bulk), self.apply(LaneName::Heartbeats, &heartbeats)).await;
+        let (mut bulk, mut heartbeats) = (bulk.into_iter(), heartbeats.into_iter());
+        // A loss may have been noticed meanwhile, and then the server knows less than it should.
+        let refused = losses.refusal().map(StoreError::refused);
+        let read = |command: &Command| {
+            if !is_sent(&command) {
+                return Err(StoreError::refused(refused_before.as_deref().unwrap_or_default()));
+            }
+            let lane = if is_heartbeat(command) { &mut heartbeats } else { &mut bulk };
+            let reply = lane.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
+            match refused.as_ref().filter(|_| is_claim(command)) {
+                Some(refused) => Err(refused.clone()),
+                None => reply,
+            }
+        };
+        commands.iter().map(read).collect()
+    }
+
+    async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
+        let refusal = || {
+            let refusal = if is_claim(&command) { self.inner.losses.refusal() } else { None };
+            refusal.map(StoreError::refused)
+        };
+        if let Some(refused) = refusal() {
+            return Err(refused);
         }
-        // On the heap, for the same reason as a cluster's.
-        Box::pin(self.execute_many(commands)).await
+        let reply = self.apply_one(lane_of(&command), &command).await;
+        // A loss may have been noticed meanwhile, and then the server knows less than it should.
+        refusal().map_or(reply, Err)
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
-        let look = |key: &StoreKey, _: &Node| scripts.look(key);
+        let look = |key: &StoreKey| scripts.look(key);
         let answers = topology.ask(LaneName::Bulk, &keys, |key| scripts.slot(key), look).await;
         keys.iter().zip(answers).map(|(key, answer)| looked(answer, key)).collect()
     }
@@ -315,7 +305,7 @@ impl Store for RedisStore {
             all || (matches!(topology, Topology::One(_)) && position.is_multiple_of(MAX_BATCH_ITEMS))
         };
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
-        let request = |(position, key): &(usize, &StoreKey), _: &Node| {
+        let request = |(position, key): &(usize, &StoreKey)| {
             if is_guard(*position) { scripts.look_ahead(key) } else { Request::get(key.as_str()) }
         };
         let answers = topology.ask(LaneName::Bulk, &items, |(_, key)| scripts.slot(key), request).await;

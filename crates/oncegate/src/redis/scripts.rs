@@ -8,13 +8,14 @@ use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, TokenTag};
 use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
 use oncegate_core::store::{Command, Looked, StoreError};
-use redis::{Arg, Cmd, Value};
+use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
 use super::layout::{self, Garbage};
 use super::link::Answer;
-use super::losses::Witness;
-use super::{native, slots};
+use super::losses::{Completed, Witness};
+use super::shortcut::{self, First};
+use super::slots;
 use crate::batch::Item;
 
 /// About what a request costs on the wire besides its key and its payload.
@@ -33,19 +34,21 @@ pub(super) enum Verb {
     HandOver,
     Reopen,
     Look,
-    /// The last one: it is about no record.
+    /// The last one that works through `compact.lua` is before this one, which is about no record.
     Describe,
+    FirstClaims,
+    FirstCompletions,
 }
 
-const VERBS: usize = 9;
+const VERBS: usize = 11;
 
 /// The scripts as they are sent.
 #[derive(Clone, Debug)]
 pub(super) struct Scripts {
     sources: [Source; VERBS],
     durable: bool,
-    /// Whether plain commands stand for scripts where they can.
-    plain: bool,
+    /// Whether first attempts take shortcuts.
+    shortcuts: bool,
     buckets: Option<Buckets>,
     /// What goes before every verb when completions are kept in buckets.
     compact: Cow<'static, str>,
@@ -78,8 +81,10 @@ impl Default for Scripts {
             Source::new(include_str!("../../lua/reopen.lua")),
             Source::new(include_str!("../../lua/look.lua")),
             Source::new(include_str!("../../lua/describe.lua")),
+            Source::new(include_str!("../../lua/first_claims.lua")),
+            Source::new(include_str!("../../lua/first_completions.lua")),
         ];
-        Self { sources, durable: false, plain: true, buckets: None, compact: COMPACT.into() }
+        Self { sources, durable: false, shortcuts: true, buckets: None, compact: COMPACT.into() }
     }
 }
 
@@ -89,7 +94,7 @@ impl Scripts {
         Self { durable, ..self }
     }
 
-    /// Keeps completions without a result in buckets: each verb works through `compact.lua`, and no plain command will do.
+    /// Keeps completions without a result in buckets: each verb works through `compact.lua`, and no shortcut will do.
     pub(super) fn in_buckets(mut self, buckets: Buckets) -> Self {
         let compact = &self.compact;
         for source in self.sources.iter_mut().take(Verb::Describe as usize) {
@@ -100,13 +105,13 @@ impl Scripts {
             };
             *source = Source::new(text);
         }
-        Self { buckets: Some(buckets), plain: false, ..self }
+        Self { buckets: Some(buckets), shortcuts: false, ..self }
     }
 
-    /// Asks for everything by a script, to prove that plain commands say the same.
+    /// Asks for everything by the rules' scripts, to prove that shortcuts say the same.
     #[cfg(feature = "testing")]
     pub(super) fn alone(self) -> Self {
-        Self { plain: false, ..self }
+        Self { shortcuts: false, ..self }
     }
 
     /// Replaces the one place where `from` stands in a script, to prove that a test notices.
@@ -116,8 +121,19 @@ impl Scripts {
     #[cfg(feature = "testing")]
     pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
         /// The files without their ending, in the order of `Verb`.
-        const NAMES: [&str; VERBS] =
-            ["claim", "extend", "complete", "release", "fail", "hand_over", "reopen", "look", "describe"];
+        const NAMES: [&str; VERBS] = [
+            "claim",
+            "extend",
+            "complete",
+            "release",
+            "fail",
+            "hand_over",
+            "reopen",
+            "look",
+            "describe",
+            "first_claims",
+            "first_completions",
+        ];
         let rewritten = |text: &str| match text.matches(from).count() {
             1 => Ok(text.replace(from, to)),
             found => Err(format!("{name}.lua has `{from}` {found} times")),
@@ -142,15 +158,15 @@ impl Scripts {
         })
     }
 
-    fn evalsha(&self, verb: Verb, bytes: usize) -> Cmd {
+    pub(super) fn evalsha(&self, verb: Verb, words: usize, bytes: usize) -> Cmd {
         let source = self.sources.get(verb as usize).expect("there is a source for each verb");
-        let mut cmd = Cmd::with_capacity(9, OVERHEAD_BYTES + bytes);
+        let mut cmd = Cmd::with_capacity(words, OVERHEAD_BYTES + bytes);
         cmd.arg("EVALSHA").arg(&*source.sha);
         cmd
     }
 
-    fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
-        let mut cmd = self.evalsha(verb, key.as_str().len() + payload_bytes);
+    pub(super) fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
+        let mut cmd = self.evalsha(verb, 9, key.as_str().len() + payload_bytes);
         match self.buckets {
             None => cmd.arg("1").arg(key.as_str()),
             Some(buckets) => {
@@ -170,28 +186,29 @@ impl Scripts {
         self.buckets
     }
 
-    /// What asks a server for `command`: a plain command if one is enough there, or else the script.
-    pub(super) fn request(&self, command: &Command, has_ifeq: bool) -> Request {
-        let plain = if self.plain { native::request(command, has_ifeq) } else { None };
-        plain.unwrap_or_else(|| self.script(command))
+    /// What asks a server for `command`: by a shortcut if there is one, or else by the script.
+    pub(super) fn request(&self, command: &Command) -> Request {
+        let first = if self.shortcuts { First::of(command) } else { None };
+        first.map_or_else(|| self.script(command), Request::first)
     }
 
     /// What the answer to [`request`](Self::request) says; `None` when the script has to be asked.
     pub(super) fn settled(&self, command: &Command, answer: Answer) -> Option<Result<Reply, StoreError>> {
-        let is_plain = self.plain
+        let is_short = self.shortcuts
             && match command.operation {
                 Operation::Claim { fenced, .. } => !fenced,
                 // Only a script answers in words.
                 Operation::Complete { .. } => !matches!(answer, Ok(Value::BulkString(_))),
                 _ => false,
             };
-        if is_plain { native::settled(command, answer, self.durable) } else { Some(said(command, answer)) }
+        if is_short { shortcut::settled(command, answer, self.durable) } else { Some(said(command, answer)) }
     }
 
     /// What asks the script for `command`.
     pub(super) fn script(&self, command: &Command) -> Request {
         let key = &command.key;
         let mut payload_bytes = 0;
+        let mut completed = None;
         let cmd = match &command.operation {
             Operation::Claim { token, lease, fingerprint, fenced } => {
                 let record = layout::first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
@@ -214,10 +231,11 @@ impl Scripts {
             Operation::Complete { token, fingerprint, result, retention } => {
                 payload_bytes = result.len();
                 let fingerprint = layout::fingerprint_bytes(*fingerprint);
-                let completed = layout::completed(token.tag(), fingerprint, result);
+                let record = [&layout::completed_head(token.tag(), fingerprint), result.as_ref()].concat();
+                let retention_ms = layout::millis(*retention);
                 let mut cmd = self.call(Verb::Complete, key, payload_bytes);
-                cmd.arg(&layout::first_attempt(token.as_bytes(), fingerprint)).arg(&completed);
-                cmd.arg(layout::millis(*retention));
+                cmd.arg(&layout::first_attempt(token.as_bytes(), fingerprint)).arg(&record).arg(retention_ms);
+                completed = Some(Completed { key: key.clone(), tag: token.tag(), retention_ms });
                 cmd
             }
             Operation::Release { token, delay, counted, reason } => {
@@ -245,11 +263,10 @@ impl Scripts {
                 cmd
             }
         };
-        let completes = matches!(command.operation, Operation::Complete { .. });
         // A heartbeat waits for nobody.
         let confirm = !matches!(command.operation, Operation::Extend { .. });
         Request {
-            completes,
+            completed,
             confirm,
             ..Request::new(cmd, OVERHEAD_BYTES + key.as_str().len() + payload_bytes)
         }
@@ -263,40 +280,38 @@ impl Scripts {
     /// The same, for what will be acknowledged if it is completed.
     pub(super) fn look_ahead(&self, key: &StoreKey) -> Request {
         let mut request = self.look(key);
-        if self.durable {
-            request.cmd.arg("1");
+        if let (true, What::Cmd(cmd)) = (self.durable, &mut request.what) {
+            cmd.arg("1");
         }
         request.confirmed()
     }
 
-    /// What shows whether a request that completed is forgotten: how to ask, the tag, and the retention.
-    pub(super) fn witness(&self, cmd: &Cmd) -> Option<Witness> {
-        let words = cmd.args_iter().filter_map(|arg| match arg {
-            Arg::Simple(bytes) => Some(bytes),
-            _ => None,
-        });
-        let words: Vec<&[u8]> = words.collect();
+    /// What shows whether a completion is forgotten.
+    pub(super) fn witness(&self, completed: &Completed) -> Option<Witness> {
+        let Completed { key, tag, retention_ms } = completed;
         let look = self.sources.get(Verb::Look as usize)?.sha.as_bytes();
-        let (question, record, retention) = match *words.as_slice() {
-            // SET, PX and IFEQ; or EVALSHA, the script, the number of keys, and the first attempt.
-            [b"SET", key, record, _, retention, ..] | [_, _, _, key, _, record, retention] => {
-                (vec![b"GET".as_slice(), key], record, retention)
+        let question = match self.buckets {
+            None => vec![b"GET".to_vec(), key.as_str().into()],
+            // The record is in its bucket, or it was.
+            Some(buckets) => {
+                let Names { record, bucket, field } = buckets.names(key);
+                vec![
+                    b"EVALSHA".to_vec(),
+                    look.to_vec(),
+                    b"2".to_vec(),
+                    record.into(),
+                    bucket.into(),
+                    field.into(),
+                ]
             }
-            // Here the record is in its bucket, or it was.
-            [evalsha, _, keys, key, bucket, field, _, record, retention] => {
-                (vec![evalsha, look, keys, key, bucket, field], record, retention)
-            }
-            _ => return None,
         };
-        let tag = record.get(1..5)?.try_into().ok()?;
-        let retention = std::str::from_utf8(retention).ok()?.parse().ok()?;
-        Witness::new(&question, tag, Duration::from_millis(retention))
+        Witness::new(question, *tag, Duration::from_millis(*retention_ms))
     }
 
     /// What compares and sets a descriptor.
     pub(super) fn describe(&self, key: &str, expected: Option<&str>, proposed: &str) -> Request {
         let bytes = proposed.len() + expected.map_or(0, str::len);
-        let mut cmd = self.evalsha(Verb::Describe, key.len() + bytes);
+        let mut cmd = self.evalsha(Verb::Describe, 6, key.len() + bytes);
         cmd.arg("1").arg(key).arg(proposed);
         if let Some(expected) = expected {
             cmd.arg(expected);
@@ -308,19 +323,33 @@ impl Scripts {
 /// One command on its way to the server.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) cmd: Cmd,
+    pub(super) what: What,
     /// The node answers only after ASKING: the key's slot is on its way there.
     pub(super) asking: bool,
     /// The answer counts only when all before it is as durable as was asked for.
     pub(super) confirm: bool,
-    /// It writes a completion.
-    pub(super) completes: bool,
+    /// The completion that it writes.
+    pub(super) completed: Option<Completed>,
     bytes: usize,
+}
+
+/// What a request is on the wire.
+#[derive(Debug)]
+pub(super) enum What {
+    /// One command.
+    Cmd(Cmd),
+    /// One command, or a part of one: what it travels with decides.
+    First(First),
 }
 
 impl Request {
     pub(super) fn new(cmd: Cmd, bytes: usize) -> Self {
-        Self { cmd, asking: false, confirm: false, completes: false, bytes }
+        Self { what: What::Cmd(cmd), asking: false, confirm: false, completed: None, bytes }
+    }
+
+    fn first(first: First) -> Self {
+        let bytes = first.bytes();
+        Self { what: What::First(first), asking: false, confirm: true, completed: None, bytes }
     }
 
     pub(super) fn confirmed(self) -> Self {

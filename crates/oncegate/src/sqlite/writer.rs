@@ -18,8 +18,9 @@ use super::queue::{Gather, Job, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 
-/// The most commands of one transaction, unless a single job has more.
-const MAX_TRANSACTION_COMMANDS: usize = 1_024;
+/// The most commands of one transaction, unless a single job has more. Where more wait, callers and thread work at the
+/// same time.
+const MAX_TRANSACTION_COMMANDS: usize = 512;
 
 /// The longest time to gather commands for a transaction.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);

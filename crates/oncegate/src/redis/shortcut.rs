@@ -1,0 +1,246 @@
+//! Shortcuts for first attempts, which nearly all are, over the same bytes as the rules' scripts.
+//!
+//! A claim without a fence is `SET … NX GET`: nothing was there, or what was there shows that it is settled. The completion
+//! of a first attempt is `SET … IFEQ`, where the server has it: the owner knows every byte of its record. What travels
+//! together goes into one call of a script that does this for many keys. Whatever that does not settle is asked of the
+//! rules' script, so the rules stand there and nowhere else.
+
+use std::io::Write as _;
+
+use bytes::Bytes;
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::{Recovery, TAIL, Token};
+use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
+use oncegate_core::store::{Command, StoreError};
+use redis::{Cmd, RedisWrite as _, Value};
+
+use super::checkup::Info;
+use super::link::Answer;
+use super::losses::Completed;
+use super::scripts::{Scripts, Verb};
+use super::{errors, layout};
+
+/// The first versions that know `SET … IFEQ`.
+const IFEQ_IN_REDIS: (u32, u32) = (8, 4);
+const IFEQ_IN_VALKEY: (u32, u32) = (8, 1);
+
+/// What the words of a plain command cost on the wire besides their bytes.
+const OVERHEAD_BYTES: usize = 96;
+
+/// What a server can do for first attempts, as its greeting said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Abilities {
+    /// It knows `SET … IFEQ`. One that says so and does not answers with an error, and then the script is asked.
+    has_ifeq: bool,
+    /// One script may be about many keys: not so in a cluster.
+    has_one_slot: bool,
+}
+
+impl Abilities {
+    pub(super) fn of(info: &Info<'_>) -> Self {
+        let has_ifeq = match info.version("valkey_version") {
+            Some(version) => version >= IFEQ_IN_VALKEY,
+            None => info.version("redis_version").is_some_and(|version| version >= IFEQ_IN_REDIS),
+        };
+        Self { has_ifeq, has_one_slot: info.get("cluster_enabled") == Some("0") }
+    }
+}
+
+/// A claim without a fence, or a completion, which may be of a first attempt.
+#[derive(Debug)]
+pub(super) struct First {
+    key: StoreKey,
+    token: Token,
+    fingerprint: [u8; 7],
+    /// How long the record is kept.
+    millis: u64,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    Claim,
+    Completion { result: Bytes },
+}
+
+/// What one call of a script can be about: the same step, kept for as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    verb: Verb,
+    millis: u64,
+}
+
+impl First {
+    pub(super) fn of(command: &Command) -> Option<Self> {
+        let first = |token: &Token, fingerprint, millis, step| First {
+            key: command.key.clone(),
+            token: *token,
+            fingerprint: layout::fingerprint_bytes(fingerprint),
+            millis,
+            step,
+        };
+        match &command.operation {
+            Operation::Claim { token, lease, fingerprint, fenced: false } => {
+                Some(first(token, *fingerprint, layout::millis(*lease + TAIL), Step::Claim))
+            }
+            Operation::Complete { token, fingerprint, result, retention } => {
+                let step = Step::Completion { result: result.clone() };
+                Some(first(token, *fingerprint, layout::millis(*retention), step))
+            }
+            _ => None,
+        }
+    }
+
+    /// About how many bytes it is on the wire.
+    pub(super) fn bytes(&self) -> usize {
+        let result_bytes = match &self.step {
+            Step::Claim => 0,
+            Step::Completion { result } => result.len(),
+        };
+        OVERHEAD_BYTES + self.key.as_str().len() + result_bytes
+    }
+
+    /// What it can share a call with; `None` when it travels alone.
+    pub(super) fn kind(&self, abilities: Abilities) -> Option<Kind> {
+        let verb = match self.step {
+            Step::Claim => Verb::FirstClaims,
+            // Cheaper for the server than any script.
+            Step::Completion { .. } if abilities.has_ifeq => return None,
+            Step::Completion { .. } => Verb::FirstCompletions,
+        };
+        abilities.has_one_slot.then_some(Kind { verb, millis: self.millis })
+    }
+
+    /// The command for this one alone.
+    pub(super) fn alone(&self, scripts: &Scripts, abilities: Abilities) -> Cmd {
+        let (key, record) = (self.key.as_str(), self.record());
+        match &self.step {
+            Step::Claim => {
+                let mut cmd = Cmd::with_capacity(7, self.bytes());
+                cmd.arg("SET").arg(key).arg(&record).arg("PX").arg(self.millis).arg("NX").arg("GET");
+                cmd
+            }
+            Step::Completion { result } if abilities.has_ifeq => {
+                let mut cmd = Cmd::with_capacity(7, self.bytes());
+                cmd.arg("SET").arg(key);
+                self.write_completed(&mut cmd, result);
+                cmd.arg("PX").arg(self.millis).arg("IFEQ").arg(&record);
+                cmd
+            }
+            Step::Completion { result } => {
+                let mut cmd = scripts.call(Verb::Complete, &self.key, result.len());
+                cmd.arg(&record);
+                self.write_completed(&mut cmd, result);
+                cmd.arg(self.millis);
+                cmd
+            }
+        }
+    }
+
+    /// The record of a first attempt.
+    fn record(&self) -> [u8; 25] {
+        layout::first_attempt(self.token.as_bytes(), self.fingerprint)
+    }
+
+    fn write_completed(&self, cmd: &mut Cmd, result: &[u8]) {
+        let head = layout::completed_head(self.token.tag(), self.fingerprint);
+        let mut arg = cmd.writer_for_next_arg();
+        let written = arg.write_all(&head).and_then(|()| arg.write_all(result));
+        written.expect("memory takes what is written to it");
+    }
+
+    /// What is known of the record once it is completed; `None` of a claim.
+    pub(super) fn completed(self) -> Option<Completed> {
+        let retention_ms = self.millis;
+        matches!(self.step, Step::Completion { .. }).then(|| Completed {
+            key: self.key,
+            tag: self.token.tag(),
+            retention_ms,
+        })
+    }
+}
+
+impl Kind {
+    /// One call for all of these, which are of this kind.
+    pub(super) fn together(self, scripts: &Scripts, firsts: &[(usize, First)]) -> Cmd {
+        let bytes = firsts.iter().map(|(_, first)| first.bytes()).sum();
+        let mut cmd = scripts.evalsha(self.verb, 3 * firsts.len() + 4, bytes);
+        cmd.arg(firsts.len());
+        for (_, first) in firsts {
+            cmd.arg(first.key.as_str());
+        }
+        cmd.arg(self.millis);
+        for (_, first) in firsts {
+            cmd.arg(&first.record());
+            if let Step::Completion { result } = &first.step {
+                first.write_completed(&mut cmd, result);
+            }
+        }
+        cmd
+    }
+
+    /// The answers to each of so many that went together, as if each had been alone: `Nil` and `Okay` settle a claim and a
+    /// completion.
+    pub(super) fn answers(self, said: Value, count: usize) -> Vec<Answer> {
+        let settled = if self.verb == Verb::FirstClaims { Value::Nil } else { Value::Okay };
+        match said {
+            Value::Nil => vec![Ok(settled); count],
+            Value::ServerError(error) => vec![Ok(Value::ServerError(error)); count],
+            Value::Array(found) if self.verb == Verb::FirstClaims && found.len() == count => {
+                found.into_iter().map(Ok).collect()
+            }
+            Value::Array(others) if self.verb == Verb::FirstCompletions => {
+                let mut answers = vec![Ok(settled); count];
+                for other in others {
+                    if let Value::Int(number) = other
+                        && let Some(place) = usize::try_from(number).ok().and_then(|n| n.checked_sub(1))
+                        && let Some(answer) = answers.get_mut(place)
+                    {
+                        *answer = Ok(Value::Nil);
+                    } else {
+                        return unheard_of(count);
+                    }
+                }
+                answers
+            }
+            _ => unheard_of(count),
+        }
+    }
+}
+
+fn unheard_of(count: usize) -> Vec<Answer> {
+    vec![Err(StoreError::unknown("the server said something unheard of")); count]
+}
+
+/// What the answer to a first attempt settles; `None` when the script has to be asked.
+///
+/// With `durable`, what is found settled is the script's business: it must be written once more.
+pub(super) fn settled(command: &Command, answer: Answer, durable: bool) -> Option<Result<Reply, StoreError>> {
+    let granted = Grant { attempt: 1, recovery: Recovery::None, fence: None, reopened: false };
+    match (&command.operation, answer) {
+        (_, Err(error)) => Some(Err(error)),
+        // Of a full server the script asks more gently, and what is unheard of here it may know. What was about many keys
+        // is asked of each by itself: one that this user may not touch is no matter of the others.
+        (_, Ok(Value::ServerError(error))) if matches!(error.code(), "OOM" | "ERR" | "NOPERM") => None,
+        (_, Ok(Value::ServerError(error))) => Some(Err(errors::store_error(&error, Some(&command.key)))),
+        (Operation::Claim { .. }, Ok(Value::Nil)) => {
+            Some(Ok(Reply::Verdict { verdict: Verdict::Granted(granted), uncompared: false }))
+        }
+        (Operation::Claim { fingerprint, .. }, Ok(Value::BulkString(record))) if !durable => {
+            verdict(layout::fingerprint_bytes(*fingerprint), record.into()).map(Ok)
+        }
+        (Operation::Complete { .. }, Ok(Value::Okay)) => Some(Ok(Reply::Held { recreated: false })),
+        _ => None,
+    }
+}
+
+/// What a settled record says to a claim with this fingerprint; `None` of any other record.
+fn verdict(ours: [u8; 7], record: Bytes) -> Option<Reply> {
+    let (theirs, verdict) = layout::settled(record)?;
+    let uncompared = ours != theirs;
+    let is_same_specification = ours.first() != Some(&0) && ours.first() == theirs.first();
+    if uncompared && is_same_specification {
+        return Some(Reply::Verdict { verdict: Verdict::Mismatch, uncompared: false });
+    }
+    Some(Reply::Verdict { verdict, uncompared })
+}
