@@ -1,6 +1,10 @@
-//! The thread that drives a store's connections: a handler that blocks a runtime's thread must not starve a
-//! heartbeat.
+//! The thread that drives the connections of this process's stores: a handler that blocks a runtime's thread must
+//! not starve a heartbeat.
+//!
+//! All stores share one. It is never the bottleneck, and a store with a thread of its own would only wait for it to
+//! wake up.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use futures_util::FutureExt as _;
@@ -10,32 +14,23 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// A thread with a runtime of its own. Dropping it stops everything that runs there, and waits for it.
+/// A store's share of the thread. Dropping it stops what runs there for this store.
 #[derive(Debug)]
 pub(super) struct Driver {
     jobs: Jobs,
-    stop: CancellationToken,
-    thread: Option<JoinHandle<()>>,
+    _thread: Arc<Thread>,
 }
 
 impl Driver {
-    /// Starts the thread.
+    /// Starts the thread, unless another store has.
     ///
     /// # Errors
     /// When the machine has no thread or no runtime to give.
     pub(super) fn start() -> Result<Self, StoreError> {
-        let refuse = |error: std::io::Error| StoreError::unavailable(format!("no thread: {error}"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refuse)?;
-        let (sender, inbox) = mpsc::unbounded_channel();
-        let stop = CancellationToken::new();
-        let stopped = stop.clone();
-        let drive = move || {
-            runtime.block_on(run(inbox, stopped));
-            // A name that is still being resolved keeps nobody waiting.
-            runtime.shutdown_background();
-        };
-        let thread = std::thread::Builder::new().name("oncegate-redis".to_owned()).spawn(drive);
-        Ok(Self { jobs: Jobs { inbox: sender }, stop, thread: Some(thread.map_err(refuse)?) })
+        let thread =
+            Thread::shared().map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
+        let jobs = Jobs { inbox: thread.inbox.clone(), stop: CancellationToken::new() };
+        Ok(Self { jobs, _thread: thread })
     }
 
     /// What others hand their jobs to.
@@ -44,18 +39,76 @@ impl Driver {
     }
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.jobs.stop.cancel();
+    }
+}
+
 /// Hands jobs to a driver. It does not keep the driver alive.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs {
     /// One job for each lane and slot map, so there are never many.
     inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
+    stop: CancellationToken,
 }
 
 impl Jobs {
     /// Runs `job` on the driver's thread until it ends by itself or the driver is dropped.
     pub(super) fn run(&self, job: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        let job = async move { _ = stop.run_until_cancelled(job).await };
         // The inbox is gone only when the thread is, and then nobody's calls are answered anyway.
         let _ = self.inbox.send(job.boxed());
+    }
+}
+
+/// A thread with a runtime of its own. Dropping it stops everything that runs there, and waits for it.
+#[derive(Debug)]
+struct Thread {
+    inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
+    stop: CancellationToken,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Thread {
+    /// The one that runs, or a new one.
+    fn shared() -> std::io::Result<Arc<Self>> {
+        static SHARED: Mutex<Weak<Thread>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = shared.upgrade() {
+            return Ok(thread);
+        }
+        let thread = Arc::new(Self::start()?);
+        *shared = Arc::downgrade(&thread);
+        Ok(thread)
+    }
+
+    fn start() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (sender, inbox) = mpsc::unbounded_channel();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let drive = move || {
+            runtime.block_on(run(inbox, stopped));
+            // A name that is still being resolved keeps nobody waiting.
+            runtime.shutdown_background();
+        };
+        let handle = std::thread::Builder::new().name("oncegate-redis".to_owned()).spawn(drive)?;
+        Ok(Self { inbox: sender, stop, handle: Some(handle) })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        // A task that is dropped there may have held the last store; nobody waits for himself.
+        let is_other = |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
+        if let Some(handle) = self.handle.take().filter(is_other) {
+            // Nobody is left who waits for an answer, so the thread ends at its next wake-up. Whether it
+            // had panicked does not matter any more.
+            let _ = handle.join();
+        }
     }
 }
 
@@ -71,17 +124,6 @@ async fn run(mut inbox: mpsc::UnboundedReceiver<BoxFuture<'static, ()>>, stopped
                     tracing::error!(%panic, "a connection to the store has panicked");
                 }
             }
-        }
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.stop.cancel();
-        if let Some(thread) = self.thread.take() {
-            // Nobody is left who waits for an answer, so the thread ends at its next wake-up. Whether it
-            // had panicked does not matter any more.
-            let _ = thread.join();
         }
     }
 }
