@@ -11,6 +11,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::Barrier;
 
 use crate::bare::{Bare, CLAIM, COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, completed_record, first_record};
+use crate::cores::Cores;
 use crate::figure::{Figure, Unit};
 use crate::messages::fresh_scope;
 use crate::rounds::Plan;
@@ -19,6 +20,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "contention",
     question: "workers that want the same keys: scripts beside WATCH, MULTI and EXEC",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

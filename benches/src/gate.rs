@@ -10,6 +10,7 @@ use oncegate_tests::{Redis, RedisServer};
 use tokio::task::JoinSet;
 
 use crate::bare::{Bare, CLAIM, COMPLETE};
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::machine::own_cpu_micros;
 use crate::messages::{fresh_scope, key, messages};
@@ -19,6 +20,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "gate",
     question: "claim and complete of fresh keys, 256 in flight: what does the framework cost?",
+    cores: Cores::Apart,
     run: |plan| Box::pin(run(plan)),
 };
 

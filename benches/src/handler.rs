@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::redis_gate;
 use crate::messages::{messages, messages_over};
@@ -23,6 +24,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "handler",
     question: "10,000 messages over 1,000 keys, a handler of 1 ms, 64 at a time: what does the gate add?",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate, redis_gate};
 use crate::messages::{fresh_scope, messages_over};
@@ -18,6 +19,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "held",
     question: "cost and latency of a message while 100,000, 1,000,000 and 10,000,000 keys are held",
+    cores: Cores::Apart,
     run: |plan| Box::pin(run(plan)),
 };
 

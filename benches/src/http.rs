@@ -19,6 +19,7 @@ use oncegate::{Gate, MemoryStore};
 use oncegate_tests::{HttpServer, RedisServer};
 use tokio::task::JoinSet;
 
+use crate::cores::Cores;
 use crate::figure::{Figure, Unit};
 use crate::messages::fresh_scope;
 use crate::rounds::Plan;
@@ -27,6 +28,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "http",
     question: "an axum route that answers at once, 64 connections: what does the layer add?",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

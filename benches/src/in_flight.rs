@@ -8,6 +8,7 @@ use oncegate::Message;
 use oncegate_tests::RedisServer;
 
 use crate::bare::{Bare, CLAIM, COMPLETE, Pair};
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{rate, redis_gate};
 use crate::messages::{fresh_scope, messages};
@@ -17,6 +18,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "in_flight",
     question: "claim and complete of fresh keys: few and many in flight, on one connection and on four",
+    cores: Cores::Apart,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -11,6 +11,7 @@ use oncegate_tests::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate, redis_gate};
 use crate::machine::own_cpu_micros;
@@ -22,6 +23,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "kafka",
     question: "Kafka, gate, an empty handler, commit: how fast, and how fast is a replay?",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

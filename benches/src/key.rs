@@ -8,6 +8,7 @@ use oncegate_core::key::{CompiledKey, KeyInput, Scope};
 use serde_json::Value;
 
 use crate::Benchmark;
+use crate::cores::Cores;
 use crate::figure::{Figure, Unit};
 use crate::messages::{ROUTE, key, payload};
 use crate::rounds::Plan;
@@ -15,6 +16,7 @@ use crate::rounds::Plan;
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "key",
     question: "a key of two fields out of 200 bytes of JSON, against serde_json's Value",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

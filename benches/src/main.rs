@@ -2,6 +2,7 @@
 //! them, and every figure is a ratio to a baseline of the same run. `scripts/bench` builds and starts it.
 
 mod bare;
+mod cores;
 mod figure;
 mod machine;
 mod messages;
@@ -30,6 +31,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use futures_util::future::BoxFuture;
 
+use cores::Cores;
 use figure::Figure;
 use report::Report;
 use rounds::Plan;
@@ -38,6 +40,7 @@ use rounds::Plan;
 struct Benchmark {
     name: &'static str,
     question: &'static str,
+    cores: Cores,
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
@@ -82,8 +85,7 @@ struct Arguments {
     list: bool,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
         BENCHMARKS.iter().for_each(|one| println!("{:<12} {}", one.name, one.question));
@@ -102,7 +104,11 @@ async fn main() -> ExitCode {
         println!("{}", report.head());
     }
     for benchmark in BENCHMARKS.iter().filter(wanted) {
-        let figures = (benchmark.run)(&plan).await;
+        let figures = benchmark.cores.run(|| {
+            // Its threads run where this one does.
+            let runtime = tokio::runtime::Runtime::new().expect("the machine has threads");
+            runtime.block_on((benchmark.run)(&plan))
+        });
         let lines = report.add(benchmark.name, benchmark.question, figures);
         if !arguments.json {
             println!("{lines}");

@@ -4,6 +4,7 @@ use oncegate::redis::RedisBuilder;
 use oncegate_tests::RedisServer;
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, gate_over, rate, redis_store};
 use crate::messages::messages;
@@ -13,6 +14,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "memory",
     question: "the server's memory per completed key without a result, short scope",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

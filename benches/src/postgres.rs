@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use crate::Benchmark;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate};
 use crate::machine::own_cpu_micros;
@@ -20,6 +21,7 @@ use crate::rounds::Plan;
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "postgres",
     question: "claim and complete in PostgreSQL, 256 in flight, against INSERT … ON CONFLICT and UPDATE by hand",
+    cores: Cores::Apart,
     run: |plan| Box::pin(run(plan)),
 };
 

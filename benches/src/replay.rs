@@ -11,6 +11,7 @@ use oncegate_core::store::{Command, Store as _};
 use oncegate_tests::RedisServer;
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::redis_store;
 use crate::messages::fresh_scope;
@@ -20,6 +21,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "replay",
     question: "completed keys looked ahead at, and claimed again, beside bare pipelines of GET over the same keys",
+    cores: Cores::Apart,
     run: |plan| Box::pin(run(plan)),
 };
 

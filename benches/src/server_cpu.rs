@@ -3,6 +3,7 @@
 use oncegate_tests::{Redis, RedisServer};
 
 use crate::bare::{Bare, CLAIM, COMPLETE, Pair};
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::messages::fresh_scope;
 use crate::rounds::Plan;
@@ -11,6 +12,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "server_cpu",
     question: "the server's processor time per claim and complete: what do the rules cost?",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -17,6 +17,7 @@ use rusqlite::Connection;
 use serde::Serialize;
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Figure, Unit};
 use crate::messages::fresh_scope;
 use crate::rounds::{Plan, Rounds};
@@ -25,6 +26,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "sizes",
     question: "bytes of a stored result by codec, and bytes of a completed key with it in each store",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

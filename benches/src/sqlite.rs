@@ -9,6 +9,7 @@ use oncegate::{Gate, Message};
 use rusqlite::{Connection, params};
 
 use crate::Benchmark;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::rate;
 use crate::messages::{fresh_scope, key, messages};
@@ -17,6 +18,7 @@ use crate::rounds::{Plan, Rounds};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "sqlite",
     question: "claim and complete on the embedded store, against batches by hand of as many as are in flight",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -12,6 +12,7 @@ use oncegate_tests::{ElasticmqServer, Queue, Redis, RedisServer, Sqs};
 use tokio::task::JoinSet;
 
 use crate::bare::Bare;
+use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::messages::{ROUTE, fresh_scope, key, payload};
 use crate::rounds::Plan;
@@ -21,6 +22,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "sqs",
     question: "SQS, gate, an empty handler, delete: how fast, and how many calls?",
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -18,7 +18,7 @@ pub mod fire;
 use oncegate_servers::place;
 pub use oncegate_servers::{
     POSTGRES_VARIABLE, Port as LoopbackPort, Postgres, PostgresServer, Process, SmallDisk, postgres_version,
-    process, unique,
+    process, run_servers_on, unique,
 };
 
 mod broker;

@@ -11,7 +11,7 @@ pub mod process;
 pub use disk::SmallDisk;
 pub use place::Port;
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
-pub use process::Process;
+pub use process::{Process, run_servers_on};
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.
 ///

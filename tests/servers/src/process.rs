@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{LazyLock, mpsc};
+use std::sync::{LazyLock, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// How often a readiness probe asks again.
@@ -36,13 +36,28 @@ pub fn bound_to_parent(program: impl AsRef<OsStr>, signal: &str) -> Command {
 
 /// Like [`bound_to_parent`], as another account, which only root can do.
 pub fn bound_to_parent_as(account: Option<&Account>, program: impl AsRef<OsStr>, signal: &str) -> Command {
-    let mut command = Command::new("setpriv");
+    let core = *CORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = match core {
+        None => Command::new("setpriv"),
+        Some(core) => {
+            let mut command = Command::new("taskset");
+            command.args(["--cpu-list", &core.to_string(), "setpriv"]);
+            command
+        }
+    };
     if let Some(Account { user, group }) = account {
         command.args([format!("--reuid={user}"), format!("--regid={group}"), "--clear-groups".to_owned()]);
     }
     command.args(["--pdeathsig", signal, "--"]).arg(program.as_ref());
     command
 }
+
+/// The core that servers run on from now on; `None` leaves them where the system puts them.
+pub fn run_servers_on(core: Option<usize>) {
+    *CORE.lock().unwrap_or_else(PoisonError::into_inner) = core;
+}
+
+static CORE: Mutex<Option<usize>> = Mutex::new(None);
 
 /// An account of the machine, by its numbers.
 #[derive(Debug)]
