@@ -5,7 +5,7 @@
 //! a batch to fill: under light load a batch is one call, under heavy load it grows by itself.
 //!
 //! Of much that has gathered, a batch leaves half: were everybody in one batch, callers and server would
-//! wait for each other in turns. How much that is depends on what a batch costs besides its items.
+//! wait for each other in turns. How much that is, the carrier says: it knows what a batch costs besides its items.
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -41,7 +41,6 @@ pub(crate) struct Joiner<T, A> {
 #[derive(Debug)]
 pub(crate) struct Carrier<T, A> {
     calls: mpsc::Receiver<Call<T, A>>,
-    undivided: usize,
 }
 
 /// What one caller hands in. Most calls are of one item, and need no list for it.
@@ -65,10 +64,10 @@ pub(crate) struct Batch<T, A> {
     callers: Vec<Caller<A>>,
 }
 
-/// A pair of ends. Up to `undivided` items are not worth splitting; of more, a batch takes no more than half.
-pub(crate) fn channel<T: Item, A>(undivided: usize) -> (Joiner<T, A>, Carrier<T, A>) {
+/// A pair of ends.
+pub(crate) fn channel<T: Item, A>() -> (Joiner<T, A>, Carrier<T, A>) {
     let (sender, receiver) = mpsc::channel(MAX_WAITING_CALLS);
-    (Joiner { calls: sender }, Carrier { calls: receiver, undivided })
+    (Joiner { calls: sender }, Carrier { calls: receiver })
 }
 
 impl<T: Item, A> Joiner<T, A> {
@@ -134,13 +133,13 @@ impl<T: Item, A> Joiner<T, A> {
 }
 
 impl<T: Item, A> Carrier<T, A> {
-    /// Waits for a call and takes what has gathered with it: half of it when that is much, and never more
-    /// than a batch's limits.
+    /// Waits for a call and takes what has gathered with it, but never more than a batch's limits. Up to `undivided`
+    /// items are not worth splitting; of more, it takes half.
     ///
     /// `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
-    pub(crate) async fn next(&mut self) -> Option<Batch<T, A>> {
+    pub(crate) async fn next(&mut self, undivided: impl FnOnce() -> usize) -> Option<Batch<T, A>> {
         let first = self.calls.recv().await?;
-        let most = (self.calls.len() / 2).clamp(self.undivided, MAX_BATCH_ITEMS);
+        let most = (self.calls.len() / 2).clamp(undivided(), MAX_BATCH_ITEMS);
         let waiting = (self.calls.len() + 1).min(most);
         let mut batch = Batch { items: Vec::with_capacity(waiting), callers: Vec::with_capacity(waiting) };
         let mut bytes = batch.push(first);
@@ -225,10 +224,10 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_calls_travel_together() {
-        let (joiner, mut carrier) = channel::<u32, u32>(64);
+        let (joiner, mut carrier) = channel::<u32, u32>();
         let calls = async { tokio::join!(joiner.submit(vec![1, 2]), joiner.submit_one(3)) };
         let carry = async {
-            let mut batch = carrier.next().await.unwrap();
+            let mut batch = carrier.next(|| 64).await.unwrap();
             let items = batch.take_items();
             assert_eq!(items, [1, 2, 3]);
             batch.answer(double(items));
@@ -240,13 +239,13 @@ mod tests {
 
     #[tokio::test]
     async fn of_much_a_batch_leaves_half_for_the_next() {
-        let (joiner, mut carrier) = channel::<u32, u32>(64);
+        let (joiner, mut carrier) = channel::<u32, u32>();
         let calls = futures_util::future::join_all((0..300).map(|n| joiner.submit(vec![n])));
         // Tokio's budget would let in no more than 128 of them before the carrier's turn.
         let calls = tokio::task::unconstrained(calls);
         let carry = async {
             for expected in [149, 75, 64, 12] {
-                let mut batch = carrier.next().await.unwrap();
+                let mut batch = carrier.next(|| 64).await.unwrap();
                 let items = batch.take_items();
                 assert_eq!(items.len(), expected);
                 batch.answer(double(items));
@@ -258,13 +257,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_call_is_split_and_put_together_again() {
-        let (joiner, mut carrier) = channel::<u32, u32>(64);
+        let (joiner, mut carrier) = channel::<u32, u32>();
         let all: Vec<u32> = (0..1_000).collect();
         let submit = joiner.submit(all.clone());
         let carry = async {
             let mut carried = 0;
             while carried < 1_000 {
-                let mut batch = carrier.next().await.unwrap();
+                let mut batch = carrier.next(|| 64).await.unwrap();
                 let items = batch.take_items();
                 assert!(items.len() <= MAX_BATCH_ITEMS);
                 carried += items.len();
@@ -286,13 +285,13 @@ mod tests {
             }
         }
 
-        let (joiner, mut carrier) = channel::<Crate, ()>(64);
+        let (joiner, mut carrier) = channel::<Crate, ()>();
         let submit =
             joiner.submit(vec![Crate(10), Crate(2 * MAX_BATCH_BYTES), Crate(MAX_BATCH_BYTES), Crate(10)]);
         let carry = async {
             let mut sizes = Vec::new();
             while sizes.iter().sum::<usize>() < 4 {
-                let mut batch = carrier.next().await.unwrap();
+                let mut batch = carrier.next(|| 64).await.unwrap();
                 let count = batch.take_items().len();
                 sizes.push(count);
                 batch.answer(vec![(); count]);
@@ -306,11 +305,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_dropped_unanswered_is_not_an_answer() {
-        let (joiner, mut carrier) = channel::<u32, u32>(64);
-        let drop_it = async { drop(carrier.next().await) };
+        let (joiner, mut carrier) = channel::<u32, u32>();
+        let drop_it = async { drop(carrier.next(|| 64).await) };
         let (answer, ()) = tokio::join!(joiner.submit(vec![1]), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));
-        let drop_it = async { drop(carrier.next().await) };
+        let drop_it = async { drop(carrier.next(|| 64).await) };
         let (answer, ()) = tokio::join!(joiner.submit_one(1), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));
         drop(carrier);

@@ -199,10 +199,10 @@ impl Link {
     /// When the system gives no thread.
     pub(super) fn start(shared: Shared, purge: Purge) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
-        let (claims, claim_carrier) = batch::channel(UNDIVIDED_ITEMS);
-        let (ends, end_carrier) = batch::channel(UNDIVIDED_ITEMS);
-        let (heartbeats, heartbeat_carrier) = batch::channel(UNDIVIDED_ITEMS);
-        let (looks, look_carrier) = batch::channel(UNDIVIDED_ITEMS);
+        let (claims, claim_carrier) = batch::channel();
+        let (ends, end_carrier) = batch::channel();
+        let (heartbeats, heartbeat_carrier) = batch::channel();
+        let (looks, look_carrier) = batch::channel();
         let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
         let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -318,7 +318,7 @@ where
         tokio::select! {
             biased;
             Some(()) = under_way.next(), if !under_way.is_empty() => {}
-            batch = carrier.next(), if under_way.len() < flights => match batch {
+            batch = carrier.next(|| UNDIVIDED_ITEMS), if under_way.len() < flights => match batch {
                 Some(batch) => under_way.push(fly(batch)),
                 None => break,
             },

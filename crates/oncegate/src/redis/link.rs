@@ -6,6 +6,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -28,9 +29,11 @@ use crate::batch::{self, Carrier, CarrierGone, Joiner};
 /// With more of them, each is smaller and costs more.
 const MAX_FLIGHTS: usize = 3;
 
-/// Up to so many requests go in one pipeline. Of more, half may be prepared while the server works on the others: it takes
-/// about as long.
-const UNDIVIDED_REQUESTS: usize = 32;
+/// Up to so many requests go in one pipeline. Of more, half can be prepared while the server works on the others.
+const UNDIVIDED_REQUESTS: usize = 16;
+
+/// The same while other lanes have pipelines on their way: there is enough to do meanwhile, and large ones cost less.
+const UNDIVIDED_BESIDE_OTHERS: usize = 32;
 
 /// How long a lane waits before it tries to connect for the second time; then it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -89,7 +92,7 @@ impl Node {
         address.hash(&mut hasher);
         let part = hasher.finish();
         let lane = |name| {
-            let (joiner, carrier) = batch::channel(UNDIVIDED_REQUESTS);
+            let (joiner, carrier) = batch::channel();
             let (up, is_up) = oneshot::channel();
             let (connector, shared) = (connector.clone(), shared.clone());
             let lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
@@ -143,6 +146,25 @@ enum Standing {
 
 type Flights = FuturesUnordered<BoxFuture<'static, Landing>>;
 
+/// How many pipelines of this process are on their way, of whichever store.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a pipeline while it is on its way.
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Self {
+        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What comes back from a pipeline: why its connection should be replaced, if it should.
 struct Landing {
     generation: u64,
@@ -181,6 +203,11 @@ impl Lane {
     /// Sends batch after batch until the connection breaks.
     async fn serve(&mut self, greeted: &Greeted, generation: u64, flights: &mut Flights) -> Standing {
         loop {
+            let own = flights.len();
+            let undivided = || match UNDER_WAY.load(Ordering::Relaxed) > own {
+                true => UNDIVIDED_BESIDE_OTHERS,
+                false => UNDIVIDED_REQUESTS,
+            };
             tokio::select! {
                 biased;
                 Some(landing) = flights.next(), if !flights.is_empty() => {
@@ -188,12 +215,17 @@ impl Lane {
                         return Standing::Down(reason);
                     }
                 }
-                batch = self.carrier.next(), if flights.len() < MAX_FLIGHTS => {
+                batch = self.carrier.next(undivided), if flights.len() < MAX_FLIGHTS => {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
                     let flight = flight::fly(self.shared.clone(), Arc::clone(&self.node), greeted.clone(), batch);
-                    flights.push(flight.map(move |broken| Landing { generation, broken }).boxed());
+                    let under_way = UnderWay::begin();
+                    let land = move |broken| {
+                        drop(under_way);
+                        Landing { generation, broken }
+                    };
+                    flights.push(flight.map(land).boxed());
                 }
             }
         }
@@ -222,7 +254,7 @@ impl Lane {
                     // What was sent on the old connection is over soon.
                     Some(_) = flights.next(), if !flights.is_empty() => {}
                     // Whoever asks a node that is not yet known to be down waits for the first try.
-                    batch = self.carrier.next(), if up.is_none() => match batch {
+                    batch = self.carrier.next(|| UNDIVIDED_REQUESTS), if up.is_none() => match batch {
                         Some(batch) => batch.answer_all(&Err(reason.clone())),
                         None => return Standing::Ended,
                     },
