@@ -19,7 +19,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "held",
     question: "cost and latency of a message while 100,000, 1,000,000 and 10,000,000 keys are held",
-    cores: Cores::Apart,
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -21,7 +21,7 @@ use crate::{BENCH_REDIS, Benchmark};
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "replay",
     question: "completed keys looked ahead at, and claimed again, beside bare pipelines of GET over the same keys",
-    cores: Cores::Apart,
+    cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 

@@ -218,7 +218,7 @@ async fn mutants_of_the_scripts_are_caught() {
 
 #[tokio::test]
 async fn mutants_of_the_shortcuts_are_caught() {
-    catches(MUTANTS_OF_SHORTCUTS, |url| hand::timeless(url)).await;
+    catches(MUTANTS_OF_SHORTCUTS, hand::timeless).await;
 }
 
 #[tokio::test]
