@@ -1,4 +1,4 @@
-//! The gate through its public API, against a loop that sends the same two commands and does nothing else.
+//! The gate through its public API, against a loop that sends two commands for each message and does nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
