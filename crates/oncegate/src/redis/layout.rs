@@ -10,12 +10,14 @@
 //! takeover; `T` was recovered; `G` is handed over. Another format will use other letters. A fingerprint of
 //! zeros is none, and so is a released fence of zeros. Every age hangs on the key's expiry.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
 use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, TokenTag, whole_millis};
 use oncegate_core::rules::{Grant, Verdict};
+use redis::{Cmd, RedisWrite as _};
 
 /// The longest duration that is sent: some 300 years, well within the integers that Lua keeps exact.
 const LONGEST_MILLIS: u64 = 10_000_000_000_000;
@@ -90,14 +92,12 @@ pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] 
     record
 }
 
-/// The bytes of a completion before its result.
-pub(super) fn completed_head(TokenTag(tag): TokenTag, fingerprint: [u8; 7]) -> [u8; 12] {
-    let mut head = [b'C'; 12];
-    let (_, rest) = head.split_at_mut(1);
-    let (tag_place, fingerprint_place) = rest.split_at_mut(4);
-    tag_place.copy_from_slice(&tag);
-    fingerprint_place.copy_from_slice(&fingerprint);
-    head
+/// Adds the bytes of a completion to a command, as its next word.
+pub(super) fn add_completed(cmd: &mut Cmd, TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) {
+    let mut word = cmd.writer_for_next_arg();
+    for bytes in [b"C".as_slice(), &tag, &fingerprint, result] {
+        word.write_all(bytes).expect("memory takes what is written to it");
+    }
 }
 
 /// The fingerprint's bytes, and what a record that is settled says to a claim, whatever the time; `None` of any other.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::{Record, State, StoreTime, TAIL, TokenTag};
+use oncegate_core::record::{Record, State, StoreTime, TAIL, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
 use oncegate_core::store::{Command, Looked, StoreError};
 use redis::{Cmd, Value};
@@ -26,6 +26,7 @@ const COMPACT: &str = include_str!("../../lua/compact.lua");
 /// One script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
+    // These are about one record, and work through `compact.lua` when completions are kept in buckets.
     Claim,
     Extend,
     Complete,
@@ -34,7 +35,7 @@ pub(super) enum Verb {
     HandOver,
     Reopen,
     Look,
-    /// The last one that works through `compact.lua` is before this one, which is about no record.
+    // These are not.
     Describe,
     FirstClaims,
     FirstCompletions,
@@ -165,7 +166,7 @@ impl Scripts {
         cmd
     }
 
-    pub(super) fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
+    fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
         let mut cmd = self.evalsha(verb, 9, key.as_str().len() + payload_bytes);
         match self.buckets {
             None => cmd.arg("1").arg(key.as_str()),
@@ -174,6 +175,22 @@ impl Scripts {
                 cmd.arg("2").arg(record).arg(bucket).arg(&field)
             }
         };
+        cmd
+    }
+
+    /// What completes a record.
+    pub(super) fn complete(
+        &self,
+        key: &StoreKey,
+        token: &Token,
+        fingerprint: [u8; 7],
+        result: &[u8],
+        retention_ms: u64,
+    ) -> Cmd {
+        let mut cmd = self.call(Verb::Complete, key, result.len());
+        cmd.arg(&layout::first_attempt(token.as_bytes(), fingerprint));
+        layout::add_completed(&mut cmd, token.tag(), fingerprint, result);
+        cmd.arg(retention_ms);
         cmd
     }
 
@@ -231,12 +248,9 @@ impl Scripts {
             Operation::Complete { token, fingerprint, result, retention } => {
                 payload_bytes = result.len();
                 let fingerprint = layout::fingerprint_bytes(*fingerprint);
-                let record = [&layout::completed_head(token.tag(), fingerprint), result.as_ref()].concat();
                 let retention_ms = layout::millis(*retention);
-                let mut cmd = self.call(Verb::Complete, key, payload_bytes);
-                cmd.arg(&layout::first_attempt(token.as_bytes(), fingerprint)).arg(&record).arg(retention_ms);
                 completed = Some(Completed { key: key.clone(), tag: token.tag(), retention_ms });
-                cmd
+                self.complete(key, token, fingerprint, result, retention_ms)
             }
             Operation::Release { token, delay, counted, reason } => {
                 let reason = cut_reason(reason);

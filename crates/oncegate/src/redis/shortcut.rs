@@ -5,14 +5,12 @@
 //! together goes into one call of a script that does this for many keys. Whatever that does not settle is asked of the
 //! rules' script, so the rules stand there and nowhere else.
 
-use std::io::Write as _;
-
 use bytes::Bytes;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, TAIL, Token};
 use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
 use oncegate_core::store::{Command, StoreError};
-use redis::{Cmd, RedisWrite as _, Value};
+use redis::{Cmd, Value};
 
 use super::checkup::Info;
 use super::link::Answer;
@@ -123,16 +121,12 @@ impl First {
             Step::Completion { result } if abilities.has_ifeq => {
                 let mut cmd = Cmd::with_capacity(7, self.bytes());
                 cmd.arg("SET").arg(key);
-                self.write_completed(&mut cmd, result);
+                layout::add_completed(&mut cmd, self.token.tag(), self.fingerprint, result);
                 cmd.arg("PX").arg(self.millis).arg("IFEQ").arg(&record);
                 cmd
             }
             Step::Completion { result } => {
-                let mut cmd = scripts.call(Verb::Complete, &self.key, result.len());
-                cmd.arg(&record);
-                self.write_completed(&mut cmd, result);
-                cmd.arg(self.millis);
-                cmd
+                scripts.complete(&self.key, &self.token, self.fingerprint, result, self.millis)
             }
         }
     }
@@ -140,13 +134,6 @@ impl First {
     /// The record of a first attempt.
     fn record(&self) -> [u8; 25] {
         layout::first_attempt(self.token.as_bytes(), self.fingerprint)
-    }
-
-    fn write_completed(&self, cmd: &mut Cmd, result: &[u8]) {
-        let head = layout::completed_head(self.token.tag(), self.fingerprint);
-        let mut arg = cmd.writer_for_next_arg();
-        let written = arg.write_all(&head).and_then(|()| arg.write_all(result));
-        written.expect("memory takes what is written to it");
     }
 
     /// What is known of the record once it is completed; `None` of a claim.
@@ -173,7 +160,7 @@ impl Kind {
         for (_, first) in firsts {
             cmd.arg(&first.record());
             if let Step::Completion { result } = &first.step {
-                first.write_completed(&mut cmd, result);
+                layout::add_completed(&mut cmd, first.token.tag(), first.fingerprint, result);
             }
         }
         cmd
