@@ -19,10 +19,10 @@ use tokio::time::{sleep, timeout};
 use super::address::moved_to;
 use super::connector::{Connector, Opener};
 use super::driver::Jobs;
-use super::errors;
 use super::link::{Answer, LaneName, Node, Shared};
 use super::scripts::Request;
 use super::slots::{self, Host, Range, Redirect, SLOTS};
+use super::{errors, no_answer};
 
 /// How often a request follows redirections before it gives up.
 const MAX_ROUNDS: usize = 6;
@@ -299,10 +299,6 @@ impl Nodes {
         }
         *map = Arc::new(Map { primaries, owners, replicas });
     }
-}
-
-fn no_answer() -> Answer {
-    Err(StoreError::unknown("no answer"))
 }
 
 /// Refreshes the slot map when it is in doubt, and now and then.

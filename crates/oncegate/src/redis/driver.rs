@@ -1,8 +1,7 @@
 //! The thread that drives the connections of this process's stores: a handler that blocks a runtime's thread must
 //! not starve a heartbeat.
 //!
-//! All stores share one. It is never the bottleneck, and a store with a thread of its own would only wait for it to
-//! wake up.
+//! All stores share one: it has little to do for a message, and threads of their own would mostly wait to be woken up.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -125,5 +124,42 @@ async fn run(mut inbox: mpsc::UnboundedReceiver<BoxFuture<'static, ()>>, stopped
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Runs a job without an end, and returns what hears of it when it is dropped.
+    async fn begin(driver: &Driver) -> oneshot::Receiver<()> {
+        let (dropped, is_dropped) = oneshot::channel::<()>();
+        let (begun, has_begun) = oneshot::channel();
+        driver.jobs().run(async move {
+            let _dropped = dropped;
+            begun.send(std::thread::current().id()).expect("the test waits");
+            std::future::pending::<()>().await;
+        });
+        assert_ne!(has_begun.await.expect("it begins"), std::thread::current().id());
+        is_dropped
+    }
+
+    #[tokio::test]
+    async fn stores_share_a_thread_and_end_by_themselves() {
+        let (one, other) = (Driver::start().unwrap(), Driver::start().unwrap());
+        assert!(Arc::ptr_eq(&one._thread, &other._thread));
+        let (of_one, mut of_other) = (begin(&one).await, begin(&other).await);
+        drop(one);
+        of_one.await.unwrap_err();
+        assert_eq!(of_other.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        // The thread goes with the last one, and there is another for who comes later.
+        drop(other);
+        of_other.await.unwrap_err();
+        let later = Driver::start().unwrap();
+        let of_later = begin(&later).await;
+        drop(later);
+        of_later.await.unwrap_err();
     }
 }

@@ -11,11 +11,11 @@ use tokio::time::{Instant, timeout_at};
 use super::checkup::Info;
 use super::connector::Connector;
 use super::durability::Durability;
-use super::errors;
 use super::link::{Answer, Shared};
 use super::losses::{Completed, Witness};
 use super::scripts::{Request, Scripts, What};
 use super::shortcut::{Abilities, First, Kind};
+use super::{errors, no_answer};
 use crate::batch::{Batch, Item as _};
 
 /// How often scripts that vanished from under a pipeline are loaded again before it gives up.
@@ -238,10 +238,11 @@ impl Freight {
 
     /// One answer for each request, in their order; `spoilt` says which values are none, and why.
     fn unload(&self, values: Vec<Value>, spoilt: impl Fn(&Value) -> Option<StoreError>) -> Vec<Answer> {
-        let mut answers = vec![Err(StoreError::unknown("no answer")); self.count];
+        let mut answers: Vec<Option<Answer>> = Vec::new();
+        answers.resize_with(self.count, || None);
         let mut put = |place: usize, answer: Answer| {
             if let Some(slot) = answers.get_mut(place) {
-                *slot = answer;
+                *slot = Some(answer);
             }
         };
         for (carried, value) in self.carried.iter().zip(values) {
@@ -259,7 +260,7 @@ impl Freight {
                 }
             }
         }
-        answers
+        answers.into_iter().map(|answer| answer.unwrap_or_else(no_answer)).collect()
     }
 
     /// The last completion that the server has said yes to.
