@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use oncegate::redis::{RedisBuilder, RedisStore};
+use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Redis, RedisServer};
@@ -245,6 +246,38 @@ async fn the_fewest_rights_are_enough() {
     let foreign = key(&crate::hand::scope(), 1);
     let refused = apply(&store, &foreign, claim(owner)).await.unwrap_err();
     assert_eq!(refused.class(), "refused", "{refused}");
+}
+
+#[tokio::test]
+async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_with() {
+    let server = RedisServer::start().await;
+    let hand = Hand::on(&server).await;
+    let (scope, owner) = (scope(), token());
+    let rules = RedisStore::connect(server.url()).await.unwrap().acl_rules(&scope);
+    let words = ["ACL", "SETUSER", "billing", "on", ">right"].into_iter().chain(rules.split(' '));
+    let () = hand.ask(&words.collect::<Vec<&str>>()).await;
+    let store =
+        RedisStore::connect(&server.url().replace("redis://", "redis://billing:right@")).await.unwrap();
+    let (spoilt, forbidden) = (key(&scope, 0), key(&crate::hand::scope(), 0));
+    let () = hand.ask(&["RPUSH", spoilt.as_str(), "no record"]).await;
+    let word = |reply: &Result<Reply, StoreError>| match reply {
+        Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }) => "granted",
+        Ok(Reply::Held { recreated: false }) => "held",
+        Ok(_) => "something else",
+        Err(error) => error.class(),
+    };
+    // The second time, nothing keeps the others from travelling in one call.
+    for last in [forbidden, key(&scope, 5)] {
+        let keys = [key(&scope, 1), spoilt.clone(), key(&scope, 2), last.clone()];
+        let fate = |sound| if last.scope() == scope.as_str() { sound } else { "refused" };
+        for (operation, sound) in [(claim(owner), "granted"), (complete(owner, b"done"), "held")] {
+            let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
+            let replies = store.execute(keys.iter().map(command).collect()).await;
+            let words: Vec<&str> = replies.iter().map(word).collect();
+            assert_eq!(words, [sound, "unreadable", sound, fate(sound)], "{replies:?}");
+        }
+        let () = hand.ask(&["DEL", keys[0].as_str(), keys[2].as_str()]).await;
+    }
 }
 
 #[tokio::test]

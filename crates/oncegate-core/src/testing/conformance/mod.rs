@@ -208,9 +208,7 @@ impl Subject<'_> {
     }
 
     async fn try_apply(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
-        let mut answers = self.store.execute(vec![Command { key: key.clone(), operation }]).await;
-        assert_eq!(answers.len(), 1, "one command, one answer");
-        answers.pop().expect("one answer")
+        self.store.execute_one(Command { key: key.clone(), operation }).await
     }
 
     async fn apply(&self, key: &StoreKey, operation: Operation) -> Reply {
