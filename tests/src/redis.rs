@@ -83,6 +83,16 @@ impl Redis {
         answer.unwrap_or_else(|error| panic!("{} does not tell its {section}: {error}", self.url))
     }
 
+    /// How often it was asked for INFO, as a store's watch does. This question counts from the next one on.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn times_looked_at(&self) -> u64 {
+        let stats = self.info("commandstats").await;
+        let calls = stats.split("cmdstat_info:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse().expect("it is a number"))
+    }
+
     async fn connect(&self) -> ::redis::RedisResult<MultiplexedConnection> {
         let client = ::redis::Client::open(self.url.as_str())?;
         client.get_multiplexed_async_connection().await

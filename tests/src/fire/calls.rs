@@ -102,4 +102,14 @@ impl Call {
     pub(super) fn completes(&self) -> bool {
         self.op.completes()
     }
+
+    /// Busy, after a wait for longer than any lease: not because of a claim, which would have been over.
+    pub(super) fn was_kept_waiting(&self) -> bool {
+        let (Op::Claim { lease_ms, .. }, Some(Answer::Busy { retry_in_ms })) = (&self.op, &self.answer)
+        else {
+            return false;
+        };
+        let waited_us = self.answered_at_us.map_or(0, |answered| answered.saturating_sub(self.invoked_at_us));
+        retry_in_ms > lease_ms && waited_us / 1_000 >= *retry_in_ms
+    }
 }

@@ -168,6 +168,9 @@ impl Fault {
     }
 
     async fn begin_elsewhere(self, stage: &mut Stage<'_>) {
+        if self == Self::Flush {
+            stage.until_a_loss_would_be_noticed().await;
+        }
         stage.note(self.name(), 0);
         match self {
             Self::StoreKill => match &mut stage.server {

@@ -44,6 +44,8 @@ pub(super) struct Case {
     pub(super) dump: BTreeMap<String, String>,
     /// Whether the store says when it has lost data.
     pub(super) notices_losses: bool,
+    /// Whether a claim waits for whoever works on its row, and is told after a while that it is busy.
+    pub(super) locks_rows: bool,
 }
 
 /// An invariant that does not hold, and what shows it.
@@ -91,7 +93,7 @@ pub(super) fn judge(case: &Case) -> Judgement {
     attempts(case, &mut judgement);
     losses(case, &calls, &mut judgement);
     counters(case, &calls, &mut judgement);
-    linear(&calls, &mut judgement);
+    linear(case, &calls, &mut judgement);
     judgement
 }
 
@@ -468,9 +470,11 @@ fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
 }
 
 /// S16: what the store answered about each key could have come from the rules.
-fn linear(calls: &Calls, judgement: &mut Judgement) {
+fn linear(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     for (key, of_key) in &calls.by_key {
-        match explain(of_key) {
+        // Whoever was kept from the row has seen nothing of it.
+        let saw = |call: &&Call| !(case.locks_rows && call.was_kept_waiting());
+        match explain(&of_key.iter().filter(saw).cloned().collect::<Vec<Call>>()) {
             Found::Order => judgement.reach("key explained by the rules"),
             Found::Undecided => judgement.reach("key not decided"),
             Found::Nothing => {

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use oncegate::core::record::{Fence, Record, State, StoreTime, TAIL};
+use oncegate::core::record::{Fence, Record, State, StoreTime, TAIL, Token};
 use oncegate::core::rules::{Operation, Reply, apply};
 
 use super::calls::Call;
@@ -126,21 +126,18 @@ impl Model {
         let granted = matches!(Answer::of(reply), Answer::Granted { .. } | Answer::Held { recreated: false });
         match operation {
             // The repeat of a claim renews nothing, so what it is said to begin may have begun before.
-            Operation::Claim { .. } if granted && self.is_of(operation) => self.protected_until_us,
-            Operation::Claim { lease, .. } if granted => until(lease),
-            Operation::Extend { lease, .. } if granted => self.protected_until_us.max(until(lease)),
-            Operation::Release { delay, .. } if granted => until(delay),
+            Operation::Claim { lease, token, .. } if granted && !self.is_claimed_by(*token) => until(lease),
+            // What comes after the end of its own attempt is held, and changes nothing.
+            Operation::Extend { lease, token } if granted && self.is_claimed_by(*token) => {
+                self.protected_until_us.max(until(lease))
+            }
+            Operation::Release { delay, token, .. } if granted && self.is_claimed_by(*token) => until(delay),
             _ => self.protected_until_us,
         }
     }
 
-    fn is_of(&self, operation: &Operation) -> bool {
-        let (Operation::Claim { token: ours, .. }, Some(Record { state: State::Pending { token, .. }, .. })) =
-            (operation, &self.record)
-        else {
-            return false;
-        };
-        ours == token
+    fn is_claimed_by(&self, owner: Token) -> bool {
+        self.record.as_ref().and_then(token_of) == Some(owner)
     }
 }
 
@@ -191,7 +188,7 @@ fn fence_of(record: &Record) -> Option<u64> {
     }
 }
 
-fn token_of(record: &Record) -> Option<oncegate::core::record::Token> {
+fn token_of(record: &Record) -> Option<Token> {
     match record.state {
         State::Pending { token, .. } => Some(token),
         _ => None,

@@ -1,6 +1,6 @@
 //! The servers, the workers and the witnesses of one run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,11 @@ use oncegate::{Key, Message, Origin};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
+use super::calls::Calls;
 use super::history::{History, What};
 use super::judge::Produced;
 use super::points::{POINTS, Point, VARIABLE};
+use super::work::ORDERS_OF_EVERY_FATE;
 use crate::PostgresServer;
 use crate::broker::KafkaBroker;
 use crate::kafka::{Kafka, Record};
@@ -144,10 +146,14 @@ pub(super) struct Stage<'a> {
     pub(super) folder: TempDir,
 }
 
+/// How many partitions the orders come by.
+pub(super) const PARTITIONS: i32 = 4;
 /// How many orders back a duplicate may come from.
 const DUPLICATES_REACH_BACK: u64 = 200;
 /// How long a worker may take to end after it was asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// The longest wait for workers to have looked at their store.
+const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 /// How long nothing may be committed before a run is called stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -156,7 +162,6 @@ impl<'a> Stage<'a> {
     pub(super) async fn set(
         seed: u64,
         store: StoreKind,
-        partitions: i32,
         program: PathBuf,
         broker: Option<&'a mut KafkaBroker>,
     ) -> Self {
@@ -166,7 +171,7 @@ impl<'a> Stage<'a> {
         };
         let folder = tempfile::tempdir().expect("a folder can be made");
         let (topic, dead_topic) =
-            (kafka.new_topic("fire", partitions).await, kafka.new_topic("fire-dead", 1).await);
+            (kafka.new_topic("fire", PARTITIONS).await, kafka.new_topic("fire-dead", 1).await);
         let (server, proxy, address) = match store {
             StoreKind::Redis => {
                 let server = RedisServer::start().await;
@@ -275,10 +280,9 @@ impl<'a> Stage<'a> {
 
     /// Orders, some of them again, some with another content, some that nobody can read.
     pub(super) async fn produce(&mut self, count: usize) {
-        let mut records = Vec::new();
-        let mut contents = Vec::new();
+        let mut orders = Vec::new();
         for _ in 0..count {
-            let n = self.produced.len() + contents.len();
+            let n = self.produced.len() + orders.len();
             let first = self.next_order.saturating_sub(DUPLICATES_REACH_BACK);
             let (order, amount) = match self.rng.u32(..100) {
                 0..2 => (None, 0),
@@ -295,9 +299,32 @@ impl<'a> Stage<'a> {
             };
             // Half of the duplicates come by another partition than the first.
             let key = if self.rng.bool() { order.unwrap_or_default() } else { self.rng.u64(..) };
-            contents.push((order, amount, payload.clone()));
-            records.push(Record::new(payload).key(key.to_string()));
+            orders.push((order, amount, payload.clone(), Record::new(payload).key(key.to_string())));
         }
+        self.send(orders).await;
+    }
+
+    /// An order for every partition, that is paid at once and never comes again; their store keys.
+    async fn produce_unique(&mut self) -> BTreeSet<String> {
+        let before = self.produced.len();
+        let orders = (0..PARTITIONS).map(|partition| {
+            let order = self.next_order.next_multiple_of(ORDERS_OF_EVERY_FATE);
+            self.next_order = order + 1;
+            let n = before + usize::try_from(partition).unwrap_or_default();
+            let payload = format!(r#"{{"order":{order},"amount":1,"n":{n}}}"#);
+            (Some(order), 1, payload.clone(), Record::new(payload).partition(partition))
+        });
+        let orders = orders.collect();
+        self.next_order += DUPLICATES_REACH_BACK;
+        self.send(orders).await;
+        self.produced.iter().skip(before).filter_map(|one| one.key.clone()).collect()
+    }
+
+    async fn send(&mut self, orders: Vec<(Option<u64>, u64, String, Record)>) {
+        let (contents, records): (Vec<_>, Vec<_>) = orders
+            .into_iter()
+            .map(|(order, amount, payload, record)| ((order, amount, payload), record))
+            .unzip();
         let places = self.kafka.produce(&self.settings.topic, records).await;
         for ((order, amount, payload), (partition, offset)) in contents.into_iter().zip(places) {
             let origin = format!("{}/{partition}@{offset}", self.settings.topic);
@@ -373,6 +400,35 @@ impl<'a> Stage<'a> {
                 rows.and_then(Iterator::collect).expect("the records can be read")
             }
         }
+    }
+
+    /// Waits until its workers would notice that Redis has forgotten everything: they have completed what will not run again,
+    /// and their watches have seen the server twice since.
+    pub(super) async fn until_a_loss_would_be_noticed(&mut self) {
+        if !matches!(self.server, Server::Redis(_)) {
+            return;
+        }
+        let keys = self.produce_unique().await;
+        until("the completions of these orders", NOTICE_LIMIT, async || {
+            let calls = Calls::of(&self.history.read());
+            let is_completed = |key: &&String| {
+                let of_key = calls.by_key.get(*key).into_iter().flatten();
+                of_key.into_iter().any(|call| call.completes() && call.is_held())
+            };
+            let completed = keys.iter().filter(is_completed).count();
+            if completed == keys.len() { Ok(()) } else { Err(format!("{completed} of {}", keys.len())) }
+        })
+        .await;
+        let Server::Redis(server) = &self.server else { return };
+        // Less the questions of this wait itself.
+        let (before, mut asked) = (server.times_looked_at().await, 0);
+        let enough = 2 * self.workers.iter().filter(|worker| !worker.is_frozen).count() as u64;
+        until("the watches of the workers", NOTICE_LIMIT, async || {
+            asked += 1;
+            let seen = server.times_looked_at().await.saturating_sub(before + asked);
+            if seen >= enough { Ok(()) } else { Err(format!("{seen} of {enough} looks")) }
+        })
+        .await;
     }
 
     /// Notes a fault that is over at once.

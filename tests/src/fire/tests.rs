@@ -250,6 +250,32 @@ fn an_attempt_that_nobody_has_failed_is_seen() {
 }
 
 #[test]
+fn an_extension_that_crossed_the_release_protects_nothing() {
+    let release = Op::Release { token: token('a'), delay_ms: 0, counted: false };
+    let extend = Op::Extend { token: token('a'), lease_ms: LEASE_MS };
+    let again = Answer::Granted { attempt: 1, takeover: false, recovered: false, fence: Some(20_000) };
+    let tale = Tale::new().run(1, 'a', granted(1, 10_000)).call(1, release, held()).call(1, extend, held());
+    let tale = tale.pass(1).call(1, claim('b'), Some(again)).call(1, complete('b'), held());
+    check(tale.ack(1).end(1), &[]);
+}
+
+#[test]
+fn who_waits_longer_than_a_lease_for_a_locked_row_may_be_told_that_it_is_busy() {
+    let asked = |after_ms| {
+        let invoke = What::Invoke { call: 99, key: KEY.to_owned(), op: claim('b') };
+        let answer = What::Ok { call: 99, answer: Answer::Busy { retry_in_ms: LEASE_MS * 2 } };
+        Tale::clean().say(2, invoke).pass(after_ms).say(2, answer)
+    };
+    let mut waited = asked(LEASE_MS * 2);
+    check(waited.clone(), &["S16"]);
+    waited.case.locks_rows = true;
+    check(waited, &[]);
+    let mut at_once = asked(LEASE_MS);
+    at_once.case.locks_rows = true;
+    check(at_once, &["S16"]);
+}
+
+#[test]
 fn a_loss_in_silence_and_an_alarm_without_one_are_seen() {
     let mut lost = Tale::clean().forget();
     lost.case.notices_losses = true;

@@ -32,6 +32,8 @@ pub const SESSION: Duration = Duration::from_millis(2_000);
 pub(super) const MAX_ATTEMPTS: u32 = 60;
 /// How many attempts fail of an order that never succeeds, before its handler gives it up.
 const FAILS_FOR: u32 = 3;
+/// After so many orders their fates come again. The first of them pays.
+pub(super) const ORDERS_OF_EVERY_FATE: u64 = 40;
 const RETENTION: Duration = Duration::from_secs(86_400);
 const CONCURRENCY: u32 = 8;
 /// How long a store may be away while a worker starts.
@@ -56,7 +58,7 @@ enum Fate {
 
 impl Fate {
     fn of(order: u64) -> Self {
-        match order % 40 {
+        match order % ORDERS_OF_EVERY_FATE {
             3 | 23 => Self::FailsOnce,
             7 => Self::PanicsOnce,
             11 => Self::GivesUp,
@@ -67,6 +69,8 @@ impl Fate {
         }
     }
 }
+
+const PLANNED_PANIC: &str = "it panics once, as it should";
 
 struct Pay {
     names: Names,
@@ -113,7 +117,7 @@ impl Pay {
         let attempt = message.attempt();
         let before = match Fate::of(order.order) {
             Fate::FailsOnce if attempt == 1 => return Err(Failure::retry("it fails once")),
-            Fate::PanicsOnce if attempt == 1 => panic!("it panics once, as it should"),
+            Fate::PanicsOnce if attempt == 1 => panic!("{PLANNED_PANIC}"),
             Fate::GivesUp => return Err(Failure::permanent("nobody can pay this")),
             Fate::FailsAlways if attempt > FAILS_FOR => return Err(Failure::permanent("it fails always")),
             Fate::FailsAlways => return Err(Failure::retry("it fails always")),
@@ -164,11 +168,22 @@ impl Drop for Ended<'_> {
     }
 }
 
+/// Says nothing of the panics that are planned: they would bury what went wrong.
+fn hush_planned_panics() {
+    let speak = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if panic.payload().downcast_ref::<String>().is_none_or(|said| said != PLANNED_PANIC) {
+            speak(panic);
+        }
+    }));
+}
+
 /// A worker, until it is asked to stop by SIGTERM.
 ///
 /// # Errors
 /// When its consumer cannot go on.
 pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
+    hush_planned_panics();
     let history = Arc::new(History::open(&settings.history));
     let key = Key::json(["order"]);
     let names = Names { key: key.compile(&Scope::new(&settings.scope)?)? };

@@ -3,7 +3,7 @@
 //! Meanwhile another one takes over and finishes. The broker would accept a commit of the first one, right after it
 //! has joined again: so what keeps it from acknowledging is oncegate alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -205,7 +205,8 @@ impl Scene {
     /// The first word that the stopped worker heard about its completion after it went on: held, lost, or none.
     fn after(&self, line: usize, pid: u32) -> Option<&'static str> {
         let entries = self.history();
-        let (mut completes, mut word, mut finished) = (None, None, false);
+        // An answer that came too late to be waited for is asked for again.
+        let (mut completes, mut word, mut finished) = (BTreeSet::new(), None, false);
         let first = self.first_origin();
         let received = entries.iter().find_map(|entry| match &entry.what {
             What::Received { origin, key: Some(key) } if *origin == first => Some(key),
@@ -214,17 +215,22 @@ impl Scene {
         for (number, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.pid == pid) {
             match &entry.what {
                 What::Invoke { call, key, op } if op.completes() && Some(key) == received => {
-                    completes.get_or_insert(*call);
+                    completes.insert(*call);
                 }
-                What::Ok { call, answer } if completes == Some(*call) => {
+                What::Ok { call, answer } if completes.contains(call) => {
                     finished |= answer.is_held();
                     if number >= line {
-                        word = Some(if answer.is_held() { "held" } else { "lost" });
+                        word.get_or_insert(if answer.is_held() { "held" } else { "lost" });
                     }
                 }
                 What::Ok { answer, .. } if answer.is_settled() => finished = true,
                 What::Ack { origin, .. } if *origin == first => {
-                    assert!(finished, "the zombie acknowledged what it did not know to be finished");
+                    let told = || entries.iter().filter(|entry| entry.pid == pid).take(100);
+                    assert!(
+                        finished,
+                        "the zombie acknowledged what it did not know to be finished: {:#?}",
+                        told().collect::<Vec<_>>()
+                    );
                 }
                 _ => {}
             }

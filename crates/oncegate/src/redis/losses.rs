@@ -1,10 +1,12 @@
 //! Notices that a server has forgotten records.
 //!
 //! Two kinds of witnesses. The last completion of this process on each server: replicas and files keep a beginning of what
-//! was written, so while the last one is there, all are. Beside it stands one that was there at an earlier look: on a
-//! server that was emptied at once, the last one may be younger than that. And the replication history, for what others have written:
-//! an offset that was reached is reached for ever, and a replica that takes over says where its history left the old one.
+//! was written, so while the last one is there, all are. Beside it stand some that were there at earlier looks: on a server
+//! that was emptied at once, the last one may be younger than that, and one that has run again since shows nothing. And the
+//! replication history, for what others have written: an offset that was reached is reached for ever, and a replica that
+//! takes over says where its history left the old one.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,6 +18,9 @@ use super::checkup::Info;
 
 /// How many servers are remembered: of a cluster, those that were primaries.
 const MAX_SERVERS: usize = 256;
+
+/// How many completions of earlier looks are asked for.
+const EARLIER_WITNESSES: usize = 4;
 
 /// How much of a history may be missing after a failover without a record among it: servers ping their replicas, and
 /// sentinels talk through the old primary until it steps down, some 100 B/s each.
@@ -64,8 +69,9 @@ struct Known {
 struct Witnesses {
     /// The last one: whoever has lost anything of the end has lost it.
     last: Option<Witness>,
-    /// One that was there at an earlier look: on a busy server the last one is always younger than the loss.
-    earlier: Option<Witness>,
+    /// Those that were there at earlier looks, the newest first: on a busy server the last one is always younger than the
+    /// loss.
+    earlier: VecDeque<Witness>,
 }
 
 impl Witnesses {
@@ -74,15 +80,16 @@ impl Witnesses {
     }
 
     fn forget(&mut self, witness: &Witness) {
-        for kept in [&mut self.last, &mut self.earlier] {
-            kept.take_if(|kept| kept == witness);
-        }
+        self.last.take_if(|kept| kept == witness);
+        self.earlier.retain(|kept| kept != witness);
     }
 
     /// The one that was the last when somebody asked is there.
     fn confirm(&mut self, asked: Option<&Known>, witness: &Witness) {
-        if asked.is_some_and(|asked| asked.witnesses.last.as_ref() == Some(witness)) {
-            self.earlier = Some(witness.clone());
+        let was_last = asked.is_some_and(|asked| asked.witnesses.last.as_ref() == Some(witness));
+        if was_last && !self.earlier.contains(witness) {
+            self.earlier.push_front(witness.clone());
+            self.earlier.truncate(EARLIER_WITNESSES);
         }
     }
 }
@@ -443,6 +450,24 @@ mod tests {
         assert_eq!(asked(&losses.question()), [b"after"]);
         hear(&losses, "one", &info(A, 250, None), &[held]);
         assert_eq!(asked(&losses.question()), [b"after"], "and asked for once");
+    }
+
+    #[test]
+    fn a_loss_is_noticed_although_the_newest_records_have_run_again_since() {
+        let losses = losses();
+        let bytes = |record: &[u8]| Value::BulkString(record.to_vec());
+        let there = vec![bytes(b"C0123"); EARLIER_WITNESSES + 1];
+        for number in 0..2 * EARLIER_WITNESSES {
+            losses.note_completed("one", witness_of(&number.to_string(), Duration::from_secs(3_600)));
+            hear(&losses, "one", &info(A, 150, None), &there);
+        }
+        assert_eq!(losses.question().commands().count(), EARLIER_WITNESSES);
+        let (again, running) = (bytes(b"C9999"), bytes(b"P9999999999999999"));
+        hear(&losses, "one", &info(A, 150, None), &[again.clone(), running, again]);
+        assert_eq!(losses.lost_at(), None);
+        let others = [bytes(b"C9999"), bytes(b"C9999"), bytes(b"C9999"), Value::Nil];
+        hear(&losses, "one", &info(A, 150, None), &others);
+        assert!(losses.lost_at().is_some());
     }
 
     #[test]
