@@ -294,9 +294,8 @@ impl Kafka {
         blocking(move || {
             let client = kafka.witness("");
             let end = |partition| {
-                let marks = client.fetch_watermarks(&topic, partition, REQUEST_LIMIT);
-                let (_, end) = marks.unwrap_or_else(|error| panic!("end of {topic}: {error}"));
-                (partition, end)
+                let marks = || client.fetch_watermarks(&topic, partition, ANSWER_LIMIT);
+                (partition, patiently(&format!("end of {topic}"), marks).1)
             };
             partitions(&client, &topic).into_iter().map(end).collect()
         })
@@ -316,15 +315,8 @@ impl Kafka {
             for partition in partitions(&client, &topic) {
                 asked.add_partition(&topic, partition);
             }
-            // A coordinator may move while it is asked.
-            let deadline = Instant::now() + REQUEST_LIMIT;
-            let committed = loop {
-                match client.committed_offsets(asked.clone(), ANSWER_LIMIT) {
-                    Ok(committed) => break committed,
-                    Err(error) => assert!(Instant::now() < deadline, "offsets of group {group}: {error}"),
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            };
+            let ask = || client.committed_offsets(asked.clone(), ANSWER_LIMIT);
+            let committed = patiently(&format!("offsets of group {group}"), ask);
             let elements = committed.elements();
             let offset = |one: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match one.offset()
             {
@@ -409,6 +401,18 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// Asks again for a while: leaders and coordinators move, and a new topic is not known to every broker at once.
+fn patiently<T>(what: &str, ask: impl Fn() -> Result<T, KafkaError>) -> T {
+    let deadline = Instant::now() + REQUEST_LIMIT;
+    loop {
+        match ask() {
+            Ok(answer) => return answer,
+            Err(error) => assert!(Instant::now() < deadline, "{what}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -504,11 +504,16 @@ impl Zombie {
     /// # Panics
     /// When it has not within `limit`.
     pub async fn until_stopped(&self, limit: Duration) {
-        let id = self.id();
         until("a worker to stop itself", limit, async || {
-            if process::is_stopped(id) { Ok(()) } else { Err("it runs".to_owned()) }
+            if self.is_stopped() { Ok(()) } else { Err("it runs".to_owned()) }
         })
         .await;
+    }
+
+    /// Whether it has stopped itself.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        process::is_stopped(self.id())
     }
 
     /// Continues the stopped process; the threads that came to a trap are still held there.

@@ -57,6 +57,18 @@ impl Scene {
         History::open(&self.settings.history).read()
     }
 
+    /// Waits until this worker has begun with a message; `false` when it has stopped before, as one does whose session is over
+    /// because the machine is busy.
+    async fn begins(&self, zombie: &Zombie) -> bool {
+        let begun = |entry: &Entry| entry.pid == zombie.id() && matches!(entry.what, What::Begun { .. });
+        until("the handler", LIMIT, async || match self.history().iter().any(begun) {
+            true => Ok(true),
+            false if zombie.is_stopped() => Ok(false),
+            false => Err("it has not begun".to_owned()),
+        })
+        .await
+    }
+
     /// Waits until everything is committed.
     async fn until_committed(&self) {
         let ends = self.kafka.end_offsets(&self.settings.topic).await;
@@ -144,12 +156,13 @@ async fn zombie_past_its_poll_interval(protocol: Protocol) {
         scene.kafka.set_session(&scene.settings.group, SESSION).await;
     }
     scene.produce(0, 1..2).await;
-    let mut zombie = scene.worker(&[Trap::Hold(Point::EffectBefore), Trap::Stop(Point::Revoke)]);
-    until("the handler", LIMIT, async || {
-        let begun = scene.history().iter().any(|entry| matches!(entry.what, What::Begun { .. }));
-        if begun { Ok(()) } else { Err("it has not begun".to_owned()) }
-    })
-    .await;
+    let traps = [Trap::Hold(Point::EffectBefore), Trap::Stop(Point::Revoke)];
+    let mut zombie = loop {
+        let zombie = scene.worker(&traps);
+        if scene.begins(&zombie).await {
+            break zombie;
+        }
+    };
     let mut other = scene.worker(&[]);
     zombie.until_stopped(LIMIT).await;
     let stopped_at = scene.history().len();
