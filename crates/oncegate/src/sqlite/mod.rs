@@ -262,6 +262,12 @@ impl Store for SqliteStore {
         answers
     }
 
+    async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
+        let answered = self.inner.writer.execute(vec![command])?.await;
+        let mut answers: Vec<_> = answered.map_err(|_| no_answer())?.into();
+        answers.pop().unwrap_or_else(|| Err(no_answer()))
+    }
+
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
         let mut answers = Vec::with_capacity(keys.len());
         for piece in pieces(keys, MAX_LOOK_KEYS) {
@@ -315,11 +321,15 @@ async fn answered<T, A: Into<Vec<Result<T, StoreError>>>>(
     let error = match job {
         Ok(answer) => match answer.await {
             Ok(answers) => return answers.into(),
-            Err(_) => StoreError::unknown("the thread of the SQLite store ended before it answered"),
+            Err(_) => no_answer(),
         },
         Err(error) => error,
     };
     (0..count).map(|_| Err(error.clone())).collect()
+}
+
+fn no_answer() -> StoreError {
+    StoreError::unknown("the thread of the SQLite store ended before it answered")
 }
 
 #[cfg(feature = "testing")]

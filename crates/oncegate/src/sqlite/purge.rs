@@ -14,7 +14,7 @@ use tracing::warn;
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
 use super::place::Place;
-use super::queue::{Gather, Job, Queue, Turn};
+use super::queue::{Job, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 use super::writer::Removals;
@@ -88,7 +88,7 @@ struct Found {
 impl Walk {
     fn run(mut self, queue: &Queue<Nothing>) {
         let mut pause = self.rest;
-        while let Turn::Idle | Turn::Jobs(_) = queue.take(1, pause, Gather::default()) {
+        while let Turn::Idle | Turn::Jobs(_) = queue.take(1, pause) {
             pause = match self.step() {
                 Ok(true) => STEP_PAUSE,
                 Ok(false) => self.rest.max(STEP_PAUSE),

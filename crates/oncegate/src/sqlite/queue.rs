@@ -36,15 +36,6 @@ struct Waiting<J> {
     closed: bool,
 }
 
-/// How long a thread that has something to do waits for more.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Gather {
-    /// How much more may come at once: what was answered last.
-    pub(super) more: usize,
-    /// How long that may take.
-    pub(super) at_most: Duration,
-}
-
 /// What a thread does next.
 pub(super) enum Turn<J> {
     /// These jobs, urgent ones first. Never empty.
@@ -90,21 +81,22 @@ impl<J: Job> Queue<J> {
     }
 
     /// Takes what has arrived, up to `most` in size; waits at most `patience` for it.
-    ///
-    /// Callers that were answered together tend to come back together. Without a short wait for them, the
-    /// ones who came meanwhile would go first, and two halves would take turns with a sync of the disk each.
-    pub(super) fn take(&self, most: usize, patience: Duration, gather: Gather) -> Turn<J> {
-        let mut waiting = self.waiting();
-        if gather.more > 1 {
-            let wanted = waiting.size.saturating_add(gather.more).min(most);
-            waiting = self.until(waiting, wanted, gather.at_most);
-        }
-        waiting = self.until(waiting, 1, patience);
+    pub(super) fn take(&self, most: usize, patience: Duration) -> Turn<J> {
+        let mut waiting = self.until(self.waiting(), 1, patience);
         match (waiting.is_empty(), waiting.closed) {
             (false, _) => Turn::Jobs(waiting.take(most)),
             (true, false) => Turn::Idle,
             (true, true) => Turn::Closed,
         }
+    }
+
+    /// Takes what else has arrived for a turn that is under way, up to `most` in size. Waits at most `patience` until as much
+    /// as is `wanted` is there, but not beside something urgent. None, if nothing came that may share a turn.
+    pub(super) fn take_more(&self, most: usize, wanted: usize, patience: Duration) -> Vec<J> {
+        let mut waiting = self.until(self.waiting(), wanted, patience);
+        let shares = |job: &J| job.size() <= most && !job.alone();
+        let next = waiting.urgent.front().or_else(|| waiting.others.front());
+        if next.is_some_and(shares) { waiting.take(most) } else { Vec::new() }
     }
 
     /// Waits until so much has arrived, something urgent is there, nothing can come, or time is up.
@@ -126,6 +118,11 @@ impl<J: Job> Queue<J> {
         }
         waiting.wanted = 1;
         waiting
+    }
+
+    /// How much waits.
+    pub(super) fn size(&self) -> usize {
+        self.waiting().size
     }
 
     /// Lets nothing more in. What waits is still done.
@@ -203,7 +200,7 @@ mod tests {
     }
 
     fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
-        match queue.take(10, Duration::ZERO, Gather::default()) {
+        match queue.take(10, Duration::ZERO) {
             Turn::Jobs(jobs) => jobs.iter().map(|job| job.number).collect(),
             Turn::Idle => Vec::new(),
             Turn::Closed => vec![usize::MAX],
@@ -243,29 +240,43 @@ mod tests {
         check([job(1, 1), alone, job(3, 1)], &[&[1], &[2], &[3]]);
     }
 
-    #[test]
-    fn who_comes_back_soon_is_waited_for() {
-        let queue = Queue::new();
-        queue.push(job(1, 1)).unwrap();
-        let gather = Gather { more: 2, at_most: Duration::from_secs(600) };
-        let turn = std::thread::scope(|scope| {
-            let turn = scope.spawn(|| queue.take(10, Duration::ZERO, gather));
-            // Whoever came before the thread waits is not who comes back: it would wait for more.
-            while queue.waiting().wanted != 3 {
-                std::thread::yield_now();
-            }
-            queue.push(job(2, 2)).unwrap();
-            turn.join().unwrap()
-        });
-        assert!(matches!(turn, Turn::Jobs(jobs) if jobs.len() == 2));
+    fn more(queue: &Queue<Numbered>, wanted: usize) -> Vec<usize> {
+        let jobs = queue.take_more(10, wanted, Duration::from_secs(600));
+        jobs.iter().map(|job| job.number).collect()
     }
 
     #[test]
-    fn nobody_waits_beside_something_urgent() {
+    fn a_turn_waits_for_who_comes_back_soon() {
+        let queue = Queue::new();
+        let jobs = std::thread::scope(|scope| {
+            let jobs = scope.spawn(|| more(&queue, 3));
+            while queue.waiting().wanted != 3 {
+                std::thread::yield_now();
+            }
+            queue.push(job(1, 1)).unwrap();
+            queue.push(job(2, 2)).unwrap();
+            jobs.join().unwrap()
+        });
+        assert_eq!(jobs, [1, 2]);
+    }
+
+    #[test]
+    fn a_turn_waits_for_nobody_beside_something_urgent() {
         let queue = Queue::new();
         queue.push(Numbered { urgent: true, ..job(1, 1) }).unwrap();
-        let gather = Gather { more: 2, at_most: Duration::from_secs(600) };
-        assert!(matches!(queue.take(10, Duration::ZERO, gather), Turn::Jobs(jobs) if jobs.len() == 1));
+        assert_eq!(more(&queue, 5), [1]);
+    }
+
+    #[test]
+    fn what_cannot_share_a_turn_under_way_waits_for_the_next() {
+        let queue = Queue::new();
+        queue.push(Numbered { alone: true, ..job(1, 1) }).unwrap();
+        assert!(more(&queue, 1).is_empty());
+        assert_eq!(taken(&queue), [1]);
+        queue.push(job(2, 40)).unwrap();
+        assert!(more(&queue, 1).is_empty(), "it would be too large");
+        assert_eq!(taken(&queue), [2]);
+        assert!(queue.take_more(10, 1, Duration::ZERO).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
 use super::place::Place;
-use super::queue::{Gather, Job, Queue, Turn};
+use super::queue::{Job, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 
@@ -101,7 +101,7 @@ struct Thread {
 impl Thread {
     fn run(self, queue: &Queue<Question>) {
         loop {
-            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE, Gather::default()) {
+            match queue.take(MAX_TRANSACTION_KEYS, PATIENCE) {
                 Turn::Jobs(questions) => self.work(questions),
                 Turn::Idle => {}
                 Turn::Closed => return,

@@ -14,15 +14,15 @@ use super::errors::{self, Trouble};
 use super::file::{self, Settings};
 use super::place::Place;
 use super::purge::{self, ExpiredRow};
-use super::queue::{Gather, Job, Queue, Turn};
+use super::queue::{Job, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 
 /// The most commands of one transaction, unless a single job has more. Where more wait, callers and thread work at the
 /// same time.
-const MAX_TRANSACTION_COMMANDS: usize = 512;
+const MAX_TRANSACTION_COMMANDS: usize = 768;
 
-/// The longest time to gather commands for a transaction.
+/// The longest time to wait for more commands in a transaction that has begun: nobody else writes to the file meanwhile.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
 
 /// How long the thread sleeps when nothing comes; any time would do.
@@ -102,9 +102,9 @@ impl Writer {
         let open = move || {
             let connection = file::open(&settings)?;
             let place = Place::of(&settings.path);
-            let (busy_timeout, gathering_pays) = (settings.busy_timeout, Duration::ZERO);
-            let transactions = Transactions { connection, place, busy_timeout, gathering_pays };
-            Ok(Thread { transactions, gather: Gather::default(), counters: count })
+            let (busy_timeout, last_commit) = (settings.busy_timeout, Duration::ZERO);
+            let transactions = Transactions { connection, place, busy_timeout, last_commit };
+            Ok(Thread { transactions, expected: 0, counters: count })
         };
         let worker = Worker::start("oncegate-sqlite-write", open, Thread::run).await?;
         Ok(Self { worker, counters })
@@ -178,50 +178,43 @@ impl Removals {
 /// The writing thread, as it sees itself.
 struct Thread {
     transactions: Transactions,
-    gather: Gather,
+    /// How many commands may come at once: those that waited when the last ones were answered, and as many as these.
+    expected: usize,
     counters: Arc<Counters>,
 }
 
 impl Thread {
     fn run(mut self, queue: &Queue<Work>) {
         loop {
-            match queue.take(MAX_TRANSACTION_COMMANDS, PATIENCE, self.gather) {
-                Turn::Jobs(jobs) => self.work(jobs),
+            match queue.take(MAX_TRANSACTION_COMMANDS, PATIENCE) {
+                Turn::Jobs(jobs) => self.work(jobs, queue),
                 Turn::Idle => {}
                 Turn::Closed => return,
             }
         }
     }
 
-    fn work(&mut self, jobs: Vec<Work>) {
-        let mut batches = Vec::new();
-        let mut callers = Vec::new();
+    fn work(&mut self, jobs: Vec<Work>, queue: &Queue<Work>) {
+        let mut group = Group::new(queue, self.expected, self.transactions.last_commit.min(GATHER_AT_MOST));
         for job in jobs {
             match job {
                 Work::Task(task) => task(&mut self.transactions),
-                Work::Commands { batch, caller } => {
-                    batches.push(batch);
-                    callers.push(caller);
-                }
+                Work::Commands { batch, caller } => group.add(batch, caller),
             }
         }
-        if batches.is_empty() {
+        if group.batches.is_empty() {
             return;
         }
-        let committed = self.transactions.write(|connection, now| execute(connection, now, &mut batches));
-        let total = batches.iter().map(|batch| batch.commands.len()).sum::<usize>();
-        self.gather = Gather { more: total, at_most: self.transactions.gathering_pays.min(GATHER_AT_MOST) };
+        let committed = self.transactions.write(|connection, now| group.execute(connection, now));
         match committed {
             Ok(()) => {
                 self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-                self.counters.commands.fetch_add(total as u64, Ordering::Relaxed);
+                self.counters.commands.fetch_add(group.size as u64, Ordering::Relaxed);
             }
-            Err(error) => batches.iter_mut().for_each(|batch| batch.fail(&error)),
+            Err(error) => group.batches.iter_mut().for_each(|batch| batch.fail(&error)),
         }
-        for (caller, batch) in callers.into_iter().zip(batches) {
-            // A caller who has gone away wants no answer.
-            let _ = caller.send(batch);
-        }
+        self.expected = queue.size() + group.size;
+        group.answer();
     }
 }
 
@@ -231,25 +224,95 @@ impl Batch {
         self.answers.clear();
         self.answers.extend(self.commands.iter().map(|_| Err(error.clone())));
     }
-}
 
-/// Executes all commands of all callers.
-///
-/// An error of one record is that command's answer; an error of the file ends the transaction for all.
-fn execute(connection: &Connection, now: StoreTime, batches: &mut [Batch]) -> rusqlite::Result<()> {
-    let mut rows = Rows::of(connection)?;
-    for batch in batches {
+    /// Executes the commands.
+    ///
+    /// An error of one record is that command's answer; an error of the file ends the transaction for all.
+    fn execute(&mut self, rows: &mut Rows<'_>, now: StoreTime) -> rusqlite::Result<()> {
         // There are answers of a transaction that was rolled back, if this is not the first try.
-        batch.answers.clear();
-        for command in &batch.commands {
-            batch.answers.push(match rows.execute(now, command) {
+        self.answers.clear();
+        for command in &self.commands {
+            self.answers.push(match rows.execute(now, command) {
                 Ok(reply) => Ok(reply),
                 Err(Trouble::Sqlite(error)) if !is_its_own(&error) => return Err(error),
                 Err(trouble) => Err(StoreError::from(trouble)),
             });
         }
+        Ok(())
     }
-    Ok(())
+}
+
+/// Whose commands share a transaction.
+struct Group<'q> {
+    queue: &'q Queue<Work>,
+    batches: Vec<Batch>,
+    callers: Vec<oneshot::Sender<Batch>>,
+    /// How many commands there are.
+    size: usize,
+    /// How many there may be soon.
+    expected: usize,
+    /// How long to wait for them.
+    patience: Duration,
+}
+
+impl<'q> Group<'q> {
+    fn new(queue: &'q Queue<Work>, expected: usize, patience: Duration) -> Self {
+        Self { queue, batches: Vec::new(), callers: Vec::new(), size: 0, expected, patience }
+    }
+
+    fn add(&mut self, batch: Batch, caller: oneshot::Sender<Batch>) {
+        self.size += batch.commands.len();
+        self.batches.push(batch);
+        self.callers.push(caller);
+    }
+
+    /// Executes all commands of all callers, and of those who come meanwhile.
+    ///
+    /// Callers that were answered together tend to come back together. The first ones are executed while the others are on
+    /// their way: without a short wait for these, two halves would take turns with a sync of the disk each.
+    fn execute(&mut self, connection: &Connection, mut now: StoreTime) -> rusqlite::Result<()> {
+        let deadline = Instant::now() + self.patience;
+        let mut rows = Rows::of(connection)?;
+        let mut executed = 0;
+        loop {
+            for batch in self.batches.iter_mut().skip(executed) {
+                batch.execute(&mut rows, now)?;
+            }
+            executed = self.batches.len();
+            if !self.gather(deadline) {
+                return Ok(());
+            }
+            // No lease begins before it was asked for.
+            now = row::now(connection, true)?;
+        }
+    }
+
+    /// Takes along who has come meanwhile, or comes until then; `false` when the transaction is to be committed.
+    fn gather(&mut self, deadline: Instant) -> bool {
+        let room = MAX_TRANSACTION_COMMANDS.saturating_sub(self.size);
+        let missing = self.expected.saturating_sub(self.size).min(room);
+        if room == 0 {
+            return false;
+        }
+        let patience =
+            if missing == 0 { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
+        // While half of them are executed, the rest may come: so few turns, and few wake-ups, do.
+        let more = self.queue.take_more(room, missing.div_ceil(2).max(1), patience);
+        let came = !more.is_empty();
+        for work in more {
+            if let Work::Commands { batch, caller } = work {
+                self.add(batch, caller);
+            }
+        }
+        came
+    }
+
+    fn answer(self) {
+        for (caller, batch) in self.callers.into_iter().zip(self.batches) {
+            // A caller who has gone away wants no answer.
+            let _ = caller.send(batch);
+        }
+    }
 }
 
 /// Whether an error is about one command's data alone.
@@ -262,9 +325,8 @@ struct Transactions {
     connection: Connection,
     place: Place,
     busy_timeout: Duration,
-    /// By how much the last commit took longer than its rows. While the disk's sync is most of a transaction, it
-    /// pays to wait for more that will share it; otherwise callers and thread had better work at the same time.
-    gathering_pays: Duration,
+    /// How long the last commit took, with its sync of the disk: for so long it pays to wait for more that will share it.
+    last_commit: Duration,
 }
 
 impl Transactions {
@@ -274,10 +336,10 @@ impl Transactions {
         mut work: impl FnMut(&Connection, StoreTime) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         self.place.check()?;
-        let (mut began, mut committing_since) = (Instant::now(), None);
+        let mut committing_since = None;
         let connection = &self.connection;
         let done = file::patiently(self.busy_timeout, || {
-            (began, committing_since) = (Instant::now(), None);
+            committing_since = None;
             let settled = transaction(connection, &mut work, &mut committing_since);
             if !connection.is_autocommit() {
                 // It cannot be worse than it is: what is not rolled back here, the next BEGIN refuses.
@@ -286,7 +348,7 @@ impl Transactions {
             settled
         });
         if let Some(since) = committing_since {
-            self.gathering_pays = since.elapsed().saturating_sub(since - began);
+            self.last_commit = since.elapsed();
         }
         done.map_err(|error| {
             let committing = committing_since.is_some();
