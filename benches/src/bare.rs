@@ -11,6 +11,8 @@ use redis::{AsyncConnectionConfig, Pipeline, Value};
 /// The scripts of this release.
 pub(crate) const CLAIM: &str = include_str!("../../lua/claim.lua");
 pub(crate) const COMPLETE: &str = include_str!("../../lua/complete.lua");
+pub(crate) const FIRST_CLAIMS: &str = include_str!("../../lua/first_claims.lua");
+pub(crate) const FIRST_COMPLETIONS: &str = include_str!("../../lua/first_completions.lua");
 
 /// A pipeline on a busy machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -26,17 +28,27 @@ pub(crate) struct Pair {
     fenced: bool,
 }
 
-/// A script that the server has, or the plain command that stands for it.
+/// A script that the server has, the plain command that stands for it, or one call of a script for all.
 #[derive(Clone, Debug)]
 enum How {
     Script(String),
     Plain,
+    Together(String),
 }
 
 impl Pair {
     /// The same with a plain claim: what the store sends without a fence.
     pub(crate) fn plain_claim(&self) -> Self {
         Self { claim: How::Plain, ..self.clone() }
+    }
+
+    /// The same with shared calls, as for what travels together.
+    pub(crate) fn together(&self) -> Self {
+        let together = |how: &How| match how {
+            How::Script(sha) => How::Together(sha.clone()),
+            other => other.clone(),
+        };
+        Self { claim: together(&self.claim), complete: together(&self.complete), ..self.clone() }
     }
 
     /// Plain commands alone, for servers that know `SET … IFEQ`.
@@ -76,6 +88,12 @@ impl Bare {
             let keys = first..count.min(first + batch);
             let claims: Vec<_> = keys.map(|n| (format!("{scope}:{n:022}"), first_record())).collect();
             let mut pipeline = redis::pipe();
+            if let How::Together(sha) = &pair.claim {
+                let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
+                claims.iter().for_each(|(key, _)| _ = call.arg(key));
+                call.arg(lease);
+                claims.iter().for_each(|(_, record)| _ = call.arg(record));
+            }
             // A claim that leaves out the attempt, its last byte, wants a fence.
             let wanted = ..if pair.fenced { RECORD_BYTES - 1 } else { RECORD_BYTES };
             for (key, record) in &claims {
@@ -87,6 +105,7 @@ impl Bare {
                     How::Plain => {
                         pipeline.cmd("SET").arg(key).arg(record).arg("PX").arg(lease).arg("NX").arg("GET")
                     }
+                    How::Together(_) => break,
                 };
             }
             self.send(&pipeline, |reply| match reply {
@@ -98,6 +117,12 @@ impl Bare {
             })
             .await;
             let mut pipeline = redis::pipe();
+            if let How::Together(sha) = &pair.complete {
+                let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
+                claims.iter().for_each(|(key, _)| _ = call.arg(key));
+                call.arg(retention);
+                claims.iter().for_each(|(_, record)| _ = call.arg(record).arg(completed_record(record)));
+            }
             for (key, record) in &claims {
                 let completed = completed_record(record);
                 match &pair.complete {
@@ -109,10 +134,14 @@ impl Bare {
                         let set = pipeline.cmd("SET").arg(key).arg(completed);
                         set.arg("PX").arg(retention).arg("IFEQ").arg(record)
                     }
+                    How::Together(_) => break,
                 };
             }
+            let is_together = matches!(pair.complete, How::Together(_));
             self.send(&pipeline, |reply| match reply {
                 Value::BulkString(held) => held == b"H",
+                // Nothing is left to be asked for.
+                Value::Nil => is_together,
                 reply => *reply == Value::Okay,
             })
             .await;

@@ -2,7 +2,7 @@
 
 use oncegate_tests::{Redis, RedisServer};
 
-use crate::bare::{Bare, CLAIM, COMPLETE, Pair};
+use crate::bare::{Bare, CLAIM, COMPLETE, FIRST_CLAIMS, FIRST_COMPLETIONS, Pair};
 use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::messages::fresh_scope;
@@ -66,6 +66,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let against = |name, baseline| rounds.against(name, Unit::MicrosPerMessage, baseline);
     vec![
         against("plain claim", "bare pair").target(Bound::RatioAtMost, 1.05),
+        against("shared calls", "bare pair"),
         against("scripts", "bare pair").target(Bound::RatioAtMost, 1.05),
         against("scripts, fenced", "bare pair").target(Bound::RatioAtMost, 1.20),
         against("Valkey, plain", "Valkey, scripts"),
@@ -77,6 +78,7 @@ async fn contestants(redis: &Redis, valkey: &Redis) -> Vec<Contestant> {
     let mut contestants = Vec::new();
     for (name, server, fenced) in [
         ("plain claim", redis, false),
+        ("shared calls", redis, false),
         ("scripts", redis, false),
         ("scripts, fenced", redis, true),
         ("bare pair", redis, false),
@@ -88,6 +90,7 @@ async fn contestants(redis: &Redis, valkey: &Redis) -> Vec<Contestant> {
         let pair = match name {
             "bare pair" => server.load(BARE_CLAIM, BARE_COMPLETE, false).await,
             "Valkey, plain" => Pair::plain(),
+            "shared calls" => server.load(FIRST_CLAIMS, FIRST_COMPLETIONS, false).await.together(),
             "plain claim" | "Valkey, plain claim" => server.load(CLAIM, COMPLETE, false).await.plain_claim(),
             _ => server.load(CLAIM, COMPLETE, fenced).await,
         };
