@@ -14,7 +14,7 @@ use tracing::warn;
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
 use super::place::Place;
-use super::queue::{Job, Queue, Turn};
+use super::queue::{Job, Lane, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 use super::writer::Removals;
@@ -33,7 +33,7 @@ const STEP_PAUSE: Duration = Duration::from_millis(20);
 pub(super) enum Nothing {}
 
 impl Job for Nothing {
-    fn urgent(&self) -> bool {
+    fn lane(&self) -> Lane {
         match *self {}
     }
 

@@ -1,4 +1,4 @@
-//! What waits for a thread: a bounded queue in which heartbeats overtake.
+//! What waits for a thread: a bounded queue in which heartbeats overtake, and what is alike goes together.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,23 @@ use oncegate_core::store::StoreError;
 /// The most commands or keys that wait; what comes then is told that the store is overloaded.
 const MAX_WAITING: usize = 65_536;
 
+/// From this size on, a turn is of one lane.
+const ALIKE: usize = 64;
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// It overtakes all others, and goes with any of them.
+    Urgent,
+    Early,
+    /// After those that are early, and where there are many, in turns of its own.
+    Late,
+}
+
 /// Something that a thread does for a caller.
 pub(super) trait Job {
-    /// Whether it overtakes what is not.
-    fn urgent(&self) -> bool;
+    /// Where it stands.
+    fn lane(&self) -> Lane;
 
     /// How much of a batch it takes.
     fn size(&self) -> usize;
@@ -29,11 +42,20 @@ pub(super) struct Queue<J> {
 
 struct Waiting<J> {
     urgent: VecDeque<J>,
-    others: VecDeque<J>,
+    early: VecDeque<J>,
+    late: VecDeque<J>,
     size: usize,
     /// At which size the thread wants to be woken.
     wanted: usize,
     closed: bool,
+}
+
+/// What a turn that is under way has so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SoFar {
+    pub(super) size: usize,
+    /// Of the last job.
+    pub(super) lane: Lane,
 }
 
 /// What a thread does next.
@@ -48,8 +70,9 @@ pub(super) enum Turn<J> {
 
 impl<J: Job> Queue<J> {
     pub(super) fn new() -> Self {
+        let lane = VecDeque::new;
         let waiting =
-            Waiting { urgent: VecDeque::new(), others: VecDeque::new(), size: 0, wanted: 1, closed: false };
+            Waiting { urgent: lane(), early: lane(), late: lane(), size: 0, wanted: 1, closed: false };
         Self { waiting: Mutex::new(waiting), arrived: Condvar::new() }
     }
 
@@ -66,13 +89,9 @@ impl<J: Job> Queue<J> {
             return Err(StoreError::unavailable("too many commands wait for the SQLite file"));
         }
         waiting.size += job.size();
-        let urgent = job.urgent();
-        if urgent {
-            waiting.urgent.push_back(job);
-        } else {
-            waiting.others.push_back(job);
-        }
-        let enough = urgent || waiting.size >= waiting.wanted;
+        let lane = job.lane();
+        waiting.lane(lane).push_back(job);
+        let enough = lane == Lane::Urgent || waiting.size >= waiting.wanted;
         drop(waiting);
         if enough {
             self.arrived.notify_one();
@@ -84,19 +103,16 @@ impl<J: Job> Queue<J> {
     pub(super) fn take(&self, most: usize, patience: Duration) -> Turn<J> {
         let mut waiting = self.until(self.waiting(), 1, patience);
         match (waiting.is_empty(), waiting.closed) {
-            (false, _) => Turn::Jobs(waiting.take(most)),
+            (false, _) => Turn::Jobs(waiting.take(most, None)),
             (true, false) => Turn::Idle,
             (true, true) => Turn::Closed,
         }
     }
 
     /// Takes what else has arrived for a turn that is under way, up to `most` in size. Waits at most `patience` until as much
-    /// as is `wanted` is there, but not beside something urgent. None, if nothing came that may share a turn.
-    pub(super) fn take_more(&self, most: usize, wanted: usize, patience: Duration) -> Vec<J> {
-        let mut waiting = self.until(self.waiting(), wanted, patience);
-        let shares = |job: &J| job.size() <= most && !job.alone();
-        let next = waiting.urgent.front().or_else(|| waiting.others.front());
-        if next.is_some_and(shares) { waiting.take(most) } else { Vec::new() }
+    /// as is `wanted` is there, but not beside something urgent. None, if nothing came that may share the turn.
+    pub(super) fn take_more(&self, so_far: SoFar, most: usize, wanted: usize, patience: Duration) -> Vec<J> {
+        self.until(self.waiting(), wanted, patience).take(most, Some(so_far))
     }
 
     /// Waits until so much has arrived, something urgent is there, nothing can come, or time is up.
@@ -135,8 +151,9 @@ impl<J: Job> Queue<J> {
     pub(super) fn abandon(&self) {
         let mut waiting = self.waiting();
         waiting.closed = true;
-        waiting.urgent.clear();
-        waiting.others.clear();
+        for lane in [Lane::Urgent, Lane::Early, Lane::Late] {
+            waiting.lane(lane).clear();
+        }
     }
 
     /// A panic elsewhere leaves the queue whole: each change of it is complete before the next.
@@ -145,27 +162,53 @@ impl<J: Job> Queue<J> {
     }
 }
 
-impl<J: Job> Waiting<J> {
-    fn is_empty(&self) -> bool {
-        self.urgent.is_empty() && self.others.is_empty()
+impl<J> Waiting<J> {
+    fn lane(&mut self, lane: Lane) -> &mut VecDeque<J> {
+        match lane {
+            Lane::Urgent => &mut self.urgent,
+            Lane::Early => &mut self.early,
+            Lane::Late => &mut self.late,
+        }
     }
 
-    fn take(&mut self, most: usize) -> Vec<J> {
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.early.is_empty() && self.late.is_empty()
+    }
+
+    /// Where the next job of a turn stands, if one may follow what it has so far.
+    fn next_lane(&self, so_far: Option<SoFar>) -> Option<Lane> {
+        let has_enough = so_far.is_some_and(|so_far| so_far.size >= ALIKE);
+        let last = so_far.map(|so_far| so_far.lane).filter(|_| has_enough);
+        let may = |lane| last.is_none_or(|last| last == lane || last == Lane::Urgent);
+        match () {
+            () if !self.urgent.is_empty() => Some(Lane::Urgent),
+            () if !self.early.is_empty() && may(Lane::Early) => Some(Lane::Early),
+            () if !self.late.is_empty() && may(Lane::Late) => Some(Lane::Late),
+            () => None,
+        }
+    }
+}
+
+impl<J: Job> Waiting<J> {
+    fn take(&mut self, most: usize, mut so_far: Option<SoFar>) -> Vec<J> {
         let mut jobs: Vec<J> = Vec::new();
         let mut size = 0;
-        loop {
-            let lane = if self.urgent.is_empty() { &mut self.others } else { &mut self.urgent };
-            let fits = |job: &J| jobs.is_empty() || (size + job.size() <= most && !job.alone());
-            let next = if lane.front().is_some_and(fits) { lane.pop_front() } else { None };
-            let Some(job) = next else { return jobs };
+        while let Some(lane) = self.next_lane(so_far) {
+            let fits = |job: &J| so_far.is_none() || (size + job.size() <= most && !job.alone());
+            let waiting = self.lane(lane);
+            let Some(job) = waiting.front().is_some_and(fits).then(|| waiting.pop_front()).flatten() else {
+                break;
+            };
             self.size = self.size.saturating_sub(job.size());
             size += job.size();
+            so_far = Some(SoFar { size: so_far.map_or(0, |so_far| so_far.size) + job.size(), lane });
             let alone = job.alone();
             jobs.push(job);
             if alone {
-                return jobs;
+                break;
             }
         }
+        jobs
     }
 }
 
@@ -177,13 +220,13 @@ mod tests {
     struct Numbered {
         number: usize,
         size: usize,
-        urgent: bool,
+        lane: Lane,
         alone: bool,
     }
 
     impl Job for Numbered {
-        fn urgent(&self) -> bool {
-            self.urgent
+        fn lane(&self) -> Lane {
+            self.lane
         }
 
         fn size(&self) -> usize {
@@ -196,7 +239,7 @@ mod tests {
     }
 
     fn job(number: usize, size: usize) -> Numbered {
-        Numbered { number, size, urgent: false, alone: false }
+        Numbered { number, size, lane: Lane::Early, alone: false }
     }
 
     fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
@@ -230,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_is_urgent_overtakes() {
-        let urgent = |number| Numbered { urgent: true, ..job(number, 1) };
+        let urgent = |number| Numbered { lane: Lane::Urgent, ..job(number, 1) };
         check([job(1, 4), job(2, 4), urgent(3), job(4, 1), urgent(5)], &[&[3, 5, 1, 2], &[4]]);
     }
 
@@ -241,7 +284,8 @@ mod tests {
     }
 
     fn more(queue: &Queue<Numbered>, wanted: usize) -> Vec<usize> {
-        let jobs = queue.take_more(10, wanted, Duration::from_secs(600));
+        let so_far = SoFar { size: 1, lane: Lane::Early };
+        let jobs = queue.take_more(so_far, 10, wanted, Duration::from_secs(600));
         jobs.iter().map(|job| job.number).collect()
     }
 
@@ -263,7 +307,7 @@ mod tests {
     #[test]
     fn a_turn_waits_for_nobody_beside_something_urgent() {
         let queue = Queue::new();
-        queue.push(Numbered { urgent: true, ..job(1, 1) }).unwrap();
+        queue.push(Numbered { lane: Lane::Urgent, ..job(1, 1) }).unwrap();
         assert_eq!(more(&queue, 5), [1]);
     }
 
@@ -276,7 +320,28 @@ mod tests {
         queue.push(job(2, 40)).unwrap();
         assert!(more(&queue, 1).is_empty(), "it would be too large");
         assert_eq!(taken(&queue), [2]);
-        assert!(queue.take_more(10, 1, Duration::ZERO).is_empty());
+        let so_far = SoFar { size: 1, lane: Lane::Late };
+        assert!(queue.take_more(so_far, 10, 1, Duration::ZERO).is_empty());
+    }
+
+    #[test]
+    fn few_go_together_and_of_many_what_is_alike() {
+        let late = |number, size| Numbered { lane: Lane::Late, ..job(number, size) };
+        check([late(1, 1), job(2, 1), late(3, 1), job(4, 1)], &[&[2, 4, 1, 3]]);
+
+        let (queue, most) = (Queue::new(), 10 * ALIKE);
+        for job in [late(1, 1), job(2, ALIKE), late(3, ALIKE), job(4, ALIKE)] {
+            queue.push(job).unwrap();
+        }
+        let numbers = |jobs: Vec<Numbered>| jobs.iter().map(|job| job.number).collect::<Vec<usize>>();
+        let more = |size, lane| {
+            let jobs = queue.take_more(SoFar { size, lane }, most, 1, Duration::ZERO);
+            numbers(jobs)
+        };
+        let Turn::Jobs(first) = queue.take(most, Duration::ZERO) else { panic!("four are there") };
+        assert_eq!(numbers(first), [2, 4]);
+        assert!(more(2 * ALIKE, Lane::Early).is_empty());
+        assert_eq!(more(ALIKE, Lane::Late), [1, 3]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
 use super::place::Place;
-use super::queue::{Job, Queue, Turn};
+use super::queue::{Job, Lane, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 
@@ -37,8 +37,8 @@ enum Question {
 }
 
 impl Job for Question {
-    fn urgent(&self) -> bool {
-        false
+    fn lane(&self) -> Lane {
+        Lane::Early
     }
 
     fn size(&self) -> usize {

@@ -14,7 +14,7 @@ use super::errors::{self, Trouble};
 use super::file::{self, Settings};
 use super::place::Place;
 use super::purge::{self, ExpiredRow};
-use super::queue::{Job, Queue, Turn};
+use super::queue::{Job, Lane, Queue, SoFar, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 
@@ -71,10 +71,11 @@ enum Work {
 }
 
 impl Job for Work {
-    /// A heartbeat that waits behind bulk may come too late.
-    fn urgent(&self) -> bool {
-        let extends = |command: &Command| matches!(command.operation, Operation::Extend { .. });
-        matches!(self, Self::Commands { batch, .. } if batch.commands.iter().all(extends))
+    fn lane(&self) -> Lane {
+        match self {
+            Self::Commands { batch, .. } => batch.lane(),
+            Self::Task(_) => Lane::Early,
+        }
     }
 
     fn size(&self) -> usize {
@@ -209,16 +210,30 @@ impl Thread {
         match committed {
             Ok(()) => {
                 self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-                self.counters.commands.fetch_add(group.size as u64, Ordering::Relaxed);
+                self.counters.commands.fetch_add(group.so_far.size as u64, Ordering::Relaxed);
             }
             Err(error) => group.batches.iter_mut().for_each(|batch| batch.fail(&error)),
         }
-        self.expected = queue.size() + group.size;
+        self.expected = queue.size() + group.so_far.size;
         group.answer();
     }
 }
 
 impl Batch {
+    /// A heartbeat that waits behind bulk may come too late. Claims come last, and in turns of their own if there are many:
+    /// each changes a page of the index somewhere, and the more of them share a transaction, the fewer pages there are for
+    /// each.
+    fn lane(&self) -> Lane {
+        let all = |is: fn(&Operation) -> bool| self.commands.iter().all(|command| is(&command.operation));
+        if all(|operation| matches!(operation, Operation::Extend { .. })) {
+            Lane::Urgent
+        } else if all(|operation| matches!(operation, Operation::Claim { .. })) {
+            Lane::Late
+        } else {
+            Lane::Early
+        }
+    }
+
     /// Gives every command the same answer.
     fn fail(&mut self, error: &StoreError) {
         self.answers.clear();
@@ -247,9 +262,8 @@ struct Group<'q> {
     queue: &'q Queue<Work>,
     batches: Vec<Batch>,
     callers: Vec<oneshot::Sender<Batch>>,
-    /// How many commands there are.
-    size: usize,
-    /// How many there may be soon.
+    so_far: SoFar,
+    /// How many commands there may be soon.
     expected: usize,
     /// How long to wait for them.
     patience: Duration,
@@ -257,11 +271,12 @@ struct Group<'q> {
 
 impl<'q> Group<'q> {
     fn new(queue: &'q Queue<Work>, expected: usize, patience: Duration) -> Self {
-        Self { queue, batches: Vec::new(), callers: Vec::new(), size: 0, expected, patience }
+        let so_far = SoFar { size: 0, lane: Lane::Urgent };
+        Self { queue, batches: Vec::new(), callers: Vec::new(), so_far, expected, patience }
     }
 
     fn add(&mut self, batch: Batch, caller: oneshot::Sender<Batch>) {
-        self.size += batch.commands.len();
+        self.so_far = SoFar { size: self.so_far.size + batch.commands.len(), lane: batch.lane() };
         self.batches.push(batch);
         self.callers.push(caller);
     }
@@ -289,15 +304,16 @@ impl<'q> Group<'q> {
 
     /// Takes along who has come meanwhile, or comes until then; `false` when the transaction is to be committed.
     fn gather(&mut self, deadline: Instant) -> bool {
-        let room = MAX_TRANSACTION_COMMANDS.saturating_sub(self.size);
-        let missing = self.expected.saturating_sub(self.size).min(room);
+        let room = MAX_TRANSACTION_COMMANDS.saturating_sub(self.so_far.size);
+        let missing = self.expected.saturating_sub(self.so_far.size).min(room);
         if room == 0 {
             return false;
         }
         let patience =
             if missing == 0 { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
         // While half of them are executed, the rest may come: so few turns, and few wake-ups, do.
-        let more = self.queue.take_more(room, missing.div_ceil(2).max(1), patience);
+        let wanted = missing.div_ceil(2).max(1);
+        let more = self.queue.take_more(self.so_far, room, wanted, patience);
         let came = !more.is_empty();
         for work in more {
             if let Work::Commands { batch, caller } = work {
