@@ -1,6 +1,7 @@
 //! Kafka as its clients see it: topics, messages in and out, and what a group has committed.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
@@ -24,6 +25,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a single answer is waited for when there may be a retry.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// How long to wait before asking again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// How many messages [`Kafka::produce`] has on their way at once.
 const IN_FLIGHT_MAX: usize = 20_000;
@@ -187,18 +190,13 @@ impl Kafka {
         let (kafka, topic) = (self.clone(), topic.to_owned());
         blocking(move || {
             let client = kafka.witness("");
-            let deadline = Instant::now() + REQUEST_LIMIT;
-            loop {
+            patiently(&format!("the leader of {topic}/{partition}"), || {
                 let metadata = client.fetch_metadata(Some(&topic), ANSWER_LIMIT);
-                let leader = metadata.as_ref().ok().and_then(|metadata| {
-                    let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-                    partitions.find(|found| found.id() == partition).map(MetadataPartition::leader)
-                });
-                match leader {
-                    Some(leader) if leader >= 0 => return leader,
-                    _ => assert!(Instant::now() < deadline, "{topic}/{partition} has no leader"),
-                }
-            }
+                let metadata = metadata.map_err(|error| error.to_string())?;
+                let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+                let leader = partitions.find(|found| found.id() == partition).map(MetadataPartition::leader);
+                leader.filter(|leader| *leader >= 0).ok_or_else(|| "it has none".to_owned())
+            })
         })
         .await
     }
@@ -345,22 +343,13 @@ impl Kafka {
 
     fn await_leaders(&self, topic: &str, count: i32) {
         let client = self.witness("");
-        let deadline = Instant::now() + REQUEST_LIMIT;
-        loop {
+        patiently(&format!("leaders of {topic}"), || {
             let metadata = client.fetch_metadata(Some(topic), ANSWER_LIMIT);
-            let led = metadata.map(|metadata| {
-                let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-                partitions.filter(|partition| partition.leader() >= 0).count()
-            });
-            if led.as_ref().is_ok_and(|led| i32::try_from(*led) == Ok(count)) {
-                return;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "{topic}: {led:?} of {count} partitions have a leader after {REQUEST_LIMIT:?}"
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            let metadata = metadata.map_err(|error| error.to_string())?;
+            let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+            let led = partitions.filter(|partition| partition.leader() >= 0).count();
+            if i32::try_from(led) == Ok(count) { Ok(()) } else { Err(format!("{led} of {count} have one")) }
+        });
     }
 
     fn read_to_end(&self, topic: &str) -> Vec<OwnedMessage> {
@@ -405,14 +394,14 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 }
 
 /// Asks again for a while: leaders and coordinators move, and a new topic is not known to every broker at once.
-fn patiently<T>(what: &str, ask: impl Fn() -> Result<T, KafkaError>) -> T {
+fn patiently<T, E: Display>(what: &str, ask: impl Fn() -> Result<T, E>) -> T {
     let deadline = Instant::now() + REQUEST_LIMIT;
     loop {
         match ask() {
             Ok(answer) => return answer,
             Err(error) => assert!(Instant::now() < deadline, "{what}: {error}"),
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(ASK_AGAIN_AFTER);
     }
 }
 

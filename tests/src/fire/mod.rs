@@ -4,6 +4,7 @@
 //! - `history` is what the workers, the nemesis and the witnesses write: one line per event, in one file.
 //! - `work` is a worker process; its store, source, dead letters and handler write down what they do.
 //! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run.
+//! - `zombie` is a worker by itself, which is stopped between two steps and goes on too late.
 //! - `judge` finds violations in a history, `linear` those of the rules, key by key.
 
 mod calls;
@@ -19,6 +20,7 @@ mod run;
 mod sink;
 mod stage;
 mod work;
+mod zombie;
 
 #[cfg(test)]
 mod tests;
@@ -30,5 +32,6 @@ pub use points::{POINTS, Point};
 pub use report::{Report, Summary};
 pub use run::{Plan, run};
 pub use sink::Sink;
-pub use stage::{Protocol, StoreKind, Trap, WorkerSettings, Zombie};
+pub use stage::{Protocol, StoreKind, WorkerSettings};
 pub use work::{SESSION, work};
+pub use zombie::{Trap, Zombie};
