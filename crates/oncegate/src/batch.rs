@@ -6,6 +6,7 @@
 //!
 //! Of much that has gathered, a batch leaves half: were everybody in one batch, callers and server would
 //! wait for each other in turns. How much that is, the carrier says: it knows what a batch costs besides its items.
+//! And [`let_calls_gather`] keeps the system from starting the carrier in the middle of its callers.
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -62,6 +63,25 @@ enum Caller<A> {
 pub(crate) struct Batch<T, A> {
     items: Vec<T>,
     callers: Vec<Caller<A>>,
+}
+
+/// Asks the system not to interrupt a running thread for this one, which carries batches.
+///
+/// Where callers and carrier share a core, the first caller would otherwise be interrupted as soon as it has handed in
+/// its item, and batches would stay small. The thread still gets its full share, on a free core at once: on Linux this is
+/// `SCHED_BATCH`, see `sched(7)`, which every process may choose. A policy that somebody has set is left alone; elsewhere
+/// nothing happens.
+pub(crate) fn let_calls_gather() {
+    #[cfg(target_os = "linux")]
+    {
+        use preempt_rt::sched::{Pid, Scheduler, SchedulerParams, get_scheduler, set_scheduler};
+        let thread = Pid::current_thread();
+        if let Ok(Scheduler::SCHED_NORMAL) = get_scheduler(thread)
+            && let Err(error) = set_scheduler(thread, Scheduler::SCHED_BATCH, SchedulerParams { priority: 0 })
+        {
+            tracing::debug!(%error, "batches may stay small: the system refuses SCHED_BATCH");
+        }
+    }
 }
 
 /// A pair of ends.
@@ -216,6 +236,26 @@ mod tests {
         fn bytes(&self) -> usize {
             4
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_carrier_s_thread_interrupts_nobody_unless_somebody_wants_it_to() {
+        use preempt_rt::sched::{Pid, Scheduler, SchedulerParams, get_scheduler, set_scheduler};
+        let on_a_thread_that = |begins: fn()| {
+            let policy = std::thread::spawn(move || {
+                begins();
+                let_calls_gather();
+                get_scheduler(Pid::current_thread()).unwrap()
+            });
+            policy.join().unwrap()
+        };
+        assert_eq!(on_a_thread_that(|| {}), Scheduler::SCHED_BATCH);
+        let be_idle = || {
+            let unprivileged = SchedulerParams { priority: 0 };
+            set_scheduler(Pid::current_thread(), Scheduler::SCHED_IDLE, unprivileged).unwrap();
+        };
+        assert_eq!(on_a_thread_that(be_idle), Scheduler::SCHED_IDLE);
     }
 
     fn double(items: Vec<u32>) -> Vec<u32> {

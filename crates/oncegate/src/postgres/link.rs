@@ -210,6 +210,7 @@ impl Link {
         let (handle, stop) = (runtime.handle().clone(), CancellationToken::new());
         let (stopped, driven) = (stop.clone(), Arc::clone(&shared));
         let drive = move || {
+            batch::let_calls_gather();
             let lanes = async {
                 tokio::join!(
                     carry(claim_carrier, FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),

@@ -13,6 +13,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::batch;
+
 /// A store's share of the thread. Dropping it stops what runs there for this store.
 #[derive(Debug)]
 pub(super) struct Driver {
@@ -89,6 +91,7 @@ impl Thread {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let drive = move || {
+            batch::let_calls_gather();
             runtime.block_on(run(inbox, stopped));
             // A name that is still being resolved keeps nobody waiting.
             runtime.shutdown_background();
