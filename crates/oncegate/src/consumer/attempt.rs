@@ -271,7 +271,7 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
 
 async fn complete(lease: Lease, encoded: Encoded) -> Ending {
     let storable = lease.storable(encoded).await;
-    match lease.complete_stored(storable.stored).await {
+    match lease.record_result(storable.stored).await {
         Completion::Held => Ending::Completed,
         Completion::Lost => TAKEN_OVER,
     }

@@ -228,18 +228,19 @@ impl Lease {
         let encoded = result.to_stored(self.gate.settings.codec);
         async move {
             let storable = self.storable(encoded).await;
-            match (self.complete_stored(storable.stored).await, storable.trouble) {
+            match (self.record_result(storable.stored).await, storable.trouble) {
                 (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
                 (completion, _) => Ok(completion),
             }
         }
     }
 
-    pub(crate) async fn complete_stored(self, result: Bytes) -> Completion {
+    /// Stores what [`storable`](Self::storable) has made of the result. It is the last that is asked of a lease: drop it then.
+    pub(crate) async fn record_result(&self, result: Bytes) -> Completion {
         let result_bytes = result.len() as u64;
-        let operation = self.completion(result);
+        let finished = self.finish(self.completion(result)).await;
         let scope = self.gate.scope();
-        match self.finish(operation).await {
+        match finished {
             Some(Reply::Held { recreated }) => {
                 if recreated {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
@@ -277,8 +278,8 @@ impl Lease {
     /// It is tried once; if the store does not answer, the gate goes on in the background.
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
         let operation = Operation::Release { token: self.token, delay, counted, reason: reason.to_owned() };
-        let unfinished = Unfinished::new(&self, operation.clone());
-        if let Ok(reply) = self.gate.execute(&self.identity.key, operation).await {
+        let unfinished = Unfinished::new(&self, operation);
+        if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
             self.note_ended(if matches!(reply, Reply::Held { .. }) { "released" } else { "lost" }, reason);
         }
@@ -300,26 +301,45 @@ impl Lease {
     /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
     ///
     /// `None`: the gate fails open, and the keeper goes on in the background.
-    async fn finish(&self, operation: Operation) -> Option<Reply> {
-        let unfinished = Unfinished::new(self, operation.clone());
-        let (mut failures, began) = (0, Instant::now());
-        loop {
-            match self.gate.execute(&self.identity.key, operation.clone()).await {
+    fn finish(&self, operation: Operation) -> impl Future<Output = Option<Reply>> + Send {
+        let (unfinished, began) = (Unfinished::new(self, operation), Instant::now());
+        async move {
+            let error = match unfinished.ask().await {
                 Ok(reply) => {
                     unfinished.finished();
                     return Some(reply);
                 }
-                Err(error) => {
-                    if let Operation::Complete { .. } = operation {
-                        self.kept.completing();
-                    }
-                    self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
-                    if self.gate.fails_open(began, &error) {
-                        return None;
-                    }
-                    failures += 1;
-                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
+                Err(error) => error,
+            };
+            // On the heap: few calls fail, and every message's task would carry the room for it.
+            Box::pin(self.repeat(unfinished, began, error)).await
+        }
+    }
+
+    /// Goes on asking after an error.
+    async fn repeat(
+        &self,
+        unfinished: Unfinished<'_>,
+        began: Instant,
+        mut error: StoreError,
+    ) -> Option<Reply> {
+        let mut failures = 0;
+        loop {
+            if let Operation::Complete { .. } = unfinished.operation {
+                self.kept.completing();
+            }
+            self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
+            if self.gate.fails_open(began, &error) {
+                return None;
+            }
+            failures += 1;
+            tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
+            match unfinished.ask().await {
+                Ok(reply) => {
+                    unfinished.finished();
+                    return Some(reply);
                 }
+                Err(again) => error = again,
             }
         }
     }
@@ -328,23 +348,30 @@ impl Lease {
 /// Leaves the operation to the keeper when the one who waits for it goes away.
 pub(super) struct Unfinished<'a> {
     lease: &'a Lease,
-    operation: Option<Operation>,
+    operation: Operation,
+    finished: bool,
 }
 
 impl<'a> Unfinished<'a> {
     pub(super) fn new(lease: &'a Lease, operation: Operation) -> Self {
-        Self { lease, operation: Some(operation) }
+        Self { lease, operation, finished: false }
+    }
+
+    /// Asks the store for it, once.
+    fn ask(&self) -> impl Future<Output = Result<Reply, StoreError>> + Send {
+        self.lease.gate.execute(&self.lease.identity.key, self.operation.clone())
     }
 
     pub(super) fn finished(mut self) {
-        self.operation = None;
+        self.finished = true;
     }
 }
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        if let Some(operation) = self.operation.take() {
-            self.lease.gate.keeper.finish_later(self.lease.identity.key.clone(), operation);
+        if !self.finished {
+            let Lease { gate, identity, .. } = self.lease;
+            gate.keeper.finish_later(identity.key.clone(), self.operation.clone());
         }
     }
 }
@@ -354,4 +381,26 @@ impl Drop for Unfinished<'_> {
 #[error("completed without its result: {reason}")]
 pub struct ResultNotKept {
     reason: BoxError,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Origin;
+    use crate::{Key, MemoryStore};
+
+    /// Every message's task carries these futures, and a thousand of them have to stay in a core's cache: what happens
+    /// seldom belongs on the heap.
+    #[tokio::test]
+    async fn what_every_message_s_task_carries_is_small() {
+        const MOST_BYTES: usize = 768;
+        let gate = Gate::new("billing", Key::message_key(), MemoryStore::new());
+        let message = Message::new("orders", Origin::Other("one".into()), None).with_key("4711");
+        let entering = gate.enter(&message);
+        assert!(size_of_val(&entering) <= MOST_BYTES, "`enter` has {} bytes", size_of_val(&entering));
+        let Entry::Granted(lease) = entering.await.unwrap() else { panic!("the key is new") };
+        let completing = lease.complete(&());
+        assert!(size_of_val(&completing) <= MOST_BYTES, "`complete` has {} bytes", size_of_val(&completing));
+        assert_eq!(completing.await.unwrap(), Completion::Held);
+    }
 }

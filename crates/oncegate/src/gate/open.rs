@@ -143,14 +143,22 @@ impl OpenGate {
         self.keeper.cancel_all();
     }
 
-    pub(super) async fn execute(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
+    /// Asks the store, once.
+    pub(super) fn execute(
+        &self,
+        key: &StoreKey,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Reply, StoreError>> + Send {
         let (called, sent_at) = (operation.as_str(), Instant::now());
         // Not through the pointer's own `Store`, which would put a future around the store's.
-        let reply = self.store.as_ref().execute_one(Command { key: key.clone(), operation }).await;
-        if !self.is_stand_in {
-            let took = sent_at.elapsed();
-            self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+        let asked = self.store.as_ref().execute_one(Command { key: key.clone(), operation });
+        async move {
+            let reply = asked.await;
+            if !self.is_stand_in {
+                let took = sent_at.elapsed();
+                self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+            }
+            reply
         }
-        reply
     }
 }
