@@ -263,9 +263,8 @@ impl Store for SqliteStore {
     }
 
     async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
-        let answered = self.inner.writer.execute(vec![command])?.await;
-        let mut answers: Vec<_> = answered.map_err(|_| no_answer())?.into();
-        answers.pop().unwrap_or_else(|| Err(no_answer()))
+        let answered = self.inner.writer.execute_one(command)?.await;
+        answered.map_err(|_| no_answer())?.answers().next().unwrap_or_else(|| Err(no_answer()))
     }
 
     async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {

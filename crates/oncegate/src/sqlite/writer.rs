@@ -47,18 +47,37 @@ struct Counters {
     purged: AtomicU64,
 }
 
-/// A caller's commands, and room for their answers.
+/// A caller's commands, each with room for its answer.
 ///
 /// It travels to the writing thread and back, so that what the caller has allocated is freed by the caller: memory
 /// that goes from thread to thread takes the allocator's locks.
 pub(super) struct Batch {
-    commands: Vec<Command>,
-    answers: Vec<Result<Reply, StoreError>>,
+    asked: Vec<Asked>,
 }
 
-impl From<Batch> for Vec<Result<Reply, StoreError>> {
+impl From<Batch> for Vec<Answer> {
     fn from(batch: Batch) -> Self {
-        batch.answers
+        batch.answers().collect()
+    }
+}
+
+/// A command, and its answer when there is one.
+struct Asked {
+    command: Command,
+    answer: Option<Answer>,
+}
+
+type Answer = Result<Reply, StoreError>;
+
+impl Batch {
+    fn of(commands: Vec<Command>) -> Self {
+        Self { asked: commands.into_iter().map(|command| Asked { command, answer: None }).collect() }
+    }
+
+    /// The answers, in the order of the commands.
+    pub(super) fn answers(self) -> impl Iterator<Item = Answer> {
+        let no_answer = || Err(StoreError::unknown("the SQLite store gave no answer"));
+        self.asked.into_iter().map(move |asked| asked.answer.unwrap_or_else(no_answer))
     }
 }
 
@@ -80,7 +99,7 @@ impl Job for Work {
 
     fn size(&self) -> usize {
         match self {
-            Self::Commands { batch, .. } => batch.commands.len(),
+            Self::Commands { batch, .. } => batch.asked.len(),
             Self::Task(_) => 1,
         }
     }
@@ -113,9 +132,17 @@ impl Writer {
 
     /// Queues commands. They come back with their answers when they are committed.
     pub(super) fn execute(&self, commands: Vec<Command>) -> Result<oneshot::Receiver<Batch>, StoreError> {
+        self.queue(Batch::of(commands))
+    }
+
+    /// The same for one command.
+    pub(super) fn execute_one(&self, command: Command) -> Result<oneshot::Receiver<Batch>, StoreError> {
+        self.queue(Batch { asked: vec![Asked { command, answer: None }] })
+    }
+
+    fn queue(&self, batch: Batch) -> Result<oneshot::Receiver<Batch>, StoreError> {
         let (caller, answered) = oneshot::channel();
-        let answers = Vec::with_capacity(commands.len());
-        self.worker.push(Work::Commands { batch: Batch { commands, answers }, caller })?;
+        self.worker.push(Work::Commands { batch, caller })?;
         Ok(answered)
     }
 
@@ -224,7 +251,7 @@ impl Batch {
     /// each changes a page of the index somewhere, and the more of them share a transaction, the fewer pages there are for
     /// each.
     fn lane(&self) -> Lane {
-        let all = |is: fn(&Operation) -> bool| self.commands.iter().all(|command| is(&command.operation));
+        let all = |is: fn(&Operation) -> bool| self.asked.iter().all(|asked| is(&asked.command.operation));
         if all(|operation| matches!(operation, Operation::Extend { .. })) {
             Lane::Urgent
         } else if all(|operation| matches!(operation, Operation::Claim { .. })) {
@@ -236,18 +263,15 @@ impl Batch {
 
     /// Gives every command the same answer.
     fn fail(&mut self, error: &StoreError) {
-        self.answers.clear();
-        self.answers.extend(self.commands.iter().map(|_| Err(error.clone())));
+        self.asked.iter_mut().for_each(|asked| asked.answer = Some(Err(error.clone())));
     }
 
-    /// Executes the commands.
+    /// Executes the commands. There are answers of a transaction that was rolled back, if this is not the first try.
     ///
     /// An error of one record is that command's answer; an error of the file ends the transaction for all.
     fn execute(&mut self, rows: &mut Rows<'_>, now: StoreTime) -> rusqlite::Result<()> {
-        // There are answers of a transaction that was rolled back, if this is not the first try.
-        self.answers.clear();
-        for command in &self.commands {
-            self.answers.push(match rows.execute(now, command) {
+        for Asked { command, answer } in &mut self.asked {
+            *answer = Some(match rows.execute(now, command) {
                 Ok(reply) => Ok(reply),
                 Err(Trouble::Sqlite(error)) if !is_its_own(&error) => return Err(error),
                 Err(trouble) => Err(StoreError::from(trouble)),
@@ -276,7 +300,7 @@ impl<'q> Group<'q> {
     }
 
     fn add(&mut self, batch: Batch, caller: oneshot::Sender<Batch>) {
-        self.so_far = SoFar { size: self.so_far.size + batch.commands.len(), lane: batch.lane() };
+        self.so_far = SoFar { size: self.so_far.size + batch.asked.len(), lane: batch.lane() };
         self.batches.push(batch);
         self.callers.push(caller);
     }
