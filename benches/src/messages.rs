@@ -40,12 +40,12 @@ pub(crate) fn messages(count: usize) -> Vec<Message> {
 
 /// So many messages over so many idempotency keys, which come in turns.
 pub(crate) fn messages_over(count: usize, keys: usize) -> Vec<Message> {
-    let origin = Origin::Other("memory".into());
-    let message = |n: usize| {
-        let n = n % keys;
-        Message::new(ROUTE, origin.clone(), Some(payload(n))).with_key(broker_key(n))
-    };
-    (0..count).map(message).collect()
+    (0..count).map(|n| message(n % keys)).collect()
+}
+
+/// The `n`th message.
+pub(crate) fn message(n: usize) -> Message {
+    Message::new(ROUTE, Origin::Other("memory".into()), Some(payload(n))).with_key(broker_key(n))
 }
 
 /// A scope that nobody has used, short enough for the smallest store key.

@@ -1,6 +1,6 @@
 //! The embedded store, against the same rows written in batches by hand.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::Benchmark;
 use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::rate;
-use crate::messages::{fresh_scope, key, messages};
+use crate::messages::{fresh_scope, key, message, messages};
 use crate::rounds::{Plan, Rounds};
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
@@ -22,13 +22,36 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many messages are in flight, and what each contestant is then called.
-const CONTESTS: [(usize, &str, &str); 3] = [
-    (64, "64 in flight", "same rows, 64 a batch"),
-    (256, "256 in flight", "same rows, 256 a batch"),
-    (1_024, "1,024 in flight", "same rows, 1,024 a batch"),
+/// How many messages are in flight, and what each contestant is then called: on a new file, and on one that holds records
+/// already, as it does when it has been in use.
+const CONTESTS: [(usize, OnFile, OnFile); 3] = [
+    (
+        64,
+        OnFile { store: "64 in flight", by_hand: "same rows, 64 a batch" },
+        OnFile { store: "64 in flight, 500,000 held", by_hand: "same rows, 500,000 held, 64 a batch" },
+    ),
+    (
+        256,
+        OnFile { store: "256 in flight", by_hand: "same rows, 256 a batch" },
+        OnFile { store: "256 in flight, 500,000 held", by_hand: "same rows, 500,000 held, 256 a batch" },
+    ),
+    (
+        1_024,
+        OnFile { store: "1,024 in flight", by_hand: "same rows, 1,024 a batch" },
+        OnFile { store: "1,024 in flight, 500,000 held", by_hand: "same rows, 500,000 held, 1,024 a batch" },
+    ),
 ];
 const LEAST: &str = "least rows, 64 a batch";
+
+/// How many records the file holds at first that is not new. It grows by what is measured on it, of either contestant.
+const HELD: usize = 500_000;
+
+/// What the contestants on one kind of file are called.
+#[derive(Clone, Copy)]
+struct OnFile {
+    store: &'static str,
+    by_hand: &'static str,
+}
 
 /// As durable as the store, and as well tuned.
 const SETTINGS: &str = "\
@@ -36,6 +59,12 @@ PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 PRAGMA wal_autocheckpoint = 4096;
 PRAGMA cache_size = -16384;";
+
+/// Records as completions leave them.
+const FILL: &str = "\
+WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?2)
+INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason, result)
+SELECT ?1 || ':' || hex(randomblob(11)), 'completed', 4102444800000, x'01020304', 0, 'none', 0, '', x'' FROM numbers";
 
 /// How rows are written by hand: a claim, and then its completion by the owner.
 #[derive(Clone, Copy)]
@@ -74,57 +103,86 @@ const LEAST_ROWS: ByHand = ByHand {
 };
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let messages: Arc<[Message]> = messages(plan.size(40_000, 2_000)).into();
-    let names = CONTESTS.iter().flat_map(|&(_, store, same)| [store, same]);
+    let count = plan.size(40_000, 2_000);
+    let new_messages: Arc<[Message]> = messages(count).into();
+    let names = CONTESTS.iter().flat_map(|(_, new, held)| [new.store, new.by_hand, held.store, held.by_hand]);
     let names: Vec<&'static str> = names.chain([LEAST]).collect();
+    let held_dir = tempfile::tempdir().expect("a folder");
+    let held_file = held_dir.path().join("held.db");
+    let held_scope = fresh_scope();
+    fill(&held_file, &held_scope, plan.size(HELD, 2_000)).await;
+    let mut so_far = 0;
     let mut rounds = plan.rounds("sqlite", &names);
     while rounds.next() {
-        for (in_flight, store, same) in CONTESTS {
+        for (in_flight, new, held) in CONTESTS {
             let dir = tempfile::tempdir().expect("a folder");
-            let gate = Gate::new(fresh_scope(), key(), opened(&dir.path().join("gate.db")).await);
-            rounds.measure(store, rate(gate, &messages, in_flight)).await;
-
+            let by_hand = ByHand { in_flight, ..SAME_ROWS };
+            let gate = gate_over(&fresh_scope(), &dir.path().join("gate.db")).await;
+            rounds.measure(new.store, rate(gate, &new_messages, in_flight)).await;
             let file = dir.path().join("same.db");
             drop(opened(&file).await);
-            let by_hand = ByHand { in_flight, ..SAME_ROWS };
-            measure_by_hand(&mut rounds, same, by_hand, file, messages.len()).await;
+            measure_by_hand(&mut rounds, new.by_hand, by_hand, fresh_scope(), &file, count).await;
+
+            let unseen: Arc<[Message]> = (so_far..so_far + count).map(message).collect();
+            so_far += count;
+            let gate = gate_over(&held_scope, &held_file).await;
+            rounds.measure(held.store, rate(gate, &unseen, in_flight)).await;
+            measure_by_hand(&mut rounds, held.by_hand, by_hand, held_scope.clone(), &held_file, count).await;
         }
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("least.db");
-        measure_by_hand(&mut rounds, LEAST, LEAST_ROWS, file, messages.len()).await;
+        measure_by_hand(&mut rounds, LEAST, LEAST_ROWS, fresh_scope(), &file, count).await;
     }
     let mut figures: Vec<Figure> = Vec::new();
-    for (_, store, same) in CONTESTS {
-        let figure = rounds.against(store, Unit::MessagesPerSecond, same);
+    for OnFile { store, by_hand } in CONTESTS.iter().flat_map(|(_, new, held)| [*new, *held]) {
+        let figure = rounds.against(store, Unit::MessagesPerSecond, by_hand);
         figures.push(figure.target(Bound::RatioAtLeast, 0.7));
     }
-    figures.push(rounds.against(CONTESTS[0].1, Unit::MessagesPerSecond, LEAST));
-    figures.push(rounds.against(CONTESTS[0].2, Unit::MessagesPerSecond, LEAST));
+    let (_, least_like, _) = CONTESTS[0];
+    figures.push(rounds.against(least_like.store, Unit::MessagesPerSecond, LEAST));
+    figures.push(rounds.against(least_like.by_hand, Unit::MessagesPerSecond, LEAST));
     figures
 }
 
+/// A store that does nothing besides.
 async fn opened(file: &Path) -> SqliteStore {
-    SqliteStore::open(file).await.expect("a new file")
+    let store = SqliteStore::builder(file).check_files_up_to(0).without_purge();
+    store.open().await.expect("the file is sound")
+}
+
+/// Makes a file with so many completed records under keys in no order, as digests are.
+async fn fill(file: &Path, scope: &str, count: usize) {
+    drop(opened(file).await);
+    let connection = Connection::open(file).expect("a file");
+    connection.execute_batch(SETTINGS).expect("valid settings");
+    let filled = connection.execute(FILL, params![scope, count as i64]);
+    assert_eq!(filled.expect("the disk takes it"), count);
+}
+
+async fn gate_over(scope: &str, file: &Path) -> Gate {
+    Gate::new(scope, key(), opened(file).await)
 }
 
 async fn measure_by_hand(
     rounds: &mut Rounds,
     name: &'static str,
     by_hand: ByHand,
-    file: PathBuf,
+    scope: String,
+    file: &Path,
     count: usize,
 ) {
-    let measured = tokio::task::spawn_blocking(move || by_hand.rate(&file, count));
+    let file = file.to_owned();
+    let measured = tokio::task::spawn_blocking(move || by_hand.rate(&file, &scope, count));
     rounds.measure(name, async { measured.await.expect("it does not panic") }).await;
 }
 
 impl ByHand {
     /// Messages per second: rows, each inserted and updated, with a transaction for each batch of either.
-    fn rate(&self, file: &Path, count: usize) -> f64 {
+    fn rate(&self, file: &Path, scope: &str, count: usize) -> f64 {
         let mut connection = Connection::open(file).expect("a file");
         connection.execute_batch(SETTINGS).expect("valid settings");
         connection.execute_batch(self.table).expect("a new table");
-        let keys = self.keys(count);
+        let keys = self.keys(scope, count);
         let started = Instant::now();
         for keys in keys.chunks(self.in_flight) {
             for (sql, expires_at_ms) in
@@ -143,8 +201,7 @@ impl ByHand {
         count as f64 / started.elapsed().as_secs_f64()
     }
 
-    fn keys(&self, count: usize) -> Vec<String> {
-        let scope = fresh_scope();
+    fn keys(&self, scope: &str, count: usize) -> Vec<String> {
         let digest = |n| if self.digests { fastrand::u64(..) } else { n };
         (0..count as u64).map(|n| format!("{scope}:{:022}", digest(n))).collect()
     }
