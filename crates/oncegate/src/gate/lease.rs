@@ -304,22 +304,22 @@ impl Lease {
     fn finish(&self, operation: Operation) -> impl Future<Output = Option<Reply>> + Send {
         let (unfinished, began) = (Unfinished::new(self, operation), Instant::now());
         async move {
-            let error = match unfinished.ask().await {
-                Ok(reply) => {
-                    unfinished.finished();
-                    return Some(reply);
-                }
-                Err(error) => error,
+            let reply = match unfinished.ask().await {
+                Ok(reply) => Some(reply),
+                // On the heap: few calls fail, and every message's task would carry the room for it.
+                Err(error) => Box::pin(self.repeat(&unfinished, began, error)).await,
             };
-            // On the heap: few calls fail, and every message's task would carry the room for it.
-            Box::pin(self.repeat(unfinished, began, error)).await
+            if reply.is_some() {
+                unfinished.finished();
+            }
+            reply
         }
     }
 
     /// Goes on asking after an error.
     async fn repeat(
         &self,
-        unfinished: Unfinished<'_>,
+        unfinished: &Unfinished<'_>,
         began: Instant,
         mut error: StoreError,
     ) -> Option<Reply> {
@@ -335,10 +335,7 @@ impl Lease {
             failures += 1;
             tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
             match unfinished.ask().await {
-                Ok(reply) => {
-                    unfinished.finished();
-                    return Some(reply);
-                }
+                Ok(reply) => return Some(reply),
                 Err(again) => error = again,
             }
         }
