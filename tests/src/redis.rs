@@ -18,7 +18,7 @@ pub const VARIABLE: &str = "ONCEGATE_TEST_REDIS";
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long one question of the readiness probe may take.
-const PROBE_LIMIT: Duration = Duration::from_secs(1);
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 const HINT: &str = "`scripts/fetch-servers` installs redis-server and fetches Valkey";
 

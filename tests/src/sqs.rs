@@ -20,7 +20,7 @@ use crate::elasticmq::ElasticmqServer;
 pub const VARIABLE: &str = "ONCEGATE_TEST_SQS";
 
 /// How long one question of a readiness probe may take.
-const PROBE_LIMIT: Duration = Duration::from_secs(1);
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The longest wait for a server to answer, and for a queue to become as a test wants it.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);

@@ -23,7 +23,7 @@ pub const VARIABLE: &str = "ONCEGATE_TEST_POSTGRES";
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long one question of the readiness probe may take.
-const PROBE_LIMIT: Duration = Duration::from_secs(1);
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long the processes of a killed server may take to be gone.
 const GONE_LIMIT: Duration = Duration::from_secs(20);
