@@ -235,7 +235,9 @@ impl Fault {
                 }
             }
             Self::BrokerStall => stage.broker.iter_mut().for_each(|broker| broker.process().signal("CONT")),
-            Self::Handlers | Self::Kill | Self::Flush | Self::ScriptFlush => {}
+            // Workers that stop before their next look notice nothing, and need not.
+            Self::Flush => stage.until_the_watches_have_looked().await,
+            Self::Handlers | Self::Kill | Self::ScriptFlush => {}
         }
         if self != Self::Flush {
             stage.history.note_of(0, What::FaultEnds { fault: self.name().to_owned() });

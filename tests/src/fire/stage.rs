@@ -419,6 +419,11 @@ impl<'a> Stage<'a> {
             if completed == keys.len() { Ok(()) } else { Err(format!("{completed} of {}", keys.len())) }
         })
         .await;
+        self.until_the_watches_have_looked().await;
+    }
+
+    /// Waits until the workers' watches have seen Redis twice.
+    pub(super) async fn until_the_watches_have_looked(&self) {
         let Server::Redis(server) = &self.server else { return };
         // Less the questions of this wait itself.
         let (before, mut asked) = (server.times_looked_at().await, 0);
