@@ -118,7 +118,8 @@ async fn others_go_on(
     bring_back: impl AsyncFnOnce(&mut RedisServer),
 ) -> u64 {
     const MESSAGES: u64 = 3_000;
-    let mut cluster = RedisCluster::start().await;
+    // It must come back with all that it has answered: see `RedisServer::synced`.
+    let mut cluster = RedisCluster::start_with(&["--appendfsync", "always"]).await;
     // Nobody takes over for this shard.
     cluster.node(3).kill();
     let load = Load::start(&cluster.url(), MESSAGES).await;

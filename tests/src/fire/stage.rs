@@ -174,7 +174,7 @@ impl<'a> Stage<'a> {
             (kafka.new_topic("fire", PARTITIONS).await, kafka.new_topic("fire-dead", 1).await);
         let (server, proxy, address) = match store {
             StoreKind::Redis => {
-                let server = RedisServer::start().await;
+                let server = RedisServer::synced().await;
                 let proxy = Proxy::before(&server).await;
                 let address = proxy.url();
                 (Server::Redis(server), Some(proxy), address)

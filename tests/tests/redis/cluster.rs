@@ -247,7 +247,8 @@ async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Ope
 
 #[tokio::test]
 async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
-    let mut cluster = RedisCluster::start_with(&["--cluster-require-full-coverage", "yes"]).await;
+    let settings = ["--cluster-require-full-coverage", "yes", "--appendfsync", "always"];
+    let mut cluster = RedisCluster::start_with(&settings).await;
     let store = RedisStore::connect(&cluster.url()).await.unwrap();
     let hands = hands(&mut cluster).await;
     let (scope, owner) = (scope(), token());
