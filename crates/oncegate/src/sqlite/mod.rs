@@ -328,7 +328,7 @@ async fn answered<T, A: Into<Vec<Result<T, StoreError>>>>(
 }
 
 fn no_answer() -> StoreError {
-    StoreError::unknown("the thread of the SQLite store ended before it answered")
+    StoreError::unknown(thread::ENDED)
 }
 
 #[cfg(feature = "testing")]

@@ -12,7 +12,7 @@ use super::file::{self, Settings};
 use super::place::Place;
 use super::queue::{Job, Lane, Queue, Turn};
 use super::row::{self, Rows};
-use super::thread::Worker;
+use super::thread::{self, Worker};
 
 /// The most keys of one read transaction, so that the log can be cut back between.
 const MAX_TRANSACTION_KEYS: usize = 1_024;
@@ -87,8 +87,7 @@ impl Reader {
             let _ = answer.send(thread.place.check().and_then(|()| read()));
         };
         self.worker.push(Question::Other(Box::new(question)))?;
-        let lost = |_| StoreError::unavailable("the thread of the SQLite store ended before it answered");
-        answered.await.map_err(lost)?
+        answered.await.map_err(|_| StoreError::unavailable(thread::ENDED))?
     }
 }
 

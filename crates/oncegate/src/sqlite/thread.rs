@@ -9,6 +9,9 @@ use tokio::sync::oneshot;
 
 use super::queue::{Job, Queue};
 
+/// What a caller is told whose job the thread took along into its end.
+pub(super) const ENDED: &str = "the thread of the SQLite store ended before it answered";
+
 /// A thread that owns a connection and works off a queue. Dropping it waits for what is queued.
 pub(super) struct Worker<J: Job> {
     queue: Arc<Queue<J>>,

@@ -16,7 +16,7 @@ use super::place::Place;
 use super::purge::{self, ExpiredRow};
 use super::queue::{Job, Lane, Queue, SoFar, Turn};
 use super::row::{self, Rows};
-use super::thread::Worker;
+use super::thread::{self, Worker};
 
 /// The most commands of one transaction, unless a single job has more. Where more wait, callers and thread work at the
 /// same time.
@@ -183,7 +183,7 @@ fn task<T: Send + 'static>(
 }
 
 fn thread_ended(_: oneshot::error::RecvError) -> StoreError {
-    StoreError::unknown("the thread of the SQLite store ended before it answered")
+    StoreError::unknown(thread::ENDED)
 }
 
 /// The writing thread, as the purge sees it.
