@@ -11,7 +11,6 @@ use oncegate::sqlite::SqliteStore;
 use oncegate::{BoxError, Completion, Entry, Gate, Key, Message, Origin};
 use oncegate_tests::Ledger;
 
-const LEASE: Duration = Duration::from_millis(300);
 const RESULT_CHARACTERS: usize = 1_000_000;
 
 /// Results that end the process at a point.
@@ -67,7 +66,7 @@ async fn main() -> Result<(), BoxError> {
     let store = SqliteStore::builder(place.join("records.db")).open().await?;
     let results = Deadly { results: ObjectResults::folder(place.join("results"))?, point: point.clone() };
     let ledger = Ledger::open(place.join("ledger"));
-    let gate = Gate::new(scope, Key::json(["id"]), store).lease(LEASE).large_results(results);
+    let gate = Gate::new(scope, Key::json(["id"]), store).large_results(results);
     let message = Message::new("orders", Origin::Other("a test".into()), Some(r#"{"id":1}"#.into()));
     loop {
         match gate.enter(&message).await? {

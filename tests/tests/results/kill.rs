@@ -3,6 +3,7 @@
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use oncegate::core::key::Scope;
 use oncegate::results::ObjectResults;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Entry, Gate, Key};
@@ -14,6 +15,9 @@ use super::folder::files;
 use super::message;
 
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// More than the lease of a worker: a minute that nobody waits for.
+const PAST_THE_LEASE: Duration = Duration::from_secs(60);
 
 /// One order, its store, its results, and the workers that come for it.
 struct Scene {
@@ -33,15 +37,26 @@ impl Scene {
         Process::spawn("result_worker", command).end_within(LIMIT).await
     }
 
+    async fn store(&self) -> SqliteStore {
+        SqliteStore::open(self.place.path().join("records.db")).await.unwrap()
+    }
+
+    /// Ends the lease of a worker that is no more, if it had one.
+    async fn pass_the_lease(&self) {
+        let key = Key::json(["id"]).compile(&Scope::new(&self.scope).unwrap()).unwrap();
+        let message = message(1);
+        let key = key.derive(message.route(), &message).unwrap();
+        self.store().await.pass(&key, PAST_THE_LEASE).await.unwrap();
+    }
+
     fn effects(&self) -> usize {
         Ledger::open(self.place.path().join("ledger")).read().len()
     }
 
     /// What a later duplicate gets.
     async fn answer(&self) -> String {
-        let store = SqliteStore::builder(self.place.path().join("records.db")).open().await.unwrap();
         let results = ObjectResults::folder(self.place.path().join("results")).unwrap();
-        let gate = Gate::new(&self.scope, Key::json(["id"]), store).large_results(results);
+        let gate = Gate::new(&self.scope, Key::json(["id"]), self.store().await).large_results(results);
         match gate.enter(&message(1)).await.unwrap() {
             Entry::Completed(stored) => stored.decode().unwrap(),
             other => panic!("it is completed, but the gate says {other:?}"),
@@ -54,6 +69,7 @@ async fn a_kill_between_object_and_completed_leaves_an_orphan_and_a_rerun() {
     for (point, effects, objects) in [("before-put", 2, 1), ("after-put", 2, 2), ("after-complete", 1, 1)] {
         let scene = Scene::new();
         assert!(!scene.worker(point).await.success(), "it was to end at {point}");
+        scene.pass_the_lease().await;
         assert!(scene.worker("never").await.success(), "after {point}");
         assert_eq!(scene.effects(), effects, "after {point}");
         let found = files(&scene.place.path().join("results"), &scene.scope);
