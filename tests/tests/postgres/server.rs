@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use oncegate::postgres::PostgresStore;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
-use oncegate_tests::{Postgres, PostgresServer, unique};
+use oncegate_tests::{Postgres, PostgresServer, unique, until};
 
 use crate::hand::{
     self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
@@ -178,6 +178,30 @@ async fn the_tables_are_made_once_by_who_may() {
     assert_eq!((change.from, change.to, &*change.sql), (Some(1), 1, ""));
     // What is printed can be run, and run again.
     client.batch_execute(&PostgresStore::schema_sql()).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer() {
+    const ANSWER: Duration = Duration::from_millis(200);
+    let server = PostgresServer::start().await;
+    // Somebody else is making them.
+    let mut other = server.connection().await;
+    let transaction = other.transaction().await.unwrap();
+    transaction.execute("SELECT pg_advisory_xact_lock(8029745910187783269)", &[]).await.unwrap();
+
+    let store = PostgresStore::builder(server.url()).response_timeout(ANSWER).connect().await.unwrap();
+    let made = tokio::spawn(async move { store.create_schema().await });
+    let watcher = server.connection().await;
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'oncegate' \
+                   AND wait_event_type = 'Lock' AND query_start < now() - interval '1 second'";
+    until("somebody to wait for the lock for a second", PATIENCE, async || {
+        assert!(!made.is_finished(), "nobody has let it go on");
+        let count: i64 = watcher.query_one(waiting, &[]).await.unwrap().get(0);
+        if count == 1 { Ok(()) } else { Err(format!("{count} wait")) }
+    })
+    .await;
+    transaction.rollback().await.unwrap();
+    made.await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -260,8 +260,18 @@ impl Link {
         .await
     }
 
-    /// Runs something on the thread, with a connection of its own, and gives it `limit` for that.
+    /// Runs something on the thread, with a connection of its own, which takes no longer than an answer may.
     pub(super) async fn run<T, F, Work>(&self, work: Work) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = (Object, Result<T, Trouble>)> + Send,
+        Work: FnOnce(Object) -> F + Send + 'static,
+    {
+        self.run_for(self.shared.response_timeout, work).await
+    }
+
+    /// The same for something that may take as long as `limit`.
+    pub(super) async fn run_for<T, F, Work>(&self, limit: Duration, work: Work) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = (Object, Result<T, Trouble>)> + Send,
@@ -271,7 +281,7 @@ impl Link {
         let task = self.handle.spawn(async move {
             let client = shared.client().await?;
             // Not settled means dropped in the middle of something: then nobody knows what was executed.
-            let worked = tokio::time::timeout(shared.response_timeout, work(client)).await;
+            let worked = tokio::time::timeout(limit, work(client)).await;
             let (client, outcome) =
                 worked.map_err(|_| StoreError::unknown("the server did not answer in time"))?;
             shared.settle(client, outcome).map_err(|trouble| trouble.error)

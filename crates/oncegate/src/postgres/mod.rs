@@ -134,7 +134,11 @@ impl PostgresStore {
     }
 
     /// Makes the tables, and the journal of a store that is [`journaled`](PostgresBuilder::journaled), or brings those
-    /// of an earlier release to this one's format. When they are as they should be, it does nothing and needs no rights; otherwise it needs a role that may create tables.
+    /// of an earlier release to this one's format. When they are as they should be, it does nothing and needs no rights;
+    /// otherwise it needs a role that may create tables.
+    ///
+    /// It waits up to a minute for others who are making them, and as long for each of the server's answers, whatever
+    /// the [`response_timeout`](PostgresBuilder::response_timeout) is.
     ///
     /// # Errors
     /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of a later release.
@@ -144,7 +148,7 @@ impl PostgresStore {
             let created = schema::create(&client, journaled).await;
             (client, created)
         };
-        self.inner.link.run(create).await
+        self.inner.link.run_for(schema::LIMIT, create).await
     }
 
     /// What [`create_schema`](Self::create_schema) would do, without doing it.

@@ -1,5 +1,7 @@
 //! The tables, in words that a database administrator can read, and the one way to make them.
 
+use std::time::Duration;
+
 use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
@@ -12,6 +14,12 @@ pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::
 
 /// Two deployments that make the tables at the same time take turns: `oncegate` in ASCII.
 const ADVISORY_LOCK: &str = "SELECT pg_advisory_xact_lock(8029745910187783269)";
+
+/// How long others are waited for who make the tables, and then how long each of the statements may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long all of it may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(180);
 
 /// What brings the tables from each format to the next one, beginning with none. A step ends by writing its
 /// number, and each release reads the format that the next one writes.
@@ -81,7 +89,12 @@ pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Troub
     if change(client, journaled).await?.sql.is_empty() {
         return Ok(());
     }
-    let begin = format!("BEGIN; {ADVISORY_LOCK}");
+    // A lock on a table is not waited for so long: whoever wants to write comes after it.
+    let patience_ms = PATIENCE.as_millis();
+    let begin = format!(
+        "BEGIN; SET LOCAL statement_timeout = {patience_ms}; SET LOCAL lock_timeout = {patience_ms}; \
+         {ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT"
+    );
     client.batch_execute(&begin).await.map_err(|error| errors::not_executed(&error))?;
     // Somebody else may have been faster.
     let SchemaChange { sql, .. } = change(client, journaled).await?;
