@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::redis::AsyncConnectionConfig;
 use ::redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
@@ -20,6 +21,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long one question of the readiness probe may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long a server on a busy machine may take to be connected to, and for an answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
 const HINT: &str = "`scripts/fetch-servers` installs redis-server and fetches Valkey";
 
 /// Names a valkey-server, 9.1 or newer, to use instead of the fetched one.
@@ -27,6 +31,14 @@ const VALKEY_VARIABLE: &str = "ONCEGATE_VALKEY";
 
 /// The fetched one, under `target/test-servers`; the release of Debian is the one of `scripts/fetch-servers`.
 const VALKEY: &str = "valkey-forky/valkey-server";
+
+/// A connection to look at a server, or to tell it something. The client's own limits are half a second and one second.
+pub(crate) async fn connect(url: &str) -> ::redis::RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(ANSWER_LIMIT))
+        .set_response_timeout(Some(ANSWER_LIMIT));
+    ::redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+}
 
 /// A Redis that answers, as its clients see it.
 #[derive(Clone, Debug)]
@@ -94,8 +106,7 @@ impl Redis {
     }
 
     async fn connect(&self) -> ::redis::RedisResult<MultiplexedConnection> {
-        let client = ::redis::Client::open(self.url.as_str())?;
-        client.get_multiplexed_async_connection().await
+        connect(&self.url).await
     }
 
     /// Fails also while the server loads its data: it answers then, but not about keys.

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::certificates::Certificates;
 use crate::place::{self, Port};
 use crate::process::{self, Process};
-use crate::redis::RedisServer;
+use crate::redis::{RedisServer, connect};
 use crate::until;
 
 /// The name under which the sentinels know the primary.
@@ -112,9 +112,7 @@ impl RedisSentinels {
     pub async fn tell_all(&self, words: &[&str]) {
         for port in &self.ports {
             let url = format!("redis://{}", port.address());
-            let client = ::redis::Client::open(url).expect("the URL is one");
-            let mut connection =
-                client.get_multiplexed_async_connection().await.expect("the sentinel answers");
+            let mut connection = connect(&url).await.expect("the sentinel answers");
             let mut command = ::redis::Cmd::new();
             command.arg(words);
             let () = command.query_async(&mut connection).await.expect("the sentinel obeys");
@@ -167,8 +165,7 @@ impl RedisSentinels {
         let mut command = ::redis::cmd("SENTINEL");
         command.arg("FAILOVER").arg(NAME);
         let url = format!("redis://{}", self.ports.first().expect("there are three").address());
-        let client = ::redis::Client::open(url).expect("the URL is one");
-        let mut connection = client.get_multiplexed_async_connection().await.expect("the sentinel answers");
+        let mut connection = connect(&url).await.expect("the sentinel answers");
         let () = command.query_async(&mut connection).await.expect("it fails over");
     }
 

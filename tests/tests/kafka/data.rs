@@ -3,44 +3,33 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource, TopicReader};
 use oncegate::message::{Message, Origin};
-use oncegate::observe::Counters;
 use oncegate::source::Source;
 use oncegate_tests::{Kafka, KafkaBroker, Record, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::{Header, Headers, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer};
 
-use crate::stage::{LIMIT, place, within};
+use crate::stage::{LIMIT, finish, open, place, receive, within};
 
 /// The first `count` messages of the topic, finished and committed.
 async fn consume(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
     let source = KafkaSource::new(kafka.bootstrap(), unique("group"), [topic]);
-    receive(source, count).await
+    first_of(source, count).await
 }
 
 /// The same from a source that reads routes from headers.
 async fn consume_routed(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
     let source = KafkaSource::new(kafka.bootstrap(), unique("group"), [topic]).routes_from_headers();
-    receive(source, count).await
+    first_of(source, count).await
 }
 
-async fn receive(source: KafkaSource, count: usize) -> Vec<Message> {
-    source.open(Arc::new(Counters::default())).await.expect("opens");
-    let mut messages = Vec::new();
-    within("receiving", async {
-        while messages.len() < count {
-            for delivery in source.receive(count).await.expect("receives").expect("more") {
-                delivery.ticket.ack();
-                messages.push(delivery.message);
-            }
-        }
-    })
-    .await;
+async fn first_of(source: KafkaSource, count: usize) -> Vec<Message> {
+    open(&source).await;
+    let messages = finish(receive(&source, count).await);
     source.close(LIMIT).await.expect("closes");
     messages
 }
@@ -267,7 +256,7 @@ async fn what_compaction_has_removed_is_a_gap_for_source_and_reader() {
 
     let group = unique("group");
     let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
-    let messages = receive(source, survivors.len()).await;
+    let messages = first_of(source, survivors.len()).await;
     assert_eq!(messages.iter().map(offset).collect::<Vec<_>>(), survivors);
     let committed = kafka.committed_offsets(&group, &topic).await;
     assert_eq!(committed, kafka.end_offsets(&topic).await, "the gaps hold nothing up");
