@@ -84,21 +84,22 @@ pub(super) fn grants(role: &str) -> String {
     )
 }
 
-/// Makes the tables, or brings them to this release's format, in one transaction.
+/// Makes the tables, or brings them to this release's format, in one transaction, under limits of its own.
 pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Trouble> {
-    if change(client, journaled).await?.sql.is_empty() {
-        return Ok(());
-    }
-    // A lock on a table is not waited for so long: whoever wants to write comes after it.
+    let run = async |sql: &str| client.batch_execute(sql).await.map_err(|error| errors::not_executed(&error));
     let patience_ms = PATIENCE.as_millis();
-    let begin = format!(
-        "BEGIN; SET LOCAL statement_timeout = {patience_ms}; SET LOCAL lock_timeout = {patience_ms}; \
-         {ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT"
-    );
-    client.batch_execute(&begin).await.map_err(|error| errors::not_executed(&error))?;
-    // Somebody else may have been faster.
-    let SchemaChange { sql, .. } = change(client, journaled).await?;
-    client.batch_execute(&sql).await.map_err(|error| errors::not_executed(&error))?;
+    run(&format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {patience_ms}; \
+         SET LOCAL lock_timeout = {patience_ms}"
+    ))
+    .await?;
+    if !change(client, journaled).await?.sql.is_empty() {
+        // A lock on a table is not waited for so long: whoever wants to write comes after it.
+        run(&format!("{ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT")).await?;
+        // Somebody else may have been faster.
+        let SchemaChange { sql, .. } = change(client, journaled).await?;
+        run(&sql).await?;
+    }
     client.batch_execute("COMMIT").await.map_err(|error| errors::in_doubt(&error))
 }
 
