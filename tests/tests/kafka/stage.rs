@@ -10,9 +10,8 @@ use oncegate::observe::Counters;
 use oncegate::source::{Delivery, Source};
 use oncegate_tests::{Kafka, Record};
 
-/// Nothing here takes this long; a test that waits longer has failed. It is more than the minute after which librdkafka gives up
-/// a request (`socket.timeout.ms`), and less than the sessions that nobody should have to wait for.
-pub(crate) const LIMIT: Duration = Duration::from_secs(180);
+/// Nothing here takes this long; a test that waits longer has failed.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The same for leaving a group, in which others may be in the middle of a rebalance.
 pub(crate) const CLOSE: Duration = Duration::from_secs(60);
