@@ -81,7 +81,7 @@ impl Redis {
     /// # Panics
     /// When the server does not answer.
     pub async fn connection(&self) -> MultiplexedConnection {
-        let connection = self.connect().await;
+        let connection = connect(&self.url).await;
         connection.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
     }
 
@@ -105,14 +105,10 @@ impl Redis {
         calls.map_or(0, |calls| calls.parse().expect("it is a number"))
     }
 
-    async fn connect(&self) -> ::redis::RedisResult<MultiplexedConnection> {
-        connect(&self.url).await
-    }
-
     /// Fails also while the server loads its data: it answers then, but not about keys.
     async fn server_pid(&self) -> Result<u32, String> {
         let question = async {
-            let mut connection = self.connect().await?;
+            let mut connection = connect(&self.url).await?;
             let () = ::redis::cmd("PING").query_async(&mut connection).await?;
             let mut info = ::redis::cmd("INFO");
             let info: ::redis::InfoDict = info.arg("server").query_async(&mut connection).await?;

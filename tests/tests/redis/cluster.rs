@@ -247,6 +247,7 @@ async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Ope
 
 #[tokio::test]
 async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
+    // A node must come back with all that it has answered: see `RedisServer::synced`.
     let settings = ["--cluster-require-full-coverage", "yes", "--appendfsync", "always"];
     let mut cluster = RedisCluster::start_with(&settings).await;
     let store = RedisStore::connect(&cluster.url()).await.unwrap();
