@@ -45,8 +45,8 @@ struct Waiting<J> {
     early: VecDeque<J>,
     late: VecDeque<J>,
     size: usize,
-    /// At which size the thread wants to be woken.
-    wanted: usize,
+    /// At which size the thread wants to be woken, if it sleeps and nobody has woken it yet.
+    wanted: Option<usize>,
     closed: bool,
 }
 
@@ -72,7 +72,7 @@ impl<J: Job> Queue<J> {
     pub(super) fn new() -> Self {
         let lane = VecDeque::new;
         let waiting =
-            Waiting { urgent: lane(), early: lane(), late: lane(), size: 0, wanted: 1, closed: false };
+            Waiting { urgent: lane(), early: lane(), late: lane(), size: 0, wanted: None, closed: false };
         Self { waiting: Mutex::new(waiting), arrived: Condvar::new() }
     }
 
@@ -91,9 +91,11 @@ impl<J: Job> Queue<J> {
         waiting.size += job.size();
         let lane = job.lane();
         waiting.lane(lane).push_back(job);
-        let enough = lane == Lane::Urgent || waiting.size >= waiting.wanted;
+        let size = waiting.size;
+        let sleeper = waiting.wanted.take_if(|wanted| lane == Lane::Urgent || size >= *wanted);
         drop(waiting);
-        if enough {
+        // It is a system call even when nobody sleeps.
+        if sleeper.is_some() {
             self.arrived.notify_one();
         }
         Ok(())
@@ -123,16 +125,16 @@ impl<J: Job> Queue<J> {
         patience: Duration,
     ) -> MutexGuard<'a, Waiting<J>> {
         let deadline = Instant::now().checked_add(patience);
-        waiting.wanted = wanted;
         while waiting.size < wanted && waiting.urgent.is_empty() && !waiting.closed {
             let left = deadline.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 break;
             }
+            waiting.wanted = Some(wanted);
             let woken = self.arrived.wait_timeout(waiting, left);
             waiting = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        waiting.wanted = 1;
+        waiting.wanted = None;
         waiting
     }
 
@@ -294,7 +296,7 @@ mod tests {
         let queue = Queue::new();
         let jobs = std::thread::scope(|scope| {
             let jobs = scope.spawn(|| more(&queue, 3));
-            while queue.waiting().wanted != 3 {
+            while queue.waiting().wanted != Some(3) {
                 std::thread::yield_now();
             }
             queue.push(job(1, 1)).unwrap();
@@ -302,6 +304,38 @@ mod tests {
             jobs.join().unwrap()
         });
         assert_eq!(jobs, [1, 2]);
+    }
+
+    #[test]
+    fn nobody_sleeps_through_an_arrival() {
+        const PUSHERS: usize = 4;
+        const EACH: usize = 2_000;
+        let (queue, patience) = (Queue::new(), Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            for _ in 0..PUSHERS {
+                scope.spawn(|| {
+                    for number in 0..EACH {
+                        let lane = if number % 50 == 0 { Lane::Urgent } else { Lane::Early };
+                        queue.push(Numbered { lane, ..job(number, 1) }).unwrap();
+                        if number % 3 == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut taken = 0;
+            while taken < PUSHERS * EACH {
+                let Turn::Jobs(jobs) = queue.take(10, patience) else {
+                    panic!("{taken} in all, then no more")
+                };
+                taken += jobs.len();
+                let so_far = SoFar { size: jobs.len(), lane: Lane::Early };
+                let wanted = 3.min(PUSHERS * EACH - taken);
+                let asked = Instant::now();
+                taken += queue.take_more(so_far, 10, wanted, patience).len();
+                assert!(asked.elapsed() < patience, "{taken} in all, then it slept");
+            }
+        });
     }
 
     #[test]

@@ -18,9 +18,8 @@ use super::queue::{Job, Lane, Queue, SoFar, Turn};
 use super::row::{self, Rows};
 use super::thread::{self, Worker};
 
-/// The most commands of one transaction, unless a single job has more. Where more wait, callers and thread work at the
-/// same time.
-const MAX_TRANSACTION_COMMANDS: usize = 768;
+/// The most commands of one transaction, unless a single job has more.
+const MAX_TRANSACTION_COMMANDS: usize = 4_096;
 
 /// The longest time to wait for more commands in a transaction that has begun: nobody else writes to the file meanwhile.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
@@ -335,8 +334,8 @@ impl<'q> Group<'q> {
         }
         let patience =
             if missing == 0 { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
-        // While half of them are executed, the rest may come: so few turns, and few wake-ups, do.
-        let wanted = missing.div_ceil(2).max(1);
+        // While a quarter of them is executed, the next may come: so few turns, and few wake-ups, do.
+        let wanted = missing.min(self.expected.div_ceil(4)).max(1);
         let more = self.queue.take_more(self.so_far, room, wanted, patience);
         let came = !more.is_empty();
         for work in more {
