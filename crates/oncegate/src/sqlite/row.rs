@@ -1,12 +1,14 @@
 //! A record as a row that people can read.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use oncegate_core::key::{Fingerprint, Scope, StoreKey};
 use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, TokenTag};
 use oncegate_core::rules::{Operation, Reply, apply};
 use oncegate_core::store::Command;
 use rusqlite::types::{FromSql, ToSql};
-use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, Statement, params};
+use rusqlite::{CachedStatement, Connection, Error, OptionalExtension, Row, Statement, params};
 
 use super::clock::{self, Remembered};
 use super::errors::Trouble;
@@ -67,10 +69,35 @@ const CLAIM_ABSENT: &str = "INSERT INTO records (key, state, expires_at_ms, owne
                             fingerprint, handed_over, reason) \
                             VALUES (?1, 'pending', ?2, ?3, 1, 'none', ?4, ?5, 0, '') ON CONFLICT (key) DO NOTHING";
 
-/// Completes the record whose owner shows its token, and passes over any other.
+/// Completes the record of a row whose owner shows its token, and passes over any other.
 const COMPLETE_OWN: &str = "UPDATE records SET state = 'completed', expires_at_ms = ?3, owner = ?4, attempt = 0, \
                             recovery = 'none', fence = NULL, handed_over = 0, reason = '', result = ?5 \
-                            WHERE key = ?1 AND owner = ?2 AND state = 'pending' AND expires_at_ms >= ?6";
+                            WHERE id = ?7 AND key = ?1 AND owner = ?2 AND state = 'pending' AND expires_at_ms >= ?6";
+
+/// Which rows were made by claims that are not completed yet. It spares their completions the index of the keys.
+///
+/// These are hints. The transaction of a claim may have been rolled back, and its row's id may be another's by now:
+/// who uses them compares key and token.
+#[derive(Default)]
+pub(super) struct Claimed {
+    ids: HashMap<Token, i64>,
+}
+
+impl Claimed {
+    /// Claims that never come to a completion leave their hints behind; after so many, all are dropped.
+    const MOST: usize = 65_536;
+
+    fn add(&mut self, token: Token, id: i64) {
+        if self.ids.len() == Self::MOST {
+            self.ids.clear();
+        }
+        self.ids.insert(token, id);
+    }
+
+    fn take(&mut self, token: &Token) -> Option<i64> {
+        self.ids.remove(token)
+    }
+}
 
 /// The rows of records, through statements that are prepared once for many keys.
 pub(super) struct Rows<'c> {
@@ -97,35 +124,58 @@ impl<'c> Rows<'c> {
     ///
     /// Nearly every claim meets no row, and nearly every completion its own claim. For these one statement does what
     /// the rules say, without a look before; whatever it passes over goes by the rules.
-    pub(super) fn execute(&mut self, now: StoreTime, command: &Command) -> Result<Reply, Trouble> {
+    pub(super) fn execute(
+        &mut self,
+        now: StoreTime,
+        command: &Command,
+        claimed: &mut Claimed,
+    ) -> Result<Reply, Trouble> {
         let settled = match command.operation {
-            Operation::Claim { .. } => self.claim_absent(now, command)?,
-            Operation::Complete { .. } => self.complete_own(now, command)?,
+            Operation::Claim { .. } => self.claim_absent(now, command, claimed)?,
+            Operation::Complete { .. } => self.complete_own(now, command, claimed)?,
             _ => None,
         };
         settled.map_or_else(|| self.by_the_rules(now, command), Ok)
     }
 
-    fn claim_absent(&mut self, now: StoreTime, command: &Command) -> rusqlite::Result<Option<Reply>> {
+    fn claim_absent(
+        &mut self,
+        now: StoreTime,
+        command: &Command,
+        claimed: &mut Claimed,
+    ) -> rusqlite::Result<Option<Reply>> {
         let (granted, reply) = apply(now, None, &command.operation);
         let Some(Record { expires_at, fingerprint, state: State::Pending { token, fence, .. } }) = granted
         else {
             return Ok(None);
         };
-        let rows = self.claim_absent.execute(params![
+        let inserted = self.claim_absent.insert(params![
             command.key.as_str(),
             millis(expires_at),
             token.as_bytes().as_slice(),
             fence.map(number),
             fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice()),
-        ])?;
-        Ok((rows == 1).then_some(reply))
+        ]);
+        match inserted {
+            Ok(id) => {
+                claimed.add(token, id);
+                Ok(Some(reply))
+            }
+            Err(Error::StatementChangedRows(0)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    fn complete_own(&mut self, now: StoreTime, command: &Command) -> rusqlite::Result<Option<Reply>> {
+    fn complete_own(
+        &mut self,
+        now: StoreTime,
+        command: &Command,
+        claimed: &mut Claimed,
+    ) -> rusqlite::Result<Option<Reply>> {
         let Operation::Complete { token, result, retention, .. } = &command.operation else {
             return Ok(None);
         };
+        let Some(id) = claimed.take(token) else { return Ok(None) };
         let rows = self.complete_own.execute(params![
             command.key.as_str(),
             token.as_bytes().as_slice(),
@@ -133,6 +183,7 @@ impl<'c> Rows<'c> {
             token.tag().0.as_slice(),
             &result[..],
             millis(now),
+            id,
         ])?;
         Ok((rows == 1).then_some(Reply::Held { recreated: false }))
     }

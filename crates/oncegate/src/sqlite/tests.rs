@@ -1,5 +1,5 @@
 use bytes::Bytes;
-use oncegate_core::record::{State, Token};
+use oncegate_core::record::{Record, State, Token};
 use oncegate_core::rules::{Operation, Verdict};
 use oncegate_core::testing::conformance::{Bench, conformance};
 use oncegate_core::testing::key;
@@ -96,6 +96,16 @@ async fn one(store: &SqliteStore, command: Command) -> Result<Reply, StoreError>
     store.execute(vec![command]).await.pop().unwrap()
 }
 
+/// What a completed key keeps.
+async fn result_of(store: &SqliteStore, name: &str) -> Bytes {
+    match store.look(vec![key(name)]).await.pop() {
+        Some(Ok(Some(Looked { record: Record { state: State::Completed { result, .. }, .. }, .. }))) => {
+            result
+        }
+        other => panic!("{name} is not completed: {other:?}"),
+    }
+}
+
 /// Completes so many keys, named by their numbers.
 async fn completed(store: &SqliteStore, keys: u32, retention: Duration) {
     let complete = |number| complete(&format!("{number}"), 1, vec![7; 300], retention);
@@ -105,6 +115,40 @@ async fn completed(store: &SqliteStore, keys: u32, retention: Duration) {
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
+
+#[tokio::test]
+async fn a_row_in_the_place_of_a_claims_own_is_not_completed() {
+    let place = Place::new();
+    let store = place.open().await;
+    assert!(one(&store, claim("a", 1)).await.is_ok());
+    let ids = |name: &str| {
+        let id = "SELECT id FROM records WHERE key = ?1";
+        place.foreign().query_row(id, [key(name).as_str()], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    let id = ids("a");
+    assert_eq!(place.foreign().execute("DELETE FROM records", []).unwrap(), 1);
+    assert!(one(&store, claim("b", 2)).await.is_ok());
+    assert_eq!(ids("b"), id, "the id is used again");
+
+    let held = |recreated| Reply::Held { recreated };
+    assert_eq!(one(&store, complete("a", 1, "of a", DAY)).await.unwrap(), held(true));
+    assert_eq!(one(&store, complete("b", 2, "of b", DAY)).await.unwrap(), held(false));
+    assert_eq!([result_of(&store, "a").await, result_of(&store, "b").await], ["of a", "of b"]);
+}
+
+#[tokio::test]
+async fn one_token_for_two_keys_completes_each_by_itself() {
+    let place = Place::new();
+    let store = place.open().await;
+    for name in ["a", "b"] {
+        assert!(one(&store, claim(name, 1)).await.is_ok());
+    }
+    for name in ["a", "b"] {
+        let completed = one(&store, complete(name, 1, name.to_owned(), DAY)).await;
+        assert_eq!(completed.unwrap(), Reply::Held { recreated: false });
+    }
+    assert_eq!([result_of(&store, "a").await, result_of(&store, "b").await], ["a", "b"]);
+}
 
 #[tokio::test]
 async fn what_was_answered_is_there_when_the_file_is_opened_again() {

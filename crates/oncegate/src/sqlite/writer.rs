@@ -15,7 +15,7 @@ use super::file::{self, Settings};
 use super::place::Place;
 use super::purge::{self, ExpiredRow};
 use super::queue::{Job, Lane, Queue, SoFar, Turn};
-use super::row::{self, Rows};
+use super::row::{self, Claimed, Rows};
 use super::thread::{self, Worker};
 
 /// The most commands of one transaction, unless a single job has more.
@@ -123,7 +123,7 @@ impl Writer {
             let place = Place::of(&settings.path);
             let (busy_timeout, last_commit) = (settings.busy_timeout, Duration::ZERO);
             let transactions = Transactions { connection, place, busy_timeout, last_commit };
-            Ok(Thread { transactions, expected: 0, counters: count })
+            Ok(Thread { transactions, expected: 0, claimed: Claimed::default(), counters: count })
         };
         let worker = Worker::start("oncegate-sqlite-write", open, Thread::run).await?;
         Ok(Self { worker, counters })
@@ -207,6 +207,7 @@ struct Thread {
     transactions: Transactions,
     /// How many commands may come at once: those that waited when the last ones were answered, and as many as these.
     expected: usize,
+    claimed: Claimed,
     counters: Arc<Counters>,
 }
 
@@ -232,7 +233,8 @@ impl Thread {
         if group.batches.is_empty() {
             return;
         }
-        let committed = self.transactions.write(|connection, now| group.execute(connection, now));
+        let claimed = &mut self.claimed;
+        let committed = self.transactions.write(|connection, now| group.execute(connection, now, claimed));
         match committed {
             Ok(()) => {
                 self.counters.transactions.fetch_add(1, Ordering::Relaxed);
@@ -268,9 +270,14 @@ impl Batch {
     /// Executes the commands. There are answers of a transaction that was rolled back, if this is not the first try.
     ///
     /// An error of one record is that command's answer; an error of the file ends the transaction for all.
-    fn execute(&mut self, rows: &mut Rows<'_>, now: StoreTime) -> rusqlite::Result<()> {
+    fn execute(
+        &mut self,
+        rows: &mut Rows<'_>,
+        now: StoreTime,
+        claimed: &mut Claimed,
+    ) -> rusqlite::Result<()> {
         for Asked { command, answer } in &mut self.asked {
-            *answer = Some(match rows.execute(now, command) {
+            *answer = Some(match rows.execute(now, command, claimed) {
                 Ok(reply) => Ok(reply),
                 Err(Trouble::Sqlite(error)) if !is_its_own(&error) => return Err(error),
                 Err(trouble) => Err(StoreError::from(trouble)),
@@ -308,13 +315,18 @@ impl<'q> Group<'q> {
     ///
     /// Callers that were answered together tend to come back together. The first ones are executed while the others are on
     /// their way: without a short wait for these, two halves would take turns with a sync of the disk each.
-    fn execute(&mut self, connection: &Connection, mut now: StoreTime) -> rusqlite::Result<()> {
+    fn execute(
+        &mut self,
+        connection: &Connection,
+        mut now: StoreTime,
+        claimed: &mut Claimed,
+    ) -> rusqlite::Result<()> {
         let deadline = Instant::now() + self.patience;
         let mut rows = Rows::of(connection)?;
         let mut executed = 0;
         loop {
             for batch in self.batches.iter_mut().skip(executed) {
-                batch.execute(&mut rows, now)?;
+                batch.execute(&mut rows, now, claimed)?;
             }
             executed = self.batches.len();
             if !self.gather(deadline) {
