@@ -326,6 +326,21 @@ impl Kafka {
         .await
     }
 
+    /// How many members a group has.
+    ///
+    /// # Panics
+    /// When the broker does not answer.
+    pub async fn members(&self, group: &str) -> usize {
+        let (kafka, group) = (self.clone(), group.to_owned());
+        blocking(move || {
+            let client = kafka.witness(&group);
+            let ask = || client.fetch_group_list(Some(&group), ANSWER_LIMIT);
+            let listed = patiently(&format!("members of group {group}"), ask);
+            listed.groups().iter().map(|group| group.members().len()).sum()
+        })
+        .await
+    }
+
     fn admin(&self) -> AdminClient<DefaultClientContext> {
         self.config().create().expect("the settings are valid")
     }

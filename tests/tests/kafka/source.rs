@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::health::PartitionStatus;
 use oncegate::kafka::KafkaSource;
 use oncegate::observe::Counters;
 use oncegate::source::{Delivery, Source};
 use oncegate_tests::{Kafka, KafkaBroker, unique, until};
+use tokio::task::JoinSet;
 
 use crate::stage::{
     CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, half_done, member, number, numbered, open,
@@ -97,6 +98,42 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     finish(receive(&second, 40).await);
     second.close(CLOSE).await.expect("closes");
     assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+}
+
+/// A client that ends in the middle of giving its partitions back says nothing to its group. So it goes often, at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_goes_is_no_member_any_more() {
+    const AT_ONCE: usize = 8;
+    const IN_TURN: usize = 10;
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("go", 2).await;
+    kafka.produce(&topic, numbered(100, 2)).await;
+    let mut comings = JoinSet::new();
+    for closes in (0..AT_ONCE).map(|number| number % 2 == 0) {
+        let (kafka, topic) = (kafka.clone(), topic.clone());
+        comings.spawn(async move {
+            for _ in 0..IN_TURN {
+                let group = unique("group");
+                let source = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
+                // Longer than the test may take.
+                let source = source.property("session.timeout.ms", "300000");
+                open(&source).await;
+                finish(receive(&source, 60).await);
+                if closes {
+                    source.close(CLOSE).await.expect("closes");
+                } else {
+                    drop(source);
+                }
+                let deadline = Instant::now() + LIMIT;
+                while kafka.members(&group).await > 0 {
+                    assert!(Instant::now() < deadline, "{group} still has a member (closed: {closes})");
+                }
+            }
+        });
+    }
+    while let Some(comings) = comings.join_next().await {
+        comings.expect("each of them goes");
+    }
 }
 
 /// The first member has started some messages and not others when a second one joins.

@@ -63,6 +63,19 @@ impl CommitDesk {
         }
     }
 
+    /// The same for the last commit of a member that is about to leave. While the group rebalances it refuses commits, and the
+    /// client takes part in that by itself: asks again until that is over, or the member `is_lost`.
+    pub(crate) fn commit_last(&self, deadline: Instant, is_lost: impl Fn() -> bool) -> CommitOutcome {
+        loop {
+            let outcome = self.commit_now(deadline);
+            let again = Instant::now() + REPEAT_PAUSE;
+            let refused = matches!(outcome, CommitOutcome::NotOurs(_)) && !is_lost();
+            if !refused || again >= deadline || !self.pause_until(again) {
+                return outcome;
+            }
+        }
+    }
+
     /// Waits for so long; `false` when the desk stops.
     fn pause_until(&self, end: Instant) -> bool {
         let mut orders = self.orders();

@@ -115,9 +115,9 @@ impl Member {
     /// Gives partitions away: nothing of them starts any more, what has started may end, its positions are
     /// committed, and then they are no longer ours.
     ///
-    /// Runs inside `poll`, so it may not wait for anything that needs the poll thread: it waits for handlers
-    /// and for the commit thread, and for neither without a bound.
-    fn revoked(&self, partitions: &[Partition], lost: bool, desk: &CommitDesk) {
+    /// Runs on the poll thread, so it may not wait for anything that needs that: it waits for handlers and for the
+    /// commit thread, and for neither without a bound.
+    fn revoked(&self, partitions: &[Partition], lost: bool, commit: impl FnOnce(Instant) -> CommitOutcome) {
         if partitions.is_empty() {
             return;
         }
@@ -129,7 +129,7 @@ impl Member {
             self.assignments.end(&revoked);
             tracing::warn!(partitions = %Names(partitions), "partitions lost");
         } else {
-            self.drain_and_commit(&revoked, begun, desk);
+            self.drain_and_commit(&revoked, begun, commit);
             self.assignments.end(&revoked);
             let took_ms = begun.elapsed().as_millis();
             tracing::info!(partitions = %Names(partitions), took_ms, "partitions revoked");
@@ -137,7 +137,12 @@ impl Member {
         self.observer.observe(Event::Rebalanced { assigned: 0, revoked: partitions.len() });
     }
 
-    fn drain_and_commit(&self, revoked: &[Arc<Assignment>], begun: Instant, desk: &CommitDesk) {
+    fn drain_and_commit(
+        &self,
+        revoked: &[Arc<Assignment>],
+        begun: Instant,
+        commit: impl FnOnce(Instant) -> CommitOutcome,
+    ) {
         let (mut drain_by, mut commit_by) = (begun + self.drain_timeout, None);
         if let Some(leave_by) = self.leaving() {
             // Whoever closes has a deadline of his own, and the commit needs a part of it.
@@ -154,7 +159,7 @@ impl Member {
         }
         let patience = Instant::now() + self.commit_patience;
         let commit_by = commit_by.map_or(patience, |by| by.min(patience));
-        match desk.commit_now(commit_by) {
+        match commit(commit_by) {
             CommitOutcome::Committed => {}
             CommitOutcome::NotOurs(error) | CommitOutcome::Busy(error) | CommitOutcome::Failed(error) => {
                 tracing::warn!(error, "partitions were given away without their last commit");
@@ -189,6 +194,13 @@ impl Context {
     /// Where commits through this client are asked for.
     pub(crate) fn desk(&self) -> &CommitDesk {
         &self.desk
+    }
+
+    /// Gives all partitions away, outside of any callback, unless the member `is_lost`.
+    pub(crate) fn give_back(&self, is_lost: impl Fn() -> bool) {
+        let ours = self.member.assignments.all();
+        let ours: Vec<Partition> = ours.iter().map(|one| one.partition().clone()).collect();
+        self.member.revoked(&ours, is_lost(), |by| self.desk.commit_last(by, &is_lost));
     }
 
     /// From now on this client changes nothing of what its successor has.
@@ -233,7 +245,8 @@ impl ConsumerContext for Context {
         }
         match rebalance {
             Rebalance::Revoke(list) => {
-                self.member.revoked(&partitions(list), consumer.assignment_lost(), &self.desk);
+                let commit = |by| self.desk.commit_now(by);
+                self.member.revoked(&partitions(list), consumer.assignment_lost(), commit);
             }
             Rebalance::Assign(list) => self.member.assigned(partitions(list)),
             Rebalance::Error(error) => tracing::warn!(%error, "rebalance failed"),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -34,9 +34,6 @@ const PAUSED_POLL: Duration = Duration::from_millis(20);
 /// How long to wait for room, without polling, before the partitions are paused. Pausing throws away what
 /// was prefetched, so it has to be worth it.
 const ROOM_PATIENCE: Duration = Duration::from_millis(250);
-
-/// How often a leave polls for its last callbacks.
-const LEAVE_POLL: Duration = Duration::from_millis(20);
 
 /// How long the client may take to begin a seek. It is tried again, and until then nothing of the partition is taken.
 const SEEK_PATIENCE: Duration = Duration::from_millis(500);
@@ -365,22 +362,17 @@ impl Poller {
         Ok(())
     }
 
-    /// Leaves the group: the revoke callback drains and commits, and then the partitions are others'.
+    /// Gives everything back: what has started may end, and is committed. The client leaves the group when it is dropped.
+    ///
+    /// It is not told to unsubscribe. That takes its time, and a client that is dropped in the middle of it ends without a
+    /// word to its group, which then waits until the session is over (librdkafka 2.12). A static member would leave, too.
     ///
     /// Returns why the last commit did not reach the broker, if so.
     pub(crate) fn leave(&mut self) -> Result<(), String> {
-        let by = self.member.leaving().unwrap_or_else(Instant::now);
         self.member.buffer.end(End::Closed);
-        self.consumer.unsubscribe();
-        while !self.member.assignments.is_empty() && Instant::now() < by {
-            // What still comes was not asked for any more; it is delivered again, elsewhere.
-            drop(self.consumer.poll(LEAVE_POLL));
-        }
-        let ours = self.member.assignments.all();
-        if !ours.is_empty() {
-            self.member.assignments.end(&ours);
-            return Err("the group did not let us go in time".to_owned());
-        }
+        let context = self.consumer.context();
+        context.give_back(|| self.consumer.assignment_lost());
+        context.retire();
         self.member.take_uncommitted().map_or(Ok(()), Err)
     }
 }
