@@ -311,7 +311,8 @@ impl Source for KafkaSource {
         member.buffer.end(End::Closed);
         member.leave(by);
         let left = tokio::time::timeout_at(by.into(), open.left).await;
-        let left = left.unwrap_or_else(|_| Ok(Err("the group did not let us go in time".to_owned())));
+        let left = left
+            .unwrap_or_else(|_| Ok(Err("the handlers and the last commit did not end in time".to_owned())));
         let left = left.unwrap_or_else(|_| Err("the poll thread has ended".to_owned()));
         // Dropping a consumer may hang for ever inside the client; everything that matters is done by then.
         if left.is_ok() && tokio::time::timeout_at(by.into(), open.gone).await.is_err() {

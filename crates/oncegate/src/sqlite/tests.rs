@@ -121,14 +121,14 @@ async fn a_row_in_the_place_of_a_claims_own_is_not_completed() {
     let place = Place::new();
     let store = place.open().await;
     assert!(one(&store, claim("a", 1)).await.is_ok());
-    let ids = |name: &str| {
+    let id_of = |name: &str| {
         let id = "SELECT id FROM records WHERE key = ?1";
         place.foreign().query_row(id, [key(name).as_str()], |row| row.get::<_, i64>(0)).unwrap()
     };
-    let id = ids("a");
+    let id = id_of("a");
     assert_eq!(place.foreign().execute("DELETE FROM records", []).unwrap(), 1);
     assert!(one(&store, claim("b", 2)).await.is_ok());
-    assert_eq!(ids("b"), id, "the id is used again");
+    assert_eq!(id_of("b"), id, "the id is used again");
 
     let held = |recreated| Reply::Held { recreated };
     assert_eq!(one(&store, complete("a", 1, "of a", DAY)).await.unwrap(), held(true));
