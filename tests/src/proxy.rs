@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use bytes::BytesMut;
+use redis_protocol::resp2::decode::decode_range;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,9 +23,11 @@ pub enum Mode {
     Hold(usize),
     /// Nothing is replied any more, on no connection.
     HoldAll,
+    /// The next reply is held back, and whatever follows it on its connection.
+    Delay,
     /// The next reply is thrown away and its connection closed: the server has executed, nobody knows.
     Lose,
-    /// The next reply ends in the middle of a frame, and its connection is reset.
+    /// The next reply ends in the middle of its frame, and its connection is reset.
     Cut,
     /// The next reply never comes, and its connection stays open.
     Stall,
@@ -31,11 +35,75 @@ pub enum Mode {
     Refuse,
 }
 
+impl Mode {
+    fn holds(self, connection: usize) -> bool {
+        self == Self::HoldAll || self == Self::Hold(connection)
+    }
+}
+
+/// What happens to replies, and from which on.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    mode: Mode,
+    /// So many replies pass before the one that is lost or delayed.
+    after: usize,
+}
+
+impl Plan {
+    const PASS: Self = Self { mode: Mode::Pass, after: 0 };
+
+    /// Whether there is something in it for the next reply alone, so that it must be told from those behind it.
+    fn is_for_one(&self) -> bool {
+        matches!(self.mode, Mode::Delay | Mode::Lose | Mode::Cut | Mode::Stall)
+    }
+
+    /// What happens to the next reply, which comes on this connection; then it is out of the plan.
+    fn strike(&mut self, connection: usize) -> Mode {
+        if !self.is_for_one() {
+            return Mode::Pass;
+        }
+        if self.after > 0 {
+            self.after -= 1;
+            return Mode::Pass;
+        }
+        let next = if self.mode == Mode::Delay { Mode::Hold(connection) } else { Mode::Pass };
+        std::mem::replace(&mut self.mode, next)
+    }
+}
+
+/// What is one reply in a stream of bytes.
+#[derive(Clone, Copy, Debug)]
+enum Framing {
+    /// A frame of RESP, by which a pipeline's replies are told from one another.
+    Resp,
+    /// Whatever comes with one read.
+    Reads,
+}
+
+impl Framing {
+    /// How long the first reply is, once it is there as a whole.
+    fn first(self, received: &[u8]) -> Option<usize> {
+        match self {
+            Self::Resp => decode_range(received).expect("Redis speaks RESP").map(|(_, length)| length),
+            Self::Reads => Some(received.len()).filter(|length| *length > 0),
+        }
+    }
+
+    /// How long all replies are that are there as a whole.
+    fn all(self, received: &[u8]) -> Option<usize> {
+        let mut all = 0;
+        while let Some(length) = self.first(received.get(all..).unwrap_or_default()) {
+            all += length;
+        }
+        Some(all).filter(|length| *length > 0)
+    }
+}
+
 /// It ends with this value.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    mode: Arc<watch::Sender<Mode>>,
+    plan: Arc<watch::Sender<Plan>>,
     last_heard: Arc<AtomicUsize>,
     server: Arc<Mutex<String>>,
     _accepting: JoinSet<()>,
@@ -46,38 +114,43 @@ fn address(redis: &Redis) -> String {
 }
 
 impl Proxy {
-    /// Before a Redis.
+    /// Before a Redis that is asked by its clients, not followed by a replica: each frame is a reply.
     ///
     /// # Panics
     /// When there is no port to listen on.
     pub async fn before(redis: &Redis) -> Self {
-        Self::before_address(address(redis)).await
+        Self::start(address(redis), Framing::Resp).await
     }
 
-    /// Before any server, `host:port`.
+    /// Before any server, `host:port`, whatever it says: what comes with one read is a reply.
     ///
     /// # Panics
     /// When there is no port to listen on.
     pub async fn before_address(server: impl Into<String>) -> Self {
-        let server = Arc::new(Mutex::new(server.into()));
+        Self::start(server.into(), Framing::Reads).await
+    }
+
+    async fn start(server: String, framing: Framing) -> Self {
+        let server = Arc::new(Mutex::new(server));
         let now = Arc::clone(&server);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it listens");
-        let mode = Arc::new(watch::Sender::new(Mode::Pass));
+        let plan = Arc::new(watch::Sender::new(Plan::PASS));
         let mut accepting = JoinSet::new();
         let last_heard = Arc::new(AtomicUsize::new(0));
-        let of_connections = (Arc::clone(&mode), Arc::clone(&last_heard));
+        let of_connections = (Arc::clone(&plan), Arc::clone(&last_heard));
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             for number in 0.. {
                 let Ok((client, _)) = listener.accept().await else { return };
                 drop(client.set_nodelay(true));
-                let (mode, last_heard) = of_connections.clone();
+                let (plan, last_heard) = of_connections.clone();
                 let server = now.lock().expect("nobody panics with it").clone();
-                connections.spawn(connect(number, client, server, mode, last_heard));
+                let connection = Connection { number, framing, plan, last_heard };
+                connections.spawn(connection.run(client, server));
             }
         });
-        Self { address, mode, last_heard, server, _accepting: accepting }
+        Self { address, plan, last_heard, server, _accepting: accepting }
     }
 
     /// New connections go to this server.
@@ -102,7 +175,12 @@ impl Proxy {
 
     /// From now on.
     pub fn set(&self, mode: Mode) {
-        self.mode.send_replace(mode);
+        self.set_after(0, mode);
+    }
+
+    /// The same for a mode that is for one reply: so many others pass before it.
+    pub fn set_after(&self, replies: usize, mode: Mode) {
+        self.plan.send_replace(Plan { mode, after: replies });
     }
 
     /// Holds back the replies on the connection that brought the last one.
@@ -120,80 +198,89 @@ impl Proxy {
     /// # Panics
     /// Never: the sender is the proxy's own.
     pub async fn lost(&self) {
-        self.mode.subscribe().wait_for(|mode| *mode == Mode::Pass).await.expect("the sender is ours");
+        self.plan.subscribe().wait_for(|plan| plan.mode == Mode::Pass).await.expect("the sender is ours");
     }
 }
 
-async fn connect(
+/// One of a client's connections.
+struct Connection {
+    /// Which one, counted from 0.
     number: usize,
-    client: TcpStream,
-    server: String,
-    mode: Arc<watch::Sender<Mode>>,
+    framing: Framing,
+    plan: Arc<watch::Sender<Plan>>,
     last_heard: Arc<AtomicUsize>,
-) {
-    let mut modes = mode.subscribe();
-    if *modes.borrow() == Mode::Refuse {
-        return;
+}
+
+impl Connection {
+    async fn run(self, client: TcpStream, server: String) {
+        let mut plans = self.plan.subscribe();
+        if plans.borrow().mode == Mode::Refuse {
+            return;
+        }
+        // While the server is down, the client sees its connection closed.
+        let Ok(server) = TcpStream::connect(server).await else {
+            return;
+        };
+        drop(server.set_nodelay(true));
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
+        tokio::select! {
+            () = forward(from_client, to_server) => {}
+            () = self.reply(from_server, to_client) => {}
+            _ = plans.wait_for(|plan| plan.mode == Mode::Refuse) => {}
+        }
     }
-    // While the server is down, the client sees its connection closed.
-    let Ok(server) = TcpStream::connect(server).await else {
-        return;
-    };
-    drop(server.set_nodelay(true));
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    tokio::select! {
-        () = forward(from_client, to_server) => {}
-        () = reply(number, from_server, to_client, Arc::clone(&mode), last_heard) => {}
-        _ = modes.wait_for(|mode| *mode == Mode::Refuse) => {}
+
+    async fn reply(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+        let mut received = BytesMut::new();
+        while let Ok(1..) = from.read_buf(&mut received).await {
+            while let Some((reply, fate)) = self.next(&mut received) {
+                match fate {
+                    Mode::Lose => return,
+                    Mode::Cut => {
+                        // All but the last byte of the line end: the frame is nearly whole.
+                        drop(to.write_all(reply.split_last().map_or(&[], |(_, most)| most)).await);
+                        // Nothing lingers: the client sees a reset where the kernel has not delivered everything yet.
+                        drop(to.as_ref().set_zero_linger());
+                        return;
+                    }
+                    Mode::Stall => {
+                        received.clear();
+                        while let Ok(1..) = from.read_buf(&mut received).await {
+                            received.clear();
+                        }
+                        return;
+                    }
+                    _ => {}
+                }
+                let passes = |plan: &Plan| !plan.mode.holds(self.number);
+                if self.plan.subscribe().wait_for(passes).await.is_err() {
+                    return;
+                }
+                self.last_heard.store(self.number, Ordering::SeqCst);
+                if to.write_all(&reply).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What is next, and what happens to it: one reply if it may be meant, and otherwise all that are there.
+    fn next(&self, received: &mut BytesMut) -> Option<(BytesMut, Mode)> {
+        let mut next = None;
+        self.plan.send_if_modified(|plan| {
+            let framing = self.framing;
+            let length = if plan.is_for_one() { framing.first(received) } else { framing.all(received) };
+            let Some(length) = length else { return false };
+            let fate = plan.strike(self.number);
+            next = Some((received.split_to(length), fate));
+            fate != Mode::Pass
+        });
+        next
     }
 }
 
 async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
     // An error is an end.
     drop(tokio::io::copy(&mut from, &mut to).await);
-}
-
-async fn reply(
-    number: usize,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mode: Arc<watch::Sender<Mode>>,
-    last_heard: Arc<AtomicUsize>,
-) {
-    let mut buffer = vec![0; 1 << 16];
-    let mut modes = mode.subscribe();
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        let mut fault = Mode::Pass;
-        mode.send_if_modified(|mode| {
-            let is_for_one = matches!(*mode, Mode::Lose | Mode::Cut | Mode::Stall);
-            if is_for_one {
-                fault = std::mem::replace(mode, Mode::Pass);
-            }
-            is_for_one
-        });
-        match fault {
-            Mode::Lose => return,
-            Mode::Cut => {
-                // All but the last byte of the line end: the frame is nearly whole.
-                drop(to.write_all(buffer.get(..length - 1).unwrap_or_default()).await);
-                // Nothing lingers: the client sees a reset where the kernel has not delivered everything yet.
-                drop(to.as_ref().set_zero_linger());
-                return;
-            }
-            Mode::Stall => {
-                while let Ok(1..) = from.read(&mut buffer).await {}
-                return;
-            }
-            _ => {}
-        }
-        let passes = |mode: &Mode| *mode != Mode::Hold(number) && *mode != Mode::HoldAll;
-        if modes.wait_for(passes).await.is_err() {
-            return;
-        }
-        last_heard.store(number, Ordering::SeqCst);
-        if to.write_all(buffer.get(..length).unwrap_or_default()).await.is_err() {
-            return;
-        }
-    }
 }

@@ -9,11 +9,14 @@ use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Proxy, ProxyMode as Mode, RedisServer, until};
 
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
+use crate::lost_replies::WAYS;
 
 const HELD: Reply = Reply::Held { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine, and short enough to be waited for.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+const NEVER: Duration = Duration::from_secs(86_400);
 
 /// A primary, and a replica that hears of it through a proxy.
 struct Pair {
@@ -30,8 +33,8 @@ impl Pair {
     /// Two servers, each started with these settings.
     async fn of(start: impl AsyncFn(&[&str]) -> RedisServer) -> Self {
         let primary = start(&["--repl-diskless-sync-delay", "0"]).await;
-        let between = Proxy::before(&primary).await;
-        let port = between.url().rsplit(':').next().unwrap().to_owned();
+        let between = Proxy::before_address(format!("127.0.0.1:{}", primary.port())).await;
+        let port = between.address().port().to_string();
         let replica = start(&["--replicaof", "127.0.0.1", &port]).await;
         until("the replica to follow", LIMIT, async || {
             let info = replica.info("replication").await;
@@ -142,6 +145,25 @@ async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'st
     assert_eq!(ahead.result, result);
     let record: Option<Vec<u8>> = replica.ask(&["GET", key.as_str()]).await;
     assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
+}
+
+#[tokio::test]
+async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wait_did_not() {
+    let pair = Pair::start().await;
+    let proxy = Proxy::before(&pair.primary).await;
+    let level = Durability::Replicas { count: 1, timeout: PATIENCE };
+    let builder = RedisStore::builder(&proxy.url()).durability(level).watch_interval(NEVER);
+    let store = builder.response_timeout(2 * PATIENCE).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    for (number, way) in (0..).zip(WAYS) {
+        let key = key(&scope, number);
+        until_held(&store, &key, claim(owner)).await;
+        proxy.set_after(1, way);
+        let answer = apply(&store, &key, complete(owner, b"done")).await;
+        assert!(is_unknown(&answer), "{way:?}: {answer:?}");
+        proxy.set(Mode::Pass);
+        assert_eq!(until_held(&store, &key, complete(owner, b"done")).await, HELD, "{way:?}");
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
-use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer};
+use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 
 use crate::hand::{apply, claim, complete, key, scope, token};
 
@@ -22,17 +22,16 @@ fn unwatched(proxy: &Proxy) -> RedisBuilder {
 
 /// Repeats an operation until the store has an answer, as the gate does.
 pub(crate) async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation) -> Reply {
-    let start = Instant::now();
-    loop {
+    until("the store to come back", RECOVERY_LIMIT, async || {
         match apply(store, key, operation.clone()).await {
-            Ok(reply) => return reply,
-            Err(StoreError::Unavailable { .. } | StoreError::Unknown { .. }) => {
-                assert!(start.elapsed() < RECOVERY_LIMIT, "the store does not come back");
-                tokio::task::yield_now().await;
+            Ok(reply) => Ok(reply),
+            Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. })) => {
+                Err(error.to_string())
             }
             Err(error) => panic!("{error}"),
         }
-    }
+    })
+    .await
 }
 
 fn granted_as(attempt: u8, reply: &Reply) -> bool {

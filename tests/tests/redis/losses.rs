@@ -65,8 +65,9 @@ impl Watched {
     async fn start() -> Self {
         let primary =
             RedisServer::start_with(&["--appendfsync", "always", "--repl-diskless-sync-delay", "0"]).await;
-        let (front, between) = (Proxy::before(&primary).await, Proxy::before(&primary).await);
-        let port = between.url().rsplit(':').next().unwrap().to_owned();
+        let front = Proxy::before(&primary).await;
+        let between = Proxy::before_address(format!("127.0.0.1:{}", primary.port())).await;
+        let port = between.address().port().to_string();
         let replica =
             RedisServer::start_with(&["--appendfsync", "always", "--replicaof", "127.0.0.1", &port]).await;
         until("the replica to follow", LIMIT, async || {

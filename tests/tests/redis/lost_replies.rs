@@ -6,14 +6,14 @@ use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
-use oncegate_core::store::{Store, StoreError};
+use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 
 use crate::faults::until_answered;
 use crate::hand::{apply, claim, complete, key, scope, token};
 
-/// How a reply is lost.
-const WAYS: [Mode; 3] = [Mode::Lose, Mode::Cut, Mode::Stall];
+/// How a reply is lost, or comes when nobody waits for it any more.
+pub(crate) const WAYS: [Mode; 4] = [Mode::Lose, Mode::Cut, Mode::Stall, Mode::Delay];
 
 const TIMEOUT: Duration = Duration::from_millis(150);
 
@@ -122,10 +122,16 @@ async fn settled(store: &RedisStore, key: &StoreKey) {
 
 #[tokio::test]
 async fn a_lost_reply_is_never_an_answer_and_its_repeat_says_what_it_said() {
-    let proxy = Proxy::before(&Redis::shared().await).await;
-    every_reply_is_lost_once(&proxy, builder(&proxy).connect().await.unwrap()).await;
-    every_reply_is_lost_once(&proxy, builder(&proxy).scripts_alone().connect().await.unwrap()).await;
-    every_reply_is_lost_once(&proxy, builder(&proxy).compact(1_000).connect().await.unwrap()).await;
+    let redis = Redis::shared().await;
+    let each = async |of: fn(RedisBuilder) -> RedisBuilder| {
+        let proxy = Proxy::before(&redis).await;
+        every_reply_is_lost_once(&proxy, of(builder(&proxy)).connect().await.unwrap()).await;
+    };
+    tokio::join!(
+        each(|builder| builder),
+        each(RedisBuilder::scripts_alone),
+        each(|builder| builder.compact(1_000)),
+    );
 }
 
 #[tokio::test]
@@ -152,6 +158,37 @@ async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
             proxy.set(Mode::Pass);
             let again = until_answered(&store, &key, &operation).await;
             assert!(says(&again), "{name}, {way:?}: {again:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_say_what_it_said() {
+    let proxy = Proxy::before(&Redis::shared().await).await;
+    // Each command has a reply of its own.
+    let store = builder(&proxy).scripts_alone().connect().await.unwrap();
+    for way in WAYS {
+        for passing in [1, 5, 10] {
+            let (scope, owner) = (scope(), token());
+            let cases = (0..).map(|number| key(&scope, number)).zip(cases(owner)).collect::<Vec<_>>();
+            for (key, Case { before, .. }) in &cases {
+                for step in before {
+                    until_answered(&store, key, step).await;
+                }
+            }
+            settled(&store, &key(&scope, 1_000_000)).await;
+            let commands = cases.iter().map(|(key, case)| (key.clone(), case.operation.clone()));
+            let commands = commands.map(|(key, operation)| Command { key, operation }).collect();
+            proxy.set_after(passing, way);
+            let answers = store.execute(commands).await;
+            proxy.set(Mode::Pass);
+            assert!(answers.iter().any(Result::is_err), "{way:?} after {passing}: nothing was lost");
+            for ((key, Case { name, operation, says, .. }), answer) in cases.iter().zip(answers) {
+                let true_or_none = answer.as_ref().map_or_else(|_| is_no_answer(&answer), says);
+                assert!(true_or_none, "{name}, {way:?} after {passing}: {answer:?}");
+                let again = until_answered(&store, key, operation).await;
+                assert!(says(&again), "{name}, {way:?} after {passing}: {again:?}");
+            }
         }
     }
 }
