@@ -10,6 +10,9 @@ use super::stage::{Server, Stage, StoreKind};
 use super::work::{LEASE, SESSION};
 use crate::proxy::Mode;
 
+/// Fewer than these arrive.
+const REPLIES_BEFORE_A_LOST_ONE: usize = 8;
+
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
@@ -186,7 +189,7 @@ impl Fault {
             Self::ScriptFlush => stage.tell_redis(&["SCRIPT", "FLUSH", "SYNC"]).await,
             Self::Full => stage.tell_redis(&["CONFIG", "SET", "maxmemory", "1"]).await,
             Self::Cut => stage.wire(Mode::Refuse),
-            Self::LostReplies => stage.wire(Mode::Lose),
+            Self::LostReplies => stage.lose_a_reply(),
             Self::Silence => stage.wire(Mode::HoldAll),
             Self::BrokerKill => stage.broker.iter_mut().for_each(|broker| broker.kill()),
             Self::BrokerStall => stage.broker.iter_mut().for_each(|broker| broker.process().signal("STOP")),
@@ -197,7 +200,7 @@ impl Fault {
     /// While it lasts, a few times a second.
     pub(super) fn go_on(self, stage: &mut Stage<'_>) {
         if self == Self::LostReplies {
-            stage.wire(Mode::Lose);
+            stage.lose_a_reply();
         }
     }
 
@@ -249,6 +252,14 @@ impl Stage<'_> {
     fn wire(&self, mode: Mode) {
         if let Some(proxy) = &self.proxy {
             proxy.set(mode);
+        }
+    }
+
+    /// The next one, or one further behind: the first replies of a pipeline may arrive and the others not.
+    fn lose_a_reply(&mut self) {
+        let passing = self.rng.usize(..REPLIES_BEFORE_A_LOST_ONE);
+        if let Some(proxy) = &self.proxy {
+            proxy.set_after(passing, Mode::Lose);
         }
     }
 
