@@ -1,4 +1,5 @@
-//! A consumer over a cluster, and over a primary that sentinels watch, while servers go away and slots move.
+//! A consumer over a cluster, over a primary that sentinels watch, and over one with a replica, while servers go away and
+//! slots move.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -9,23 +10,26 @@ use std::time::Duration;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::{OnStoreLoss, RedisStore};
 use oncegate::{Consumer, ConsumerError, Gate, Key, Message, Ordering};
-use oncegate_tests::{Kafka, Record, RedisCluster, RedisSentinels, RedisServer, Watched, unique};
+use oncegate_tests::{
+    Kafka, Record, RedisCluster, RedisPair, RedisSentinels, RedisServer, Watched, unique, until,
+};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 const CONCURRENCY: u32 = 16;
 const PARTITIONS: i32 = 4;
+const LIMIT: Duration = Duration::from_secs(90);
 
-/// A consumer at work, and what its handler did: how often for each message.
-struct Load {
+/// Payments in a topic, and what came of them.
+struct Payments {
     topic: String,
     group: String,
+    scope: String,
     kafka: Kafka,
-    messages: u64,
-    effects: Arc<Mutex<BTreeMap<u64, u64>>>,
-    watched: Arc<Watched>,
-    stop: oneshot::Sender<()>,
-    running: JoinHandle<Result<(), ConsumerError>>,
+    count: u64,
+    copies: u64,
+    /// The fences of each one's effects, where there are fences.
+    effects: Arc<Mutex<BTreeMap<u64, Vec<Option<u64>>>>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -33,54 +37,104 @@ struct Payment {
     id: u64,
 }
 
-impl Load {
-    async fn start(url: &str, messages: u64) -> Self {
+impl Payments {
+    async fn new(count: u64) -> Self {
+        Self::with_copies(count, 1).await
+    }
+
+    /// Each comes again when all of them have come.
+    async fn with_copies(count: u64, copies: u64) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.new_topic("scale", PARTITIONS).await;
-        let records = (0..messages).map(|n| Record::new(format!(r#"{{"id":{n}}}"#)).key(n.to_string()));
+        let ids = (0..copies).flat_map(|_| 0..count);
+        let records = ids.map(|id| Record::new(format!(r#"{{"id":{id}}}"#)).key(id.to_string()));
         kafka.produce(&topic, records).await;
-        let effects = Arc::new(Mutex::new(BTreeMap::new()));
-        let ledger = Arc::clone(&effects);
+        let (group, scope, effects) = (unique("scale"), unique("scale"), Arc::default());
+        Self { topic, group, scope, kafka, count, copies, effects }
+    }
+
+    async fn gate(&self, url: &str, on_loss: OnStoreLoss) -> Gate {
+        let store = RedisStore::builder(url).on_store_loss(on_loss).connect().await.unwrap();
+        // The lease outlives a failover, so that no run is cut short and none is taken over.
+        Gate::new(self.scope.as_str(), Key::json(["id"]), store).lease(Duration::from_secs(60))
+    }
+
+    fn consume(&self, gate: Gate) -> Load<'_> {
+        let ledger = Arc::clone(&self.effects);
         let handler = move |message: Message| {
             let ledger = Arc::clone(&ledger);
             async move {
                 let payment: Payment = message.json()?;
                 tokio::time::sleep(Duration::from_millis(5)).await;
-                *ledger.lock().unwrap().entry(payment.id).or_default() += 1;
+                ledger.lock().unwrap().entry(payment.id).or_default().push(message.fence());
                 Ok(())
             }
         };
-        let (group, watched) = (unique("scale"), Watched::new());
-        // A primary that is killed may take its last writes with it, which is counted.
-        let store = RedisStore::builder(url).on_store_loss(OnStoreLoss::Continue).connect().await.unwrap();
-        // The lease outlives a failover, so that no run is cut short and none is taken over.
-        let gate = Gate::new(unique("scale"), Key::json(["id"]), store).lease(Duration::from_secs(60));
-        let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
+        let watched = Watched::new();
+        let source = KafkaSource::new(self.kafka.bootstrap(), self.group.as_str(), [self.topic.as_str()]);
         let consumer = Consumer::new(source, gate, handler)
             .concurrency(CONCURRENCY)
             .ordering(Ordering::Unordered)
             .observer(Arc::clone(&watched) as _);
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Self { topic, group, kafka, messages, effects, watched, stop, running }
+        Load { payments: self, watched, stop, running }
     }
 
+    /// A consumer that goes on when its store has forgotten something: a primary that is killed may take its last writes
+    /// with it, which is counted.
+    async fn start(&self, url: &str) -> Load<'_> {
+        self.consume(self.gate(url, OnStoreLoss::Continue).await)
+    }
+
+    fn deliveries(&self) -> u64 {
+        self.count * self.copies
+    }
+
+    async fn committed(&self) -> u64 {
+        let committed = self.kafka.committed_offsets(&self.group, &self.topic).await;
+        committed.values().map(|offset| u64::try_from(*offset).unwrap()).sum()
+    }
+
+    /// How many effects came a second time.
+    fn extra(&self) -> u64 {
+        let effects = self.effects.lock().unwrap();
+        effects.values().map(|each| each.len() as u64 - 1).sum()
+    }
+
+    fn none_is_lost(&self) {
+        assert_eq!(self.effects.lock().unwrap().len() as u64, self.count, "lost");
+    }
+}
+
+/// A consumer at work on them.
+struct Load<'p> {
+    payments: &'p Payments,
+    watched: Arc<Watched>,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<Result<(), ConsumerError>>,
+}
+
+impl Load<'_> {
     async fn acks(&self, count: u64) {
         self.watched.until("acks", count).await;
     }
 
-    /// Waits for the rest, and judges: nothing lost, and every second effect counted by its cause.
-    async fn end(self) -> u64 {
-        self.acks(self.messages).await;
+    async fn stop(self) -> Arc<Watched> {
         self.stop.send(()).unwrap();
         self.running.await.unwrap().unwrap();
-        let effects = self.effects.lock().unwrap().clone();
-        assert_eq!(effects.len() as u64, self.messages, "lost");
-        let extra = effects.values().sum::<u64>() - self.messages;
-        let counted = self.watched.total("extra_runs");
+        self.watched
+    }
+
+    /// Waits for the rest, and judges: nothing lost, and every second effect counted by its cause.
+    async fn end(self) -> u64 {
+        let payments = self.payments;
+        self.acks(payments.deliveries()).await;
+        let watched = self.stop().await;
+        payments.none_is_lost();
+        let (extra, counted) = (payments.extra(), watched.total("extra_runs"));
         assert!(extra <= counted, "{extra} second effects, {counted} counted");
-        let committed: i64 = self.kafka.committed_offsets(&self.group, &self.topic).await.values().sum();
-        assert_eq!(committed, i64::try_from(self.messages).unwrap());
+        assert_eq!(payments.committed().await, payments.deliveries());
         extra
     }
 }
@@ -88,7 +142,8 @@ impl Load {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_loses_a_primary_and_moves_slots_under_load_and_no_message_is_lost() {
     let mut cluster = RedisCluster::start().await;
-    let load = Load::start(&cluster.url(), 6_000).await;
+    let payments = Payments::new(6_000).await;
+    let load = payments.start(&cluster.url()).await;
     load.acks(600).await;
     assert_eq!(load.watched.total("store_errors"), 0, "nothing is wrong before the faults");
 
@@ -122,7 +177,8 @@ async fn others_go_on(
     let mut cluster = RedisCluster::start_with(&["--appendfsync", "always"]).await;
     // Nobody takes over for this shard.
     cluster.node(3).kill();
-    let load = Load::start(&cluster.url(), MESSAGES).await;
+    let payments = Payments::new(MESSAGES).await;
+    let load = payments.start(&cluster.url()).await;
     load.acks(200).await;
     take_away(cluster.node(0));
     // Two thirds of the keys, give or take eight times the deviation of such a draw.
@@ -149,7 +205,8 @@ async fn of_a_cluster_with_a_shard_that_hangs_the_other_keys_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinels_fail_over_under_load_and_the_new_primary_is_found() {
     let mut watched = RedisSentinels::start().await;
-    let load = Load::start(&watched.url(), 5_000).await;
+    let payments = Payments::new(5_000).await;
+    let load = payments.start(&watched.url()).await;
     load.acks(500).await;
     watched.server(0).kill();
     let second = watched.failed_over_from(0).await;
@@ -161,4 +218,60 @@ async fn sentinels_fail_over_under_load_and_the_new_primary_is_found() {
     watched.failed_over_from(second).await;
     let extra = load.end().await;
     println!("second effects after two failovers: {extra}");
+}
+
+/// The lease of claims that the replica had heard of, and not of their ends: so long their duplicates wait.
+const LEFT_BEHIND: Duration = Duration::from_secs(3);
+
+/// Its replica hears nothing more; then the primary dies with what it alone knew, and the replica is made a primary.
+async fn a_stale_replica_takes_over(pair: &mut RedisPair, load: &Load<'_>) {
+    load.acks(300).await;
+    pair.cut();
+    load.acks(1_000).await;
+    pair.fail_over().await;
+    load.watched.until("store_losses", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a_greater_fence() {
+    let mut pair = RedisPair::start(&["--appendfsync", "always"]).await;
+    let payments = Payments::with_copies(1_000, 2).await;
+    let gate = payments.gate(&pair.front.url(), OnStoreLoss::Continue).await;
+    let load = payments.consume(gate.fenced().lease(LEFT_BEHIND));
+    a_stale_replica_takes_over(&mut pair, &load).await;
+    let watched = Arc::clone(&load.watched);
+    let extra = load.end().await;
+    assert!(extra > 0, "what the replica had never heard of came again");
+    assert!(watched.get("extra_runs", "store_loss") > 0, "{extra} second effects have another cause");
+    for (id, fences) in payments.effects.lock().unwrap().iter() {
+        assert!(fences.is_sorted_by(|one, next| one < next), "payment {id}: {fences:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_stale_failover_under_load_nothing_runs_until_a_restart_where_it_shall_halt() {
+    let mut pair = RedisPair::start(&["--appendfsync", "always"]).await;
+    let payments = Payments::with_copies(1_000, 2).await;
+    let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;
+    let load = payments.consume(gate.lease(LEFT_BEHIND));
+    a_stale_replica_takes_over(&mut pair, &load).await;
+    // Nearly all that is left are duplicates of what was forgotten.
+    until("claims to be refused", LIMIT, async || match load.watched.get("store_errors", "refused") {
+        count @ ..3 => Err(format!("{count} are")),
+        _ => Ok(()),
+    })
+    .await;
+    load.stop().await;
+    assert_eq!(payments.extra(), 0, "it ran again");
+    assert!(payments.committed().await < payments.deliveries(), "there is something left");
+
+    let gate = payments.gate(&pair.front.url(), OnStoreLoss::Continue).await;
+    let load = payments.consume(gate.lease(LEFT_BEHIND));
+    until("the rest", LIMIT, async || match payments.committed().await {
+        committed if committed == payments.deliveries() => Ok(()),
+        committed => Err(format!("{committed} of {} are committed", payments.deliveries())),
+    })
+    .await;
+    load.stop().await;
+    payments.none_is_lost();
 }

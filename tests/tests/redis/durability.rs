@@ -6,7 +6,7 @@ use oncegate::redis::{Durability, RedisStore};
 use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
-use oncegate_tests::{Proxy, ProxyMode as Mode, RedisServer, until};
+use oncegate_tests::{ProxyMode as Mode, RedisPair, RedisServer, until};
 
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 use crate::lost_replies::WAYS;
@@ -18,45 +18,14 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 const NEVER: Duration = Duration::from_secs(86_400);
 
-/// A primary, and a replica that hears of it through a proxy.
-struct Pair {
-    primary: RedisServer,
-    replica: RedisServer,
-    between: Proxy,
+async fn pair() -> RedisPair {
+    RedisPair::start(&[]).await
 }
 
-impl Pair {
-    async fn start() -> Self {
-        Self::of(RedisServer::start_with).await
-    }
-
-    /// Two servers, each started with these settings.
-    async fn of(start: impl AsyncFn(&[&str]) -> RedisServer) -> Self {
-        let primary = start(&["--repl-diskless-sync-delay", "0"]).await;
-        let between = Proxy::before_address(format!("127.0.0.1:{}", primary.port())).await;
-        let port = between.address().port().to_string();
-        let replica = start(&["--replicaof", "127.0.0.1", &port]).await;
-        until("the replica to follow", LIMIT, async || {
-            let info = replica.info("replication").await;
-            info.contains("master_link_status:up").then_some(()).ok_or(info)
-        })
-        .await;
-        Self { primary, replica, between }
-    }
-
-    async fn store(&self) -> RedisStore {
-        let level = Durability::Replicas { count: 1, timeout: PATIENCE };
-        RedisStore::builder(self.primary.url()).durability(level).connect().await.unwrap()
-    }
-
-    /// The replica hears nothing more, and the primary cannot tell why.
-    fn cut(&self) {
-        self.between.hold_all();
-    }
-
-    fn join(&self) {
-        self.between.set(Mode::Pass);
-    }
+/// A store for which nothing counts that the replica does not have.
+async fn waiting_store(pair: &RedisPair) -> RedisStore {
+    let level = Durability::Replicas { count: 1, timeout: PATIENCE };
+    RedisStore::builder(pair.primary.url()).durability(level).connect().await.unwrap()
 }
 
 fn is_unknown<T: std::fmt::Debug>(answer: &Result<T, StoreError>) -> bool {
@@ -72,18 +41,18 @@ async fn until_held(store: &RedisStore, key: &StoreKey, operation: Operation) ->
 
 #[tokio::test]
 async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_found_completed() {
-    does_not_count(Pair::start().await).await;
+    does_not_count(pair().await).await;
 }
 
 /// There WAIT speaks for the writes of its own connection alone, and Redis 7.0 speaks for all of them: only there is it
 /// seen that what was found settled is written once more.
 #[tokio::test]
 async fn what_a_replica_of_valkey_does_not_have_does_not_count_either() {
-    does_not_count(Pair::of(RedisServer::valkey).await).await;
+    does_not_count(RedisPair::of(RedisServer::valkey, &[]).await).await;
 }
 
-async fn does_not_count(pair: Pair) {
-    let store = pair.store().await;
+async fn does_not_count(pair: RedisPair) {
+    let store = waiting_store(&pair).await;
     let plain = RedisStore::connect(pair.primary.url()).await.unwrap();
     let (scope, owner) = (scope(), token());
     let [confirmed, completing, found, failed] = [1, 2, 3, 4].map(|number| key(&scope, number));
@@ -108,17 +77,17 @@ async fn does_not_count(pair: Pair) {
     assert_eq!(apply(&plain, &found, complete(owner, b"3")).await.unwrap(), HELD);
     // Each on a connection that has written nothing yet, where a bare WAIT would say yes at once.
     for key in [&completing, &found, &failed] {
-        let fresh = pair.store().await;
+        let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&apply(&fresh, key, claim(token())).await), "{key}");
-        let fresh = pair.store().await;
+        let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&fresh.look_ahead(vec![key.clone()]).await.remove(0)), "{key}");
     }
     for (key, operation) in
         [(&completing, complete(owner, b"2")), (&failed, fail.clone()), (&failed, Operation::HandOver)]
     {
-        let fresh = pair.store().await;
+        let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}");
-        let fresh = pair.store().await;
+        let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}, again");
     }
     // A heartbeat waits for nobody.
@@ -149,27 +118,26 @@ async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'st
 
 #[tokio::test]
 async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wait_did_not() {
-    let pair = Pair::start().await;
-    let proxy = Proxy::before(&pair.primary).await;
+    let pair = pair().await;
     let level = Durability::Replicas { count: 1, timeout: PATIENCE };
-    let builder = RedisStore::builder(&proxy.url()).durability(level).watch_interval(NEVER);
+    let builder = RedisStore::builder(&pair.front.url()).durability(level).watch_interval(NEVER);
     let store = builder.response_timeout(2 * PATIENCE).connect().await.unwrap();
     let (scope, owner) = (scope(), token());
     for (number, way) in (0..).zip(WAYS) {
         let key = key(&scope, number);
         until_held(&store, &key, claim(owner)).await;
-        proxy.set_after(1, way);
+        pair.front.set_after(1, way);
         let answer = apply(&store, &key, complete(owner, b"done")).await;
         assert!(is_unknown(&answer), "{way:?}: {answer:?}");
-        proxy.set(Mode::Pass);
+        pair.front.set(Mode::Pass);
         assert_eq!(until_held(&store, &key, complete(owner, b"done")).await, HELD, "{way:?}");
     }
 }
 
 #[tokio::test]
 async fn the_rights_for_waiting_are_asked_for_and_enough() {
-    let pair = Pair::start().await;
-    let (scope, rules) = (scope(), pair.store().await);
+    let pair = pair().await;
+    let (scope, rules) = (scope(), waiting_store(&pair).await);
     let rules = rules.acl_rules(&scope);
     let hand = Hand::on(&pair.primary).await;
     let url = pair.primary.url().replace("redis://", "redis://billing:right@");
@@ -187,8 +155,8 @@ async fn the_rights_for_waiting_are_asked_for_and_enough() {
 
 #[tokio::test]
 async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() {
-    let pair = Pair::start().await;
-    let (store, hand) = (pair.store().await, Hand::on(&pair.primary).await);
+    let pair = pair().await;
+    let (store, hand) = (waiting_store(&pair).await, Hand::on(&pair.primary).await);
     let (scope, owner) = (scope(), token());
     let [done, running] = [1, 2].map(|number| key(&scope, number));
     for key in [&done, &running] {
@@ -210,8 +178,8 @@ async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() 
 
 #[tokio::test]
 async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
-    let pair = Pair::start().await;
-    let store = pair.store().await;
+    let pair = pair().await;
+    let store = waiting_store(&pair).await;
     let (hand, scope, owner) = (Hand::on(&pair.primary).await, scope(), token());
     let commands = |keys: std::ops::Range<u128>| -> Vec<Command> {
         keys.map(|number| Command { key: key(&scope, number), operation: complete(owner, b"") }).collect()

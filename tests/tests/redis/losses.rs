@@ -9,7 +9,7 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Fence, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::Store;
-use oncegate_tests::{Proxy, RedisServer, unique, until};
+use oncegate_tests::{RedisPair, RedisServer, unique, until};
 
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
@@ -53,60 +53,22 @@ async fn finish(store: &RedisStore, scope: &Scope, number: u128) -> StoreKey {
     key
 }
 
-/// A primary whose clients come through `front`, and a replica that hears of it through `between`.
-struct Watched {
-    primary: RedisServer,
-    replica: RedisServer,
-    front: Proxy,
-    between: Proxy,
-}
-
-impl Watched {
-    async fn start() -> Self {
-        let primary =
-            RedisServer::start_with(&["--appendfsync", "always", "--repl-diskless-sync-delay", "0"]).await;
-        let front = Proxy::before(&primary).await;
-        let between = Proxy::before_address(format!("127.0.0.1:{}", primary.port())).await;
-        let port = between.address().port().to_string();
-        let replica =
-            RedisServer::start_with(&["--appendfsync", "always", "--replicaof", "127.0.0.1", &port]).await;
-        until("the replica to follow", LIMIT, async || {
-            let info = replica.info("replication").await;
-            info.contains("master_link_status:up").then_some(()).ok_or(info)
-        })
-        .await;
-        Self { primary, replica, front, between }
-    }
-
-    async fn caught_up(&self) {
-        let (primary, replica) = (Hand::on(&self.primary).await, Hand::on(&self.replica).await);
-        until("the replica to have everything", LIMIT, async || {
-            let there = primary.info("replication", "master_repl_offset").await;
-            let here = replica.info("replication", "slave_repl_offset").await;
-            if there == here { Ok(()) } else { Err(format!("{here} of {there}")) }
-        })
-        .await;
-    }
-
-    /// The replica takes over, and clients find it where the primary was.
-    async fn fail_over(&mut self) {
-        self.primary.kill();
-        let () = Hand::on(&self.replica).await.ask(&["REPLICAOF", "NO", "ONE"]).await;
-        self.front.point_at(&self.replica);
-    }
+/// Both keep what they have answered.
+async fn pair() -> RedisPair {
+    RedisPair::start(&["--appendfsync", "always"]).await
 }
 
 #[tokio::test]
 async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_grows() {
-    let mut servers = Watched::start().await;
+    let mut pair = pair().await;
     let (halting, going_on) = (
-        store(&servers.front.url(), OnStoreLoss::Halt).await,
-        store(&servers.front.url(), OnStoreLoss::Continue).await,
+        store(&pair.front.url(), OnStoreLoss::Halt).await,
+        store(&pair.front.url(), OnStoreLoss::Continue).await,
     );
     let scope = scope();
     let kept = finish(&halting, &scope, 1).await;
-    servers.caught_up().await;
-    servers.between.hold_all();
+    pair.caught_up().await;
+    pair.cut();
     let lost = finish(&halting, &scope, 2).await;
     let _ = finish(&going_on, &scope, 3).await;
     let refused = finish(&halting, &scope, 6).await;
@@ -115,7 +77,7 @@ async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_g
     apply(&halting, &keys[0], claim(running[0])).await.unwrap();
     let before = fence(&apply(&going_on, &keys[1], fenced(running[1])).await.unwrap());
 
-    servers.fail_over().await;
+    pair.fail_over().await;
     // Of a key of its own: a claim that was on its way may have been heard, though nobody is told that it was granted.
     assert!(refusal(&halting, &refused).await.contains("on_store_loss"));
     // What runs may end, and is recorded.
@@ -133,12 +95,12 @@ async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_g
 
 #[tokio::test]
 async fn a_failover_that_loses_nothing_and_a_restart_with_its_data_raise_no_alarm() {
-    let mut servers = Watched::start().await;
-    let store = store(&servers.front.url(), OnStoreLoss::Halt).await;
+    let mut pair = pair().await;
+    let store = store(&pair.front.url(), OnStoreLoss::Halt).await;
     let scope = scope();
     let first = finish(&store, &scope, 1).await;
-    servers.caught_up().await;
-    servers.fail_over().await;
+    pair.caught_up().await;
+    pair.fail_over().await;
     let known = until_answered(&store, &first, &claim(token())).await;
     assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
     let second = key(&scope, 2);
@@ -146,14 +108,14 @@ async fn a_failover_that_loses_nothing_and_a_restart_with_its_data_raise_no_alar
 
     // A replica writes its file anew after it was given everything; killed before, it has nothing.
     until("the replica's file to be whole", LIMIT, async || {
-        let info = servers.replica.info("persistence").await;
+        let info = pair.replica.info("persistence").await;
         let whole = ["aof_rewrite_in_progress:0\r", "aof_rewrite_scheduled:0\r"];
         whole.iter().all(|line| info.contains(line)).then_some(()).ok_or(info)
     })
     .await;
-    servers.replica.kill();
-    servers.replica.start_again().await;
-    let () = Hand::on(&servers.replica).await.ask(&["REPLICAOF", "NO", "ONE"]).await;
+    pair.replica.kill();
+    pair.replica.start_again().await;
+    let () = Hand::on(&pair.replica).await.ask(&["REPLICAOF", "NO", "ONE"]).await;
     for key in [first, second] {
         let known = until_answered(&store, &key, &claim(token())).await;
         assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
