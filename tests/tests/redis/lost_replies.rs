@@ -230,3 +230,41 @@ async fn a_lost_look_or_description_is_never_an_answer() {
     });
     assert!(found.await.iter().all(Option::is_some));
 }
+
+#[tokio::test]
+async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_what_came_of_it() {
+    let proxy = Proxy::before(&Redis::shared().await).await;
+    let store = builder(&proxy).connect().await.unwrap();
+    let absent = crate::hand::key(&scope(), 1_000_000);
+    for way in WAYS {
+        let (scope, owner) = (scope(), token());
+        settled(&store, &absent).await;
+        proxy.set(way);
+        let described = store.describe(&scope, None, "the first").await;
+        assert!(is_no_answer(&described), "{way:?}: {described:?}");
+        proxy.set(Mode::Pass);
+        let described = until("the store to describe", LIMIT, async || {
+            store.describe(&scope, None, "the first").await.map_err(|error| error.to_string())
+        });
+        assert_eq!(described.await, "the first", "{way:?}");
+
+        let key = key(&scope, 1);
+        for step in [claim(owner), fail(owner)] {
+            until_answered(&store, &key, &step).await;
+        }
+        let seen = until("the store to look", LIMIT, async || {
+            store.look(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+        });
+        let reopen = Operation::Reopen { expected: seen.await.unwrap().record };
+        settled(&store, &absent).await;
+        proxy.set(way);
+        let reopened = apply(&store, &key, reopen.clone()).await;
+        assert!(matches!(reopened, Err(StoreError::Unknown { .. })), "{way:?}: {reopened:?}");
+        proxy.set(Mode::Pass);
+        // It is another record by now: open again.
+        assert_eq!(until_answered(&store, &key, &reopen).await, Reply::Lost, "{way:?}");
+        let claimed = until_answered(&store, &key, &claim(token())).await;
+        let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = claimed else { panic!("{claimed:?}") };
+        assert!(grant.reopened && grant.attempt == 1, "{way:?}: {grant:?}");
+    }
+}
