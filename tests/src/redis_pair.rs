@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ::redis::InfoDict;
+
 use crate::proxy::{Mode, Proxy};
 use crate::redis::{Redis, RedisServer};
 use crate::until::until;
@@ -64,8 +66,8 @@ impl RedisPair {
     /// When it takes more than a minute.
     pub async fn caught_up(&self) {
         until("the replica to have everything", LIMIT, async || {
-            let there = offset(&self.primary, "master_repl_offset:").await;
-            let here = offset(&self.replica, "slave_repl_offset:").await;
+            let there = offset(&self.primary, "master_repl_offset").await;
+            let here = offset(&self.replica, "slave_repl_offset").await;
             if there == here { Ok(()) } else { Err(format!("{here} of {there}")) }
         })
         .await;
@@ -86,7 +88,6 @@ impl RedisPair {
 
 /// How far a server's log of writes goes.
 async fn offset(redis: &Redis, name: &str) -> u64 {
-    let info = redis.info("replication").await;
-    let offset = info.lines().find_map(|line| line.strip_prefix(name));
-    offset.and_then(|offset| offset.parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
+    let info = InfoDict::new(&redis.info("replication").await);
+    info.get(name).unwrap_or_else(|| panic!("no {name} in {info:?}"))
 }

@@ -120,17 +120,16 @@ impl Load<'_> {
         self.watched.until("acks", count).await;
     }
 
-    async fn stop(self) -> Arc<Watched> {
+    async fn stop(self) {
         self.stop.send(()).unwrap();
         self.running.await.unwrap().unwrap();
-        self.watched
     }
 
     /// Waits for the rest, and judges: nothing lost, and every second effect counted by its cause.
     async fn end(self) -> u64 {
-        let payments = self.payments;
+        let (payments, watched) = (self.payments, Arc::clone(&self.watched));
         self.acks(payments.deliveries()).await;
-        let watched = self.stop().await;
+        self.stop().await;
         payments.none_is_lost();
         let (extra, counted) = (payments.extra(), watched.total("extra_runs"));
         assert!(extra <= counted, "{extra} second effects, {counted} counted");

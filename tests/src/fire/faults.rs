@@ -10,8 +10,8 @@ use super::stage::{Server, Stage, StoreKind};
 use super::work::{LEASE, SESSION};
 use crate::proxy::Mode;
 
-/// Fewer than these arrive.
-const REPLIES_BEFORE_A_LOST_ONE: usize = 8;
+/// A reply is lost behind fewer others than these.
+const PASSING_REPLIES: usize = 8;
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -257,7 +257,7 @@ impl Stage<'_> {
 
     /// The next one, or one further behind: the first replies of a pipeline may arrive and the others not.
     fn lose_a_reply(&mut self) {
-        let passing = self.rng.usize(..REPLIES_BEFORE_A_LOST_ONE);
+        let passing = self.rng.usize(..PASSING_REPLIES);
         if let Some(proxy) = &self.proxy {
             proxy.set_after(passing, Mode::Lose);
         }

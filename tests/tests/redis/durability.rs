@@ -8,6 +8,7 @@ use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{ProxyMode as Mode, RedisPair, RedisServer, until};
 
+use crate::faults::unwatched;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 use crate::lost_replies::WAYS;
 
@@ -15,8 +16,6 @@ const HELD: Reply = Reply::Held { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine, and short enough to be waited for.
 const PATIENCE: Duration = Duration::from_millis(300);
-
-const NEVER: Duration = Duration::from_secs(86_400);
 
 async fn pair() -> RedisPair {
     RedisPair::start(&[]).await
@@ -120,8 +119,8 @@ async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'st
 async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wait_did_not() {
     let pair = pair().await;
     let level = Durability::Replicas { count: 1, timeout: PATIENCE };
-    let builder = RedisStore::builder(&pair.front.url()).durability(level).watch_interval(NEVER);
-    let store = builder.response_timeout(2 * PATIENCE).connect().await.unwrap();
+    let builder = unwatched(&pair.front).durability(level).response_timeout(2 * PATIENCE);
+    let store = builder.connect().await.unwrap();
     let (scope, owner) = (scope(), token());
     for (number, way) in (0..).zip(WAYS) {
         let key = key(&scope, number);

@@ -16,7 +16,7 @@ const HELD: Reply = Reply::Held { recreated: false };
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 /// A store whose every reply is asked for by the test.
-fn unwatched(proxy: &Proxy) -> RedisBuilder {
+pub(crate) fn unwatched(proxy: &Proxy) -> RedisBuilder {
     RedisStore::builder(&proxy.url()).watch_interval(Duration::from_secs(86_400))
 }
 

@@ -9,7 +9,7 @@ use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 
-use crate::faults::until_answered;
+use crate::faults::{until_answered, unwatched};
 use crate::hand::{apply, claim, complete, key, scope, token};
 
 /// How a reply is lost, or comes when nobody waits for it any more.
@@ -109,9 +109,7 @@ fn is_no_answer<T>(answer: &Result<T, StoreError>) -> bool {
 }
 
 fn builder(proxy: &Proxy) -> RedisBuilder {
-    // Nobody else's reply is to be lost.
-    let never = Duration::from_secs(86_400);
-    RedisStore::builder(&proxy.url()).response_timeout(TIMEOUT).watch_interval(never)
+    unwatched(proxy).response_timeout(TIMEOUT)
 }
 
 /// Waits until the store has a connection again.
@@ -164,11 +162,23 @@ async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
 
 #[tokio::test]
 async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_say_what_it_said() {
-    let proxy = Proxy::before(&Redis::shared().await).await;
-    // Each command has a reply of its own.
-    let store = builder(&proxy).scripts_alone().connect().await.unwrap();
+    let redis = Redis::shared().await;
+    let each = async |of: fn(RedisBuilder) -> RedisBuilder, passing| {
+        let proxy = Proxy::before(&redis).await;
+        breaks_off(&proxy, of(builder(&proxy)).connect().await.unwrap(), passing).await;
+    };
+    tokio::join!(
+        // All first claims have one reply, and all first completions another.
+        each(|builder| builder, [0, 1, 3]),
+        each(RedisBuilder::scripts_alone, [1, 5, 10]),
+        each(|builder| builder.compact(1_000), [1, 5, 10]),
+    );
+}
+
+/// All cases at once, whose replies break off in each way behind so many.
+async fn breaks_off(proxy: &Proxy, store: RedisStore, passing: [usize; 3]) {
     for way in WAYS {
-        for passing in [1, 5, 10] {
+        for passing in passing {
             let (scope, owner) = (scope(), token());
             let cases = (0..).map(|number| key(&scope, number)).zip(cases(owner)).collect::<Vec<_>>();
             for (key, Case { before, .. }) in &cases {
