@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use oncegate::redis::{OnStoreLoss, RedisBuilder, RedisStore};
-use oncegate::{Completion, Entry, Gate, MemoryStore, Message};
+use oncegate::redis::{RedisBuilder, RedisStore};
+use oncegate::{Completion, Entry, Gate, MemoryStore, Message, OnStoreLoss};
 use oncegate_tests::{Redis, RedisServer};
 use tokio::task::JoinSet;
 
@@ -69,11 +69,12 @@ pub(crate) async fn redis_gate(redis: &Redis) -> Gate {
 
 pub(crate) fn redis_store(redis: &Redis) -> RedisBuilder {
     // The server is emptied between the rounds, on purpose.
-    RedisStore::builder(redis.url()).on_store_loss(OnStoreLoss::Continue)
+    RedisStore::builder(redis.url()).grant_after_loss()
 }
 
 pub(crate) async fn gate_over(store: RedisBuilder) -> Gate {
-    Gate::new(fresh_scope(), key(), store.connect().await.expect("the server may be used"))
+    let store = store.connect().await.expect("the server may be used");
+    Gate::new(fresh_scope(), key(), store).on_store_loss(OnStoreLoss::Continue)
 }
 
 /// Messages per second through `enter` and `complete`.

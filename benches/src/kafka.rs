@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::OnStoreLoss;
 use oncegate::kafka::KafkaSource;
-use oncegate::redis::{OnStoreLoss, RedisStore};
+use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::{Consumer, Counters, Failure, Gate, Message, Observer};
 use oncegate_tests::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
@@ -90,9 +91,9 @@ impl Work<'_> {
     async fn through_the_gate(&self, expected_runs: usize) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
         // The server is emptied between the rounds, on purpose.
-        let store = RedisStore::builder(self.redis.url()).on_store_loss(OnStoreLoss::Continue).connect();
+        let store = RedisStore::connect(self.redis.url());
         let store = store.await.expect("the server may be used");
-        let gate = Gate::new(self.scope, key(), store);
+        let gate = Gate::new(self.scope, key(), store).on_store_loss(OnStoreLoss::Continue);
         let consumer = Consumer::new(self.source(&stopwatch), gate, nothing_to_do);
         let consumer = consumer.concurrency(IN_FLIGHT as u32);
         let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders, OwnedMessage};
 use rdkafka::metadata::{MetadataPartition, MetadataTopic};
@@ -324,6 +324,40 @@ impl Kafka {
             elements.iter().filter_map(offset).collect()
         })
         .await
+    }
+
+    /// The texts that the group keeps with its commits.
+    ///
+    /// # Panics
+    /// When the topic does not exist, or the broker does not answer.
+    pub async fn commit_metadata(&self, group: &str, topic: &str) -> Vec<String> {
+        let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
+        blocking(move || {
+            let client = kafka.witness(&group);
+            let mut asked = TopicPartitionList::new();
+            for partition in partitions(&client, &topic) {
+                asked.add_partition(&topic, partition);
+            }
+            let ask = || client.committed_offsets(asked.clone(), ANSWER_LIMIT);
+            let committed = patiently(&format!("offsets of group {group}"), ask);
+            committed.elements().iter().map(|one| one.metadata().to_owned()).collect()
+        })
+        .await
+    }
+
+    /// Commits a position of a group without members, as a client does that knows nothing of oncegate.
+    ///
+    /// # Panics
+    /// When the broker refuses.
+    pub async fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
+        let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
+        blocking(move || {
+            let client = kafka.witness(&group);
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(&topic, partition, Offset::Offset(offset)).expect("an offset");
+            patiently(&format!("a commit of group {group}"), || client.commit(&list, CommitMode::Sync));
+        })
+        .await;
     }
 
     /// How many members a group has.

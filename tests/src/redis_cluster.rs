@@ -98,6 +98,14 @@ impl RedisCluster {
         self.nodes.get_mut(number).expect("there are six nodes")
     }
 
+    /// The slot of a key.
+    ///
+    /// # Panics
+    /// When the first node does not answer.
+    pub async fn slot_of(&self, key: &str) -> u16 {
+        self.ask(0, &["CLUSTER", "KEYSLOT", key]).await
+    }
+
     /// Which node is the primary of a slot, as most nodes that answer see it.
     ///
     /// # Panics

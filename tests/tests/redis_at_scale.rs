@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use oncegate::core::key::Scope;
 use oncegate::kafka::KafkaSource;
-use oncegate::redis::{OnStoreLoss, RedisStore};
-use oncegate::{Consumer, ConsumerError, Gate, Key, Message, Ordering};
+use oncegate::operate::{self, AcceptedLoss};
+use oncegate::redis::RedisStore;
+use oncegate::{Consumer, ConsumerError, Gate, Key, Message, OnStoreLoss, Ordering};
 use oncegate_tests::{
     Kafka, Record, RedisCluster, RedisPair, RedisSentinels, RedisServer, Watched, unique, until,
 };
@@ -54,9 +56,11 @@ impl Payments {
     }
 
     async fn gate(&self, url: &str, on_loss: OnStoreLoss) -> Gate {
-        let store = RedisStore::builder(url).on_store_loss(on_loss).connect().await.unwrap();
+        let store = RedisStore::connect(url).await.unwrap();
         // The lease outlives a failover, so that no run is cut short and none is taken over.
-        Gate::new(self.scope.as_str(), Key::json(["id"]), store).lease(Duration::from_secs(60))
+        Gate::new(self.scope.as_str(), Key::json(["id"]), store)
+            .lease(Duration::from_secs(60))
+            .on_store_loss(on_loss)
     }
 
     fn consume(&self, gate: Gate) -> Load<'_> {
@@ -248,7 +252,7 @@ async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_stale_failover_under_load_nothing_runs_until_a_restart_where_it_shall_halt() {
+async fn after_a_stale_failover_under_load_nothing_runs_until_the_loss_is_accepted() {
     let mut pair = RedisPair::start(&["--appendfsync", "always"]).await;
     let payments = Payments::with_copies(1_000, 2).await;
     let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;
@@ -262,10 +266,24 @@ async fn after_a_stale_failover_under_load_nothing_runs_until_a_restart_where_it
     .await;
     load.stop().await;
     assert_eq!(payments.extra(), 0, "it ran again");
-    assert!(payments.committed().await < payments.deliveries(), "there is something left");
+    let committed = payments.committed().await;
+    assert!(committed < payments.deliveries(), "there is something left");
 
-    let gate = payments.gate(&pair.front.url(), OnStoreLoss::Continue).await;
+    // A process that starts later notices the halt, and runs nothing either.
+    let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;
     let load = payments.consume(gate.lease(LEFT_BEHIND));
+    until("claims to be refused", LIMIT, async || match load.watched.get("store_errors", "refused") {
+        0 => Err("none is".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    assert_eq!((payments.extra(), payments.committed().await), (0, committed), "it ran again");
+
+    let store = RedisStore::connect(&pair.front.url()).await.unwrap();
+    let scope = Scope::new(&payments.scope).unwrap();
+    let halt = operate::halt_of(&store, &scope).await.unwrap().expect("the scope is halted");
+    let accepted = operate::accept_loss(&store, &scope, &halt).await.unwrap();
+    assert!(matches!(accepted, AcceptedLoss::Accepted(_)), "{accepted:?}");
     until("the rest", LIMIT, async || match payments.committed().await {
         committed if committed == payments.deliveries() => Ok(()),
         committed => Err(format!("{committed} of {} are committed", payments.deliveries())),

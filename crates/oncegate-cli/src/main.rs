@@ -2,7 +2,7 @@
 //! what does the store hold for it? What was given up, and back with it. And the tables of a store in PostgreSQL.
 //!
 //! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables, `sweep` deletes large
-//! results, `reset` and `dead-letters redrive` open records, when they are told to; no other command changes anything:
+//! results, `reset` and `dead-letters redrive` open records, `accept-loss` lets a halted scope go on, when they are told to; no other command changes anything:
 //! neither the store nor the topic, nor what a consumer group has committed. `peek` and `dead-letters` use up receives of
 //! a queue's messages, and ask for leave.
 
@@ -16,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
+mod accept_loss;
 mod args;
 mod change;
 mod check;
@@ -75,6 +76,7 @@ enum Command {
     Sweep(sweep::Args),
     Inspect(inspect::Args),
     Reset(reset::Args),
+    AcceptLoss(accept_loss::Args),
     #[command(subcommand)]
     DeadLetters(dead_letters::Command),
     Doctor(doctor::Args),
@@ -120,6 +122,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
                 Command::Reset(args) => reset::run(args).await,
+                Command::AcceptLoss(args) => accept_loss::run(args).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
                 Command::Doctor(args) => doctor::run(args).await,
                 Command::Estimate(args) => estimate::run(args).await,

@@ -8,7 +8,7 @@ use oncegate::core::key::StoreKey;
 use oncegate::core::store::Store;
 use oncegate::journal::Entry;
 use oncegate::postgres::PostgresStore;
-use oncegate::redis::{Durability, OnStoreLoss, RedisStore};
+use oncegate::redis::{Durability, RedisStore};
 use oncegate::sqlite::SqliteStore;
 
 use crate::config::shape;
@@ -38,16 +38,13 @@ pub(crate) fn check(url: &str) -> Result<(), Problem> {
 }
 
 /// Connects to the store of a configuration, as a consumer does: it purges what is over, and makes an SQLite file.
-pub(crate) async fn open_configured(
-    store: &shape::Store,
-    on_store_loss: Option<shape::OnStoreLoss>,
-) -> Result<Arc<dyn Store>, Problem> {
-    open(store, on_store_loss, Purpose::Consume).await
+pub(crate) async fn open_configured(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
+    open(store, Purpose::Consume).await
 }
 
 /// Connects to the store of a configuration, and leaves it as it is: it makes no file, and purges nothing.
 pub(crate) async fn open_to_look(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
-    open(store, None, Purpose::Look).await
+    open(store, Purpose::Look).await
 }
 
 /// The SQLite file of a configuration that nobody has made yet.
@@ -64,11 +61,7 @@ enum Purpose {
     Look,
 }
 
-async fn open(
-    store: &shape::Store,
-    on_store_loss: Option<shape::OnStoreLoss>,
-    purpose: Purpose,
-) -> Result<Arc<dyn Store>, Problem> {
+async fn open(store: &shape::Store, purpose: Purpose) -> Result<Arc<dyn Store>, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
     let password = store.password.as_ref().map(Secret::resolve).transpose().map_err(refuse)?;
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
@@ -101,9 +94,6 @@ async fn open(
             let mut builder = RedisStore::builder(&url).durability(durability(store.durability.as_ref()));
             builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
             builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            if on_store_loss == Some(shape::OnStoreLoss::Continue) {
-                builder = builder.on_store_loss(OnStoreLoss::Continue);
-            }
             if store.allow_evicting_policy == Some(true) {
                 builder = builder.allow_evicting_policy();
             }

@@ -13,9 +13,11 @@ use crate::rules::{Operation, Reply};
 
 mod memory;
 mod promise;
+mod scope;
 
 pub use memory::MemoryStore;
 pub use promise::{Promise, Survives};
+pub use scope::{Epoch, Halt, InvalidEpoch, ScopeDescriptor};
 
 /// One operation on one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,11 +92,16 @@ pub trait Store: Send + Sync + fmt::Debug {
         0
     }
 
-    /// When the store last noticed that it has forgotten records, on this process's wall clock; `None` while it knows
-    /// of no such thing, and for a store that does not look.
-    fn lost_at(&self) -> Option<SystemTime> {
+    /// The last loss of records that this process has noticed in the store; `None` while there was none, and for a store
+    /// that does not look.
+    ///
+    /// From then on the store refuses every claim, until [`accept_loss`](Self::accept_loss).
+    fn loss(&self) -> Option<StoreLoss> {
         None
     }
+
+    /// Grants claims again after a [`loss`](Self::loss). Called when the loss was accepted, by a setting or by an operator.
+    fn accept_loss(&self) {}
 
     /// Looks at what would break the promise, before the first message is taken.
     ///
@@ -140,13 +147,26 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).part(key)
     }
 
-    fn lost_at(&self) -> Option<SystemTime> {
-        (**self).lost_at()
+    fn loss(&self) -> Option<StoreLoss> {
+        (**self).loss()
+    }
+
+    fn accept_loss(&self) {
+        (**self).accept_loss();
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         (**self).check().await
     }
+}
+
+/// A loss of records, as a store noticed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreLoss {
+    /// When it was noticed, on this process's wall clock.
+    pub at: SystemTime,
+    /// What was noticed, in words without data.
+    pub reason: Arc<str>,
 }
 
 /// A record as a store showed it.

@@ -18,10 +18,15 @@ pub(crate) enum Entropy {
 impl Entropy {
     /// A new token.
     pub(crate) fn token(&self) -> Token {
-        Token::from_bits(match self {
+        Token::from_bits(self.bits())
+    }
+
+    /// Random bits.
+    pub(crate) fn bits(&self) -> u128 {
+        match self {
             Self::Os => rand::random(),
             Self::Seeded(rng) => rng.lock().unwrap_or_else(PoisonError::into_inner).u128(..),
-        })
+        }
     }
 
     /// A number from 0 up to 1.

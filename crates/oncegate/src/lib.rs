@@ -109,7 +109,7 @@ pub use backoff::Backoff;
 pub use codec::{Codec, Raw};
 pub use consumer::{Consumer, ConsumerError, Monitor, Ordering};
 pub use failure::{BoxError, Failure, OrPermanent};
-pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted};
+pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted, OnStoreLoss};
 pub use handler::Handler;
 pub use health::{Health, Status};
 pub use memory::MemoryStore;

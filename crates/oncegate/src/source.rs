@@ -30,6 +30,23 @@ pub trait Source: Send + Sync + fmt::Debug {
         Supply::Ahead
     }
 
+    /// What earlier commits of this source's consumer group were annotated with, by
+    /// [`annotate_commits`](Self::annotate_commits) of any process. Asked once, before `open`. Nothing, unless overridden:
+    /// few brokers keep a text with a position.
+    ///
+    /// # Errors
+    /// When the broker cannot be reached.
+    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
+        Ok(Vec::new())
+    }
+
+    /// Keeps what `annotation` returns with every position that is committed from now on, for
+    /// [`commit_annotations`](Self::commit_annotations) of later processes. Called once, before `open`. Does nothing
+    /// unless overridden.
+    fn annotate_commits(&self, annotation: CommitAnnotation) {
+        _ = annotation;
+    }
+
     /// Connects and begins to fetch. Called once, before the first `receive`.
     ///
     /// # Errors
@@ -74,6 +91,14 @@ impl<S: Source + ?Sized> Source for Arc<S> {
         (**self).agree(terms)
     }
 
+    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
+        (**self).commit_annotations().await
+    }
+
+    fn annotate_commits(&self, annotation: CommitAnnotation) {
+        (**self).annotate_commits(annotation);
+    }
+
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         (**self).open(observer).await
     }
@@ -96,6 +121,32 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         (**self).close(deadline).await
+    }
+}
+
+/// A text to keep with committed positions, as it is at each commit.
+#[derive(Clone)]
+pub struct CommitAnnotation(Arc<dyn Fn() -> String + Send + Sync>);
+
+impl CommitAnnotation {
+    /// The text is what `text` returns at each commit, at most [`MAX_BYTES`](Self::MAX_BYTES). It is called from the
+    /// source's threads and must not wait for anything.
+    pub fn new(text: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Arc::new(text))
+    }
+
+    /// The longest text, as brokers limit it by default (`offset.metadata.max.bytes` of Kafka): 4,096 bytes.
+    pub const MAX_BYTES: usize = 4_096;
+
+    /// The text now.
+    pub fn text(&self) -> String {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for CommitAnnotation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CommitAnnotation").field(&self.text()).finish()
     }
 }
 

@@ -5,12 +5,12 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::key::{CompiledKey, Scope, StoreKey};
 use oncegate::core::rules::{Operation, Reply, Verdict};
-use oncegate::core::store::{Checkup, Command, Completed, Looked, Store, StoreError};
+use oncegate::core::store::{Checkup, Command, Completed, Looked, Store, StoreError, StoreLoss};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms, Ticket};
 use oncegate::{BoxError, Counters, Event, Message, Observer};
@@ -91,8 +91,12 @@ impl Store for RecordedStore {
         self.inner.part(key)
     }
 
-    fn lost_at(&self) -> Option<SystemTime> {
-        self.inner.lost_at()
+    fn loss(&self) -> Option<StoreLoss> {
+        self.inner.loss()
+    }
+
+    fn accept_loss(&self) {
+        self.inner.accept_loss();
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -9,11 +9,12 @@ use oncegate::core::key::Scope;
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
-use oncegate::redis::{OnStoreLoss, RedisStore};
+use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{
-    Backoff, BoxError, Consumer, Counters, Failure, FingerprintSpec, Gate, Handler, Key, Message, Ordering,
+    Backoff, BoxError, Consumer, Counters, Failure, FingerprintSpec, Gate, Handler, Key, Message,
+    OnStoreLoss, Ordering,
 };
 use serde::Deserialize;
 
@@ -195,6 +196,8 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
     let gate = Gate::new(settings.scope.as_str(), key, store)
         .lease(LEASE)
         .retention(RETENTION)
+        // A loss is one of the faults, and it is counted.
+        .on_store_loss(OnStoreLoss::Continue)
         .fenced()
         .fingerprint(FingerprintSpec::payload().except(["n"]));
     let source = source(&settings);
@@ -250,8 +253,7 @@ async fn opened(kind: StoreKind, address: &str) -> Arc<dyn Store> {
     loop {
         let opened: Result<Arc<dyn Store>, _> = match kind {
             StoreKind::Redis => {
-                // A loss is one of the faults, and it is counted.
-                let store = RedisStore::builder(address).on_store_loss(OnStoreLoss::Continue).connect();
+                let store = RedisStore::connect(address);
                 store.await.map(|store| Arc::new(store) as _)
             }
             StoreKind::Sqlite => SqliteStore::open(address).await.map(|store| Arc::new(store) as _),

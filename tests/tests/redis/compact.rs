@@ -163,10 +163,10 @@ async fn a_forgotten_bucket_is_noticed_and_one_that_is_there_raises_no_alarm() {
         if asked().await > before + 100 { Ok(()) } else { Err("none yet".to_owned()) }
     })
     .await;
-    assert_eq!(store.lost_at(), None);
+    assert_eq!(store.loss(), None);
     let () = hand.ask(&["FLUSHALL"]).await;
     oncegate_tests::until("the loss to be noticed", Duration::from_secs(60), async || {
-        store.lost_at().ok_or_else(|| "nothing yet".to_owned())
+        store.loss().ok_or_else(|| "nothing yet".to_owned())
     })
     .await;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate::redis::{OnStoreLoss, RedisBuilder, RedisStore, packed};
+use oncegate::redis::{RedisBuilder, RedisStore, packed};
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::{Record, Token};
 use oncegate_core::rules::{Operation, Reply};
@@ -133,7 +133,7 @@ impl Hand {
 
 /// A store whose records the test makes older, and so lets expire: that is no loss.
 pub(crate) fn timeless(url: &str) -> RedisBuilder {
-    RedisStore::builder(url).on_store_loss(OnStoreLoss::Continue)
+    RedisStore::builder(url).grant_after_loss()
 }
 
 /// A scope of the test's own.

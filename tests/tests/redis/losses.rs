@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use oncegate::redis::{OnStoreLoss, RedisStore};
-use oncegate::{Completion, Counters, Entry, Gate, Key, Message, Origin};
+use oncegate::redis::RedisStore;
+use oncegate::{Completion, Counters, Entry, Gate, Key, Message, OnStoreLoss, Origin};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Fence, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict};
@@ -17,12 +17,12 @@ use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 const HELD: Reply = Reply::Held { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn store(url: &str, on_loss: OnStoreLoss) -> RedisStore {
-    RedisStore::builder(url).on_store_loss(on_loss).connect().await.unwrap()
+async fn store(url: &str) -> RedisStore {
+    RedisStore::connect(url).await.unwrap()
 }
 
 async fn loss_noticed(store: &RedisStore) {
-    until("the loss to be noticed", LIMIT, async || store.lost_at().map(drop).ok_or("it is not".to_owned()))
+    until("the loss to be noticed", LIMIT, async || store.loss().map(drop).ok_or("it is not".to_owned()))
         .await;
 }
 
@@ -61,10 +61,7 @@ async fn pair() -> RedisPair {
 #[tokio::test]
 async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_grows() {
     let mut pair = pair().await;
-    let (halting, going_on) = (
-        store(&pair.front.url(), OnStoreLoss::Halt).await,
-        store(&pair.front.url(), OnStoreLoss::Continue).await,
-    );
+    let (halting, going_on) = (store(&pair.front.url()).await, store(&pair.front.url()).await);
     let scope = scope();
     let kept = finish(&halting, &scope, 1).await;
     pair.caught_up().await;
@@ -79,14 +76,16 @@ async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_g
 
     pair.fail_over().await;
     // Of a key of its own: a claim that was on its way may have been heard, though nobody is told that it was granted.
-    assert!(refusal(&halting, &refused).await.contains("on_store_loss"));
+    assert!(refusal(&halting, &refused).await.contains("lost records"));
     // What runs may end, and is recorded.
     let recreated = Reply::Held { recreated: true };
     assert_eq!(until_answered(&halting, &keys[0], &complete(running[0], b"")).await, recreated);
-    // Who goes on runs again what is lost, and knows the rest.
+    // Where the loss is accepted, what is lost runs again, and the rest is known.
+    loss_noticed(&going_on).await;
+    going_on.accept_loss();
     let again = until_answered(&going_on, &lost, &claim(token())).await;
     assert!(matches!(again, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{again:?}");
-    assert!(going_on.lost_at().is_some() && halting.lost_at().is_some());
+    assert!(going_on.loss().is_some() && halting.loss().is_some());
     let known = until_answered(&going_on, &kept, &claim(token())).await;
     assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
     let after = fence(&until_answered(&going_on, &keys[1], &fenced(token())).await);
@@ -96,7 +95,7 @@ async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_g
 #[tokio::test]
 async fn a_failover_that_loses_nothing_and_a_restart_with_its_data_raise_no_alarm() {
     let mut pair = pair().await;
-    let store = store(&pair.front.url(), OnStoreLoss::Halt).await;
+    let store = store(&pair.front.url()).await;
     let scope = scope();
     let first = finish(&store, &scope, 1).await;
     pair.caught_up().await;
@@ -120,13 +119,13 @@ async fn a_failover_that_loses_nothing_and_a_restart_with_its_data_raise_no_alar
         let known = until_answered(&store, &key, &claim(token())).await;
         assert!(matches!(known, Reply::Verdict { verdict: Verdict::Completed { .. }, .. }), "{known:?}");
     }
-    assert_eq!(store.lost_at(), None);
+    assert_eq!(store.loss(), None);
 }
 
 #[tokio::test]
 async fn a_server_that_comes_back_empty_is_noticed_before_it_answers_a_claim() {
     let mut server = RedisServer::start().await;
-    let store = store(server.url(), OnStoreLoss::Halt).await;
+    let store = store(server.url()).await;
     let scope = scope();
     let lost = finish(&store, &scope, 1).await;
     server.kill();
@@ -146,27 +145,28 @@ async fn a_server_that_comes_back_empty_is_noticed_before_it_answers_a_claim() {
 async fn a_server_that_is_emptied_and_a_completion_that_is_deleted_are_noticed_without_a_broken_connection() {
     for words in [&["FLUSHALL"][..], &["DEL"]] {
         let server = RedisServer::start().await;
-        let (hand, store) = (Hand::on(&server).await, store(server.url(), OnStoreLoss::Continue).await);
+        let (hand, store) = (Hand::on(&server).await, store(server.url()).await);
         let scope = scope();
         let key = finish(&store, &scope, 1).await;
         let words: Vec<&str> = if words == ["DEL"] { vec!["DEL", key.as_str()] } else { words.to_vec() };
         let () = hand.ask(&words).await;
         loss_noticed(&store).await;
-        let noticed = store.lost_at();
+        let noticed = store.loss();
+        store.accept_loss();
         // A claim that is deleted is noticed by its own end.
         let (running, owner) = (crate::hand::key(&scope, 2), token());
         apply(&store, &running, claim(owner)).await.unwrap();
         let () = hand.ask(&["DEL", running.as_str()]).await;
         let ended = apply(&store, &running, complete(owner, b"")).await.unwrap();
         assert_eq!(ended, Reply::Held { recreated: true });
-        assert_eq!(store.lost_at(), noticed, "it is said once");
+        assert_eq!(store.loss(), noticed, "it is said once");
     }
 }
 
 #[tokio::test]
 async fn a_busy_server_that_is_emptied_is_noticed() {
     let server = RedisServer::start().await;
-    let (hand, store) = (Hand::on(&server).await, store(server.url(), OnStoreLoss::Continue).await);
+    let (hand, store) = (Hand::on(&server).await, store(server.url()).await);
     let scope = scope();
     let mut number: u64 = 0;
     let mut first_look = None;
@@ -183,8 +183,10 @@ async fn a_busy_server_that_is_emptied_is_noticed() {
     let () = hand.ask(&["FLUSHALL"]).await;
     until("the loss to be noticed", LIMIT, async || {
         number += 1;
-        finish(&store, &scope, number.into()).await;
-        store.lost_at().ok_or_else(|| format!("{number} completions"))
+        // From the loss on, claims are refused; a completion of an absent record is not.
+        let (key, owner) = (key(&scope, number.into()), token());
+        apply(&store, &key, complete(owner, b"done")).await.unwrap();
+        store.loss().map(drop).ok_or_else(|| format!("{number} completions"))
     })
     .await;
 }
@@ -210,9 +212,11 @@ async fn a_policy_that_may_evict_is_noticed_while_running_and_so_is_its_end() {
 #[tokio::test]
 async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
     let server = RedisServer::start().await;
-    let store = store(server.url(), OnStoreLoss::Continue).await;
+    let store = store(server.url()).await;
     let counters = Arc::new(Counters::default());
-    let gate = Gate::new(unique("loss"), Key::json(["id"]), store).observer(Arc::clone(&counters) as _);
+    let gate = Gate::new(unique("loss"), Key::json(["id"]), store)
+        .on_store_loss(OnStoreLoss::Continue)
+        .observer(Arc::clone(&counters) as _);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
     let first = Message::new("orders", Origin::Other("test".into()), Some(r#"{"id":1}"#.into()))
         .with_timestamp_ms(i64::try_from(now).unwrap());
@@ -226,7 +230,12 @@ async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
         _ => Ok(()),
     })
     .await;
-    let Entry::Granted(lease) = gate.enter(&first).await.unwrap() else { panic!("it is lost") };
+    // Claims are refused until the gate has written down that the loss is accepted.
+    let again = until("the message to run again", LIMIT, async || match gate.enter(&first).await {
+        Ok(Entry::Granted(lease)) => Ok(lease),
+        other => Err(format!("{other:?}")),
+    });
+    let lease = again.await;
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
     assert_eq!(counters.get("extra_runs", "store_loss"), 1);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncegate::core::key::{Descriptor, Scope};
-use oncegate::core::store::Store;
+use oncegate::core::store::{ScopeDescriptor, Store};
 use oncegate::{Consumer, Gate, GateError};
 
 use super::{Questions, Report, Topics};
@@ -44,14 +44,26 @@ async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>
     let (Ok(scope), Some(key)) = (Scope::new(name), &consumer.key) else { return };
     let fingerprint = consumer.fingerprint.as_ref().map(|fingerprint| &fingerprint.0);
     let Ok(ours) = Descriptor::new(&key.0, fingerprint) else { return };
-    match store.descriptor(&scope).await {
-        Ok(Some(held)) if held != ours.as_str() => {
-            let (scope, ours) = (name.to_owned(), ours.as_str().to_owned());
-            let refused = GateError::OtherDescriptor { scope, held, ours };
-            report.finding("key", refused.to_string(), "");
-        }
-        Ok(_) => {}
-        Err(error) => report.problem("store", &error.into()),
+    let held = match store.descriptor(&scope).await {
+        Ok(held) => held.map(|held| ScopeDescriptor::parse(&scope, &held)).transpose(),
+        Err(error) => Err(error),
+    };
+    let held = match held {
+        Ok(Some(held)) => held,
+        Ok(None) => return,
+        Err(error) => return report.problem("store", &error.into()),
+    };
+    if let Some(halt) = &held.halt {
+        let what = format!("scope `{name}` is halted, because the store has lost records: {}", halt.reason);
+        let fix = format!(
+            "find out what would run again (oncegate replay), then run: oncegate accept-loss --scope {name}"
+        );
+        report.finding("store_loss", what, &fix);
+    }
+    if held.keys != ours.as_str() {
+        let (scope, ours) = (name.to_owned(), ours.as_str().to_owned());
+        let refused = GateError::OtherDescriptor { scope, held: held.keys, ours };
+        report.finding("key", refused.to_string(), "");
     }
 }
 

@@ -11,7 +11,7 @@ use oncegate::kafka::{KafkaDeadLetters, KafkaRetries, KafkaSource};
 use oncegate::results::ObjectResults;
 use oncegate::source::Source;
 use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
-use oncegate::{Backoff, Consumer, Failure, Gate, Message, Ordering};
+use oncegate::{Backoff, Consumer, Failure, Gate, Message, OnStoreLoss, Ordering};
 
 use crate::config::shape::{self, StartAt};
 use crate::config::values::{Property, Size, Time};
@@ -167,6 +167,9 @@ pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + '
     }
     if let Some(fingerprint) = &consumer.fingerprint {
         gate = gate.fingerprint(fingerprint.0.clone());
+    }
+    if consumer.on_store_loss == Some(shape::OnStoreLoss::Continue) {
+        gate = gate.on_store_loss(OnStoreLoss::Continue);
     }
     if consumer.fenced == Some(true) {
         gate = gate.fenced();

@@ -185,8 +185,7 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
     let source = AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse)?;
     let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
     let store = loaded.config.store.clone().unwrap_or_default();
-    let store =
-        store::open_configured(&store, settings.on_store_loss).await.map_err(|problem| problem.of(name))?;
+    let store = store::open_configured(&store).await.map_err(|problem| problem.of(name))?;
     let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_files(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();

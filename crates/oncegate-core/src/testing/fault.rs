@@ -12,7 +12,7 @@ use fastrand::Rng;
 
 use crate::key::{Scope, StoreKey};
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Looked, Store, StoreError};
+use crate::store::{Checkup, Command, Looked, Store, StoreError, StoreLoss};
 
 /// The most commands that wait to be executed late; further ones are lost for good.
 const MAX_STRAYS: usize = 64;
@@ -356,6 +356,14 @@ impl Store for FaultStore {
             return Err(outage());
         }
         self.inner.descriptor(scope).await
+    }
+
+    fn loss(&self) -> Option<StoreLoss> {
+        self.inner.loss()
+    }
+
+    fn accept_loss(&self) {
+        self.inner.accept_loss();
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

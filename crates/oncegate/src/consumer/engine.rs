@@ -36,6 +36,9 @@ const ANSWERS_PER_PERMIT: usize = 64;
 /// The waits between probes of a store that does not answer.
 const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
+/// The shortest wait before a probe that is sent early, because messages would run without the store otherwise.
+const SHORTEST_PROBE_WAIT: Duration = Duration::from_millis(100);
+
 /// Everything that waits or runs.
 pub(super) struct Engine {
     shared: Arc<Shared>,
@@ -120,6 +123,12 @@ impl Outage {
             .fail_open_after
             .filter(|_| !self.open && !self.is_refusal)
             .map(|patience| self.since + patience)
+    }
+
+    /// The wait before the next probe, so short that the store is asked again before messages run without it.
+    fn probe_within(&self, wait: Duration, now: Instant, settings: &Settings) -> Duration {
+        let left = self.opens_at(settings).and_then(|at| at.checked_duration_since(now));
+        left.map_or(wait, |left| wait.min((left / 2).max(SHORTEST_PROBE_WAIT)))
     }
 
     /// When the next probe may start, if one can.
@@ -418,7 +427,8 @@ impl Engine {
         if fresh || outage.probing == Some(place) {
             outage.probing = None;
             outage.probes += 1;
-            outage.probe_at = Instant::now() + PROBE_BACKOFF.wait(outage.probes, self.shared.random());
+            let (now, wait) = (Instant::now(), PROBE_BACKOFF.wait(outage.probes, self.shared.random()));
+            outage.probe_at = now + outage.probe_within(wait, now, &self.shared.settings);
         }
         if fresh {
             match reason {

@@ -31,6 +31,7 @@ mod flood;
 mod intake;
 mod lanes;
 mod monitor;
+mod positions;
 mod run;
 mod settings;
 mod settle;
@@ -293,6 +294,7 @@ impl Consumer {
             shared.in_flight.on_demand(self.settings.concurrency as usize);
         }
         let shared = Arc::new(shared);
+        positions::compare_and_keep(shared.routes().map(|route| &route.gate), &*source).await?;
         source.open(observer).await?;
         self.life.begin(&shared, &source);
         let at_once = self.at_once.take().unwrap_or_else(|| Box::pin(std::future::pending()));

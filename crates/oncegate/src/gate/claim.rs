@@ -43,6 +43,10 @@ impl OpenGate {
         claim: Claim,
     ) -> Result<Claimed, StoreError> {
         let Claim { token, first_sent_at } = claim;
+        if let Some(refused) = self.refusal() {
+            self.observe(Event::StoreError { scope: self.scope(), class: refused.class() });
+            return Err(refused);
+        }
         let operation = Operation::Claim {
             token,
             lease: self.settings.lease,
@@ -51,8 +55,15 @@ impl OpenGate {
         };
         let abandoned = Abandoned { gate: self, identity, token, armed: true };
         let reply = self.execute(&identity.key, operation).await;
-        abandoned.disarm();
         let scope = self.scope();
+        let is_granted = matches!(&reply, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }));
+        if is_granted && self.is_grant_in_doubt() {
+            // What was granted is given back, as after a dropped future.
+            let refused = self.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
+            self.observe(Event::StoreError { scope, class: refused.class() });
+            return Err(refused);
+        }
+        abandoned.disarm();
         let verdict = match reply {
             Ok(Reply::Verdict { verdict, uncompared }) => {
                 if uncompared {
@@ -79,7 +90,7 @@ impl OpenGate {
                 } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });
                 } else if grant.attempt == 1
-                    && self.store.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at))
+                    && self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at))
                 {
                     self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
@@ -87,7 +98,12 @@ impl OpenGate {
                 lease.note_claimed(grant);
                 ("granted", Claimed::Granted(lease))
             }
-            Verdict::Completed { result } => ("completed", Claimed::Completed(result)),
+            Verdict::Completed { result } => {
+                if let Some(losses) = &self.losses {
+                    losses.witnesses.note_duplicate(&identity.key);
+                }
+                ("completed", Claimed::Completed(result))
+            }
             Verdict::Busy { retry_in } => ("busy", Claimed::Busy(retry_in)),
             Verdict::Failed { reason, handed_over } => ("failed", Claimed::Failed { reason, handed_over }),
             Verdict::Mismatch => ("mismatch", Claimed::Mismatch),
@@ -96,6 +112,11 @@ impl OpenGate {
             self.observe(Event::Claimed { scope, verdict: word });
         }
         Ok(claimed)
+    }
+
+    /// When the store has lost records for the last time, as far as anybody knows.
+    fn lost_at(&self) -> Option<SystemTime> {
+        self.losses.as_ref().and_then(|losses| losses.lost_at())
     }
 
     /// Gives back, in the background, what a claim with this token may have been granted.

@@ -125,6 +125,7 @@ impl Lease {
             Committed::Yes => {
                 self.tell_if_not_kept();
                 self.gate.observe(Event::Completed { scope, result_bytes: self.result_bytes() });
+                self.gate.note_completed(&self.identity.key, &self.token);
                 self.note_ended("completed", "");
             }
             Committed::Lost => {

@@ -4,7 +4,7 @@
 //! starve the heartbeats of others, nor its own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Token;
@@ -18,6 +18,7 @@ use tracing::{error, warn};
 
 use super::GateError;
 use super::journal::Notes;
+use super::loss::{LOOK_INTERVAL, LossWatch};
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
 use crate::observe::{Event, ExtraRunCause, Observer};
@@ -56,6 +57,7 @@ pub(super) struct Duty {
     pub(super) lease: Duration,
     pub(super) max_run: Duration,
     pub(super) place: Place,
+    pub(super) losses: Option<Arc<LossWatch>>,
 }
 
 /// The handle to a running keeper; it ends with the handle.
@@ -76,12 +78,11 @@ impl Keeper {
         let (errands, inbox) = mpsc::unbounded_channel();
         let (lease, max_run, place) = (duty.lease, duty.max_run, duty.place);
         let scope = duty.scope.as_str().to_owned();
-        let lost_at = duty.store.lost_at();
         let rounds = Rounds {
             duty: Arc::new(duty),
             leases: Arc::clone(&leases),
             inbox,
-            lost_at,
+            next_look: Instant::now() + LOOK_INTERVAL,
             closed: closed.clone(),
         };
         let thread = match place {
@@ -282,8 +283,8 @@ struct Rounds {
     duty: Arc<Duty>,
     leases: Arc<Leases>,
     inbox: mpsc::UnboundedReceiver<Command>,
-    /// The last loss that the observer has heard of.
-    lost_at: Option<SystemTime>,
+    /// When the next look for a loss of records is due.
+    next_look: Instant,
     closed: CancellationToken,
 }
 
@@ -300,6 +301,7 @@ impl Rounds {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut extends = JoinSet::new();
         let mut errands = JoinSet::new();
+        let mut looks = JoinSet::new();
         loop {
             tokio::select! {
                 biased;
@@ -312,23 +314,29 @@ impl Rounds {
                 }
                 _ = ticks.tick() => {
                     self.look(&mut extends);
-                    self.notice_loss();
+                    self.look_for_loss(&mut looks);
                 }
                 Some(command) = self.inbox.recv() => {
                     errands.spawn(finish(Arc::clone(&self.duty), command));
                 }
                 Some(_) = errands.join_next() => {}
+                Some(_) = looks.join_next() => {}
             }
         }
     }
 
-    /// A store has no observer: its gates tell.
-    fn notice_loss(&mut self) {
-        let lost_at = self.duty.store.lost_at();
-        if lost_at != self.lost_at {
-            self.lost_at = lost_at;
-            self.duty.observer.observe(Event::StoreLost { scope: self.duty.scope.as_str() });
+    /// Looks for a loss of records when it is time, one look after the other: between half and one and a half intervals, so
+    /// that the processes of a fleet do not all ask at once.
+    fn look_for_loss(&mut self, looks: &mut JoinSet<()>) {
+        let Some(losses) = self.duty.losses.as_ref().filter(|_| looks.is_empty()) else { return };
+        let now = Instant::now();
+        // A loss that the store itself has noticed holds up claims until it has been looked at.
+        if now < self.next_look && !losses.is_behind() {
+            return;
         }
+        self.next_look = now + LOOK_INTERVAL.mul_f64(0.5 + self.duty.entropy.fraction());
+        let losses = Arc::clone(losses);
+        looks.spawn(async move { losses.look().await });
     }
 
     /// Sends the extends that are due, and cancels what is out of time.

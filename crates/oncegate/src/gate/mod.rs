@@ -20,19 +20,24 @@ mod committed;
 mod journal;
 mod keeper;
 mod lease;
+mod loss;
 mod open;
 mod results;
 mod stand_in;
+mod witnesses;
 
 pub(crate) use claim::{Claim, Claimed};
 pub(crate) use committed::Committed;
 pub use committed::NotCommitted;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
+pub use loss::OnStoreLoss;
+pub(crate) use loss::StorePosition;
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 
 use journal::Notes;
 use keeper::Keeper;
+use loss::LossWatch;
 use stand_in::StandIn;
 
 /// Decides for each message whether its handler runs.
@@ -91,6 +96,7 @@ pub(crate) struct Settings {
     pub(crate) transactional: bool,
     /// How long the store may be away before messages run without it; `None`: for ever.
     pub(crate) fail_open_after: Option<Duration>,
+    pub(crate) on_store_loss: OnStoreLoss,
     pub(crate) codec: Codec,
     pub(crate) max_result_bytes: usize,
     pub(crate) max_large_result_bytes: usize,
@@ -133,6 +139,7 @@ impl Gate {
                 fenced: false,
                 transactional: false,
                 fail_open_after: None,
+                on_store_loss: OnStoreLoss::Halt,
                 codec: Codec::default(),
                 max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
                 max_large_result_bytes: Self::DEFAULT_MAX_LARGE_RESULT_BYTES,
@@ -186,6 +193,18 @@ impl Gate {
     /// rolled its transaction back or forgotten it, and a plain completion beside that would lose the effect.
     pub fn transactional(mut self) -> Self {
         self.settings.transactional = true;
+        self
+    }
+
+    /// What happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
+    ///
+    /// A loss is noticed within seconds, by every process that has opened the scope, whatever it has written itself: the
+    /// scope's descriptor in the store is gone or was made anew, an earlier state of the store was put back, a shard was
+    /// emptied, or a record that this process has completed or found completed is missing. A process that starts later
+    /// notices it by what Kafka keeps with the group's commits. With SQS, HTTP and loops of your own a process
+    /// that starts after the loss, when no other one runs that knew the store before, cannot notice it.
+    pub fn on_store_loss(mut self, on_store_loss: OnStoreLoss) -> Self {
+        self.settings.on_store_loss = on_store_loss;
         self
     }
 
@@ -322,13 +341,18 @@ impl Gate {
         let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
         let checkup = self.store.check().await?;
         let descriptor = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
-        let held = self.store.describe(&scope, None, descriptor.as_str()).await?;
-        if held != descriptor.as_str() {
-            let (scope, ours) = (scope.as_str().to_owned(), descriptor.as_str().to_owned());
-            return Err(GateError::OtherDescriptor { scope, held, ours });
-        }
+        let losses = LossWatch::open(
+            scope.clone(),
+            Arc::clone(&self.store),
+            descriptor.as_str(),
+            self.settings.on_store_loss,
+            Arc::clone(&self.observer),
+            Arc::clone(&self.entropy),
+        );
+        let losses = Arc::new(losses.await?);
         let notes = self.notes(&scope, Arc::clone(&self.observer));
-        let keeper = self.keeper(&scope, Arc::clone(&self.store), notes.clone())?;
+        let keeper =
+            self.keeper(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
         let gate = OpenGate {
             scope,
             key,
@@ -340,6 +364,7 @@ impl Gate {
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
             keeper,
+            losses: Some(losses),
             checkup,
             is_stand_in: false,
         };
@@ -357,7 +382,7 @@ impl Gate {
         let store: Arc<dyn Store> = Arc::new(StandIn::new());
         // Its heartbeats say nothing about the store, so nobody hears of them.
         let unheard = self.notes(&scope, Arc::new(Counters::default()));
-        let keeper = self.keeper(&scope, Arc::clone(&store), unheard)?;
+        let keeper = self.keeper(&scope, Arc::clone(&store), unheard, None)?;
         let notes = self.notes(&scope, Arc::clone(&self.observer));
         Ok(Some(Arc::new(OpenGate {
             key: self.key.compile(&scope)?,
@@ -370,6 +395,7 @@ impl Gate {
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
             keeper,
+            losses: None,
             checkup: StandIn::checkup(),
             is_stand_in: true,
         })))
@@ -379,8 +405,14 @@ impl Gate {
         Notes { scope: scope.as_str().into(), journal: self.journal.clone(), observer }
     }
 
-    /// Heartbeats and errands, of which the notes' observer hears.
-    fn keeper(&self, scope: &Scope, store: Arc<dyn Store>, notes: Notes) -> Result<Keeper, GateError> {
+    /// Heartbeats, operations that callers left behind, and looks for losses.
+    fn keeper(
+        &self,
+        scope: &Scope,
+        store: Arc<dyn Store>,
+        notes: Notes,
+        losses: Option<Arc<LossWatch>>,
+    ) -> Result<Keeper, GateError> {
         Keeper::start(keeper::Duty {
             scope: scope.clone(),
             store,
@@ -390,6 +422,7 @@ impl Gate {
             lease: self.settings.lease,
             max_run: self.settings.max_run,
             place: self.heartbeats,
+            losses,
         })
     }
 

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
+use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives};
 use tokio::time::Instant;
 
 use super::Settings;
 use super::claim::Claim;
 use super::journal::Notes;
 use super::keeper::Keeper;
+use super::loss::{LossWatch, StorePosition};
 use crate::entropy::Entropy;
 use crate::journal::Entry;
 use crate::message::Message;
@@ -32,6 +34,8 @@ pub(crate) struct OpenGate {
     pub(super) observer: Arc<dyn Observer>,
     pub(super) entropy: Arc<Entropy>,
     pub(super) keeper: Keeper,
+    /// `None` where no store is asked.
+    pub(super) losses: Option<Arc<LossWatch>>,
     pub(super) checkup: Checkup,
     /// It asks no store: what it grants may run, or have run, elsewhere.
     pub(super) is_stand_in: bool,
@@ -119,6 +123,38 @@ impl OpenGate {
             self.notes.note(|| Entry::now("handed_over").key(key));
         }
         Ok(())
+    }
+
+    /// What a broker is to keep with its positions, where a loss of the store does not reach. `None`: the store does not
+    /// outlive this process, so what was kept could only raise false alarms.
+    pub(crate) fn store_position(&self) -> Option<StorePosition> {
+        let losses = self.losses.as_ref().filter(|_| self.checkup.survives != Survives::Process)?;
+        Some(losses.position())
+    }
+
+    /// Compares the store with what a broker has kept: a store that is older, or another one, has lost records.
+    pub(crate) async fn compare_with(&self, kept: &[StorePosition]) {
+        if let Some(losses) = &self.losses {
+            losses.compare_with(kept).await;
+        }
+    }
+
+    /// The key's record is completed, and this process knows by whom.
+    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token) {
+        if let Some(losses) = &self.losses {
+            losses.note_completed();
+            losses.witnesses.note_completed(key, token, self.settings.retention);
+        }
+    }
+
+    /// Why no claim is granted, if none is.
+    pub(super) fn refusal(&self) -> Option<StoreError> {
+        self.losses.as_ref().and_then(|losses| losses.refusal())
+    }
+
+    /// Whether a grant came from a store that has noticed a loss meanwhile.
+    pub(super) fn is_grant_in_doubt(&self) -> bool {
+        self.losses.as_ref().is_some_and(|losses| losses.refusal().is_some() || losses.is_behind())
     }
 
     /// Which part of the store answers for `key`.

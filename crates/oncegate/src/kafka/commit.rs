@@ -16,6 +16,7 @@ use rdkafka::topic_partition_list::Offset;
 use super::assignment::Due;
 use super::member::Context;
 use crate::observe::Event;
+use crate::source::CommitAnnotation;
 
 /// How long whoever needs a commit waits before he asks again for one that the brokers were too busy for.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
@@ -155,7 +156,9 @@ fn commit_due(consumer: &BaseConsumer<Context>) -> CommitOutcome {
     if due.is_empty() {
         return CommitOutcome::Committed;
     }
-    let committed = list(&due).and_then(|list| consumer.commit(&list, CommitMode::Sync));
+    let annotation = member.annotation.as_ref().map(CommitAnnotation::text);
+    let committed = list(&due, annotation.as_deref());
+    let committed = committed.and_then(|list| consumer.commit(&list, CommitMode::Sync));
     let Err(error) = committed else {
         member.assignments.committed(&due);
         member.observer.observe(Event::Committed { partitions: due.len() });
@@ -180,11 +183,15 @@ fn commit_due(consumer: &BaseConsumer<Context>) -> CommitOutcome {
     outcome
 }
 
-fn list(due: &[Due]) -> Result<TopicPartitionList, KafkaError> {
+fn list(due: &[Due], annotation: Option<&str>) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::with_capacity(due.len());
     for due in due {
         let partition = due.partition();
-        list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(due.position))?;
+        let mut position = list.add_partition(&partition.topic, partition.number);
+        position.set_offset(Offset::Offset(due.position))?;
+        if let Some(annotation) = annotation {
+            position.set_metadata(annotation);
+        }
     }
     Ok(list)
 }

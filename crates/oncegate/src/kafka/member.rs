@@ -16,6 +16,7 @@ use super::commit::{CommitDesk, CommitOutcome};
 use super::notices::Notices;
 use super::statistics;
 use crate::observe::{Event, Observer};
+use crate::source::CommitAnnotation;
 
 /// What the poll thread, the commit thread and the source share. It outlives a client that has died: the one in
 /// its place goes on with it.
@@ -29,6 +30,8 @@ pub(crate) struct Member {
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
     pub(crate) commit_patience: Duration,
+    /// What is kept with each committed position.
+    pub(crate) annotation: Option<CommitAnnotation>,
     /// What `status` tells of the poll thread.
     polls: Mutex<Polls>,
     /// Set once: from then on we leave, and are gone by this instant.
@@ -52,6 +55,7 @@ impl Member {
         buffer: Buffer,
         drain_timeout: Duration,
         commit_patience: Duration,
+        annotation: Option<CommitAnnotation>,
     ) -> Self {
         Self {
             assignments: Assignments::default(),
@@ -60,6 +64,7 @@ impl Member {
             observer,
             drain_timeout,
             commit_patience,
+            annotation,
             polls: Mutex::default(),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),

@@ -37,6 +37,7 @@
 
 mod source;
 
+mod annotations;
 mod assignment;
 mod buffer;
 mod commit;

@@ -20,7 +20,7 @@ use crate::failure::BoxError;
 use crate::health::{PauseCause, SourceStatus};
 use crate::message::{Message, Origin};
 use crate::observe::Observer;
-use crate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms};
+use crate::source::{CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms};
 
 /// When the message is due, in milliseconds since 1970.
 const DUE_HEADER: &str = "oncegate-due";
@@ -173,6 +173,14 @@ impl KafkaRetries {
 impl Source for KafkaRetries {
     fn agree(&self, terms: &Terms) -> Supply {
         self.main.agree(terms)
+    }
+
+    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
+        self.main.commit_annotations().await
+    }
+
+    fn annotate_commits(&self, annotation: CommitAnnotation) {
+        self.main.annotate_commits(annotation);
     }
 
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {

@@ -13,10 +13,10 @@ use super::convert::Routes;
 use super::dead_letters::KafkaDeadLetters;
 use super::member::Member;
 use super::settings::{self, Property, Start};
-use super::{membership, status, ticket};
+use super::{annotations, membership, status, ticket};
 use crate::health::SourceStatus;
 use crate::observe::Observer;
-use crate::source::{Delivery, Source, SourceError};
+use crate::source::{CommitAnnotation, Delivery, Source, SourceError};
 
 /// Topics of a Kafka cluster, consumed as a member of a group.
 ///
@@ -34,6 +34,8 @@ use crate::source::{Delivery, Source, SourceError};
 /// ```
 pub struct KafkaSource {
     settings: Settings,
+    /// What is kept with each commit.
+    annotation: Mutex<Option<CommitAnnotation>>,
     open: Mutex<Option<Open>>,
     member: Mutex<Option<Arc<Member>>>,
 }
@@ -88,7 +90,7 @@ impl KafkaSource {
             unfinished_messages: 100_000,
             routes: Routes::Topics,
         };
-        Self { settings, open: Mutex::default(), member: Mutex::default() }
+        Self { settings, annotation: Mutex::default(), open: Mutex::default(), member: Mutex::default() }
     }
 
     /// How often finished offsets are committed; default 1 s. A crash delivers again what was finished since.
@@ -211,7 +213,7 @@ impl KafkaSource {
         let small = [("queued.min.messages", "256"), ("queued.max.messages.kbytes", "1024")];
         settings.properties.extend(small.map(|(name, value)| (name.to_owned(), value.to_owned())));
         settings.routes = Routes::Topics;
-        Self { settings, open: Mutex::default(), member: Mutex::default() }
+        Self { settings, annotation: Mutex::default(), open: Mutex::default(), member: Mutex::default() }
     }
 
     /// The brokers, and the properties that another client beside it needs as well.
@@ -255,15 +257,25 @@ impl Settings {
         Ok(config)
     }
 
-    fn member(&self, observer: Arc<dyn Observer>) -> Member {
+    fn member(&self, observer: Arc<dyn Observer>, annotation: Option<CommitAnnotation>) -> Member {
         let patience = (settings::max_poll_interval(&self.properties) / 4).min(COMMIT_PATIENCE_MAX);
         let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes);
-        Member::new(observer, buffer, self.drain_timeout, patience)
+        Member::new(observer, buffer, self.drain_timeout, patience, annotation)
     }
 }
 
 #[async_trait]
 impl Source for KafkaSource {
+    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
+        let (config, topics) = (self.settings.check()?, self.settings.topics.clone());
+        let read = tokio::task::spawn_blocking(move || annotations::read(&config, &topics));
+        read.await.map_err(|panic| SourceError::caused("the committed offsets could not be read", panic))?
+    }
+
+    fn annotate_commits(&self, annotation: CommitAnnotation) {
+        *self.annotation.lock().unwrap_or_else(PoisonError::into_inner) = Some(annotation);
+    }
+
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         let config = self.settings.check()?;
         if self.member().is_ok() {
@@ -271,7 +283,8 @@ impl Source for KafkaSource {
                 "the Kafka source is open already; a second one is a second member",
             ));
         }
-        let member = Arc::new(self.settings.member(observer));
+        let annotation = self.annotation.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let member = Arc::new(self.settings.member(observer, annotation));
         let (opened, opening) = oneshot::channel();
         let (left, leaving) = oneshot::channel();
         let (gone, going) = oneshot::channel();

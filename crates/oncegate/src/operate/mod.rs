@@ -10,8 +10,10 @@ use oncegate_core::record::{Record, State, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, Looked, Store, StoreError};
 
+mod loss;
 mod redrive;
 
+pub use loss::{AcceptedLoss, accept_loss, halt_of};
 pub use redrive::{Course, Redrive, RedriveError, Redriven, Step, Wanted};
 
 /// How often a reopen is repeated whose answer was lost.

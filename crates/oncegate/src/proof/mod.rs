@@ -16,7 +16,7 @@ use oncegate_core::key::{
 };
 use oncegate_core::record::{State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
-use oncegate_core::store::{Looked, Store, StoreError};
+use oncegate_core::store::{Looked, ScopeDescriptor, Store, StoreError};
 use serde::Deserialize;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -120,8 +120,14 @@ impl Proof {
         let ours = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
         let known = match self.store.descriptor(&scope).await? {
             None => Known::Nothing,
-            Some(held) => compare(&held, &ours, self.fingerprint.is_some())
-                .ok_or_else(|| ProofError::OtherKey { scope: self.scope, held, ours: ours.to_string() })?,
+            Some(held) => {
+                let held = ScopeDescriptor::parse(&scope, &held)?.keys;
+                compare(&held, &ours, self.fingerprint.is_some()).ok_or_else(|| ProofError::OtherKey {
+                    scope: self.scope,
+                    held,
+                    ours: ours.to_string(),
+                })?
+            }
         };
         let judge = Judge { key, fingerprint, store: self.store };
         Ok(Examination {

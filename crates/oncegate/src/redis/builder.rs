@@ -14,7 +14,7 @@ use super::connector::{self, Connector, Opener};
 use super::driver::Driver;
 use super::durability::Durability;
 use super::link::{Node, Shared};
-use super::losses::{Losses, OnStoreLoss};
+use super::losses::Losses;
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
 use super::watch::{WATCH_INTERVAL, watch};
@@ -34,8 +34,8 @@ pub struct RedisBuilder {
     response_timeout: Duration,
     connect_timeout: Duration,
     evicting_policy_allowed: bool,
+    grants_after_loss: bool,
     durability: Durability,
-    on_store_loss: OnStoreLoss,
     watch_interval: Duration,
     sentinel_login: Option<(String, String)>,
     #[cfg(feature = "redis-tls")]
@@ -64,8 +64,8 @@ impl RedisBuilder {
             response_timeout: DEFAULT_RESPONSE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             evicting_policy_allowed: false,
+            grants_after_loss: false,
             durability: Durability::Primary,
-            on_store_loss: OnStoreLoss::Halt,
             watch_interval: WATCH_INTERVAL,
             sentinel_login: None,
             #[cfg(feature = "redis-tls")]
@@ -95,13 +95,11 @@ impl RedisBuilder {
         Self { durability, ..self }
     }
 
-    /// What happens when a server has forgotten records: [`OnStoreLoss::Halt`] by default.
-    ///
-    /// It is noticed when a connection is made again, before a claim is answered, and every 2 s: the last completion of
-    /// this process is gone, or more of the replication history is missing than pings and sentinels write (16 KiB).
-    /// Less than that, of other processes, they notice themselves.
-    pub fn on_store_loss(self, on_store_loss: OnStoreLoss) -> Self {
-        Self { on_store_loss, ..self }
+    /// Grants claims although records are missing, for tests that make records older and so let them expire.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn grant_after_loss(self) -> Self {
+        Self { grants_after_loss: true, ..self }
     }
 
     /// Accepts a server whose `maxmemory-policy` may evict records. By default the check refuses it.
@@ -175,7 +173,12 @@ impl RedisBuilder {
     /// one of the named nodes answers.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let Self {
-            response_timeout, evicting_policy_allowed, durability, on_store_loss, watch_interval, ..
+            response_timeout,
+            evicting_policy_allowed,
+            durability,
+            grants_after_loss,
+            watch_interval,
+            ..
         } = self;
         let opener = Opener { connect_timeout: self.connect_timeout };
         let (target, expected_keys) = match &self.origin {
@@ -189,7 +192,7 @@ impl RedisBuilder {
             Some(buckets) => scripts.in_buckets(buckets),
             None => scripts,
         });
-        let losses = Arc::new(Losses::new(on_store_loss, evicting_policy_allowed));
+        let losses = Arc::new(Losses::new(evicting_policy_allowed, !grants_after_loss));
         let shared = Shared {
             scripts: Arc::clone(&scripts),
             response_timeout,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::TokenTag;
+use oncegate_core::store::StoreLoss;
 use redis::{Cmd, Value};
 
 use super::checkup::Info;
@@ -26,31 +27,20 @@ const EARLIER_WITNESSES: usize = 4;
 /// sentinels talk through the old primary until it steps down, some 100 B/s each.
 const IDLE_TALK_BYTES: u64 = 16 * 1_024;
 
-/// What happens when the store has lost records.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnStoreLoss {
-    /// Refuse every claim until the process starts again; what runs may end, and is recorded. The default.
-    #[default]
-    Halt,
-    /// Say so, and go on: messages whose records are lost run again when they are delivered again.
-    Continue,
-}
-
 /// What is known of every server that holds records.
 #[derive(Debug)]
 pub(super) struct Losses {
-    on_loss: OnStoreLoss,
     evicting_policy_allowed: bool,
+    refuses_after_loss: bool,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     servers: Vec<Known>,
-    lost_at: Option<SystemTime>,
-    /// Why no claim is taken any more.
-    halted: Option<String>,
+    loss: Option<StoreLoss>,
+    /// No claim is granted until the loss is accepted.
+    halted: bool,
     /// Servers whose policy may evict now, and which.
     evicting: Vec<(String, String)>,
 }
@@ -159,8 +149,8 @@ impl Question {
 }
 
 impl Losses {
-    pub(super) fn new(on_loss: OnStoreLoss, evicting_policy_allowed: bool) -> Self {
-        Self { on_loss, evicting_policy_allowed, state: Mutex::default() }
+    pub(super) fn new(evicting_policy_allowed: bool, refuses_after_loss: bool) -> Self {
+        Self { evicting_policy_allowed, refuses_after_loss, state: Mutex::default() }
     }
 
     /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
@@ -168,8 +158,17 @@ impl Losses {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn lost_at(&self) -> Option<SystemTime> {
-        self.lock().lost_at
+    /// The last loss that was noticed, whether it was accepted or not.
+    pub(super) fn loss(&self) -> Option<StoreLoss> {
+        self.lock().loss.clone()
+    }
+
+    /// Grants claims again. What was known of the servers before the loss says nothing any more.
+    pub(super) fn accept_loss(&self) {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.halted) {
+            state.servers.clear();
+        }
     }
 
     /// Why no claim is taken, if none is.
@@ -181,7 +180,14 @@ impl Losses {
                 "maxmemory-policy of {address} is {policy} now, which may evict records: set it to noeviction"
             )
         });
-        state.halted.clone().or(evicting)
+        let lost = state.loss.as_ref().filter(|_| state.halted);
+        lost.map(|loss| {
+            format!(
+                "the store has lost records ({}): no claim is granted until the loss is accepted",
+                loss.reason
+            )
+        })
+        .or(evicting)
     }
 
     /// Remembers the last completion that the server at `address` has answered.
@@ -232,16 +238,9 @@ impl Losses {
         };
         state.remember(address, replication, offset, earlier.map(|(known, _)| known), why.is_some());
         if let Some(why) = why {
-            state.lost_at = Some(SystemTime::now());
-            tracing::error!(node = address, why, on_store_loss = ?self.on_loss, "the store has lost records");
-            if self.on_loss == OnStoreLoss::Halt {
-                state.halted.get_or_insert_with(|| {
-                    format!(
-                        "the store has lost records ({why}): find out what would run again (`oncegate replay`), then \
-                         start again; RedisBuilder::on_store_loss(OnStoreLoss::Continue) goes on by itself"
-                    )
-                });
-            }
+            tracing::error!(node = address, why, "a Redis server has lost records");
+            state.loss = Some(StoreLoss { at: SystemTime::now(), reason: why.into() });
+            state.halted = self.refuses_after_loss;
         }
     }
 
@@ -352,9 +351,9 @@ mod tests {
     }
 
     fn losses() -> Losses {
-        let losses = Losses::new(OnStoreLoss::Halt, false);
+        let losses = Losses::new(false, true);
         hear(&losses, "one", &info(A, 100, None), &[]);
-        assert_eq!(losses.lost_at(), None);
+        assert_eq!(losses.loss(), None);
         losses
     }
 
@@ -363,12 +362,12 @@ mod tests {
         let losses = losses();
         hear(&losses, "one", &info(A, 100, None), &[]);
         hear(&losses, "one", &info(A, 150, None), &[]);
-        assert_eq!((losses.lost_at(), losses.refusal()), (None, None));
+        assert_eq!((losses.loss(), losses.refusal()), (None, None));
         hear(&losses, "one", &info(A, 150 + BEYOND, None), &[]);
         hear(&losses, "one", &info(A, 150, None), &[]);
-        assert!(losses.lost_at().is_some());
+        assert!(losses.loss().is_some());
         let why = losses.refusal().unwrap();
-        assert!(why.contains(&format!("{BEYOND} bytes")) && why.contains("on_store_loss"), "{why}");
+        assert!(why.contains(&format!("{BEYOND} bytes")) && why.contains("lost records"), "{why}");
     }
 
     #[test]
@@ -377,15 +376,15 @@ mod tests {
         let clean = losses();
         hear(&clean, "two", &info(B, 130, Some((A, 101))), &[]);
         hear(&clean, "two", &info(B, 140, Some((A, 101))), &[]);
-        assert_eq!(clean.lost_at(), None);
+        assert_eq!(clean.loss(), None);
         // Pings and what sentinels say to each other are no records.
         let idle = losses();
         hear(&idle, "two", &info(B, 130, Some((A, 1))), &[]);
-        assert_eq!(idle.lost_at(), None);
+        assert_eq!(idle.loss(), None);
         let lossy = losses();
         hear(&lossy, "one", &info(A, 100 + BEYOND, None), &[]);
         hear(&lossy, "two", &info(B, 130, Some((A, 101))), &[]);
-        assert!(lossy.lost_at().is_some());
+        assert!(lossy.loss().is_some());
     }
 
     #[test]
@@ -394,10 +393,10 @@ mod tests {
         let early = losses.question();
         hear(&losses, "one", &info(A, 200 + BEYOND, None), &[]);
         losses.judge(&early, "one", &Info(&info(A, 120, None)), &[]);
-        assert_eq!(losses.lost_at(), None);
+        assert_eq!(losses.loss(), None);
         // And the later one still counts.
         hear(&losses, "one", &info(A, 200, None), &[]);
-        assert!(losses.lost_at().is_some());
+        assert!(losses.loss().is_some());
     }
 
     fn witness_of(key: &str, retention: Duration) -> Witness {
@@ -422,7 +421,7 @@ mod tests {
             losses.note_completed("one", witness());
             assert_eq!(losses.question().commands().count(), 1);
             hear(&losses, "one", &info(B, 1, None), std::slice::from_ref(&held));
-            assert_eq!(losses.lost_at().is_some(), lost, "{held:?}");
+            assert_eq!(losses.loss().is_some(), lost, "{held:?}");
             assert_eq!(losses.question().commands().count(), usize::from(!lost));
         }
         // What has expired by itself is not missed.
@@ -446,7 +445,7 @@ mod tests {
         let question = losses.question();
         assert_eq!(asked(&question), [&b"after"[..], b"before"]);
         losses.judge(&question, "one", &Info(&info(A, 200, None)), &[held.clone(), Value::Nil]);
-        assert!(losses.lost_at().is_some());
+        assert!(losses.loss().is_some());
         assert_eq!(asked(&losses.question()), [b"after"]);
         hear(&losses, "one", &info(A, 250, None), &[held]);
         assert_eq!(asked(&losses.question()), [b"after"], "and asked for once");
@@ -464,10 +463,10 @@ mod tests {
         assert_eq!(losses.question().commands().count(), EARLIER_WITNESSES);
         let (again, running) = (bytes(b"C9999"), bytes(b"P9999999999999999"));
         hear(&losses, "one", &info(A, 150, None), &[again.clone(), running, again]);
-        assert_eq!(losses.lost_at(), None);
+        assert_eq!(losses.loss(), None);
         let others = [bytes(b"C9999"), bytes(b"C9999"), bytes(b"C9999"), Value::Nil];
         hear(&losses, "one", &info(A, 150, None), &others);
-        assert!(losses.lost_at().is_some());
+        assert!(losses.loss().is_some());
     }
 
     #[test]
@@ -477,14 +476,14 @@ mod tests {
         hear(&losses, "one", &evicting, &[]);
         assert!(losses.refusal().is_some_and(|why| why.contains("allkeys-lru")));
         hear(&losses, "one", &info(A, 100, None), &[]);
-        assert_eq!((losses.refusal(), losses.lost_at()), (None, None));
+        assert_eq!((losses.refusal(), losses.loss()), (None, None));
     }
 
     #[test]
     fn who_goes_on_after_a_loss_is_not_refused() {
-        let losses = Losses::new(OnStoreLoss::Continue, false);
+        let losses = Losses::new(false, false);
         hear(&losses, "one", &info(A, 100 + BEYOND, None), &[]);
         hear(&losses, "one", &info(A, 100, None), &[]);
-        assert!(losses.lost_at().is_some() && losses.refusal().is_none());
+        assert!(losses.loss().is_some() && losses.refusal().is_none());
     }
 }

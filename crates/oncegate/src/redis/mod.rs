@@ -35,7 +35,7 @@ use futures_util::future::join;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreError, StoreLoss};
 use redis::Value;
 
 use self::buckets::{marked, unmarked};
@@ -51,7 +51,6 @@ use crate::clock;
 
 pub use self::builder::RedisBuilder;
 pub use self::durability::Durability;
-pub use self::losses::OnStoreLoss;
 
 /// Records in Redis or Valkey, version 7.0 or later: one server, a primary that Sentinel watches over, or a cluster.
 ///
@@ -360,8 +359,12 @@ impl Store for RedisStore {
         }
     }
 
-    fn lost_at(&self) -> Option<SystemTime> {
-        self.inner.losses.lost_at()
+    fn loss(&self) -> Option<StoreLoss> {
+        self.inner.losses.loss()
+    }
+
+    fn accept_loss(&self) {
+        self.inner.losses.accept_loss();
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -15,7 +15,7 @@ use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
     Backoff, BoxError, Consumer, ConsumerError, Counters, Gate, GateError, Key, MemoryStore, Message,
-    Ordering, Origin,
+    OnStoreLoss, Ordering, Origin,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -164,6 +164,8 @@ impl World {
         self.started += 1;
         let gate =
             Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
+        // A loss is one of the faults, and it is counted.
+        let gate = gate.on_store_loss(OnStoreLoss::Continue);
         let handler = Pay {
             behaviours: Arc::clone(&self.behaviours),
             ledger: Arc::clone(&self.ledger),

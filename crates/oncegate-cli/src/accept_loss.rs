@@ -1,0 +1,128 @@
+//! `oncegate accept-loss`: let a scope go on that was halted because its store has lost records.
+
+use std::time::{Duration, SystemTime};
+
+use oncegate::core::key::Scope;
+use oncegate::core::store::Halt;
+use oncegate::journal::Entry;
+use oncegate::operate::{self, AcceptedLoss};
+use serde::Serialize;
+
+use crate::args::{AnswerArgs, within};
+use crate::change::ChangeArgs;
+use crate::exit::{Exit, Problem};
+use crate::output;
+use crate::store::StoreArgs;
+
+/// Names the form of the document that `--json` prints.
+const SCHEMA: &str = "oncegate.accept-loss/1";
+
+/// Let a scope run again that is halted because its store has lost records
+///
+/// Messages whose records are lost run again when they are delivered again. `oncegate replay` shows which ones those are.
+/// Says first why the scope is halted. Every process of the scope goes on within seconds; none needs a restart.
+///
+/// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed then.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Scope,
+
+    #[command(flatten)]
+    change: ChangeArgs,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    scope: &'a str,
+    /// Whether it was halted.
+    halted: bool,
+    /// What was noticed.
+    reason: Option<&'a str>,
+    /// When it was noticed, in milliseconds since the Unix epoch.
+    noticed_at_ms: Option<u64>,
+    /// Whether the loss was accepted now.
+    done: bool,
+}
+
+pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+    let found = async {
+        let store = args.store.open().await?;
+        let halt = operate::halt_of(&*store, &args.scope).await?;
+        Ok((store, halt))
+    };
+    let (store, halt) = within(args.answer.timeout, found).await?;
+    let Some(halt) = halt else {
+        tell(args, None, false)?;
+        return Ok(Exit::No);
+    };
+    if !args.answer.json {
+        output::answer(&words(args, &halt))?;
+    }
+    if args.change.dry_run {
+        tell(args, Some(&halt), false)?;
+        return Ok(Exit::Yes);
+    }
+    let question = "messages whose records are lost will run again: accept the loss?";
+    let journal = args.change.begin(question, "accept the loss").await?;
+    journal.note_now(Entry::now("accept_loss_begins").key(&args.scope))?;
+    let accept = async { Ok(operate::accept_loss(&*store, &args.scope, &halt).await?) };
+    match within(args.answer.timeout, accept).await? {
+        AcceptedLoss::Accepted(_) => {
+            journal.note_now(Entry::now("accept_loss").key(&args.scope))?;
+            tell(args, Some(&halt), true)?;
+            Ok(Exit::Yes)
+        }
+        AcceptedLoss::NotHalted => {
+            tell(args, None, false)?;
+            Ok(Exit::No)
+        }
+        AcceptedLoss::Changed(now) => {
+            eprintln!("oncegate: the scope was halted for another reason meanwhile; nothing was changed");
+            if !args.answer.json {
+                output::answer(&words(args, &now))?;
+            }
+            tell(args, Some(&now), false)?;
+            Ok(Exit::No)
+        }
+    }
+}
+
+fn words(args: &Args, halt: &Halt) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(halt.at_ms);
+    format!(
+        "scope      {}\nhalted     {}\nreason     {}\n",
+        args.scope,
+        humantime::format_rfc3339_seconds(at),
+        halt.reason
+    )
+}
+
+fn tell(args: &Args, halt: Option<&Halt>, done: bool) -> Result<(), Problem> {
+    if args.answer.json {
+        return output::answer_json(&Document {
+            schema: SCHEMA,
+            scope: args.scope.as_str(),
+            halted: halt.is_some(),
+            reason: halt.map(|halt| halt.reason.as_str()),
+            noticed_at_ms: halt.map(|halt| halt.at_ms),
+            done,
+        });
+    }
+    match (halt, done) {
+        (_, true) => eprintln!("oncegate: the loss is accepted: the processes of scope {} go on", args.scope),
+        (None, false) => eprintln!("oncegate: scope {} is not halted; nothing was changed", args.scope),
+        (Some(_), false) if args.change.dry_run => eprintln!("oncegate: nothing was changed (--dry-run)"),
+        (Some(_), false) => {}
+    }
+    Ok(())
+}

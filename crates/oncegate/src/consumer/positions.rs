@@ -1,0 +1,89 @@
+//! What a broker keeps for the gates with each committed position: which life of its store each scope has reached.
+//!
+//! A loss of the store does not reach the broker, so a process that starts after it notices there what no store can tell.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tracing::warn;
+
+use crate::gate::{OpenGate, StorePosition};
+use crate::source::{CommitAnnotation, Source, SourceError};
+
+/// The first word: what this is, and its format.
+const FORMAT: &str = "oncegate=1";
+
+/// Compares each gate's store with what the source's broker has kept, and keeps it there from now on.
+pub(super) async fn compare_and_keep<'a>(
+    gates: impl Iterator<Item = &'a Arc<OpenGate>>,
+    source: &dyn Source,
+) -> Result<(), SourceError> {
+    let gates: BTreeMap<String, Arc<OpenGate>> =
+        gates.map(|gate| (gate.scope().to_owned(), Arc::clone(gate))).collect();
+    let lasting: BTreeMap<_, _> =
+        gates.into_iter().filter(|(_, gate)| gate.store_position().is_some()).collect();
+    if lasting.is_empty() {
+        return Ok(());
+    }
+    let annotations = source.commit_annotations().await?;
+    for (scope, gate) in &lasting {
+        let kept: Vec<StorePosition> =
+            annotations.iter().filter_map(|annotation| position_in(annotation, scope)).collect();
+        gate.compare_with(&kept).await;
+    }
+    if text(&lasting).len() > CommitAnnotation::MAX_BYTES {
+        warn!(
+            scopes = lasting.len(),
+            "too many scopes for the metadata of one commit: a loss of the last ones is noticed only by running processes"
+        );
+    }
+    source
+        .annotate_commits(CommitAnnotation::new(move || text_within(&lasting, CommitAnnotation::MAX_BYTES)));
+    Ok(())
+}
+
+/// The position of `scope` in an annotation; `None` when it says nothing of it, or is not ours.
+fn position_in(annotation: &str, scope: &str) -> Option<StorePosition> {
+    let mut words = annotation.split(' ');
+    if words.next() != Some(FORMAT) {
+        return None;
+    }
+    let of_scope = words.filter_map(|word| word.split_once('=')).find(|(name, _)| *name == scope);
+    StorePosition::parse(of_scope?.1)
+}
+
+fn text(gates: &BTreeMap<String, Arc<OpenGate>>) -> String {
+    text_within(gates, usize::MAX)
+}
+
+/// As many scopes as there is room for.
+fn text_within(gates: &BTreeMap<String, Arc<OpenGate>>, most_bytes: usize) -> String {
+    let mut text = FORMAT.to_owned();
+    for (scope, gate) in gates {
+        let Some(position) = gate.store_position() else { continue };
+        let word = format!(" {scope}={position}");
+        if text.len() + word.len() > most_bytes {
+            break;
+        }
+        text.push_str(&word);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_finds_its_own_position_and_foreign_text_says_nothing() {
+        let position = format!("{:032x}:42", 7);
+        let ours = format!("{FORMAT} a.b={position} billing={:032x}:1 c=garbage", 8);
+        assert_eq!(position_in(&ours, "a.b").map(|found| found.to_string()), Some(position));
+        for scope in ["b", "c", "oncegate", ""] {
+            assert_eq!(position_in(&ours, scope), None, "{scope}");
+        }
+        for foreign in ["", "oncegate", "oncegate=2 a.b=0:1", "a.b=1", "{}"] {
+            assert_eq!(position_in(foreign, "a.b"), None, "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! Notices that the store has lost records of a scope, and holds its claims back until the loss is accepted.
+//!
+//! Four witnesses, each for what the others cannot see. The scope's descriptor: it is gone, or another one, when the store
+//! was emptied, and its sequence number went back when an earlier state was put back. Marker records, one in each shard of
+//! a store that has several. Records that this process has completed, or has found completed. And what a broker keeps
+//! with its positions, where a loss of the store does not reach.
+//!
+//! A halt stands in the descriptor, so that every process of the scope obeys it, whenever it starts.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::rules::Operation;
+use oncegate_core::store::{Command, Epoch, Halt, ScopeDescriptor, Store, StoreError};
+
+use super::GateError;
+use super::witnesses::Witnesses;
+use crate::entropy::Entropy;
+use crate::observe::{Event, Observer};
+
+/// How often a gate looks for a loss, give or take half of it.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// How often a descriptor is written again that another process has changed meanwhile.
+const MAX_WRITES: u32 = 8;
+/// After so many looks the shards are counted again.
+const LOOKS_PER_SHARD_COUNT: u32 = 64;
+/// Markers are looked for among these numbers.
+const MAX_MARKER_NUMBER: u16 = 4_096;
+/// After so many numbers without a new shard, all shards are known.
+const NUMBERS_WITHOUT_A_NEW_SHARD: u16 = 512;
+/// How long a marker is kept: as long as the longest retention.
+const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// What a gate does when its store has lost records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnStoreLoss {
+    /// Refuse every claim of the scope, in every process, until `oncegate accept-loss` (or
+    /// [`accept_loss`](crate::operate::accept_loss)) says that the messages may run again. What runs may end, and is
+    /// recorded. The default.
+    #[default]
+    Halt,
+    /// Report the loss and go on: messages whose records are lost run again when they are delivered again. Choose the same
+    /// for every process of a scope.
+    Continue,
+}
+
+/// A position of the store that a broker keeps with its commits: an epoch, and a sequence number that was reached in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StorePosition {
+    epoch: Epoch,
+    sequence: u64,
+}
+
+impl StorePosition {
+    /// Reads `epoch:sequence`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (epoch, sequence) = text.split_once(':')?;
+        Some(Self { epoch: epoch.parse().ok()?, sequence: sequence.parse().ok()? })
+    }
+}
+
+impl std::fmt::Display for StorePosition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.epoch, self.sequence)
+    }
+}
+
+/// Watches one scope of a store.
+#[derive(Debug)]
+pub(super) struct LossWatch {
+    scope: Scope,
+    store: Arc<dyn Store>,
+    on_loss: OnStoreLoss,
+    observer: Arc<dyn Observer>,
+    entropy: Arc<Entropy>,
+    halted: AtomicBool,
+    /// Something was completed since the sequence number was raised.
+    completed: AtomicBool,
+    pub(super) witnesses: Witnesses,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The descriptor that the store showed last, or that this process wrote.
+    known: ScopeDescriptor,
+    /// The sequence number of the look before: a store that shows less went back.
+    confirmed_sequence: u64,
+    /// Why no claim is granted.
+    halt: Option<Arc<str>>,
+    lost_at: Option<SystemTime>,
+    /// A loss that the store could not be told of yet.
+    unwritten: Option<Loss>,
+    /// The last loss that was heard from the store itself.
+    heard: Option<SystemTime>,
+    /// What the broker had kept when it contradicted the store: kept there until the loss is accepted.
+    evidence: Option<StorePosition>,
+    looks: u32,
+}
+
+/// A loss that was noticed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Loss {
+    at_ms: u64,
+    reason: String,
+    /// Epochs that the store does not know any more.
+    epochs: Vec<Epoch>,
+}
+
+/// What a look at the descriptor came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Finding {
+    /// It is the one that is known, perhaps at a later sequence number.
+    Same(ScopeDescriptor),
+    /// The scope is halted, or a loss was accepted.
+    Adopt(ScopeDescriptor),
+    /// Records are lost: why.
+    Lost(&'static str),
+}
+
+/// Compares the descriptor that the store holds with the one that is known.
+fn compare(known: &ScopeDescriptor, confirmed_sequence: u64, held: Option<ScopeDescriptor>) -> Finding {
+    let Some(held) = held else { return Finding::Lost("the scope's descriptor is gone") };
+    match (held.halt.is_some(), held.epoch == known.epoch) {
+        (true, _) => Finding::Adopt(held),
+        (false, true) if known.halt.is_some() => {
+            Finding::Lost("the scope's halt is gone, and no loss was accepted")
+        }
+        (false, true) if held.sequence < confirmed_sequence => {
+            Finding::Lost("an earlier state of the store was put back")
+        }
+        (false, true) => Finding::Same(held),
+        (false, false) if held.accepted_epochs.contains(&known.epoch) => Finding::Adopt(held),
+        (false, false) => Finding::Lost("the store was emptied, and the scope was set up again"),
+    }
+}
+
+impl LossWatch {
+    /// Reads the scope's descriptor, or writes the first one.
+    ///
+    /// # Errors
+    /// When the store gives no answer, or holds the records of another key specification.
+    pub(super) async fn open(
+        scope: Scope,
+        store: Arc<dyn Store>,
+        keys: &str,
+        on_loss: OnStoreLoss,
+        observer: Arc<dyn Observer>,
+        entropy: Arc<Entropy>,
+    ) -> Result<Self, GateError> {
+        let held = match store.descriptor(&scope).await? {
+            Some(held) => held,
+            None => {
+                let first = ScopeDescriptor::new(keys, Epoch::from_bits(entropy.bits())).to_text()?;
+                store.describe(&scope, None, &first).await?
+            }
+        };
+        let known = ScopeDescriptor::parse(&scope, &held)?;
+        if known.keys != keys {
+            let scope = scope.as_str().to_owned();
+            return Err(GateError::OtherDescriptor { scope, held: known.keys, ours: keys.to_owned() });
+        }
+        let state = State {
+            confirmed_sequence: known.sequence,
+            lost_at: known.lost_at_ms.map(time_of),
+            known,
+            halt: None,
+            unwritten: None,
+            heard: None,
+            evidence: None,
+            looks: 0,
+        };
+        let watch = Self {
+            scope,
+            store,
+            on_loss,
+            observer,
+            entropy,
+            halted: AtomicBool::new(false),
+            completed: AtomicBool::new(false),
+            witnesses: Witnesses::default(),
+            state: Mutex::new(state),
+        };
+        watch.look().await;
+        Ok(watch)
+    }
+
+    /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why no claim is granted, if none is.
+    pub(super) fn refusal(&self) -> Option<StoreError> {
+        if !self.halted.load(Ordering::Acquire) {
+            return None;
+        }
+        self.lock().halt.clone().map(StoreError::refused)
+    }
+
+    /// When records were lost for the last time.
+    pub(super) fn lost_at(&self) -> Option<SystemTime> {
+        self.lock().lost_at
+    }
+
+    /// A message was completed: the next look raises the sequence number.
+    pub(super) fn note_completed(&self) {
+        if !self.completed.load(Ordering::Relaxed) {
+            self.completed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What a broker is to keep with its positions.
+    pub(super) fn position(&self) -> StorePosition {
+        let state = self.lock();
+        let confirmed = StorePosition { epoch: state.known.epoch, sequence: state.confirmed_sequence };
+        state.evidence.unwrap_or(confirmed)
+    }
+
+    /// Compares the store with what a broker has kept with its positions.
+    pub(super) async fn compare_with(&self, kept: &[StorePosition]) {
+        let known = self.lock().known.clone();
+        let is_ahead = |kept: &&StorePosition| match kept.epoch == known.epoch {
+            true => kept.sequence > known.sequence,
+            false => !known.knows(kept.epoch),
+        };
+        let Some(ahead) = kept.iter().find(is_ahead) else { return };
+        self.lock().evidence = Some(*ahead);
+        let unknown =
+            kept.iter().filter(is_ahead).map(|kept| kept.epoch).filter(|epoch| *epoch != known.epoch);
+        let unknown: Vec<Epoch> = unknown.fold(Vec::new(), |mut all, epoch| {
+            if !all.contains(&epoch) {
+                all.push(epoch);
+            }
+            all
+        });
+        let reason = match unknown.is_empty() {
+            true => "the store is older than the offsets that the consumer group has committed",
+            false => {
+                "the consumer group has committed offsets with another store, or before this one was emptied"
+            }
+        };
+        self.lost(reason.to_owned(), unknown).await;
+    }
+
+    /// Looks for a loss once. A store that gives no answer is asked again at the next look.
+    pub(super) async fn look(&self) {
+        let unwritten = self.lock().unwritten.clone();
+        if let Some(loss) = unwritten {
+            _ = self.write(&loss).await;
+            return;
+        }
+        if let Some(loss) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
+            return self.lost(loss.reason.to_string(), Vec::new()).await;
+        }
+        let Ok(held) = self.store.descriptor(&self.scope).await else { return };
+        let held = match held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose() {
+            Ok(held) => held,
+            Err(unreadable) => return self.lost(unreadable.to_string(), Vec::new()).await,
+        };
+        match self.judge(held) {
+            Finding::Lost(why) => return self.lost(why.to_owned(), Vec::new()).await,
+            Finding::Adopt(held) => {
+                let is_halted = held.halt.is_some();
+                self.adopt(held);
+                if is_halted {
+                    return;
+                }
+            }
+            Finding::Same(held) => self.advance(held).await,
+        }
+        if let Some(why) = self.missing_record().await {
+            self.lost(why.to_owned(), Vec::new()).await;
+        }
+    }
+
+    /// Whether this loss was neither heard before nor is the one that the descriptor tells of.
+    fn is_news(&self, at: SystemTime) -> bool {
+        let mut state = self.lock();
+        let is_heard = state.heard.replace(at) == Some(at);
+        !is_heard && state.known.lost_at_ms.is_none_or(|known| known < millis_of(at))
+    }
+
+    /// Whether the store itself has noticed a loss that this gate has not looked at yet.
+    pub(super) fn is_behind(&self) -> bool {
+        self.store.loss().is_some_and(|loss| self.lock().heard != Some(loss.at))
+    }
+
+    fn judge(&self, held: Option<ScopeDescriptor>) -> Finding {
+        let state = self.lock();
+        compare(&state.known, state.confirmed_sequence, held)
+    }
+
+    /// Takes over the descriptor that the store holds: halts with it, or goes on with it.
+    fn adopt(&self, held: ScopeDescriptor) {
+        let mut state = self.lock();
+        state.confirmed_sequence = held.sequence;
+        state.lost_at = held.lost_at_ms.map(time_of).or(state.lost_at);
+        state.looks = 0;
+        let was_halted = state.known.halt.is_some();
+        if let Some(halt) = &held.halt {
+            state.lost_at = Some(time_of(halt.at_ms));
+            state.halt = Some(self.words(&halt.reason));
+            self.halted.store(true, Ordering::Release);
+            if !was_halted {
+                tracing::error!(
+                    scope = self.scope.as_str(),
+                    reason = halt.reason,
+                    "the scope is halted because the store has lost records; no message runs until `oncegate accept-loss`"
+                );
+            }
+        } else {
+            tracing::warn!(
+                scope = self.scope.as_str(),
+                "a loss of records was accepted; messages whose records are lost run again"
+            );
+            (state.halt, state.evidence) = (None, None);
+            self.witnesses.clear();
+            self.store.accept_loss();
+            self.halted.store(false, Ordering::Release);
+        }
+        state.known = held;
+    }
+
+    fn words(&self, reason: &str) -> Arc<str> {
+        format!(
+            "scope `{scope}` is halted because the store has lost records ({reason}): find out what would run again with \
+             `oncegate replay`, then let it go on with `oncegate accept-loss --scope {scope}`; \
+             on_store_loss = \"continue\" goes on by itself",
+            scope = self.scope
+        )
+        .into()
+    }
+
+    /// Raises the sequence number when something was completed since, unless another process has raised it.
+    async fn advance(&self, held: ScopeDescriptor) {
+        let is_raised = {
+            let mut state = self.lock();
+            state.looks = state.looks.wrapping_add(1);
+            let is_raised = held.sequence > state.known.sequence;
+            state.confirmed_sequence = held.sequence;
+            state.known = held.clone();
+            is_raised
+        };
+        if is_raised || !self.completed.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let next = ScopeDescriptor { sequence: held.sequence.saturating_add(1), ..held.clone() };
+        if self.replace(Some(&held), &next).await.is_ok_and(|replaced| replaced) {
+            self.lock().known = next;
+        } else {
+            self.note_completed();
+        }
+    }
+
+    /// Whether the store held `expected`, and holds `next` now.
+    async fn replace(
+        &self,
+        expected: Option<&ScopeDescriptor>,
+        next: &ScopeDescriptor,
+    ) -> Result<bool, StoreError> {
+        let expected = expected.map(ScopeDescriptor::to_text).transpose()?;
+        let next = next.to_text()?;
+        Ok(self.store.describe(&self.scope, expected.as_deref(), &next).await? == next)
+    }
+
+    /// Halts this process, or not, and tells the store.
+    async fn lost(&self, reason: String, epochs: Vec<Epoch>) {
+        let at = SystemTime::now();
+        let loss = Loss { at_ms: millis_of(at), reason, epochs };
+        tracing::error!(
+            scope = self.scope.as_str(), reason = loss.reason, on_store_loss = ?self.on_loss, "the store has lost records"
+        );
+        {
+            let mut state = self.lock();
+            state.lost_at = Some(at);
+            state.unwritten = Some(loss.clone());
+            if self.on_loss == OnStoreLoss::Halt {
+                state.halt = Some(self.words(&loss.reason));
+                self.halted.store(true, Ordering::Release);
+            }
+        }
+        self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
+        if let Err(error) = self.write(&loss).await {
+            tracing::warn!(scope = self.scope.as_str(), %error, "the store could not be told of its loss; trying again");
+        }
+    }
+
+    /// Writes the halt, or the epoch in which work goes on, into the descriptor.
+    async fn write(&self, loss: &Loss) -> Result<(), StoreError> {
+        for _ in 0..MAX_WRITES {
+            let known = self.lock().known.clone();
+            let text = self.store.descriptor(&self.scope).await?;
+            let held = text.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose()?;
+            // Another process was faster, or an operator has accepted the loss already.
+            let is_settled = held.as_ref().is_some_and(|held| {
+                held.halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch))
+            });
+            if let Some(held) =
+                held.clone().filter(|held| is_settled && loss.epochs.iter().all(|lost| is_told(held, *lost)))
+            {
+                self.lock().unwritten = None;
+                self.adopt(held);
+                return Ok(());
+            }
+            let next = self.after_loss(&known, held.as_ref(), loss);
+            if self.replace(held.as_ref(), &next).await? {
+                self.lock().unwritten = None;
+                self.adopt(next);
+                return Ok(());
+            }
+        }
+        Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
+    }
+
+    /// What the descriptor becomes.
+    fn after_loss(
+        &self,
+        known: &ScopeDescriptor,
+        held: Option<&ScopeDescriptor>,
+        loss: &Loss,
+    ) -> ScopeDescriptor {
+        let base = held.unwrap_or(known);
+        let mut lost = loss.epochs.clone();
+        if base.epoch != known.epoch && !base.knows(known.epoch) && !lost.contains(&known.epoch) {
+            lost.push(known.epoch);
+        }
+        if self.on_loss == OnStoreLoss::Continue && base.halt.is_none() {
+            return base.succeed(Epoch::from_bits(self.entropy.bits()), &lost, loss.at_ms);
+        }
+        let mut halt = base.halt.clone().unwrap_or_else(|| Halt::new(loss.at_ms, &loss.reason, Vec::new()));
+        for epoch in lost {
+            if !halt.lost_epochs.contains(&epoch) {
+                halt.lost_epochs.push(epoch);
+            }
+        }
+        ScopeDescriptor { halt: Some(halt), ..base.clone() }
+    }
+
+    /// Looks for records that must be there, and says what is missing.
+    async fn missing_record(&self) -> Option<&'static str> {
+        let (known, looks) = {
+            let state = self.lock();
+            (state.known.clone(), state.looks)
+        };
+        let keys: Vec<StoreKey> =
+            known.markers.iter().map(|number| known.marker(&self.scope, *number)).collect();
+        if !keys.is_empty() {
+            let found = self.store.look(keys).await;
+            if found.iter().any(|found| matches!(found, Ok(None))) {
+                return Some("a shard of the store was emptied");
+            }
+        }
+        if looks % LOOKS_PER_SHARD_COUNT == 1 {
+            // A shard without a marker gets one at the next count; until then the other witnesses speak for it.
+            _ = self.mark_shards(&known).await;
+        }
+        let asked = self.witnesses.ask();
+        if asked.is_empty() {
+            return None;
+        }
+        let keys = asked.iter().map(|asked| asked.key.clone()).collect();
+        let found = self.store.look(keys).await;
+        self.witnesses.hear(asked, found).then_some("a completed record is missing")
+    }
+
+    /// Writes a marker into each shard that has none. A store that is one whole needs none: its descriptor is one.
+    async fn mark_shards(&self, known: &ScopeDescriptor) -> Result<(), StoreError> {
+        let shard = |number: u16| self.store.part(&known.marker(&self.scope, number));
+        let marked: BTreeSet<u64> = known.markers.iter().map(|number| shard(*number)).collect();
+        let mut unmarked: HashMap<u64, u16> = HashMap::new();
+        let (mut seen, mut since_new) = (BTreeSet::new(), 0);
+        for number in 0..MAX_MARKER_NUMBER {
+            let shard = shard(number);
+            since_new = if seen.insert(shard) { 0 } else { since_new + 1 };
+            if !marked.contains(&shard) {
+                unmarked.entry(shard).or_insert(number);
+            }
+            if since_new >= NUMBERS_WITHOUT_A_NEW_SHARD {
+                break;
+            }
+        }
+        if seen.len() <= 1 || unmarked.is_empty() {
+            return Ok(());
+        }
+        let mut next = known.clone();
+        for number in unmarked.into_values() {
+            self.write_marker(known.marker(&self.scope, number)).await?;
+            next.markers.push(number);
+        }
+        next.markers.sort_unstable();
+        if self.replace(Some(known), &next).await? {
+            self.lock().known = next;
+        }
+        Ok(())
+    }
+
+    async fn write_marker(&self, key: StoreKey) -> Result<(), StoreError> {
+        let token = self.entropy.token();
+        // Completing an absent record writes it; one that is there already is left as it is.
+        let operation = Operation::Complete {
+            token,
+            fingerprint: None,
+            result: bytes::Bytes::new(),
+            retention: MARKER_RETENTION,
+        };
+        self.store.execute_one(Command { key, operation }).await.map(drop)
+    }
+}
+
+/// Whether an operator who looks at `held` is told that `lost` is lost, or was told before.
+fn is_told(held: &ScopeDescriptor, lost: Epoch) -> bool {
+    held.knows(lost) || held.halt.as_ref().is_some_and(|halt| halt.lost_epochs.contains(&lost))
+}
+
+fn millis_of(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn time_of(millis: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
