@@ -157,6 +157,14 @@ impl Proxy {
     ///
     /// # Panics
     /// Never: nobody panics who holds the address.
+    pub fn point_at_address(&self, server: impl Into<String>) {
+        *self.server.lock().expect("nobody panics with it") = server.into();
+    }
+
+    /// New connections go to this Redis.
+    ///
+    /// # Panics
+    /// Never: nobody panics who holds the address.
     pub fn point_at(&self, redis: &Redis) {
         *self.server.lock().expect("nobody panics with it") = address(redis);
     }

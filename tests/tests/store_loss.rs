@@ -17,7 +17,7 @@ use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Consumer, ConsumerError, Entry, Gate, GateError, Key, Message, OnStoreLoss, Origin};
 use oncegate_tests::{
-    Kafka, Postgres, PostgresServer, Record, Redis, RedisCluster, RedisServer, Watched, unique, until,
+    Kafka, Postgres, PostgresServer, Proxy, Record, Redis, RedisCluster, RedisServer, Watched, unique, until,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -348,6 +348,72 @@ async fn a_backup_of_postgresql_that_was_put_back_is_noticed_by_running_processe
     // Once more, with nobody running.
     restore_database(&server, name, "backup").await;
     payments.notices_at_the_start(&group, PostgresStore::connect(database.url()).await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_of_postgresql_that_lagged_is_noticed_when_it_takes_over_and_one_that_did_not_lag_raises_no_alarm()
+ {
+    for lags in [false, true] {
+        let (mut primary, payments) = (PostgresServer::start().await, Payments::new().await);
+        PostgresStore::connect(primary.url()).await.unwrap().create_schema().await.unwrap();
+        let standby = PostgresServer::standby_of(&primary).await;
+        let front = Proxy::before_address(address(primary.url())).await;
+        let url = primary.url().replace(&address(primary.url()), &front.address().to_string());
+        let group = unique("loss");
+        payments.gate(PostgresStore::connect(&url).await.unwrap(), OnStoreLoss::Halt).open().await.unwrap();
+        caught_up(&primary, &standby).await;
+        let witness = standby.connection().await;
+        if lags {
+            witness.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
+            witness.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+            until("the standby to follow no more", LIMIT, async || {
+                let followed = "SELECT count(*) FROM pg_stat_wal_receiver";
+                let receivers: i64 = witness.query_one(followed, &[]).await.unwrap().get(0);
+                if receivers == 0 { Ok(()) } else { Err("it does".to_owned()) }
+            })
+            .await;
+        }
+        payments.run_all(&group, PostgresStore::connect(&url).await.unwrap()).await;
+        let running = payments.gate(PostgresStore::connect(&url).await.unwrap(), OnStoreLoss::Halt);
+        running.open().await.unwrap();
+        if !lags {
+            caught_up(&primary, &standby).await;
+        }
+        primary.kill();
+        witness.batch_execute("SELECT pg_promote()").await.unwrap();
+        front.point_at_address(address(standby.url()));
+        if lags {
+            assert!(until_refused(&running, 1_000_000).await.contains("accept-loss"));
+            continue;
+        }
+        // A later sequence number shows that looks have gone on.
+        payments.produce().await;
+        let process = payments.start(&group, PostgresStore::connect(&url).await.unwrap(), OnStoreLoss::Halt);
+        process.watched.until("acks", MESSAGES).await;
+        assert_eq!(process.watched.total("store_losses"), 0);
+        assert!(matches!(running.enter(&payment(3_000_000)).await, Ok(Entry::Granted(_))));
+        process.stop().await;
+        assert_eq!(payments.runs(), MESSAGES);
+    }
+}
+
+/// The host and port of a URL.
+fn address(url: &str) -> String {
+    let (_, rest) = url.split_once('@').unwrap();
+    rest.split_once('/').unwrap().0.to_owned()
+}
+
+/// Waits until the standby has replayed what the primary has written by now.
+async fn caught_up(primary: &Postgres, standby: &Postgres) {
+    let written: String =
+        primary.connection().await.query_one("SELECT pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
+    let standby = standby.connection().await;
+    until("the standby to catch up", LIMIT, async || {
+        let replayed = "SELECT coalesce(pg_last_wal_replay_lsn() >= $1::text::pg_lsn, false)";
+        let is_there: bool = standby.query_one(replayed, &[&written]).await.unwrap().get(0);
+        if is_there { Ok(()) } else { Err(format!("not at {written} yet")) }
+    })
+    .await;
 }
 
 async fn copy_database(server: &Postgres, from: &str, to: &str) {

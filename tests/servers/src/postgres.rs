@@ -147,6 +147,36 @@ impl PostgresServer {
     /// # Panics
     /// As [`PostgresServer::start`].
     pub async fn start_with(settings: &[&str]) -> Self {
+        let mut server = Self::place(settings);
+        server.initialise();
+        server.start_again().await;
+        server
+    }
+
+    /// Starts a standby that follows `primary` by streaming replication, on a port of its own, from a copy of its data.
+    ///
+    /// # Panics
+    /// When the copy fails, or as [`PostgresServer::start`].
+    pub async fn standby_of(primary: &Self) -> Self {
+        let mut server = Self::place(&[]);
+        let mut command = server.command("pg_basebackup");
+        command.args([
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+            "--host=127.0.0.1",
+            "--username=postgres",
+        ]);
+        command.arg(format!("--port={}", primary.port.number())).arg("--pgdata").arg(server.data());
+        let output =
+            command.output().unwrap_or_else(|error| panic!("cannot run pg_basebackup: {error}. {HINT}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "pg_basebackup failed. {HINT}\n{said}");
+        server.start_again().await;
+        server
+    }
+
+    /// A place for a server, with nothing in it.
+    fn place(settings: &[&str]) -> Self {
         let port = Port::reserve();
         let account = process::runs_as_root().then(|| {
             let found = ACCOUNTS.into_iter().find_map(Account::named);
@@ -163,17 +193,14 @@ impl PostgresServer {
             }
         };
         let url = format!("postgres://postgres@{}/postgres", port.address());
-        let mut server = Self {
+        Self {
             postgres: Postgres { url },
             settings: settings.iter().map(ToString::to_string).collect(),
             account,
             process: None,
             dir,
             port,
-        };
-        server.initialise();
-        server.start_again().await;
-        server
+        }
     }
 
     fn initialise(&self) {

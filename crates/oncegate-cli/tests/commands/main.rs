@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod accept_loss;
 mod check;
 mod dead_letters;
 mod doctor;

@@ -43,9 +43,8 @@ pub struct Promise {
     pub noticed_by: &'static str,
 }
 
-/// Redis watches its servers; elsewhere only a record that is lost while its handler runs can be missed.
-const AT_COMPLETION: &str = "Redis: `store_losses` and `extra_runs{store_loss}`; others: the latter, if it was lost while its \
-                             handler ran, afterwards its message looks new";
+/// Every gate looks for a loss of records, whichever store it has.
+const AT_COMPLETION: &str = "`store_losses` and `extra_runs{store_loss}`; by default the scope halts";
 
 impl Survives {
     /// All of them, from the least to the most.

@@ -152,13 +152,8 @@ impl LossWatch {
         observer: Arc<dyn Observer>,
         entropy: Arc<Entropy>,
     ) -> Result<Self, GateError> {
-        let held = match store.descriptor(&scope).await? {
-            Some(held) => held,
-            None => {
-                let first = ScopeDescriptor::new(keys, Epoch::from_bits(entropy.bits())).to_text()?;
-                store.describe(&scope, None, &first).await?
-            }
-        };
+        let first = ScopeDescriptor::new(keys, Epoch::from_bits(entropy.bits())).to_text()?;
+        let held = store.describe(&scope, None, &first).await?;
         let known = ScopeDescriptor::parse(&scope, &held)?;
         if known.keys != keys {
             let scope = scope.as_str().to_owned();

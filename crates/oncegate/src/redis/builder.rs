@@ -1,6 +1,6 @@
 //! Options, and how a store comes to be.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deadpool_redis::Pool;
@@ -218,6 +218,7 @@ impl RedisBuilder {
             durability,
             evicting_policy_allowed,
             losses,
+            tried: Mutex::default(),
             _driver: driver,
         };
         Ok(RedisStore { inner: Arc::new(inner) })

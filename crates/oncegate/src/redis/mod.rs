@@ -25,8 +25,9 @@ mod slots;
 mod tls;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
@@ -91,6 +92,8 @@ struct Inner {
     durability: Durability,
     evicting_policy_allowed: bool,
     losses: Arc<Losses>,
+    /// The scopes whose rights were tried and are there.
+    tried: Mutex<BTreeSet<Scope>>,
     _driver: Driver,
 }
 

@@ -1,5 +1,6 @@
 //! The fewest rights that a Redis user needs, and the look whether it has them.
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use oncegate_core::key::{Digest, Scope, StoreKey};
@@ -7,8 +8,8 @@ use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
 use oncegate_core::store::{Command, Store, StoreError};
 
-use super::RedisStore;
 use super::scripts::Request;
+use super::{RedisStore, lane_of};
 
 /// What the look at the rights leaves behind goes by itself after this time.
 const PROBE_LEFT: Duration = Duration::from_secs(1);
@@ -39,8 +40,19 @@ impl RedisStore {
         rules + self.inner.durability.rights()
     }
 
-    /// Goes through the life of a record, so that a right that is missing is missed before the first message.
+    /// Goes through the life of a record, so that a right that is missing is missed before the first message. Once for
+    /// each scope: the descriptor of a scope is written now and then while messages are handled.
     pub(super) async fn try_rights(&self, scope: &Scope) -> Result<(), StoreError> {
+        let tried = || self.inner.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        if tried().contains(scope) {
+            return Ok(());
+        }
+        self.try_each_right(scope).await?;
+        tried().insert(scope.clone());
+        Ok(())
+    }
+
+    async fn try_each_right(&self, scope: &Scope) -> Result<(), StoreError> {
         // No message has this digest, and what a user without rights leaves behind is one record at most.
         let key = StoreKey::new(scope, Digest::from_bytes(*b"oncegate: rights"));
         let [owner, other] = [Token::from_bits(fastrand::u128(1..)), Token::from_bits(fastrand::u128(1..))];
@@ -86,7 +98,9 @@ impl RedisStore {
     }
 
     async fn refusal_of(&self, key: &StoreKey, operation: Operation) -> Option<StoreError> {
-        let answers = self.execute(vec![Command { key: key.clone(), operation }]).await;
+        // Not by `execute`, which refuses claims after a loss.
+        let command = Command { key: key.clone(), operation };
+        let answers = self.apply(lane_of(&command), &[&command]).await;
         answers.into_iter().find_map(Result::err).filter(is_refusal)
     }
 }
