@@ -3,6 +3,7 @@
 
 mod stage;
 
+mod begin;
 mod brokers;
 mod commits;
 mod data;

@@ -11,7 +11,7 @@ fn partition(number: i32) -> Partition {
 
 fn assigned(number: i32) -> (Assignments, Arc<Assignment>) {
     let assignments = Assignments::default();
-    assignments.assign([partition(number)]);
+    assignments.assign([partition(number)], Begin::Begun);
     let [assignment] = assignments.all().try_into().expect("one");
     (assignments, assignment)
 }
@@ -119,7 +119,7 @@ impl Run {
     }
 
     fn assign(&mut self, number: i32) {
-        self.assignments.assign([partition(number)]);
+        self.assignments.assign([partition(number)], Begin::Begun);
         self.epochs.push(Epoch::default());
         self.current.insert(number, self.epochs.len() - 1);
     }
@@ -257,7 +257,7 @@ fn nothing_of_a_revoked_partition_is_committed() {
     assert!(assignment.receive(12).is_none(), "what comes late was not asked for");
     assert!(positions(&assignments).is_empty());
 
-    assignments.assign([partition(7)]);
+    assignments.assign([partition(7)], Begin::Begun);
     assignments.committed(&late);
     let again = assignments.all().remove(0);
     let receipt = again.receive(10).expect("ours").receipt;

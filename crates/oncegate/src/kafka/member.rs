@@ -9,11 +9,13 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::Offset;
 
-use super::assignment::{Assignment, Assignments, Partition};
+use super::assignment::{Assignment, Assignments, Begin, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
 use super::notices::Notices;
+use super::settings::Start;
 use super::statistics;
 use crate::observe::{Event, Observer};
 
@@ -25,6 +27,8 @@ pub(crate) struct Member {
     pub(crate) buffer: Buffer,
     pub(crate) notices: Notices,
     pub(crate) observer: Arc<dyn Observer>,
+    /// Where the group begins in a topic of which it has committed nothing.
+    start: Start,
     /// How long a revoke waits for what has started.
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
@@ -50,6 +54,7 @@ impl Member {
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         buffer: Buffer,
+        start: Start,
         drain_timeout: Duration,
         commit_patience: Duration,
     ) -> Self {
@@ -58,6 +63,7 @@ impl Member {
             buffer,
             notices: Notices::default(),
             observer,
+            start,
             drain_timeout,
             commit_patience,
             polls: Mutex::default(),
@@ -108,7 +114,8 @@ impl Member {
         }
         let assigned = partitions.len();
         tracing::info!(partitions = %Names(&partitions), "partitions assigned");
-        self.assignments.assign(partitions);
+        let begin = if self.start == Start::End { Begin::Unresolved } else { Begin::Begun };
+        self.assignments.assign(partitions, begin);
         self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
     }
 
@@ -209,6 +216,23 @@ impl Context {
         self.desk.stop();
     }
 
+    /// The client keeps its position in a partition for a moment after a revoke. Where it has none now, its next one is
+    /// from the new assignment.
+    fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
+        let positions = match consumer.position() {
+            Ok(positions) => positions,
+            Err(error) => return tracing::debug!(%error, "the client does not tell its positions"),
+        };
+        for partition in assigned {
+            let found = positions.find_partition(&partition.topic, partition.number);
+            if found.is_none_or(|found| found.offset() == Offset::Invalid)
+                && let Some(assignment) = self.member.assignments.get(partition)
+            {
+                assignment.has_no_position();
+            }
+        }
+    }
+
     fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
@@ -248,7 +272,12 @@ impl ConsumerContext for Context {
                 let commit = |by| self.desk.commit_now(by);
                 self.member.revoked(&partitions(list), consumer.assignment_lost(), commit);
             }
-            Rebalance::Assign(list) => self.member.assigned(partitions(list)),
+            Rebalance::Assign(list) => {
+                self.member.assigned(partitions(list));
+                if self.member.start == Start::End {
+                    self.desk.ask();
+                }
+            }
             Rebalance::Error(error) => tracing::warn!(%error, "rebalance failed"),
         }
     }
@@ -259,6 +288,9 @@ impl ConsumerContext for Context {
             let assigned = partitions(list);
             if let Err(error) = consumer.resume(&list_of(assigned.iter())) {
                 tracing::warn!(%error, "assigned partitions could not be resumed");
+            }
+            if !self.is_retired() {
+                self.note_positions(consumer, &assigned);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! | what | where |
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
+//! | where a partition without a commit begins | `begin` |
 //! | what happens when partitions come and go | `member` |
 //! | where messages wait for a far retry | `retries` |
 //! | what happens when the client dies | `trouble` (the rule), `membership` (the deed) |
@@ -38,6 +39,7 @@
 mod source;
 
 mod assignment;
+mod begin;
 mod buffer;
 mod commit;
 mod convert;
@@ -51,6 +53,7 @@ mod poll;
 mod reader;
 mod retries;
 mod settings;
+mod standing;
 mod statistics;
 mod status;
 mod ticket;

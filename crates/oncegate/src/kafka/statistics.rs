@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::assignment::LogEnd;
+use super::standing::LogEnd;
 
 #[derive(Deserialize)]
 struct Statistics<'a> {

@@ -1,7 +1,7 @@
 //! What the source says of itself, from the poll thread's own bookkeeping: nobody waits for it, or for the broker.
 
-use super::assignment::Standing;
 use super::member::Member;
+use super::standing::Standing;
 use crate::health::{PartitionStatus, PauseCause, SourceStatus};
 
 pub(crate) fn of(member: &Member) -> SourceStatus {
