@@ -14,6 +14,7 @@ use rdkafka::topic_partition_list::Offset;
 use super::assignment::{Assignment, Assignments, Begin, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
+use super::connection::Connection;
 use super::notices::Notices;
 use super::settings::Start;
 use super::statistics;
@@ -33,6 +34,8 @@ pub(crate) struct Member {
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
     pub(crate) commit_patience: Duration,
+    /// Whether the client is connected.
+    pub(crate) connection: Connection,
     /// What `status` tells of the poll thread.
     polls: Mutex<Polls>,
     /// Set once: from then on we leave, and are gone by this instant.
@@ -66,6 +69,7 @@ impl Member {
             start,
             drain_timeout,
             commit_patience,
+            connection: Connection::default(),
             polls: Mutex::default(),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
@@ -255,9 +259,12 @@ impl ClientContext for Context {
 
     fn stats_raw(&self, statistics: &[u8]) {
         if !self.is_retired() {
-            statistics::each_end(statistics, |topic, number, end| {
+            let connected = statistics::each_end(statistics, |topic, number, end| {
                 self.member.assignments.ends_at(topic, number, end);
             });
+            if let Some(is_connected) = connected {
+                self.member.connection.note(is_connected);
+            }
         }
     }
 }

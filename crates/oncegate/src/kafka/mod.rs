@@ -6,6 +6,7 @@
 //! | where a partition without a commit begins | `begin` |
 //! | what happens when partitions come and go | `member` |
 //! | where messages wait for a far retry | `retries` |
+//! | whether the client is connected | `connection` |
 //! | what happens when the client dies | `trouble` (the rule), `membership` (the deed) |
 //! | topics that are made again, offsets out of range | `notices` (how we hear), `poll` (what we do) |
 //! | back-pressure, errors of the client | `poll`, `buffer` |
@@ -42,6 +43,7 @@ mod assignment;
 mod begin;
 mod buffer;
 mod commit;
+mod connection;
 mod convert;
 mod dead_letters;
 mod facts;

@@ -12,6 +12,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use super::assignment::{Assignment, Partition};
 use super::buffer::{End, Fetched};
+use super::connection::Watch;
 use super::convert::{self, Routes};
 use super::member::{Context, Member, list_of};
 use super::notices::Notice;
@@ -58,6 +59,8 @@ pub(crate) struct Poller {
     beginning: Vec<Arc<Assignment>>,
     /// Where messages should have gone on that are gone, until the first one that is left comes.
     gone_from: HashMap<Partition, i64>,
+    /// Looks whether the client is connected.
+    watch: Watch,
 }
 
 /// What the source's settings say to the poll thread.
@@ -72,7 +75,12 @@ pub(crate) struct Terms {
 }
 
 impl Poller {
-    pub(crate) fn new(consumer: Arc<BaseConsumer<Context>>, member: Arc<Member>, terms: Terms) -> Self {
+    pub(crate) fn new(
+        consumer: Arc<BaseConsumer<Context>>,
+        member: Arc<Member>,
+        terms: Terms,
+        watch: Watch,
+    ) -> Self {
         Self {
             consumer,
             member,
@@ -86,6 +94,7 @@ impl Poller {
             seeking: Vec::new(),
             beginning: Vec::new(),
             gone_from: HashMap::new(),
+            watch,
         }
     }
 
@@ -101,6 +110,9 @@ impl Poller {
                 self.pass();
             }
             if let Err(trouble) = self.fill_batch() {
+                return Some(trouble);
+            }
+            if let Some(trouble) = self.watch.look(&self.member) {
                 return Some(trouble);
             }
         }

@@ -9,6 +9,8 @@ pub(crate) fn of(member: &Member) -> SourceStatus {
     let partitions = member.assignments.standings();
     SourceStatus {
         group: None,
+        disconnected_for: member.connection.lost_for(),
+        others_connect: member.connection.others_connect(),
         polled_ago: polls.last.map(|last| last.elapsed()),
         partitions: partitions.into_iter().map(|standing| partition(&standing, polls.held)).collect(),
     }

@@ -232,7 +232,7 @@ pub const CATALOGUE: &[Metric] = &[
         &["cause"],
         "members that their group had dropped, and another one joined",
     )
-    .of(&["poll_interval", "dropped", "static_member"]),
+    .of(&["poll_interval", "dropped", "disconnected", "static_member"]),
     Metric::counter("topics_made_again", &[], "topics that were deleted and made again"),
     Metric::counter("messages_gone", &[], "offsets whose messages were deleted before they were received"),
     Metric::counter("source_errors", OPERATION, "trouble that the source mends by itself").of(&[
