@@ -389,6 +389,7 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
     let standing = || assignments.standings().pop().expect("one");
     assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 0, queued: 0 });
     assert_eq!(standing().lag(), Some(10), "it is known before anything has come");
+    assert!(assignments.may_pass(), "there may be nothing but markers");
 
     // Nothing says yet that the client's position is from after the assignment.
     assignment.passes(5);
