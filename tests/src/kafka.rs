@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
@@ -213,6 +215,18 @@ impl Kafka {
         let answer = self.admin().alter_configs(&[change], &options()).await;
         let answer = answer.unwrap_or_else(|error| panic!("cannot set up group {group}: {error}"));
         assert!(answer.iter().all(Result::is_ok), "cannot set up group {group}: {answer:?}");
+    }
+
+    /// Has the topic have so many partitions, and waits until each has a leader.
+    ///
+    /// # Panics
+    /// When the broker refuses or does not answer.
+    pub async fn add_partitions(&self, name: &str, partitions: i32) {
+        let count = usize::try_from(partitions).expect("a number of partitions");
+        let answer = self.admin().create_partitions([&NewPartitions::new(name, count)], &options()).await;
+        check(&answer.map(|mut all| all.remove(0)), "extend", name);
+        let (kafka, name) = (self.clone(), name.to_owned());
+        blocking(move || kafka.await_leaders(&name, partitions)).await;
     }
 
     /// Deletes a topic. The broker forgets it a moment later.

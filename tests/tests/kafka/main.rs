@@ -3,10 +3,13 @@
 
 mod stage;
 
+mod begin;
 mod brokers;
 mod commits;
+mod connection;
 mod data;
 mod membership;
+mod outage;
 mod source;
 mod storm;
 mod topics;

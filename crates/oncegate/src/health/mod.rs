@@ -21,6 +21,7 @@
 //! | messages are ready and permits are free, and no handler starts | [`QUIET_LIMIT`] |
 //! | a partition has messages and delivers none, though it is not paused and there is room | [`QUIET_LIMIT`] |
 //! | the broker's client is not polled | [`POLL_LIMIT`] |
+//! | the broker's client has no connection, though the brokers answer another client; it is replaced | [`CONNECTION_LIMIT`] |
 //! | the consumer's own loop does not get to run, because handlers block the runtime's threads | [`LOOP_LIMIT`] |
 //! | every permit is with a handler that has run for longer than it may | [`Gate::max_run`](crate::Gate::max_run) |
 
@@ -41,6 +42,9 @@ pub use status::{
 pub const QUIET_LIMIT: Duration = Duration::from_secs(30);
 /// How long a broker's client may go without a poll: 60 s. A revoke that waits for handlers takes less.
 pub const POLL_LIMIT: Duration = Duration::from_secs(60);
+/// How long a broker's client may be without any connection: 30 s. While no broker answers another client either, the
+/// consumer is not ready, and a restart would not help.
+pub const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 /// How long the consumer's loop may go without a turn: 10 s. It asks for one every second.
 pub const LOOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long commits may lag behind what is finished: 30 s.
@@ -195,6 +199,14 @@ pub enum Reason {
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
     },
+    /// The broker's client has no connection to any broker.
+    NotConnected {
+        /// For how long.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+        /// Whether the brokers answer another client of this process.
+        others_connect: bool,
+    },
     /// The consumer's own loop gets no turn: handlers block the threads of its runtime.
     Blocked {
         /// For how long.
@@ -251,6 +263,7 @@ impl Reason {
                 | Self::NothingStarts { .. }
                 | Self::NothingDelivered { .. }
                 | Self::NotPolled { .. }
+                | Self::NotConnected { others_connect: true, .. }
                 | Self::Blocked { .. }
                 | Self::Stopped { error: Some(_) }
         )
@@ -263,6 +276,7 @@ impl Reason {
             Self::Starting
                 | Self::Stopping
                 | Self::Stopped { error: None }
+                | Self::NotConnected { others_connect: false, .. }
                 | Self::StoreAway { all: true, .. }
                 | Self::HandlerPaused { all: true, .. }
         )
@@ -283,6 +297,7 @@ impl Reason {
             Self::NotStored { .. } => "not_stored",
             Self::NothingDelivered { .. } => "nothing_delivered",
             Self::NotPolled { .. } => "not_polled",
+            Self::NotConnected { .. } => "not_connected",
             Self::Blocked { .. } => "blocked",
             Self::NotCommitted { .. } => "not_committed",
             Self::SpanFull { .. } => "span_full",
@@ -334,6 +349,14 @@ impl fmt::Display for Reason {
             ),
             Self::NotPolled { lasts } => {
                 write!(f, "the broker's client has not been polled for {}", Words(*lasts))
+            }
+            Self::NotConnected { lasts, others_connect: true } => write!(
+                f,
+                "the broker's client has had no connection for {}, though the brokers answer another one",
+                Words(*lasts)
+            ),
+            Self::NotConnected { lasts, others_connect: false } => {
+                write!(f, "no broker has been reachable for {}", Words(*lasts))
             }
             Self::Blocked { lasts } => write!(
                 f,

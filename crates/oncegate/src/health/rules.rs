@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::status::{
     PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
 };
-use super::{COMMIT_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason};
+use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason};
 
 /// A handler is slow when it takes this often as long as 99 of 100 …
 const SLOW_FACTOR: u32 = 3;
@@ -58,6 +58,9 @@ fn stalls(status: &Status) -> Vec<Reason> {
     }
     if let Some(lasts) = status.source.polled_ago.filter(|ago| *ago > POLL_LIMIT) {
         stalls.push(Reason::NotPolled { lasts });
+    }
+    if let Some(lasts) = status.source.disconnected_for.filter(|lasts| *lasts > CONNECTION_LIMIT) {
+        stalls.push(Reason::NotConnected { lasts, others_connect: status.source.others_connect });
     }
     if status.phase != Phase::Running {
         return stalls;
@@ -343,6 +346,15 @@ mod tests {
         ),
         ("a long revoke", |s| s.source.polled_ago = Some(S * 59), &[], true, true),
         ("not polled", |s| s.source.polled_ago = Some(S * 61), &["not_polled"], false, false),
+        ("connecting", |s| s.source.disconnected_for = Some(S * 30), &[], true, true),
+        ("no broker", |s| s.source.disconnected_for = Some(S * 31), &["not_connected"], true, false),
+        (
+            "no connection",
+            |s| (s.source.disconnected_for, s.source.others_connect) = (Some(S * 31), true),
+            &["not_connected"],
+            false,
+            false,
+        ),
         ("blocked", |s| s.looked_ago = S * 11, &["blocked"], false, false),
         (
             "not committed",

@@ -370,6 +370,12 @@ pub struct SourceStatus {
     /// Since the broker's client was last polled, or last called; `None` when that says nothing.
     #[serde(rename = "polled_seconds_ago", with = "optional_seconds")]
     pub polled_ago: Option<Duration>,
+    /// For how long the broker's client has had no connection to any broker; `None` when it has one, or that is not known.
+    #[serde(default, rename = "disconnected_for_seconds", with = "optional_seconds")]
+    pub disconnected_for: Option<Duration>,
+    /// Whether the brokers have answered another client of this process since then.
+    #[serde(default)]
+    pub others_connect: bool,
     /// What it is consuming now: partitions, or a queue. The consumer adds what it has in flight of each.
     pub partitions: Vec<PartitionStatus>,
 }

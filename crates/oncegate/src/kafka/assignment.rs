@@ -9,10 +9,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::standing::{LogEnd, Standing};
 use super::watermark::Watermark;
 
 /// A partition of a topic.
@@ -34,6 +35,8 @@ pub(crate) struct Assignments {
     current: Mutex<HashMap<Partition, Arc<Assignment>>>,
     /// Grows with every change of `current`, so that others know when their copy is old.
     generation: AtomicU64,
+    /// Whether a partition may hold nothing but offsets without messages behind what was received.
+    may_pass: AtomicBool,
     shared: Arc<Shared>,
 }
 
@@ -78,11 +81,41 @@ struct Ledger {
     /// Not fetched, because too much of it is unfinished.
     crowded: bool,
     end: Option<LogEnd>,
+    begin: Begin,
+    /// Whether the client's position in this partition is known to be one of this epoch.
+    is_position_ours: bool,
+}
+
+/// Where a partition without a commit begins to be read, which is decided here when the client must not decide it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// It is being read.
+    #[default]
+    Begun,
+    /// It is not known yet. What comes is dropped.
+    Unresolved,
+    /// At this offset. What comes is dropped until the broker has a commit and the client has gone there.
+    At(i64),
 }
 
 impl Ledger {
     fn new(epoch: u64, watermark: Watermark) -> Self {
-        Self { epoch: Some(epoch), watermark, delivered_at_ms: 0, due_at_ms: None, crowded: false, end: None }
+        Self {
+            epoch: Some(epoch),
+            watermark,
+            delivered_at_ms: 0,
+            due_at_ms: None,
+            crowded: false,
+            end: None,
+            begin: Begin::Begun,
+            is_position_ours: false,
+        }
+    }
+
+    /// Whether the client may have gone past offsets that hold no message, behind everything that was received.
+    fn may_pass(&self) -> bool {
+        let next = self.end.filter(|end| end.queued == 0).map(|end| end.next);
+        self.begin == Begin::Begun && self.watermark.span() == 0 && next > self.watermark.first_unfinished()
     }
 
     /// Takes note of whether something is due, after each change of the watermark.
@@ -91,48 +124,6 @@ impl Ledger {
             Some(_) => self.due_at_ms.or(Some(now_ms)),
             None => None,
         };
-    }
-}
-
-/// What the client last knew of the end of a partition's log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LogEnd {
-    /// The offset after the last message that may be read.
-    pub(crate) stable: i64,
-    /// The offset that the client fetches next. It goes past markers of transactions, which are no messages.
-    pub(crate) next: i64,
-    /// How many messages the client holds that nobody has polled.
-    pub(crate) queued: u64,
-}
-
-/// Where a partition stands.
-#[derive(Clone, Debug)]
-pub(crate) struct Standing {
-    pub(crate) partition: Partition,
-    pub(crate) received: Option<i64>,
-    pub(crate) watermark: Option<i64>,
-    pub(crate) committed: Option<i64>,
-    pub(crate) uncommitted_for: Option<Duration>,
-    pub(crate) delivered_ago: Duration,
-    pub(crate) oldest_unfinished: Option<Duration>,
-    pub(crate) crowded: bool,
-    pub(crate) end: Option<LogEnd>,
-}
-
-impl Standing {
-    /// How many messages are not finished, those at the broker included.
-    pub(crate) fn lag(&self) -> Option<u64> {
-        u64::try_from(self.end?.stable.saturating_sub(self.watermark?).max(0)).ok()
-    }
-
-    /// How many messages the broker and its client have that have not come. The client tells its part every few
-    /// seconds; what has come since counts.
-    pub(crate) fn undelivered(&self) -> Option<u64> {
-        let end = self.end?;
-        let at_broker = u64::try_from(end.stable.saturating_sub(end.next).max(0)).ok()?;
-        let known = at_broker.saturating_add(end.queued);
-        let left = self.received.map(|last| end.stable.saturating_sub(last + 1).max(0));
-        Some(left.and_then(|left| u64::try_from(left).ok()).map_or(known, |left| known.min(left)))
     }
 }
 
@@ -168,12 +159,12 @@ impl Due {
 }
 
 impl Assignments {
-    /// Begins an epoch for each of these partitions.
-    pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>) {
+    /// Begins an epoch for each of these partitions, which are read from where `begin` says.
+    pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>, begin: Begin) {
         let mut current = self.current();
         for partition in partitions {
             // One that is ours already was assigned without a word in between: what it knows may be wrong.
-            self.begin(&mut current, partition, Watermark::default());
+            self.begin(&mut current, partition, Watermark::default(), begin);
         }
         self.generation.fetch_add(1, Ordering::Release);
     }
@@ -187,7 +178,7 @@ impl Assignments {
             return false;
         }
         let watermark = base.map_or_else(Watermark::default, Watermark::starting_at);
-        self.begin(&mut current, partition.clone(), watermark);
+        self.begin(&mut current, partition.clone(), watermark, Begin::Begun);
         self.generation.fetch_add(1, Ordering::Release);
         true
     }
@@ -197,8 +188,9 @@ impl Assignments {
         current: &mut HashMap<Partition, Arc<Assignment>>,
         partition: Partition,
         watermark: Watermark,
+        begin: Begin,
     ) {
-        let mut ledger = Ledger::new(self.shared.next_epoch(), watermark);
+        let mut ledger = Ledger { begin, ..Ledger::new(self.shared.next_epoch(), watermark) };
         ledger.mark_due(0);
         let assignment = Arc::new(Assignment {
             partition: partition.clone(),
@@ -284,8 +276,28 @@ impl Assignments {
         let found =
             current.values().find(|one| one.partition.number == number && &*one.partition.topic == topic);
         if let Some(assignment) = found {
-            assignment.ledger().end = Some(end);
+            let mut ledger = assignment.ledger();
+            ledger.end = Some(end);
+            if ledger.may_pass() {
+                self.may_pass.store(true, Ordering::Release);
+            }
         }
+    }
+
+    /// Whether the client's positions are worth a question, since the last time that this was asked.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.may_pass.swap(false, Ordering::AcqRel)
+    }
+
+    /// The partitions of which it is not known yet where they begin.
+    pub(crate) fn unresolved(&self) -> Vec<Arc<Assignment>> {
+        let current = self.current();
+        current.values().filter(|one| one.ledger().begin == Begin::Unresolved).cloned().collect()
+    }
+
+    /// The partition, if it is ours.
+    pub(crate) fn get(&self, partition: &Partition) -> Option<Arc<Assignment>> {
+        self.current().get(partition).cloned()
     }
 
     /// Where each of our partitions stands, by topic and number.
@@ -321,11 +333,14 @@ impl Assignment {
         &self.partition
     }
 
-    /// Takes note of a received offset; `None` when the partition is no longer ours.
+    /// Takes note of a received offset; `None` when the partition is no longer ours, or not read yet.
     pub(crate) fn receive(&self, offset: i64) -> Option<Received> {
         let now_ms = self.now_ms();
         let mut ledger = self.ledger();
         let mut epoch = ledger.epoch?;
+        if ledger.begin != Begin::Begun {
+            return None;
+        }
         let (number, rewound) = match ledger.watermark.receive(offset, now_ms) {
             Some(number) => (number, false),
             None => {
@@ -351,6 +366,56 @@ impl Assignment {
         news
     }
 
+    /// Takes note of where the partition begins; `is_committed` when the broker has that position already.
+    pub(crate) fn resolve(&self, position: i64, is_committed: bool) {
+        let mut ledger = self.ledger();
+        if ledger.epoch.is_none() || ledger.begin != Begin::Unresolved {
+            return;
+        }
+        ledger.begin = Begin::At(position);
+        ledger.watermark = Watermark::starting_at(position);
+        if is_committed {
+            ledger.watermark.committed(position);
+        }
+        ledger.mark_due(self.now_ms());
+    }
+
+    /// Where the client has to go before the partition is read, once the broker has that position.
+    pub(crate) fn begins_at(&self) -> Option<i64> {
+        let ledger = self.ledger();
+        match ledger.begin {
+            Begin::At(position) if ledger.watermark.due().is_none() => Some(position),
+            _ => None,
+        }
+    }
+
+    /// Whether the partition is read, as far as we have a say in it.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.ledger().begin == Begin::Begun
+    }
+
+    /// The client has gone where it was sent: from now on its position is one of this epoch.
+    pub(crate) fn begun(&self) {
+        let mut ledger = self.ledger();
+        (ledger.begin, ledger.is_position_ours) = (Begin::Begun, true);
+    }
+
+    /// The client has no position in the partition: the next one that it has is one of this epoch.
+    pub(crate) fn has_no_position(&self) {
+        let mut ledger = self.ledger();
+        ledger.is_position_ours = ledger.begin == Begin::Begun;
+    }
+
+    /// The client has given us every message before `position`.
+    pub(crate) fn passes(&self, position: i64) {
+        let mut ledger = self.ledger();
+        let ours = ledger.is_position_ours || ledger.watermark.last_received().is_some();
+        if ledger.epoch.is_some() && ledger.begin == Begin::Begun && ours {
+            ledger.watermark.pass(position);
+            ledger.mark_due(self.now_ms());
+        }
+    }
+
     /// Takes note of whether the partition is kept from being fetched, because too much of it is unfinished.
     pub(crate) fn set_crowded(&self, crowded: bool) {
         self.ledger().crowded = crowded;
@@ -364,6 +429,7 @@ impl Assignment {
         Standing {
             partition: self.partition.clone(),
             received: watermark.last_received(),
+            span: watermark.span(),
             watermark: watermark.first_unfinished(),
             committed: watermark.last_committed(),
             uncommitted_for: ledger.due_at_ms.map(ago),

@@ -11,7 +11,7 @@ fn partition(number: i32) -> Partition {
 
 fn assigned(number: i32) -> (Assignments, Arc<Assignment>) {
     let assignments = Assignments::default();
-    assignments.assign([partition(number)]);
+    assignments.assign([partition(number)], Begin::Begun);
     let [assignment] = assignments.all().try_into().expect("one");
     (assignments, assignment)
 }
@@ -119,7 +119,7 @@ impl Run {
     }
 
     fn assign(&mut self, number: i32) {
-        self.assignments.assign([partition(number)]);
+        self.assignments.assign([partition(number)], Begin::Begun);
         self.epochs.push(Epoch::default());
         self.current.insert(number, self.epochs.len() - 1);
     }
@@ -257,7 +257,7 @@ fn nothing_of_a_revoked_partition_is_committed() {
     assert!(assignment.receive(12).is_none(), "what comes late was not asked for");
     assert!(positions(&assignments).is_empty());
 
-    assignments.assign([partition(7)]);
+    assignments.assign([partition(7)], Begin::Begun);
     assignments.committed(&late);
     let again = assignments.all().remove(0);
     let receipt = again.receive(10).expect("ours").receipt;
@@ -381,4 +381,69 @@ fn what_stands_where_is_told_without_the_broker() {
     let done = standing();
     assert_eq!((done.committed, done.undelivered()), (Some(12), Some(0)));
     assert!(done.uncommitted_for.is_none() && done.oldest_unfinished.is_none());
+}
+
+#[test]
+fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
+    let (assignments, assignment) = assigned(1);
+    let standing = || assignments.standings().pop().expect("one");
+    assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 0, queued: 0 });
+    assert_eq!(standing().lag(), Some(10), "it is known before anything has come");
+    assert!(assignments.may_pass(), "there may be nothing but markers");
+
+    // Nothing says yet that the client's position is from after the assignment.
+    assignment.passes(5);
+    assert!(positions(&assignments).is_empty());
+    assignment.has_no_position();
+    assignment.passes(5);
+    assert_eq!(commit(&assignments), BTreeMap::from([(1, 5)]), "nothing but markers so far");
+
+    let [first, second] = [7, 8].map(|offset| assignment.receive(offset).expect("ours").receipt);
+    assignment.passes(10);
+    assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 10, queued: 0 });
+    assert!(!assignments.may_pass(), "messages are unfinished");
+    assert_eq!((standing().lag(), positions(&assignments)), (Some(2), BTreeMap::from([(1, 7)])));
+    assert!(assignment.complete(second));
+    assert_eq!(positions(&assignments), BTreeMap::from([(1, 7)]), "never past an unfinished one");
+    assert!(assignment.complete(first));
+    assert_eq!((standing().lag(), commit(&assignments)), (Some(0), BTreeMap::from([(1, 10)])));
+    assert!(assignment.receive(9).expect("ours").rewound, "the log went back behind the markers");
+}
+
+#[test]
+fn the_client_is_asked_for_its_position_when_a_log_may_end_without_messages() {
+    let (assignments, assignment) = assigned(1);
+    let receipt = assignment.receive(3).expect("ours").receipt;
+    let end = |next, queued| assignments.ends_at("orders", 1, LogEnd { stable: 9, next, queued });
+    assert!(assignment.complete(receipt));
+    end(4, 0);
+    assert!(!assignments.may_pass(), "it stands behind its last message");
+    end(9, 5);
+    assert!(!assignments.may_pass(), "messages are to come");
+    end(9, 0);
+    assert!(assignments.may_pass() && !assignments.may_pass(), "once is enough");
+}
+
+#[test]
+fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
+    let assignments = Assignments::default();
+    assignments.assign([partition(0), partition(1)], Begin::Unresolved);
+    assert_eq!(assignments.unresolved().len(), 2);
+    let [new, known] = [0, 1].map(|number| assignments.get(&partition(number)).expect("ours"));
+    known.resolve(40, true);
+    new.resolve(90, false);
+    assert!(assignments.unresolved().is_empty() && !new.has_begun());
+    assert_eq!((known.begins_at(), new.begins_at()), (Some(40), None), "the broker does not have it");
+    known.passes(50);
+    assert!(new.receive(95).is_none() && known.receive(45).is_none(), "the client is somewhere else");
+    assert_eq!(commit(&assignments), BTreeMap::from([(0, 90)]));
+    assert_eq!(new.begins_at(), Some(90));
+
+    new.begun();
+    known.begun();
+    new.resolve(7, false);
+    assert!(new.has_begun() && positions(&assignments).is_empty(), "it is decided once");
+    let receipt = new.receive(90).expect("ours").receipt;
+    assert!(new.complete(receipt));
+    assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
 }

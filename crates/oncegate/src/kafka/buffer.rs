@@ -164,7 +164,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::kafka::assignment::{Assignments, Partition};
+    use crate::kafka::assignment::{Assignments, Begin, Partition};
     use crate::message::Origin;
 
     struct Feed {
@@ -175,7 +175,7 @@ mod tests {
     impl Feed {
         fn new() -> Self {
             let assignments = Assignments::default();
-            assignments.assign((0..2).map(partition));
+            assignments.assign((0..2).map(partition), Begin::Begun);
             Self { assignments, next: 0 }
         }
 

@@ -14,6 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 
 use super::assignment::Due;
+use super::begin::{ASK_AGAIN, Beginnings};
 use super::member::Context;
 use crate::observe::Event;
 use crate::source::CommitAnnotation;
@@ -75,6 +76,12 @@ impl CommitDesk {
                 return outcome;
             }
         }
+    }
+
+    /// Asks for a round, and does not wait for it.
+    pub(crate) fn ask(&self) {
+        self.orders().asked += 1;
+        self.changed.notify_all();
     }
 
     /// Waits for so long; `false` when the desk stops.
@@ -145,8 +152,15 @@ impl CommitDesk {
 /// The commit thread: commits what is due, by time and by order, until the desk stops.
 fn run(consumer: &BaseConsumer<Context>, interval: Duration) {
     let desk = consumer.context().desk();
-    while let Some(round) = desk.next(interval) {
+    let assignments = &consumer.context().member().assignments;
+    let mut beginnings = Beginnings::default();
+    let mut pause = interval;
+    while let Some(round) = desk.next(pause) {
         desk.finish(round, commit_due(consumer));
+        if beginnings.resolve(consumer) {
+            commit_due(consumer);
+        }
+        pause = if assignments.unresolved().is_empty() { interval } else { interval.min(ASK_AGAIN) };
     }
 }
 

@@ -9,11 +9,14 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::Offset;
 
-use super::assignment::{Assignment, Assignments, Partition};
+use super::assignment::{Assignment, Assignments, Begin, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
+use super::connection::Connection;
 use super::notices::Notices;
+use super::settings::Start;
 use super::statistics;
 use crate::observe::{Event, Observer};
 use crate::source::CommitAnnotation;
@@ -26,12 +29,16 @@ pub(crate) struct Member {
     pub(crate) buffer: Buffer,
     pub(crate) notices: Notices,
     pub(crate) observer: Arc<dyn Observer>,
+    /// Where the group begins in a topic of which it has committed nothing.
+    start: Start,
     /// How long a revoke waits for what has started.
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
     pub(crate) commit_patience: Duration,
     /// What is kept with each committed position.
     pub(crate) annotation: Option<CommitAnnotation>,
+    /// Whether the client is connected.
+    pub(crate) connection: Connection,
     /// What `status` tells of the poll thread.
     polls: Mutex<Polls>,
     /// Set once: from then on we leave, and are gone by this instant.
@@ -53,6 +60,7 @@ impl Member {
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         buffer: Buffer,
+        start: Start,
         drain_timeout: Duration,
         commit_patience: Duration,
         annotation: Option<CommitAnnotation>,
@@ -62,9 +70,11 @@ impl Member {
             buffer,
             notices: Notices::default(),
             observer,
+            start,
             drain_timeout,
             commit_patience,
             annotation,
+            connection: Connection::default(),
             polls: Mutex::default(),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
@@ -113,7 +123,8 @@ impl Member {
         }
         let assigned = partitions.len();
         tracing::info!(partitions = %Names(&partitions), "partitions assigned");
-        self.assignments.assign(partitions);
+        let begin = if self.start == Start::End { Begin::Unresolved } else { Begin::Begun };
+        self.assignments.assign(partitions, begin);
         self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
     }
 
@@ -214,6 +225,23 @@ impl Context {
         self.desk.stop();
     }
 
+    /// The client keeps its position in a partition for a moment after a revoke. Where it has none now, its next one is
+    /// from the new assignment.
+    fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
+        let positions = match consumer.position() {
+            Ok(positions) => positions,
+            Err(error) => return tracing::debug!(%error, "the client does not tell its positions"),
+        };
+        for partition in assigned {
+            let found = positions.find_partition(&partition.topic, partition.number);
+            if found.is_none_or(|found| found.offset() == Offset::Invalid)
+                && let Some(assignment) = self.member.assignments.get(partition)
+            {
+                assignment.has_no_position();
+            }
+        }
+    }
+
     fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
@@ -236,9 +264,12 @@ impl ClientContext for Context {
 
     fn stats_raw(&self, statistics: &[u8]) {
         if !self.is_retired() {
-            statistics::each_end(statistics, |topic, number, end| {
+            let connected = statistics::each_end(statistics, |topic, number, end| {
                 self.member.assignments.ends_at(topic, number, end);
             });
+            if let Some(is_connected) = connected {
+                self.member.connection.note(is_connected);
+            }
         }
     }
 }
@@ -253,7 +284,12 @@ impl ConsumerContext for Context {
                 let commit = |by| self.desk.commit_now(by);
                 self.member.revoked(&partitions(list), consumer.assignment_lost(), commit);
             }
-            Rebalance::Assign(list) => self.member.assigned(partitions(list)),
+            Rebalance::Assign(list) => {
+                self.member.assigned(partitions(list));
+                if self.member.start == Start::End {
+                    self.desk.ask();
+                }
+            }
             Rebalance::Error(error) => tracing::warn!(%error, "rebalance failed"),
         }
     }
@@ -264,6 +300,9 @@ impl ConsumerContext for Context {
             let assigned = partitions(list);
             if let Err(error) = consumer.resume(&list_of(assigned.iter())) {
                 tracing::warn!(%error, "assigned partitions could not be resumed");
+            }
+            if !self.is_retired() {
+                self.note_positions(consumer, &assigned);
             }
         }
     }

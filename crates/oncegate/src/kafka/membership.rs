@@ -9,6 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::sync::oneshot;
 
 use super::buffer::End;
+use super::connection::Watch;
 use super::member::{Context, Member};
 use super::poll::{Poller, Terms};
 use super::settings;
@@ -70,7 +71,8 @@ pub(crate) fn run(
     let mut line = Succession::default();
     let mut client = first;
     loop {
-        let mut poller = Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms);
+        let watch = Watch::new(config.clone());
+        let mut poller = Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms, watch);
         let trouble = match poller.run() {
             Some(Trouble::Hopeless(why)) => {
                 tracing::error!(why, "the Kafka consumer cannot go on");
@@ -175,6 +177,7 @@ impl Succession {
         // In this order: what the old client's threads and callbacks still do concerns nobody from here on.
         context.retire();
         member.dropped();
+        member.connection.begin_anew();
         self.retire(client)?;
         let (cause, why) = match trouble {
             Trouble::Hopeless(why) => return Err(SourceError::new(why)),
@@ -197,7 +200,11 @@ impl Succession {
                 (cause, why)
             }
         };
-        tracing::warn!(cause, why, "the group has dropped this member; another one joins in its place");
+        tracing::warn!(
+            cause,
+            why,
+            "this client is no member of the group any more; another one takes its place"
+        );
         member.observer.observe(Event::MemberReplaced { cause });
         let doubled = REPLACE_AFTER.saturating_mul(1 << self.fruitless.min(10));
         wait(member, doubled.min(REPLACE_AFTER_MAX))

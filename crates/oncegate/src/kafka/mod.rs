@@ -3,8 +3,10 @@
 //! | what | where |
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rule), `commit` (the call) |
+//! | where a partition without a commit begins | `begin` |
 //! | what happens when partitions come and go | `member` |
 //! | where messages wait for a far retry | `retries` |
+//! | whether the client is connected | `connection` |
 //! | what happens when the client dies | `trouble` (the rule), `membership` (the deed) |
 //! | topics that are made again, offsets out of range | `notices` (how we hear), `poll` (what we do) |
 //! | back-pressure, errors of the client | `poll`, `buffer` |
@@ -39,8 +41,10 @@ mod source;
 
 mod annotations;
 mod assignment;
+mod begin;
 mod buffer;
 mod commit;
+mod connection;
 mod convert;
 mod dead_letters;
 mod facts;
@@ -52,6 +56,7 @@ mod poll;
 mod reader;
 mod retries;
 mod settings;
+mod standing;
 mod statistics;
 mod status;
 mod ticket;

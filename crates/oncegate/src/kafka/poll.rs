@@ -12,6 +12,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use super::assignment::{Assignment, Partition};
 use super::buffer::{End, Fetched};
+use super::connection::Watch;
 use super::convert::{self, Routes};
 use super::member::{Context, Member, list_of};
 use super::notices::Notice;
@@ -52,10 +53,14 @@ pub(crate) struct Poller {
     held: bool,
     /// Paused because too much would have to be replayed.
     crowded: Vec<Arc<Assignment>>,
-    /// To be read from their beginning; until the client does so, what comes of them is dropped.
-    rewinding: Vec<Partition>,
+    /// To be read from these offsets; until the client does so, what comes of them is dropped.
+    seeking: Vec<(Arc<Assignment>, Offset)>,
+    /// Not read yet: where they begin is decided by the commit thread.
+    beginning: Vec<Arc<Assignment>>,
     /// Where messages should have gone on that are gone, until the first one that is left comes.
     gone_from: HashMap<Partition, i64>,
+    /// Looks whether the client is connected.
+    watch: Watch,
 }
 
 /// What the source's settings say to the poll thread.
@@ -70,7 +75,12 @@ pub(crate) struct Terms {
 }
 
 impl Poller {
-    pub(crate) fn new(consumer: Arc<BaseConsumer<Context>>, member: Arc<Member>, terms: Terms) -> Self {
+    pub(crate) fn new(
+        consumer: Arc<BaseConsumer<Context>>,
+        member: Arc<Member>,
+        terms: Terms,
+        watch: Watch,
+    ) -> Self {
         Self {
             consumer,
             member,
@@ -81,8 +91,10 @@ impl Poller {
             generation: 0,
             held: false,
             crowded: Vec::new(),
-            rewinding: Vec::new(),
+            seeking: Vec::new(),
+            beginning: Vec::new(),
             gone_from: HashMap::new(),
+            watch,
         }
     }
 
@@ -92,8 +104,15 @@ impl Poller {
             self.member.polling(self.held);
             self.refresh();
             self.mind_the_room();
-            self.rewind();
+            self.begin();
+            self.seek();
+            if self.member.assignments.may_pass() {
+                self.pass();
+            }
             if let Err(trouble) = self.fill_batch() {
+                return Some(trouble);
+            }
+            if let Some(trouble) = self.watch.look(&self.member) {
                 return Some(trouble);
             }
         }
@@ -132,7 +151,7 @@ impl Poller {
         let Some(assignment) = owned.into_iter().find(|owned| &*owned.partition().topic == topic) else {
             return;
         };
-        if self.rewinding.contains(assignment.partition()) {
+        if self.is_sought(assignment) {
             return;
         }
         let Some(received) = assignment.receive(borrowed.offset()) else {
@@ -202,7 +221,7 @@ impl Poller {
     /// The messages from `position` on were deleted, or the log was cut back.
     fn out_of_range(&mut self, partition: Partition, position: i64) {
         self.refresh();
-        if self.rewinding.contains(&partition) || !self.owns(&partition) {
+        if self.owned_one(&partition).is_none_or(|owned| self.is_sought(owned)) {
             return;
         }
         tracing::warn!(%partition, position, "the log has no message there any more; going on with its oldest one");
@@ -214,8 +233,12 @@ impl Poller {
         self.gone_from.insert(partition, position);
     }
 
-    fn owns(&self, partition: &Partition) -> bool {
-        self.owned.get(&partition.number).into_iter().flatten().any(|owned| owned.partition() == partition)
+    fn owned_one(&self, partition: &Partition) -> Option<&Arc<Assignment>> {
+        self.owned.get(&partition.number).into_iter().flatten().find(|owned| owned.partition() == partition)
+    }
+
+    fn is_sought(&self, assignment: &Arc<Assignment>) -> bool {
+        self.seeking.iter().any(|(sought, _)| Arc::ptr_eq(sought, assignment))
     }
 
     /// Another epoch of a partition that is ours, from its beginning.
@@ -230,36 +253,61 @@ impl Poller {
                 tracing::warn!(%error, "a partition that is read anew could not be resumed");
             }
         }
-        if !self.rewinding.contains(&partition) {
-            self.rewinding.push(partition);
-        }
         self.member.buffer.purge_revoked();
         self.refresh();
-        self.rewind();
+        if let Some(anew) = self.owned_one(&partition).cloned() {
+            self.seeking.push((anew, Offset::Beginning));
+        }
+        self.seek();
     }
 
-    /// Sends the client to the beginning of the partitions that wait for it.
-    fn rewind(&mut self) {
-        if self.rewinding.is_empty() {
+    /// Has the partitions read whose beginning is decided, and committed.
+    fn begin(&mut self) {
+        let seeking = &mut self.seeking;
+        self.beginning.retain(|assignment| {
+            let position = assignment.begins_at();
+            seeking.extend(position.map(|position| (Arc::clone(assignment), Offset::Offset(position))));
+            position.is_none()
+        });
+    }
+
+    /// Sends the client to where the partitions that wait for it are to be read from.
+    fn seek(&mut self) {
+        if self.seeking.is_empty() {
             return;
         }
         self.refresh();
-        let mut rewinding = std::mem::take(&mut self.rewinding);
-        rewinding.retain(|partition| self.owns(partition));
         let sought =
-            beginnings(&rewinding).and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
+            list_at(&self.seeking).and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
         match sought {
-            Ok(sought) => {
-                let begun = |partition: &Partition| {
-                    let element = sought.find_partition(&partition.topic, partition.number);
-                    element.is_some_and(|element| element.error().is_ok())
-                };
-                // One that cannot begin yet, because its leader is not known for example, is tried again.
-                rewinding.retain(|partition| !begun(partition));
-            }
-            Err(error) => tracing::debug!(%error, "the client cannot go back yet"),
+            // One that cannot begin yet, because its leader is not known for example, is tried again.
+            Ok(sought) => self.seeking.retain(|(assignment, _)| {
+                let partition = assignment.partition();
+                let element = sought.find_partition(&partition.topic, partition.number);
+                let begun = element.is_some_and(|element| element.error().is_ok());
+                if begun {
+                    assignment.begun();
+                }
+                !begun
+            }),
+            Err(error) => tracing::debug!(%error, "the client cannot go there yet"),
         }
-        self.rewinding = rewinding;
+    }
+
+    /// Goes past what holds no message. The client's positions are those of what it has given us, markers of
+    /// transactions included, because nobody else polls it.
+    fn pass(&self) {
+        let positions = match self.consumer.position() {
+            Ok(positions) => positions,
+            Err(error) => return tracing::debug!(%error, "the client does not tell its positions"),
+        };
+        for assignment in self.owned.values().flatten().filter(|one| !self.is_sought(one)) {
+            let partition = assignment.partition();
+            let found = positions.find_partition(&partition.topic, partition.number);
+            if let Some(Offset::Offset(position)) = found.map(|found| found.offset()) {
+                assignment.passes(position);
+            }
+        }
     }
 
     /// Brings our copy of the assignment up to date.
@@ -274,6 +322,9 @@ impl Poller {
             self.owned.entry(assignment.partition().number).or_default().push(assignment);
         }
         self.crowded.retain(|assignment| !assignment.is_revoked());
+        self.seeking.retain(|(assignment, _)| !assignment.is_revoked());
+        self.beginning = self.member.assignments.all();
+        self.beginning.retain(|assignment| !assignment.has_begun());
         self.batch.retain(|fetched| !fetched.assignment.is_revoked());
         let owned = &self.owned;
         self.gone_from.retain(|gone, _| {
@@ -370,6 +421,8 @@ impl Poller {
     /// Returns why the last commit did not reach the broker, if so.
     pub(crate) fn leave(&mut self) -> Result<(), String> {
         self.member.buffer.end(End::Closed);
+        self.refresh();
+        self.pass();
         let context = self.consumer.context();
         context.give_back(|| self.consumer.assignment_lost());
         context.retire();
@@ -378,10 +431,11 @@ impl Poller {
 }
 
 /// A list for one seek.
-fn beginnings(partitions: &[Partition]) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::with_capacity(partitions.len());
-    for partition in partitions {
-        list.add_partition_offset(&partition.topic, partition.number, Offset::Beginning)?;
+fn list_at(sought: &[(Arc<Assignment>, Offset)]) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(sought.len());
+    for (assignment, offset) in sought {
+        let partition = assignment.partition();
+        list.add_partition_offset(&partition.topic, partition.number, *offset)?;
     }
     Ok(list)
 }

@@ -160,8 +160,12 @@ impl KafkaSource {
         self
     }
 
-    /// A group that has committed nothing begins with messages that come from now on. It skips what is there
-    /// already, also when its committed offsets have expired.
+    /// A group that has committed nothing of a topic begins with messages that come from now on. It skips what is
+    /// there already, also when its committed offsets have expired.
+    ///
+    /// Where that is gets committed at once, for all partitions of the topic, before anything is received: what comes
+    /// after that is never skipped, whatever ends before the first message is finished. A partition that the topic
+    /// gains later begins with its first message.
     #[must_use]
     pub fn from_end(mut self) -> Self {
         self.settings.start = Start::End;
@@ -260,7 +264,7 @@ impl Settings {
     fn member(&self, observer: Arc<dyn Observer>, annotation: Option<CommitAnnotation>) -> Member {
         let patience = (settings::max_poll_interval(&self.properties) / 4).min(COMMIT_PATIENCE_MAX);
         let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes);
-        Member::new(observer, buffer, self.drain_timeout, patience, annotation)
+        Member::new(observer, buffer, self.start, self.drain_timeout, patience, annotation)
     }
 }
 

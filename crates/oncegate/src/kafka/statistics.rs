@@ -1,17 +1,28 @@
-//! What the client's statistics say about the ends of partitions' logs.
+//! What the client's statistics say about its connections and the ends of partitions' logs.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::assignment::LogEnd;
+use super::standing::LogEnd;
 
 #[derive(Deserialize)]
 struct Statistics<'a> {
     #[serde(borrow, default)]
     topics: HashMap<Cow<'a, str>, Topic>,
+    #[serde(borrow, default)]
+    brokers: HashMap<Cow<'a, str>, Broker<'a>>,
 }
+
+#[derive(Deserialize)]
+struct Broker<'a> {
+    #[serde(borrow, default)]
+    state: Cow<'a, str>,
+}
+
+/// The states of a connection over which requests go.
+const CONNECTED: &[&str] = &["UP", "UPDATE", "REAUTH"];
 
 #[derive(Deserialize)]
 struct Topic {
@@ -27,11 +38,15 @@ struct Partition {
     fetchq_cnt: i64,
 }
 
-/// Calls back for each partition whose end is known. Statistics that cannot be read say nothing.
-pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) {
+/// Calls back for each partition whose end is known. Whether the client is connected to any broker; `None` when the
+/// statistics cannot be read, or name no broker.
+pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) -> Option<bool> {
     let statistics: Statistics<'_> = match serde_json::from_slice(json) {
         Ok(statistics) => statistics,
-        Err(error) => return tracing::debug!(%error, "the Kafka client's statistics are not readable"),
+        Err(error) => {
+            tracing::debug!(%error, "the Kafka client's statistics are not readable");
+            return None;
+        }
     };
     for (topic, Topic { partitions }) in &statistics.topics {
         for (number, Partition { ls_offset, next_offset, fetchq_cnt }) in partitions {
@@ -42,6 +57,8 @@ pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) {
             }
         }
     }
+    let connected = statistics.brokers.values().any(|broker| CONNECTED.contains(&&*broker.state));
+    (!statistics.brokers.is_empty()).then_some(connected)
 }
 
 #[cfg(test)]
@@ -62,5 +79,19 @@ mod tests {
             "-1":{"partition":-1,"ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
         assert_eq!(ends(json), [("orders".to_owned(), 0, LogEnd { stable: 120, next: 100, queued: 7 })]);
         assert!(ends("{}").is_empty() && ends("no statistics").is_empty());
+    }
+
+    #[test]
+    fn a_client_is_connected_when_one_of_its_brokers_is() {
+        let connected = |json: &str| each_end(json.as_bytes(), |_, _, _| ());
+        let brokers = |first: &str, second: &str| {
+            format!(
+                r#"{{"brokers":{{"a:1/1":{{"nodeid":1,"state":"{first}"}},"b/2":{{"state":"{second}"}}}}}}"#
+            )
+        };
+        assert_eq!(connected(&brokers("INIT", "UP")), Some(true));
+        assert_eq!(connected(&brokers("TRY_CONNECT", "DOWN")), Some(false));
+        assert_eq!(connected(&brokers("APIVERSION_QUERY", "CONNECT")), Some(false));
+        assert_eq!((connected("{}"), connected("no statistics")), (None, None));
     }
 }

@@ -1,7 +1,7 @@
 //! What the source says of itself, from the poll thread's own bookkeeping: nobody waits for it, or for the broker.
 
-use super::assignment::Standing;
 use super::member::Member;
+use super::standing::Standing;
 use crate::health::{PartitionStatus, PauseCause, SourceStatus};
 
 pub(crate) fn of(member: &Member) -> SourceStatus {
@@ -9,6 +9,8 @@ pub(crate) fn of(member: &Member) -> SourceStatus {
     let partitions = member.assignments.standings();
     SourceStatus {
         group: None,
+        disconnected_for: member.connection.lost_for(),
+        others_connect: member.connection.others_connect(),
         polled_ago: polls.last.map(|last| last.elapsed()),
         partitions: partitions.into_iter().map(|standing| partition(&standing, polls.held)).collect(),
     }

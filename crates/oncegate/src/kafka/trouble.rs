@@ -1,11 +1,13 @@
 //! Why a client cannot go on, and what helps.
 
+use std::time::Duration;
+
 use rdkafka::error::RDKafkaErrorCode;
 
 /// Why a client cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The group has dropped this member for good; another client in its place is a member again.
+    /// This client is no member any more, for good; another one in its place is a member again.
     Dropped {
         /// The label of the event.
         cause: &'static str,
@@ -50,6 +52,14 @@ impl Trouble {
     pub(crate) fn poll_interval() -> Self {
         let why = "the poll thread was held up for longer than max.poll.interval.ms";
         Self::Dropped { cause: "poll_interval", why: why.to_owned() }
+    }
+
+    /// The client has no connection, though the brokers answer another one.
+    pub(crate) fn disconnected(lasts: Duration) -> Self {
+        let why = format!(
+            "the client has had no connection for {lasts:.0?}, though the brokers answer another client"
+        );
+        Self::Dropped { cause: "disconnected", why }
     }
 
     /// Whether the broker refuses who we are.

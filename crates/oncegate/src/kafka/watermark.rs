@@ -15,6 +15,8 @@ pub(crate) struct Watermark {
     /// How many slots have left the front, which is also the number of the slot now at the front.
     finished: u64,
     last_received: Option<i64>,
+    /// Everything before this offset has been received, or is no message: a transaction's marker, an aborted message.
+    passed: Option<i64>,
     committed: Option<i64>,
     /// Where to read from while nothing is finished, when the broker has to be told.
     base: Option<i64>,
@@ -38,7 +40,8 @@ impl Watermark {
     ///
     /// `None` when it is not beyond everything received before: the log went back, and this epoch is over.
     pub(crate) fn receive(&mut self, offset: i64, at_ms: u32) -> Option<u64> {
-        if self.last_received.is_some_and(|last| offset <= last) {
+        let behind = self.last_received.is_some_and(|last| offset <= last);
+        if behind || self.passed.is_some_and(|passed| offset < passed) {
             return None;
         }
         self.last_received = Some(offset);
@@ -63,11 +66,16 @@ impl Watermark {
         true
     }
 
+    /// Takes note that no message before `offset` is still to come: what was not received is none.
+    pub(crate) fn pass(&mut self, offset: i64) {
+        self.passed = self.passed.max(Some(offset));
+    }
+
     /// The offset from which a successor has to read: the first incomplete one, else the one after the last.
     ///
-    /// `None` while nothing has been finished from the front, unless it was made with a start. It only grows.
+    /// `None` while nothing has been finished from the front or passed, unless it was made with a start. It only grows.
     pub(crate) fn position(&self) -> Option<i64> {
-        if self.finished == 0 {
+        if self.finished == 0 && self.passed.is_none() {
             return self.base;
         }
         self.first_unfinished()
@@ -83,9 +91,10 @@ impl Watermark {
         self.committed = self.committed.max(Some(position));
     }
 
-    /// The first offset that is not finished, the next one to come included; `None` before the first one.
+    /// The first offset that is not finished, the next one to come included; `None` before anything is known.
     pub(crate) fn first_unfinished(&self) -> Option<i64> {
-        self.outstanding.front().map(|front| front.offset).or(self.last_received.map(|last| last + 1))
+        let next = || self.last_received.map(|last| last + 1).max(self.passed).or(self.base);
+        self.outstanding.front().map(|front| front.offset).or_else(next)
     }
 
     /// The last offset that was received.

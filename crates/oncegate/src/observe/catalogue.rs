@@ -230,9 +230,9 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "members_replaced",
         &["cause"],
-        "members that their group had dropped, and another one joined",
+        "clients that were members or connected no more, and that another one replaced",
     )
-    .of(&["poll_interval", "dropped", "static_member"]),
+    .of(&["poll_interval", "dropped", "disconnected", "static_member"]),
     Metric::counter("topics_made_again", &[], "topics that were deleted and made again"),
     Metric::counter("messages_gone", &[], "offsets whose messages were deleted before they were received"),
     Metric::counter("source_errors", OPERATION, "trouble that the source mends by itself").of(&[

@@ -176,10 +176,11 @@ pub enum Event<'a> {
         /// `full` (nobody receives), or `span` (too much of a partition is unfinished).
         cause: &'static str,
     },
-    /// The group had dropped this member of a Kafka group, and another one joins in its place: what was received and
+    /// The client was a member of its Kafka group no more, and another one joins in its place: what was received and
     /// not committed is delivered again.
     MemberReplaced {
-        /// `poll_interval`, `dropped`, or `static_member` (its id is still held).
+        /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer another client), or
+        /// `static_member` (its id is still held).
         cause: &'static str,
     },
     /// A topic was deleted and made again: it is read from its beginning.
