@@ -85,6 +85,23 @@ impl Redis {
         connection.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
     }
 
+    /// Deletes the records of a scope, as a careless operator would. Its descriptor stays. How many there were.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn delete_records(&self, scope: &str) -> usize {
+        let mut connection = self.connection().await;
+        let mut command = ::redis::cmd("KEYS");
+        let keys: Vec<String> =
+            command.arg(format!("*{scope}:*")).query_async(&mut connection).await.expect("it answers");
+        let records: Vec<&String> = keys.iter().filter(|key| !key.ends_with(":descriptor")).collect();
+        for key in &records {
+            let deleted = ::redis::cmd("DEL").arg(*key).query_async::<()>(&mut connection).await;
+            deleted.expect("it answers");
+        }
+        records.len()
+    }
+
     /// A section of what it says of itself.
     ///
     /// # Panics

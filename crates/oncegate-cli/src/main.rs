@@ -89,6 +89,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(failed) = run::process::become_worker() {
+        return failed;
+    }
     let cli = Cli::parse();
     // Dropped at the end: what is left of the traces is sent then.
     let _traces = match start_logging(&cli.command) {

@@ -24,6 +24,8 @@ pub(crate) enum Advice {
     Retry { after: Option<Duration> },
     /// Another attempt, once the lease has lapsed: this one may still be going on.
     Unknown,
+    /// Another attempt after the usual back-off; this one did not begin, and does not count.
+    NotRun,
     /// The dead letters.
     GiveUp,
 }
@@ -50,6 +52,14 @@ impl Failure {
     /// tells the next attempt. It counts as an attempt that ended without a word.
     pub fn unknown(error: impl Into<BoxError>) -> Self {
         Self { advice: Advice::Unknown, error: error.into() }
+    }
+
+    /// The work did not begin: what does it could not be reached, or had no room. Nothing has happened.
+    ///
+    /// The message is tried again after the consumer's back-off. It does not count as an attempt, so it never leads to
+    /// the dead letters; a handler that fails so for many keys is paused like one that fails otherwise.
+    pub fn not_run(error: impl Into<BoxError>) -> Self {
+        Self { advice: Advice::NotRun, error: error.into() }
     }
 
     /// Whether another attempt makes no sense.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::key::{HeaderValue, KeySource, StoreKey};
-use oncegate_core::record::Fence;
+use oncegate_core::record::{Fence, Recovery};
 use oncegate_core::rules::Grant;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
@@ -200,6 +200,17 @@ impl Message {
     /// The message as its handler sees it: with its key, and with its attempt if it runs.
     pub(crate) fn known(&self, key: &StoreKey, run: Option<Arc<Run>>) -> Self {
         Self { delivered: Arc::clone(&self.delivered), identity: Some(key.clone()), run }
+    }
+
+    /// Tells the handler that an earlier attempt may have had its effect, although the record does not know of one.
+    ///
+    /// Only before the message is handed out: it does nothing to one that was cloned.
+    pub(crate) fn mark_recovered(&mut self) {
+        if let Some(run) = self.run.as_mut().and_then(Arc::get_mut)
+            && !run.grant.recovery.recovered()
+        {
+            run.grant.recovery = Recovery::Earlier;
+        }
     }
 
     pub(crate) fn run(&self) -> Option<&Arc<Run>> {

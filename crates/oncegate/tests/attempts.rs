@@ -52,3 +52,63 @@ async fn an_outage_uses_up_no_attempt() {
     assert_eq!(letters.causes(), [""; 0], "nothing was given up");
     assert_eq!(*attempts.lock().unwrap(), [1; OUTAGES + 1]);
 }
+
+/// Attempt and whether it is recovered, of every run.
+type Told = Arc<Mutex<Vec<(u32, bool)>>>;
+
+/// A worker that has no room, or cannot be reached, says nothing about the message.
+#[tokio::test(start_paused = true)]
+async fn what_did_not_run_uses_up_no_attempt() {
+    const TIMES: usize = 5;
+    let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
+    let (letters, told) = (Arc::new(Letters::default()), Told::default());
+    let noted = Arc::clone(&told);
+    let handler = move |message: Message| {
+        let mut told = noted.lock().unwrap();
+        told.push((message.attempt(), message.recovered()));
+        let result = if told.len() > TIMES { Ok(()) } else { Err(Failure::not_run("no connection")) };
+        std::future::ready(result)
+    };
+    let gate = Gate::new("attempts", Key::json(["id"]), MemoryStore::new()).lease(LEASE).simulated(7);
+    let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
+        .max_attempts(1)
+        .dead_letters(Arc::clone(&letters));
+    consumer.run_until(async { list.until_acked(1).await }).await.unwrap();
+    assert_eq!(letters.causes(), [""; 0], "nothing was given up");
+    assert_eq!(*told.lock().unwrap(), [(1, false); TIMES + 1]);
+}
+
+/// The record that protected the first run is gone, so the claim would be granted at once, and as that of a new key.
+#[tokio::test(start_paused = true)]
+async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_its_lease_to_end() {
+    let store = Arc::new(MemoryStore::new());
+    let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
+    let (letters, told) = (Arc::new(Letters::default()), Told::default());
+    let handler = {
+        let (store, told, lost_at) = (Arc::clone(&store), Arc::clone(&told), Arc::new(Mutex::new(None)));
+        move |message: Message| {
+            let (store, told, lost_at) = (Arc::clone(&store), Arc::clone(&told), Arc::clone(&lost_at));
+            async move {
+                told.lock().unwrap().push((message.attempt(), message.recovered()));
+                let lost_at: &Mutex<Option<tokio::time::Instant>> = &lost_at;
+                let before = lost_at.lock().unwrap().take();
+                if let Some(lost_at) = before {
+                    assert!(
+                        lost_at.elapsed() > LEASE / 2,
+                        "it was called {:?} after the loss",
+                        lost_at.elapsed()
+                    );
+                    return Ok(());
+                }
+                *lost_at.lock().unwrap() = Some(tokio::time::Instant::now());
+                store.lose_everything();
+                message.cancelled().await;
+                Err(Failure::unknown("the worker was told to stop, and may still be at it"))
+            }
+        }
+    };
+    let gate = Gate::new("attempts", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler).dead_letters(Arc::clone(&letters));
+    consumer.run_until(async { list.until_acked(1).await }).await.unwrap();
+    assert_eq!(*told.lock().unwrap(), [(1, false), (1, true)]);
+}

@@ -1,14 +1,16 @@
 //! A process for each message: the payload on its standard input, what it is about in its environment.
 
+use std::io::ErrorKind;
 use std::process::Stdio;
 
 use oncegate::Message;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
-use super::exec::{command, log};
-use super::origin;
-use super::worker::{Begun, Reply, Work, idempotency_key};
+use super::exec::log;
+use super::process::{self, Process};
+use super::worker::{Call, Reply, Work, idempotency_key};
+use super::{attributes, origin};
 use crate::config::values::Program;
 
 /// Exit codes of BSD's `sysexits`.
@@ -28,23 +30,21 @@ impl Commands {
     }
 
     /// Runs the program to its end. Dropping the future kills it.
-    pub(super) async fn run(&self, message: &Message, begun: &Begun) -> Reply {
-        let mut command = command(&self.program);
+    pub(super) async fn run(&self, message: &Message, call: &Call) -> Reply {
+        let mut command = process::command(&self.program);
         describe(&mut command, message);
-        begun.now();
-        let spawned = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn();
-        let mut child = match spawned {
-            Ok(child) => child,
-            Err(error) => return Reply::retry(format!("the command cannot be started: {error}")),
-        };
-        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(mut stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
-            return Reply::retry("the command has no standard streams");
+        if !call.begin() {
+            return Reply::not_run("the run was cancelled before the command was started");
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (mut process, (mut stdin, stdout, stderr)) = match Process::start(command).await {
+            Ok(started) => started,
+            // It would fit no better the next time.
+            Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
+                let reason = "the message's headers are more than an environment can hold".to_owned();
+                return Reply::DeadLetter { reason };
+            }
+            Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
         };
         let payload = message.payload_bytes().unwrap_or_default();
         // A program need not read what it does not want to know.
@@ -60,7 +60,7 @@ impl Commands {
             drop(tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await);
             read
         };
-        let ((), read, (), status) = tokio::join!(feed, read, log(0, stderr), child.wait());
+        let ((), read, (), status) = tokio::join!(feed, read, log(0, stderr), process.wait());
         let code = match status {
             Ok(status) => status.code(),
             Err(error) => return Reply::unknown(format!("nobody knows how the command ended: {error}")),
@@ -98,15 +98,26 @@ fn describe(command: &mut Command, message: &Message) {
     if let Some(fence) = message.fence() {
         command.env("ONCEGATE_FENCE", fence.to_string());
     }
-    if let Some(key) = message.key() {
+    if message.is_tombstone() {
+        command.env("ONCEGATE_TOMBSTONE", "1");
+    }
+    let mut room = attributes::Room::default();
+    if let Some(key) = message.key()
+        && room.takes("ONCEGATE_MESSAGE_KEY", key)
+    {
         command.env("ONCEGATE_MESSAGE_KEY", text(key));
     }
     for header in message.headers() {
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let name: String =
             header.name.chars().map(|c| if is_name(c) { c.to_ascii_uppercase() } else { '_' }).collect();
-        if let Some(value) = &header.value {
+        if let Some(value) = &header.value
+            && room.takes(&header.name, value)
+        {
             command.env(format!("ONCEGATE_HEADER_{name}"), text(value));
         }
+    }
+    if room.tell(message) > 0 {
+        command.env("ONCEGATE_HEADERS_LEFT_OUT", room.left_out().to_string());
     }
 }

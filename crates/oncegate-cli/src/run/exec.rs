@@ -1,10 +1,10 @@
 //! Workers on standard streams: programs that read messages as JSON lines, and answer in any order.
 //!
 //! Each worker has a task, which owns its process and its streams. Messages wait in one queue, from which a worker takes
-//! when it has room. A worker that ends, or says what is no protocol, is started again after a while; what it had is
-//! unknown, because nobody can tell how far it came.
+//! when it has room: a message takes up its place until it is answered, also when nobody waits for the answer any more. A
+//! worker that ends, says what is no protocol, or stays silent about a message that was cancelled, is started again; what
+//! it had is unknown, because nobody can tell how far it came. What it was not given has not happened.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -12,17 +12,16 @@ use std::time::Duration;
 
 use oncegate::Message;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::lines::{
-    Answer, LINE_MAX_BYTES, Line, Ready, ReadyType, Said, Told, parse, read_lines, write_lines,
-};
-use super::worker::{Begun, Reply};
+use super::lines::{Line, Ready, ReadyType, Said, parse, read_lines, write_lines};
+use super::process::{self, Process, Streams};
+use super::session::{REMINDER, Session};
+use super::worker::{Call, Reply};
 use crate::config::values::Program;
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
@@ -36,18 +35,19 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long a worker whose input was closed may take to end, and how long after a SIGTERM.
 pub(super) const END_GRACE: Duration = Duration::from_secs(10);
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
+/// How long a worker may be silent about a message that was cancelled, before it is killed and replaced: four fifths of the
+/// lease, and this at the most. The message's handler is dropped a little later, and its lease lapses only then.
+const CANCEL_GRACE: Duration = Duration::from_secs(4);
 /// The waits before a worker that ended is started again: they double, and begin anew once one has run for a while.
 const RESTART_FIRST: Duration = Duration::from_millis(100);
 const RESTART_MOST: Duration = Duration::from_secs(10);
 const RESTART_FORGET: Duration = Duration::from_secs(30);
 
 /// A message on its way to a worker.
-struct Job {
-    message: Message,
-    begun: Begun,
-    reply: oneshot::Sender<Reply>,
-    /// Fires when nobody waits for the reply any more.
-    gone: CancellationToken,
+pub(super) struct Job {
+    pub(super) message: Message,
+    pub(super) call: Call,
+    pub(super) reply: oneshot::Sender<Reply>,
 }
 
 /// Workers that share one queue.
@@ -87,15 +87,18 @@ impl Crew {
     }
 
     /// Gives the message to the next worker that has room, and waits for its answer.
-    pub(super) async fn hand_out(&self, message: &Message, begun: &Begun) -> Reply {
+    ///
+    /// A call that is withdrawn after it has begun resolves when the worker has answered, or was replaced.
+    pub(super) async fn hand_out(&self, message: &Message, call: &Call) -> Reply {
         let (reply, answer) = oneshot::channel();
-        let gone = CancellationToken::new();
-        let _gone = gone.clone().drop_guard();
-        let job = Job { message: message.clone(), begun: begun.clone(), reply, gone };
+        let job = Job { message: message.clone(), call: call.clone(), reply };
         if self.jobs.send(job).await.is_err() {
-            return Reply::retry("the workers have been stopped");
+            return Reply::not_run("the workers have been stopped");
         }
-        answer.await.unwrap_or_else(|_| Reply::unknown("the worker ended before it answered"))
+        answer.await.unwrap_or_else(|_| match call.has_begun() {
+            true => Reply::unknown("the worker ended before it answered"),
+            false => Reply::not_run("the worker ended before it was given the message"),
+        })
     }
 
     /// Waits for the first worker that is ready. How many messages all of them take at a time.
@@ -139,8 +142,8 @@ impl Slot {
         let mut wait = RESTART_FIRST;
         while !self.stop.is_cancelled() {
             let started = Instant::now();
-            let why = match self.spawn() {
-                Ok(child) => self.attend(child).await,
+            let why = match self.spawn().await {
+                Ok((process, streams)) => self.attend(process, streams).await,
                 Err(error) => format!("it cannot be started: {error}"),
             };
             if self.stop.is_cancelled() {
@@ -158,19 +161,15 @@ impl Slot {
         }
     }
 
-    fn spawn(&self) -> std::io::Result<Child> {
-        let mut command = command(&self.program);
+    async fn spawn(&self) -> std::io::Result<(Process, Streams)> {
+        let mut command = process::command(&self.program);
         command.env("ONCEGATE_WORKER", self.number.to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Process::start(command).await
     }
 
     /// Works with one process until it ends, and says why it did.
-    async fn attend(&self, mut child: Child) -> String {
-        let (Some(stdin), Some(stdout), Some(stderr)) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take())
-        else {
-            return "it has no standard streams".to_owned();
-        };
+    async fn attend(&self, mut process: Process, (stdin, stdout, stderr): Streams) -> String {
         let mut side = JoinSet::new();
         let number = self.number;
         side.spawn(async move { log(number, stderr).await });
@@ -180,124 +179,123 @@ impl Slot {
         side.spawn(async move { read_lines(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         side.spawn(async move { write_lines(stdin, lines).await });
-        let mut session = Session { tell, said, in_flight: HashMap::new(), gone: JoinSet::new(), next_id: 0 };
-        let why = self.converse(&mut session).await;
-        // Their messages are unknown from here on: whoever waits is told by the drop.
-        drop(session);
-        let asked = if self.stop.is_cancelled() { END_GRACE } else { Duration::ZERO };
-        end(child, asked).await;
+        let grace = CANCEL_GRACE.min(self.lease * 4 / 5);
+        let mut session = Session::new(number, self.lease, grace, tell, said);
+        let End { why, hangs } = self.converse(&mut session).await;
+        let unanswered = session.close();
+        match (hangs, self.stop.is_cancelled()) {
+            (true, _) => process.kill().await,
+            (false, true) => end(&mut process, END_GRACE).await,
+            (false, false) => end(&mut process, Duration::ZERO).await,
+        }
+        // Not before: their next attempts must not run beside these.
+        unanswered.give_up(number, &why);
         // What it has said last, about the reason of its end perhaps, is still read.
         drop(timeout(TERM_GRACE, async { while side.join_next().await.is_some() {} }).await);
         why
     }
 
-    async fn converse(&self, session: &mut Session) -> String {
-        let first = tokio::select! {
-            biased;
-            () = self.stop.cancelled() => return "it was told to stop".to_owned(),
-            first = timeout(READY_LIMIT, session.said.recv()) => first,
-        };
-        let most = match first {
-            Err(_) => return format!("it has not said that it is ready within {READY_LIMIT:?}"),
-            Ok(None) => return "it ended before it was ready".to_owned(),
-            Ok(Some(line)) => match parse(line) {
-                Ok(Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, max_in_flight })) => {
-                    max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST)
-                }
-                Ok(Said::Ready(Ready { v, .. })) => {
-                    return format!("it speaks version {v} of the protocol, not 1");
-                }
-                Ok(Said::Answer(_)) => {
-                    return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}".to_owned();
-                }
-                Err(why) => return why,
-            },
+    async fn converse(&self, session: &mut Session) -> End {
+        let most = match self.first_line(session).await {
+            Ok(Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, max_in_flight })) => {
+                max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST)
+            }
+            Ok(Said::Ready(Ready { v, .. })) => {
+                return format!("it speaks version {v} of the protocol, not 1").into();
+            }
+            Ok(Said::Answer(_)) => {
+                return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}".to_owned().into();
+            }
+            Err(why) => return why.into(),
         };
         info!(worker = self.number, max_in_flight = most, "the worker is ready");
         self.wants.send_if_modified(|wanted| wanted.replace(most).is_none());
         self.exchange(session, most).await
     }
 
-    async fn exchange(&self, session: &mut Session, most: usize) -> String {
+    /// Waits for the line that says that the worker is ready.
+    async fn first_line(&self, session: &mut Session) -> Result<Said, String> {
+        let started = Instant::now();
+        let mut wait_until = started + REMINDER;
         loop {
-            let has_room = session.in_flight.len() < most;
-            let next = async { self.queue.lock().await.recv().await };
-            tokio::select! {
+            let line = tokio::select! {
                 biased;
-                line = session.said.recv() => match line.map(parse) {
-                    None => return "it ended".to_owned(),
-                    Some(Err(why)) => return why,
-                    Some(Ok(Said::Ready(_))) => return "it said twice that it is ready".to_owned(),
-                    Some(Ok(Said::Answer(answer))) => session.answer(answer),
+                () = self.stop.cancelled() => return Err(STOPPED.to_owned()),
+                line = timeout_at(wait_until, session.said.recv()) => line,
+            };
+            match line {
+                Ok(Some(line)) => return parse(&line),
+                Ok(None) => return Err("it ended before it was ready".to_owned()),
+                Err(_) if started.elapsed() < READY_LIMIT => {
+                    wait_until = started + READY_LIMIT;
+                    warn!(
+                        worker = self.number,
+                        "the worker has not said that it is ready for {REMINDER:?}; its first line must be {{\"type\":\"ready\",\"v\":1}}, and standard output must be flushed behind it"
+                    );
+                }
+                Err(_) => return Err(format!("it has not said that it is ready within {READY_LIMIT:?}")),
+            }
+        }
+    }
+
+    async fn exchange(&self, session: &mut Session, most: usize) -> End {
+        loop {
+            let has_room = session.in_flight() < most;
+            let next = async { self.queue.lock().await.recv().await };
+            let look_at = session.look_at();
+            let look = async {
+                match look_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let gone_on = tokio::select! {
+                biased;
+                line = session.said.recv() => answered(session, line),
+                () = self.stop.cancelled() => Err(STOPPED.to_owned()),
+                Some(withdrawn) = session.withdrawn.join_next() => withdrawn.map_or(Ok(()), |id| session.cancel(id)),
+                () = look => match session.look() {
+                    Ok(()) => Ok(()),
+                    Err(why) => return End { why, hangs: true },
                 },
-                () = self.stop.cancelled() => return "it was told to stop".to_owned(),
-                Some(gone) = session.gone.join_next(), if !session.gone.is_empty() => {
-                    if let Ok(id) = gone
-                        && session.in_flight.remove(&id).is_some()
-                        && let Err(why) = session.cancel(&id)
-                    {
-                        return why;
-                    }
-                }
-                job = next, if has_room => {
-                    let Some(job) = job else { return "it has nothing more to do".to_owned() };
-                    if let Err(why) = session.give(job, self.lease) {
-                        return why;
-                    }
-                }
+                job = next, if has_room => match job {
+                    Some(job) => session.give(job),
+                    None => Err("it has nothing more to do".to_owned()),
+                },
+            };
+            if let Err(why) = gone_on {
+                return why.into();
             }
         }
     }
 }
 
-/// One process, while it can be spoken to.
-struct Session {
-    tell: mpsc::Sender<Vec<u8>>,
-    said: mpsc::Receiver<Line>,
-    in_flight: HashMap<String, oneshot::Sender<Reply>>,
-    /// Ends with the id of a message for which nobody waits any more.
-    gone: JoinSet<String>,
-    next_id: u64,
+/// Why a process is ended that is being stopped.
+const STOPPED: &str = "it was told to stop";
+
+/// Why the talk with a process is over.
+struct End {
+    why: String,
+    /// It answers nothing, so it need not be asked to end.
+    hangs: bool,
 }
 
-impl Session {
-    fn give(&mut self, job: Job, lease: Duration) -> Result<(), String> {
-        if job.gone.is_cancelled() {
-            return Ok(());
+impl From<String> for End {
+    fn from(why: String) -> Self {
+        Self { why, hangs: false }
+    }
+}
+
+/// Takes the next line of a worker that is ready.
+fn answered(session: &mut Session, line: Option<Line>) -> Result<(), String> {
+    let Some(line) = line else { return Err("it ended".to_owned()) };
+    match parse(&line)? {
+        Said::Ready(_) => {
+            Err(format!("line {} of its standard output says again that it is ready", line.number))
         }
-        self.next_id += 1;
-        let id = self.next_id.to_string();
-        let line = serde_json::to_vec(&Told::of(&job.message, &id, lease));
-        let line = match line {
-            Ok(line) if line.len() as u64 <= LINE_MAX_BYTES => line,
-            Ok(line) => {
-                let reason = format!("as a line it has {} bytes, more than {LINE_MAX_BYTES}", line.len());
-                drop(job.reply.send(Reply::DeadLetter { reason }));
-                return Ok(());
-            }
-            Err(error) => return Err(format!("a message makes no line: {error}")),
-        };
-        job.begun.now();
-        self.in_flight.insert(id.clone(), job.reply);
-        self.gone.spawn(async move {
-            job.gone.cancelled().await;
-            id
-        });
-        self.write(line)
-    }
-
-    fn cancel(&self, id: &str) -> Result<(), String> {
-        self.write(serde_json::json!({ "type": "cancel", "id": id }).to_string().into_bytes())
-    }
-
-    fn write(&self, line: Vec<u8>) -> Result<(), String> {
-        self.tell.try_send(line).map_err(|_| "it does not read its standard input".to_owned())
-    }
-
-    /// An answer to a message that was cancelled meanwhile is ignored.
-    fn answer(&mut self, answer: Answer) {
-        if let Some(waiting) = self.in_flight.remove(&answer.id) {
-            drop(waiting.send(answer.into()));
+        Said::Answer(answer) => {
+            session.answer(answer, line.number);
+            Ok(())
         }
     }
 }
@@ -317,38 +315,12 @@ pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) 
 }
 
 /// Waits for a process whose input is closed; then asks it to end, then ends it.
-async fn end(mut child: Child, grace: Duration) {
-    if timeout(grace, child.wait()).await.is_ok() {
+async fn end(process: &mut Process, grace: Duration) {
+    if timeout(grace, process.wait()).await.is_ok() {
         return;
     }
-    terminate(&child).await;
-    if timeout(TERM_GRACE, child.wait()).await.is_err() {
-        drop(child.kill().await);
-    }
-}
-
-/// Asks a process to end.
-pub(super) async fn terminate(child: &Child) {
-    let Some(id) = child.id() else { return };
-    let mut kill = Command::new("sh");
-    // The shell's own `kill` is everywhere, and signals need no unsafe code so.
-    kill.args(["-c", "kill -s TERM \"$1\"", "kill", &id.to_string()]).stdin(Stdio::null());
-    drop(kill.status().await);
-}
-
-/// A command for the program. What a shell is given becomes the program itself, so that signals reach it.
-pub(super) fn command(program: &Program) -> Command {
-    match program {
-        Program::Shell(text) => {
-            let mut command = Command::new("sh");
-            command.args(["-c", &format!("exec {text}")]);
-            command
-        }
-        Program::Words(words) => {
-            let mut words = words.iter();
-            let mut command = Command::new(words.next().map(String::as_str).unwrap_or_default());
-            command.args(words);
-            command
-        }
+    process.terminate();
+    if timeout(TERM_GRACE, process.wait()).await.is_err() {
+        process.kill().await;
     }
 }

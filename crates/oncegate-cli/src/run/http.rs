@@ -12,7 +12,7 @@ use oncegate::Message;
 use tokio::time::Instant;
 
 use super::wire::{CONNECT_TIMEOUT, Endpoint, Way};
-use super::worker::{Begun, Reply};
+use super::worker::{Call, Reply};
 use super::{answer, request};
 use crate::config::shape;
 
@@ -52,17 +52,19 @@ impl Caller {
     }
 
     /// Sends the message and waits for the answer.
-    pub(super) async fn call(&self, message: &Message, begun: &Begun) -> Reply {
+    pub(super) async fn call(&self, message: &Message, call: &Call) -> Reply {
         self.pacing.wait().await;
         let request = match request::of(message, self.way.uri(), &self.told) {
             Ok(request) => request,
             Err(error) => return Reply::DeadLetter { reason: format!("it makes no request: {error}") },
         };
-        begun.now();
+        if !call.begin() {
+            return Reply::not_run("the run was cancelled before the worker had the message");
+        }
         let response = match self.way.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {
-                return Reply::retry(format!("the worker cannot be reached: {}", chain(&error)));
+                return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
             }
             // It was on its way, so it may have arrived.
             Err(error) => return Reply::unknown(format!("the worker did not answer: {}", chain(&error))),

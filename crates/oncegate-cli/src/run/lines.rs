@@ -6,13 +6,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use oncegate::{Header, Message};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, Value};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::ChildStdin;
 use tokio::sync::mpsc;
 
 use super::origin;
-use super::worker::{Reply, Work, idempotency_key};
+use super::worker::{Call, Reply, Work, idempotency_key};
 
 /// The longest line in either direction, in bytes.
 pub(super) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
@@ -91,8 +91,9 @@ pub(super) struct Told<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     key_base64: Option<String>,
     headers: Vec<(&'a str, serde_json::Value)>,
+    /// `null` for a tombstone; left out when it is no text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    payload: Option<&'a str>,
+    payload: Option<Option<&'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
 }
@@ -122,7 +123,7 @@ impl<'a> Told<'a> {
             key: key_text.map(str::to_owned),
             key_base64: key.filter(|_| key_text.is_none()).map(|key| BASE64.encode(key)),
             headers: message.headers().iter().map(header).collect(),
-            payload: text.filter(|_| !message.is_tombstone()),
+            payload: text.map(|text| (!message.is_tombstone()).then_some(text)),
             payload_base64: text.is_none().then(|| BASE64.encode(message.payload())),
         }
     }
@@ -134,12 +135,59 @@ pub(super) struct Line {
     pub(super) text: Vec<u8>,
 }
 
-pub(super) fn parse(line: Line) -> Result<Said, String> {
+/// Reads a line of a worker.
+///
+/// # Errors
+/// In words: the line's number, what is wrong with it, and its beginning.
+pub(super) fn parse(line: &Line) -> Result<Said, String> {
     let answer = serde_json::from_slice(&line.text).map(Said::Answer);
     answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Ready)).map_err(|_| {
-        let shown: String = String::from_utf8_lossy(&line.text).chars().take(SHOWN_MOST).collect();
-        format!("line {} of its standard output is no message of the protocol: {shown:?}", line.number)
+        let (number, mistake, shown) = (line.number, mistake(&line.text), shown(&line.text));
+        format!("line {number} of its standard output {mistake}: {shown:?}")
     })
+}
+
+/// What is wrong with a line that is no message of the protocol.
+fn mistake(text: &[u8]) -> String {
+    const OUTCOMES: [&str; 3] = ["complete", "retry", "dead-letter"];
+    if text.len() as u64 >= LINE_MAX_BYTES && !text.ends_with(b"\n") {
+        return format!("is longer than {LINE_MAX_BYTES} bytes");
+    }
+    let Ok(value) = serde_json::from_slice::<Value>(text) else {
+        return "is no JSON; only the protocol belongs there, print to standard error".to_owned();
+    };
+    let Value::Object(fields) = value else { return "is JSON, but no object".to_owned() };
+    let field = |name| fields.get(name);
+    let outcomes = "\"complete\", \"retry\" or \"dead-letter\"";
+    match (field("type"), field("id"), field("outcome")) {
+        (Some(Value::String(ready)), None, _) if ready == "ready" => match field("v") {
+            None => "has no `v`; it is 1".to_owned(),
+            Some(_) => "has a wrong number: `v` and `max_in_flight` are whole numbers".to_owned(),
+        },
+        (Some(_), None, _) => "has a `type` that no worker writes: only \"ready\" is one".to_owned(),
+        (None, None, None) => {
+            "is neither {\"type\":\"ready\",\"v\":1} nor an answer with `id` and `outcome`".to_owned()
+        }
+        (None, None, Some(_)) => "has no `id`; it is that of the message".to_owned(),
+        (_, Some(Value::Number(id)), _) => {
+            format!("has a number as its `id`; write it as the message has it, as the string \"{id}\"")
+        }
+        (_, Some(Value::String(_)), None) => format!("has no `outcome`; it is {outcomes}"),
+        (_, Some(Value::String(_)), Some(Value::String(outcome))) => match OUTCOMES.contains(&&**outcome) {
+            false => format!("has an unknown `outcome`; it is {outcomes}"),
+            true => {
+                "has a field of the wrong type: `delay_ms` is a whole number, `reason` a string".to_owned()
+            }
+        },
+        (_, Some(Value::String(_)), Some(_)) => "has an `outcome` that is no string".to_owned(),
+        (_, Some(_), _) => "has an `id` that is no string".to_owned(),
+    }
+}
+
+/// The beginning of what a worker wrote, for the log.
+pub(super) fn shown(text: &[u8]) -> String {
+    let text = text.get(..text.len().min(4 * SHOWN_MOST)).unwrap_or_default();
+    String::from_utf8_lossy(text).chars().take(SHOWN_MOST).collect()
 }
 
 /// Passes lines on until the end. A line that is too long is passed on as it is, and is no protocol.
@@ -154,9 +202,21 @@ pub(super) async fn read_lines(stdout: impl tokio::io::AsyncRead + Unpin, lines:
     }
 }
 
-/// Writes lines until nobody has any, and closes the worker's input.
-pub(super) async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Vec<u8>>) {
-    while let Some(mut line) = lines.recv().await {
+/// A line for a worker.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) line: Vec<u8>,
+    /// The call that begins with this line.
+    pub(super) call: Option<Call>,
+}
+
+/// Writes lines until nobody has any, and closes the worker's input. A call that was withdrawn before its line is written
+/// does not begin.
+pub(super) async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Outgoing>) {
+    while let Some(Outgoing { mut line, call }) = lines.recv().await {
+        if call.is_some_and(|call| !call.begin()) {
+            continue;
+        }
         line.push(b'\n');
         if stdin.write_all(&line).await.is_err() || stdin.flush().await.is_err() {
             return;
@@ -176,18 +236,39 @@ mod tests {
 
     #[test]
     fn lines_of_the_protocol_are_read_and_others_named() {
-        let ready = parse(line(r#"{"type":"ready","v":1,"max_in_flight":8}"#));
+        let ready = parse(&line(r#"{"type":"ready","v":1,"max_in_flight":8}"#));
         assert!(matches!(ready, Ok(Said::Ready(Ready { max_in_flight: 8, .. }))));
-        let answer = parse(line(r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#));
+        let answer = parse(&line(r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#));
         let Ok(Said::Answer(Answer { result: Some(result), .. })) = answer else { panic!("an answer") };
         assert_eq!(result.get(), r#"{"n":9007199254740993}"#);
-        assert!(parse(line(r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#)).is_ok());
-        for wrong in
-            ["hello", "{}", r#"{"id":17,"outcome":"complete"}"#, r#"{"id":"1","outcome":"done"}"#, ""]
-        {
-            let Err(why) = parse(line(wrong)) else { panic!("{wrong}") };
-            assert!(why.contains("line 7") && why.contains(&format!("{wrong:?}")), "{why}");
+        assert!(parse(&line(r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#)).is_ok());
+    }
+
+    #[test]
+    fn the_exact_mistake_is_named() {
+        for (wrong, mistake) in [
+            ("hello", "no JSON"),
+            ("", "no JSON"),
+            ("[1]", "no object"),
+            ("{}", "neither"),
+            (r#"{"outcome":"complete"}"#, "no `id`"),
+            (r#"{"id":17,"outcome":"complete"}"#, "as the string \"17\""),
+            (r#"{"id":null,"outcome":"complete"}"#, "`id` that is no string"),
+            (r#"{"id":"1"}"#, "no `outcome`"),
+            (r#"{"id":"1","outcome":"done"}"#, "unknown `outcome`"),
+            (r#"{"id":"1","outcome":1}"#, "`outcome` that is no string"),
+            (r#"{"id":"1","outcome":"retry","delay_ms":"soon"}"#, "`delay_ms` is a whole number"),
+            (r#"{"type":"ready"}"#, "no `v`"),
+            (r#"{"type":"ready","v":"1"}"#, "`v` and `max_in_flight` are whole numbers"),
+            (r#"{"type":"message"}"#, "`type` that no worker writes"),
+        ] {
+            let Err(why) = parse(&line(wrong)) else { panic!("{wrong}") };
+            assert!(why.contains("line 7") && why.contains(mistake), "{wrong}: {why}");
+            assert!(why.ends_with(&format!("{wrong:?}")), "{why}");
         }
+        let long = Line { number: 7, text: b"x".repeat(usize::try_from(LINE_MAX_BYTES).unwrap()) };
+        let Err(why) = parse(&long) else { panic!("it is too long") };
+        assert!(why.contains("longer than 16777216 bytes") && why.len() < 500, "{why}");
     }
 
     #[test]
@@ -204,7 +285,8 @@ mod tests {
                 && text.contains(r#""lease_ms":30000"#)
         );
         assert!(told(&message(b"\xff")).contains(r#""payload_base64":"/w==""#));
-        let tombstone = Message::new("orders", origin.clone(), None);
-        assert!(!told(&tombstone).contains("payload"));
+        let value = |message| serde_json::from_str::<Value>(&told(&message)).unwrap();
+        assert_eq!(value(message(b""))["payload"], "");
+        assert_eq!(value(Message::new("orders", origin.clone(), None)).get("payload"), Some(&Value::Null));
     }
 }

@@ -1,10 +1,11 @@
 //! `oncegate run`: consume with a worker in any language.
 //!
 //! `flags` are the settings of the command line, `build` makes the library's parts of a configuration, `worker` turns a
-//! worker into a handler. Workers are reached by `http` (`wire`, `request`, `answer`), by JSON lines (`exec`), or are started for
-//! each message (`command`).
+//! worker into a handler. Workers are reached by `http` (`wire`, `request`, `answer`), by JSON lines (`exec`, `session`, `lines`),
+//! or are started for each message (`command`). `process` starts and ends their processes.
 
 pub(crate) mod answer;
+mod attributes;
 pub(crate) mod build;
 mod command;
 pub(crate) mod conformance;
@@ -13,7 +14,9 @@ mod flags;
 pub(crate) mod http;
 mod lines;
 mod origin;
+pub(crate) mod process;
 mod request;
+mod session;
 mod status;
 pub(crate) mod wire;
 mod worker;

@@ -5,13 +5,15 @@ use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Uri};
 use oncegate::Message;
-use tracing::debug;
 
+use super::attributes::Room;
 use super::origin;
 use super::worker::idempotency_key;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
+/// The longest content type of a message that is told, in bytes; that of the settings stands for a longer one.
+const CONTENT_TYPE_MAX_BYTES: usize = 256;
 /// The prefix of a message's own headers.
 const ATTRIBUTE: &str = "oncegate-attr-";
 /// The prefix that the Kafka binding of CloudEvents gives to their attributes.
@@ -37,7 +39,8 @@ pub(super) fn of(
     uri: &Uri,
     told: &Told,
 ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
-    let content_type = message.header("content-type").and_then(|value| HeaderValue::from_bytes(value).ok());
+    let content_type = message.header("content-type").filter(|value| value.len() <= CONTENT_TYPE_MAX_BYTES);
+    let content_type = content_type.and_then(|value| HeaderValue::from_bytes(value).ok());
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(uri)
@@ -50,50 +53,65 @@ pub(super) fn of(
     if let Some(fence) = message.fence() {
         request = request.header("oncegate-fence", fence);
     }
-    if let Some(key) = message.key() {
-        request = request.header("oncegate-message-key", format!(":{}:", BASE64.encode(key)));
+    if message.is_tombstone() {
+        request = request.header("oncegate-tombstone", "?1");
     }
     if let Some(token) = &told.token {
         request = request.header(AUTHORIZATION, token);
     }
+    let mut request = request.body(Full::new(message.payload_bytes().unwrap_or_default()))?;
+    // What has a meaning of its own comes first into the room that there is.
+    let (headers, mut room) = (request.headers_mut(), Room::default());
     for name in ["traceparent", "tracestate"] {
-        if let Some(value) = message.header(name).and_then(|value| HeaderValue::from_bytes(value).ok()) {
-            request = request.header(name, value);
+        if let Some(value) = message.header(name)
+            && let Ok(header) = HeaderValue::from_bytes(value)
+            && room.takes(name, value)
+        {
+            headers.insert(name, header);
         }
     }
-    let mut request = request.body(Full::new(message.payload_bytes().unwrap_or_default()))?;
-    add_attributes(message, request.headers_mut());
-    add_cloudevent(message, told.cloudevents, request.headers_mut());
+    if let Some(key) = message.key()
+        && room.takes("oncegate-message-key", key)
+        && let Ok(value) = HeaderValue::try_from(format!(":{}:", BASE64.encode(key)))
+    {
+        headers.insert("oncegate-message-key", value);
+    }
+    add_cloudevent(message, told.cloudevents, headers, &mut room);
+    add_attributes(message, headers, &mut room);
+    if room.tell(message) > 0 {
+        headers.insert("oncegate-attrs-left-out", HeaderValue::from(room.left_out()));
+    }
     Ok(request)
 }
 
 /// The message's own headers, as far as their names and values can travel.
-fn add_attributes(message: &Message, headers: &mut HeaderMap) {
-    let mut left_out = 0_usize;
+fn add_attributes(message: &Message, headers: &mut HeaderMap, room: &mut Room) {
     for header in message.headers() {
         let name = HeaderName::try_from(format!("{ATTRIBUTE}{}", header.name.to_lowercase()));
         let value =
             header.value.as_deref().filter(|value| value.iter().all(|byte| (0x20..0x7f).contains(byte)));
         match (name, value.map(HeaderValue::from_bytes)) {
-            (Ok(name), Some(Ok(value))) => drop(headers.append(name, value)),
-            _ => left_out += 1,
+            (Ok(name), Some(Ok(value))) => {
+                if room.takes(name.as_str(), value.as_bytes()) {
+                    headers.append(name, value);
+                }
+            }
+            _ => room.leave_out(),
         }
-    }
-    if left_out > 0 {
-        headers.insert("oncegate-attrs-left-out", HeaderValue::from(left_out));
-        debug!(origin = %message.origin(), left_out, "headers that HTTP cannot carry were left out");
     }
 }
 
 /// A CloudEvent in binary mode has its attributes in headers; in structured mode the body says it all.
-fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap) {
+fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap, room: &mut Room) {
     let mut is_event = false;
     for header in message.headers() {
         let Some(attribute) = header.name.strip_prefix(CE_KAFKA) else { continue };
         let Ok(name) = HeaderName::try_from(format!("ce-{attribute}")) else { continue };
         let Some(value) = header.value.as_deref().and_then(percent_encoded) else { continue };
         is_event = true;
-        headers.insert(name, value);
+        if room.takes(name.as_str(), value.as_bytes()) {
+            headers.insert(name, value);
+        }
     }
     let structured =
         message.header("content-type").is_some_and(|name| name.starts_with(b"application/cloudevents"));

@@ -1,6 +1,6 @@
 //! A worker in any language, as a handler: what it says becomes what the consumer does.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -41,21 +41,59 @@ pub(crate) struct Limited {
     pub(crate) longest_delay: Duration,
 }
 
-/// Whether the worker has the message: from then on, nobody knows what came of it until it answers.
+/// One call of a worker for a message.
+///
+/// It begins when the worker is given the message: from then on its outcome is unknown until it answers. A call that is
+/// withdrawn before never begins.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Begun(CancellationToken);
+pub(crate) struct Call(Arc<CallState>);
 
-impl Begun {
-    pub(super) fn now(&self) {
-        self.0.cancel();
+#[derive(Debug, Default)]
+struct CallState {
+    /// Whether it has begun, once that is decided.
+    begun: OnceLock<bool>,
+    begins: CancellationToken,
+    withdrawn: CancellationToken,
+}
+
+impl Call {
+    /// Begins, unless the call was withdrawn: then the worker must not be given the message.
+    #[must_use]
+    pub(super) fn begin(&self) -> bool {
+        let begun = *self.0.begun.get_or_init(|| true);
+        if begun {
+            self.0.begins.cancel();
+        }
+        begun
     }
 
-    fn is(&self) -> bool {
-        self.0.is_cancelled()
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.begun.get() == Some(&true)
     }
 
-    async fn until(&self) {
-        self.0.cancelled().await;
+    /// Says that nobody waits for the answer any more. Whether the worker has the message.
+    fn withdraw(&self) -> bool {
+        let begun = *self.0.begun.get_or_init(|| false);
+        self.0.withdrawn.cancel();
+        begun
+    }
+
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.0.withdrawn.is_cancelled()
+    }
+
+    /// Resolves when nobody waits for the answer any more.
+    pub(super) async fn withdrawn(&self) {
+        self.0.withdrawn.cancelled().await;
+    }
+}
+
+/// Withdraws a call when its handler returns or is dropped.
+struct WithdrawOnDrop(Call);
+
+impl Drop for WithdrawOnDrop {
+    fn drop(&mut self) {
+        self.0.withdraw();
     }
 }
 
@@ -74,6 +112,10 @@ pub(crate) enum Reply {
     Unknown {
         reason: String,
     },
+    /// It was not given the message.
+    NotRun {
+        reason: String,
+    },
 }
 
 impl Reply {
@@ -84,37 +126,58 @@ impl Reply {
     pub(crate) fn unknown(reason: impl Into<String>) -> Self {
         Self::Unknown { reason: reason.into() }
     }
+
+    pub(crate) fn not_run(reason: impl Into<String>) -> Self {
+        Self::NotRun { reason: reason.into() }
+    }
 }
 
 impl Handler for Limited {
     type Output = Work;
 
     async fn handle(&self, message: Message) -> Result<Work, Failure> {
-        let begun = Begun::default();
+        self.outcome(self.call(&message).await)
+    }
+}
+
+impl Limited {
+    /// Waits for the worker's answer, within the limits.
+    async fn call(&self, message: &Message) -> Reply {
+        let call = Call::default();
+        let _withdrawn = WithdrawOnDrop(call.clone());
         let work = async {
             match &*self.worker {
-                Worker::Http(caller) => caller.call(&message, &begun).await,
-                Worker::Exec(crew) => crew.hand_out(&message, &begun).await,
-                Worker::Command(commands) => commands.run(&message, &begun).await,
+                Worker::Http(caller) => caller.call(message, &call).await,
+                Worker::Exec(crew) => crew.hand_out(message, &call).await,
+                Worker::Command(commands) => commands.run(message, &call).await,
             }
         };
         let late = async {
-            begun.until().await;
+            call.0.begins.cancelled().await;
             match self.timeout {
                 Some(timeout) => tokio::time::sleep(timeout).await,
                 None => std::future::pending().await,
             }
         };
-        // Whoever loses is dropped: the connection is closed, the worker told, the process killed.
-        let reply = tokio::select! {
+        let mut work = std::pin::pin!(work);
+        let why = tokio::select! {
             biased;
-            reply = work => reply,
-            () = message.cancelled() => match begun.is() {
-                true => Reply::unknown("the run was cancelled"),
-                false => Reply::retry("the run was cancelled before the worker had the message"),
-            },
-            () = late => Reply::unknown(format!("no answer within {:?} (`timeout`)", self.timeout.unwrap_or_default())),
+            reply = &mut work => return reply,
+            () = message.cancelled() => "the run was cancelled".to_owned(),
+            () = late => format!("no answer within {:?} (`timeout`)", self.timeout.unwrap_or_default()),
         };
+        if !call.withdraw() {
+            return Reply::not_run(format!("{why} before the worker had the message"));
+        }
+        // The message keeps its place with a worker on standard streams, and so its permit here, until the worker answers
+        // or has been replaced. Other workers are dropped: the connection is closed, the process killed.
+        if let Worker::Exec(_) = &*self.worker {
+            drop(work.await);
+        }
+        Reply::unknown(why)
+    }
+
+    fn outcome(&self, reply: Reply) -> Result<Work, Failure> {
         match reply {
             Reply::Complete(work) => Ok(work),
             Reply::Retry { delay: Some(delay), reason } => {
@@ -123,6 +186,7 @@ impl Handler for Limited {
             Reply::Retry { delay: None, reason } => Err(Failure::retry(shortened(reason))),
             Reply::DeadLetter { reason } => Err(Failure::permanent(shortened(reason))),
             Reply::Unknown { reason } => Err(Failure::unknown(shortened(reason))),
+            Reply::NotRun { reason } => Err(Failure::not_run(shortened(reason))),
         }
     }
 }
@@ -132,11 +196,18 @@ pub(crate) fn idempotency_key(message: &Message) -> String {
     message.downstream_key(STEP)
 }
 
+/// The reason on one line, as far as it is kept.
 fn shortened(mut reason: String) -> String {
     let end = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
     reason.truncate(end.unwrap_or_default());
-    reason.retain(|c| !c.is_control() || c == '\n');
-    reason
+    // Words stay apart, whatever stood between them.
+    let spaced = |c: char| if c.is_whitespace() { ' ' } else { c };
+    reason.chars().map(spaced).filter(|c| !c.is_control() && !changes_direction(*c)).collect()
+}
+
+/// Whether the character makes a terminal show others in another order than they have.
+fn changes_direction(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// The result of a worker, as it is kept with the key.
@@ -243,6 +314,8 @@ mod tests {
     #[test]
     fn reasons_are_short_and_have_no_control_characters() {
         assert_eq!(shortened("a\u{1b}[b".to_owned()), "a[b");
+        assert_eq!(shortened("no\nsuch\taccount\u{2028}7".to_owned()), "no such account 7");
+        assert_eq!(shortened("user\u{202e}gpj.exe\u{2066}".to_owned()), "usergpj.exe");
         assert_eq!(shortened("ö".repeat(600)).len(), 1024);
     }
 }

@@ -3,18 +3,24 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod examples;
+mod hung;
 mod journal;
 mod kills;
 mod misbehaving;
+mod mistakes;
+mod orphans;
 mod outage;
 mod queue;
 mod raw;
+mod request;
 mod retries;
 mod stop;
 mod tls;
+mod unknown;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use oncegate_tests::{Kafka, Process, Record, Redis, process, unique, until};
@@ -64,10 +70,21 @@ impl Stage {
     }
 
     fn start_in(&self, group: &str, flags: &[&str]) -> Running {
+        self.spawn(group, self.command(group, flags))
+    }
+
+    fn spawn(&self, group: &str, command: Command) -> Running {
+        let process = Process::spawn_logged("oncegate run", command, &self.path("oncegate.log"));
+        Running { group: group.to_owned(), process }
+    }
+
+    fn command(&self, group: &str, flags: &[&str]) -> Command {
         let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
+        // Workers in Python buffer their output, as they do elsewhere.
+        command.env_remove("PYTHONUNBUFFERED");
         let Self { kafka, redis, topic, dead, scope, .. } = self;
         command.args(["run", "--brokers", kafka.bootstrap(), "--topic", topic, "--group", group]);
         command.args(["--scope", scope, "--dead-letters", dead]);
@@ -81,8 +98,24 @@ impl Stage {
             command.args(["--listen", "off"]);
         }
         command.args(flags);
-        let process = Process::spawn_logged("oncegate run", command, &self.path("oncegate.log"));
-        Running { group: group.to_owned(), process }
+        command
+    }
+
+    /// A worker in Python that gets the path of the ledger: a command for `--handler-exec`.
+    fn python(&self, script: &str) -> String {
+        let path = self.path("worker.py");
+        std::fs::write(&path, script).unwrap();
+        format!("python3 '{}' '{}'", path.display(), self.path("ledger").display())
+    }
+
+    /// What a worker has noted in the ledger, one JSON value a line.
+    fn noted<T: serde::de::DeserializeOwned>(&self) -> Vec<T> {
+        let ledger = std::fs::read_to_string(self.path("ledger")).unwrap_or_default();
+        ledger.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    async fn until_logged(&self, words: &str) {
+        until(words, LIMIT, async || if self.log().contains(words) { Ok(()) } else { Err(self.log()) }).await;
     }
 
     /// Waits until the group has committed the whole topic.
@@ -121,12 +154,17 @@ impl Stage {
 
     /// The dead letters: payloads and reasons.
     async fn letters(&self) -> Vec<(String, String)> {
+        self.letters_with("oncegate-reason").await
+    }
+
+    /// The dead letters: payloads, and the header of this name.
+    async fn letters_with(&self, name: &str) -> Vec<(String, String)> {
         let letters = self.kafka.read_all(&self.dead).await;
         let of = |letter: &rdkafka::message::OwnedMessage| {
             let headers = letter.headers().expect("a letter has headers");
-            let reason = headers.iter().find(|header| header.key == "oncegate-reason").expect("a reason");
+            let found = headers.iter().find(|header| header.key == name).expect("it has that header");
             let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
-            (text(letter.payload()), text(reason.value))
+            (text(letter.payload()), text(found.value))
         };
         letters.iter().map(of).collect()
     }

@@ -31,17 +31,33 @@ pub(super) enum Ending {
     /// FAILED is in the store, and the message is with the dead letters.
     HandedOver,
     /// The message must go to the dead letters.
-    GiveUp { lease: Option<Lease>, cause: DeadLetterCause, reason: String },
+    ///
+    /// `attempts` is how many of them ran.
+    GiveUp { lease: Option<Lease>, cause: DeadLetterCause, reason: String, attempts: u32 },
     /// FAILED is in the store, and nobody has put the message with the dead letters.
     NotHandedOver { reason: String },
     /// The handler failed; another attempt may follow.
     Retry { lease: Lease, delay: Duration, counted: bool, reason: String },
+    /// Nobody knows what came of this attempt: its effect may have happened, and may still be under way. Its own lease
+    /// must be over before another one.
+    Lapsing { attempt: u32, lasts: Duration, reason: String },
     /// Somebody else has it, or had it and may come back, or it is not due.
     NotNow { ask_again_in: Duration, cause: WaitCause },
     /// Its retry is not due, for longer than a claim can last.
     NotDue { due_in: Duration },
     /// The store did not answer about the claim.
     NoAnswer { error: StoreError },
+}
+
+/// What earlier attempts of a message in this process have left, and its record need not know.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    /// The outcome of one is unknown. The record says so too, unless it was lost since.
+    pub(super) effect_is_unknown: bool,
+    /// How many in a row did not count.
+    pub(super) uncounted: u32,
+    /// Why the last one failed.
+    pub(super) last_failure: Option<Box<str>>,
 }
 
 /// How often `Handler::duplicate` is called before its failure is counted and the message acknowledged.
@@ -62,7 +78,7 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         Ok(identity) => identity.clone(),
         Err(error) => {
             let reason = error.to_string();
-            return Ending::GiveUp { lease: None, cause: DeadLetterCause::BadKey, reason };
+            return Ending::GiveUp { lease: None, cause: DeadLetterCause::BadKey, reason, attempts: 0 };
         }
     };
     if let Some(stored) = item.found.take() {
@@ -79,7 +95,10 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
     };
     let mismatch = || "the key is known with other content".to_owned();
     match claimed {
-        Ok(Claimed::Granted(lease)) => {
+        Ok(Claimed::Granted(mut lease)) => {
+            if item.past.effect_is_unknown {
+                lease.mark_recovered();
+            }
             let span = trace::run(shared, item, &lease);
             run(shared, item, lease, permits).instrument(span).await
         }
@@ -95,7 +114,8 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         Ok(Claimed::Failed { handed_over: true, .. }) => Ending::HandedOver,
         Ok(Claimed::Failed { handed_over: false, reason }) => Ending::NotHandedOver { reason },
         Ok(Claimed::Mismatch) => {
-            Ending::GiveUp { lease: None, cause: DeadLetterCause::Mismatch, reason: mismatch() }
+            let (cause, reason) = (DeadLetterCause::Mismatch, mismatch());
+            Ending::GiveUp { lease: None, cause, reason, attempts: 0 }
         }
         Err(StoreError::Unreadable { key, reason }) => {
             tracing::error!(%key, %reason, "the record cannot be read; its message waits");
@@ -132,8 +152,7 @@ fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
 /// Runs the handler under the lease and stores what it returns.
 async fn run(shared: &Shared, item: &Item, lease: Lease, _permits: Permits) -> Ending {
     if is_used_up(shared, item, &lease) {
-        let reason = format!("{} attempts have failed or ended their process", shared.settings.max_attempts);
-        return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
+        return used_up(item, lease);
     }
     if lease.is_over() {
         // The answer came too late. Nothing has run yet.
@@ -162,18 +181,33 @@ async fn run(shared: &Shared, item: &Item, lease: Lease, _permits: Permits) -> E
     }
     match ran {
         Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
-            failed(shared, lease, &Failure::retry(WITHOUT_TRANSACTION), spent)
+            failed(shared, item, lease, &Failure::retry(WITHOUT_TRANSACTION), spent)
         }
         Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
-        Ran::Returned(Err(failure)) => failed(shared, lease, &failure, spent),
-        Ran::Panicked => failed(shared, lease, &Failure::retry(PANICKED), spent),
-        // Its effect may have happened. The lease lapses, so that the next attempt is told.
-        Ran::Cancelled => LAPSING,
+        Ran::Returned(Err(failure)) => failed(shared, item, lease, &failure, spent),
+        Ran::Panicked => failed(shared, item, lease, &Failure::retry(PANICKED), spent),
+        Ran::Cancelled => lapsing(&lease, CANCELLED.to_owned()),
     }
 }
 
-/// Nobody has heard of its end: its own lease must be over before it is tried again.
-const LAPSING: Ending = Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Lapse };
+/// The grant is one attempt too many: nothing runs under it.
+fn used_up(item: &Item, lease: Lease) -> Ending {
+    let attempts = lease.attempt().saturating_sub(1);
+    let reason = match &item.past.last_failure {
+        Some(last) => format!("{attempts} attempts have failed or ended their process; the last one: {last}"),
+        // They ran in other processes, or their processes ended.
+        None => format!("{attempts} attempts have failed or ended their process"),
+    };
+    Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason, attempts }
+}
+
+/// The lease lapses, so that the next attempt is told.
+fn lapsing(lease: &Lease, reason: String) -> Ending {
+    Ending::Lapsing { attempt: lease.attempt(), lasts: lease.remaining(), reason }
+}
+
+/// The reason of an attempt whose handler was dropped.
+const CANCELLED: &str = "the handler was cancelled, and did not end in time";
 
 /// Somebody took over. His verdict counts, so ask for it.
 const TAKEN_OVER: Ending = Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
@@ -193,14 +227,14 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, spent: 
             Ending::Completed
         }
         (Committed::Lost, _) => TAKEN_OVER,
-        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, lease, &failure, spent),
-        (Committed::No, Ran::Panicked) => failed(shared, lease, &Failure::retry(PANICKED), spent),
+        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, item, lease, &failure, spent),
+        (Committed::No, Ran::Panicked) => failed(shared, item, lease, &Failure::retry(PANICKED), spent),
         (Committed::No, Ran::Returned(Ok(_))) => {
             let failure = lease.not_committed();
-            failed(shared, lease, &failure, spent)
+            failed(shared, item, lease, &failure, spent)
         }
-        // Its effects elsewhere may have happened. The lease lapses, so that the next attempt is told.
-        (Committed::No, Ran::Cancelled) => LAPSING,
+        // Its effects elsewhere may have happened.
+        (Committed::No, Ran::Cancelled) => lapsing(&lease, CANCELLED.to_owned()),
     }
 }
 
@@ -298,22 +332,23 @@ fn tell_breaker(item: &Item, lease: &Lease, outcome: RunOutcome) -> Spent {
     }
 }
 
-fn failed(shared: &Shared, lease: Lease, failure: &Failure, spent: Spent) -> Ending {
+fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, spent: Spent) -> Ending {
     let reason = failure.reason();
-    let after = match failure.advice() {
-        Advice::GiveUp => {
-            return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::Permanent, reason };
-        }
-        Advice::Retry { after } => after,
-        // The lease lapses: nobody runs it again before, and the next attempt is told.
-        Advice::Unknown => return LAPSING,
-    };
     let attempt = lease.attempt();
-    let counted = spent == Spent::Yes;
+    let give_up =
+        |lease, cause, reason| Ending::GiveUp { lease: Some(lease), cause, reason, attempts: attempt };
+    let (after, counted) = match failure.advice() {
+        Advice::GiveUp => return give_up(lease, DeadLetterCause::Permanent, reason),
+        Advice::Retry { after } => (after, spent == Spent::Yes),
+        Advice::NotRun => (None, false),
+        Advice::Unknown => return lapsing(&lease, reason),
+    };
     if counted && attempt >= shared.settings.max_attempts {
-        return Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason };
+        return give_up(lease, DeadLetterCause::AttemptsUsedUp, reason);
     }
-    let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(attempt, shared.random()));
+    // Attempts that do not count are as far apart as those that do.
+    let failures = attempt.saturating_add(item.past.uncounted);
+    let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random()));
     Ending::Retry { lease, delay, counted, reason }
 }
 

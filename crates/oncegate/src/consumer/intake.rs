@@ -7,6 +7,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
+use super::attempt::Past;
 use super::{Item, Shared};
 use crate::gate::Identity;
 use crate::observe::Event;
@@ -229,6 +230,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         bytes,
         found: None,
         received_at,
+        past: Past::default(),
         wait: None,
         attempt: None,
     }

@@ -406,6 +406,8 @@ struct Item {
     /// The stored result, when a look ahead has found one.
     found: Option<Bytes>,
     received_at: Instant,
+    /// What its earlier attempts in this process have left.
+    past: attempt::Past,
     /// Why it has to wait, while it does.
     wait: Option<Wait>,
     /// The monitor's note of its attempt, while one is under way.

@@ -47,35 +47,32 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
             shared.noted(true);
         }
         Ending::HandedOver => {}
-        Ending::GiveUp { lease, cause, reason } => match give_up(shared, &item, lease, cause, reason).await {
-            Ok(Completion::Held) => {}
-            Ok(Completion::Lost) => {
-                return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
+        Ending::GiveUp { lease, cause, reason, attempts } => {
+            match give_up(shared, &item, lease, cause, reason, attempts).await {
+                Ok(Completion::Held) => {}
+                Ok(Completion::Lost) => {
+                    return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
+                }
+                Err(error) => return Outcome::Stop(Box::new(error)),
             }
-            Err(error) => return Outcome::Stop(Box::new(error)),
-        },
+        }
         Ending::NotHandedOver { reason } => {
             if let Err(error) = hand_over(shared, &item, DeadLetterCause::NotHandedOver, reason, 0).await {
                 return Outcome::Stop(Box::new(error));
             }
         }
         Ending::Retry { lease, delay, counted, reason } => {
-            let scope = item.route.gate.scope();
-            let attempt = lease.attempt();
-            info!(scope, origin = %item.delivery.message.origin(), attempt, ?delay, reason, "it failed and will be tried again");
-            if counted && attempt == 1 {
-                let message = item.delivery.message.clone();
-                item.delivery.message = message.with_first_failed_at(SystemTime::now());
+            match retry(shared, &mut item, lease, delay, counted, reason).await {
+                Next::HandedOn => {}
+                Next::HandedBack => return Outcome::NotOurs,
+                Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Retry },
             }
-            let handed_on = hand_on(shared, &item, delay).await;
-            lease.release(handed_on.unwrap_or(delay), counted, &reason).await;
-            item.route.gate.observe(Event::Retried { scope });
-            if handed_on.is_none() {
-                if item.delivery.ticket.hand_back(delay) {
-                    return Outcome::NotOurs;
-                }
-                return Outcome::Again { item, after: delay, cause: WaitCause::Retry };
-            }
+        }
+        Ending::Lapsing { attempt, lasts, reason } => {
+            let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
+            warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
+            (item.past.effect_is_unknown, item.past.last_failure) = (true, Some(reason.into()));
+            return Outcome::Again { item, after: lasts, cause: WaitCause::Lapse };
         }
         Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
         Ending::NotDue { due_in } => {
@@ -91,6 +88,43 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
     shared.watch.ended();
     shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
     Outcome::Acked
+}
+
+/// Where a message waits for its retry.
+enum Next {
+    HandedOn,
+    HandedBack,
+    Here,
+}
+
+/// Releases the claim of a failed attempt, and puts the message where it waits.
+async fn retry(
+    shared: &Shared,
+    item: &mut Item,
+    lease: Lease,
+    delay: Duration,
+    counted: bool,
+    reason: String,
+) -> Next {
+    let attempt = lease.attempt();
+    {
+        let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
+        info!(scope, %origin, attempt, ?delay, reason, "it failed and will be tried again");
+    }
+    if counted && attempt == 1 {
+        let message = item.delivery.message.clone();
+        item.delivery.message = message.with_first_failed_at(SystemTime::now());
+    }
+    let handed_on = hand_on(shared, item, delay).await;
+    lease.release(handed_on.unwrap_or(delay), counted, &reason).await;
+    item.route.gate.observe(Event::Retried { scope: item.route.gate.scope() });
+    item.past.uncounted = if counted { 0 } else { item.past.uncounted.saturating_add(1) };
+    item.past.last_failure = Some(reason.into());
+    match handed_on {
+        Some(_) => Next::HandedOn,
+        None if item.delivery.ticket.hand_back(delay) => Next::HandedBack,
+        None => Next::Here,
+    }
 }
 
 /// Puts the message where it waits for its retry without holding up anything, and returns for how long. `None`: it stays
@@ -118,8 +152,8 @@ async fn give_up(
     lease: Option<Lease>,
     cause: DeadLetterCause,
     reason: String,
+    attempts: u32,
 ) -> Result<Completion, ConsumerError> {
-    let attempts = lease.as_ref().map_or(0, Lease::attempt);
     if let Err(error) = may_give_up(shared, item, cause, &reason) {
         if let Some(lease) = lease {
             lease.release(Duration::ZERO, false, "the consumer stops").await;

@@ -259,6 +259,13 @@ impl Kept {
             .is_none_or(|held| now + self.margin >= held.valid_until || now >= held.run_until)
     }
 
+    /// How long the lease lasts without another heartbeat. The store's end of it may be a little later.
+    pub(super) fn remaining(&self) -> Duration {
+        let mut slots = self.leases.lock();
+        let valid_until = slots.get_mut(self.slot, self.token).map(|held| held.valid_until);
+        valid_until.map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()))
+    }
+
     pub(super) fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }
@@ -286,6 +293,17 @@ struct Rounds {
     /// When the next look for a loss of records is due.
     next_look: Instant,
     closed: CancellationToken,
+}
+
+/// Why a handler is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// It has run for `max_run`.
+    TooLong,
+    /// The lease is nearly over, and no heartbeat was answered.
+    Unconfirmed,
+    /// A heartbeat was answered: the record is gone, or belongs to another claim.
+    NotOwner,
 }
 
 /// Extends that were sent together, and their answers.
@@ -347,7 +365,7 @@ impl Rounds {
             let Some(held) = held else { continue };
             let too_long = now >= held.run_until;
             if too_long || now + self.duty.lease / MARGIN_OF_LEASE >= held.valid_until {
-                self.cancel(held, too_long);
+                self.cancel(held, if too_long { Cause::TooLong } else { Cause::Unconfirmed });
             }
             if !too_long && !held.waiting && now >= held.extend_at {
                 held.waiting = true;
@@ -377,20 +395,27 @@ impl Rounds {
         }
     }
 
-    fn cancel(&self, held: &Held, too_long: bool) {
+    fn cancel(&self, held: &Held, cause: Cause) {
         if held.cancelled.is_cancelled() {
             return;
         }
         held.cancelled.cancel();
         let scope = self.duty.scope.as_str();
-        if too_long {
-            warn!(scope, key = %held.key, max_run = ?self.duty.max_run, "a handler has run for too long; its lease will lapse");
-        } else {
-            warn!(scope, key = %held.key, completing = held.completing, "no heartbeat was confirmed in time; the handler is cancelled");
-            let cause =
-                if held.completing { ExtraRunCause::CompleteUnknown } else { ExtraRunCause::LeaseLost };
-            self.duty.observer.observe(Event::ExtraRun { scope, cause });
+        let (key, completing) = (&held.key, held.completing);
+        match cause {
+            Cause::TooLong => {
+                warn!(scope, %key, max_run = ?self.duty.max_run, "a handler has run for too long; its lease will lapse");
+                return;
+            }
+            Cause::Unconfirmed => {
+                warn!(scope, %key, completing, "no heartbeat was confirmed in time; the handler is cancelled");
+            }
+            Cause::NotOwner => {
+                warn!(scope, %key, completing, "the store says that this process no longer owns the record: it was deleted, or another process has claimed it; the handler is cancelled");
+            }
         }
+        let cause = if completing { ExtraRunCause::CompleteUnknown } else { ExtraRunCause::LeaseLost };
+        self.duty.observer.observe(Event::ExtraRun { scope, cause });
     }
 
     /// A store that panics has answered nobody: everyone who waits for an extend is due again.
@@ -412,7 +437,7 @@ impl Rounds {
                     held.extend_at = extended.sent_at + self.duty.lease / EXTENDS_PER_LEASE;
                 }
                 Ok(Reply::Lost | Reply::Verdict { .. }) => {
-                    self.cancel(held, false);
+                    self.cancel(held, Cause::NotOwner);
                     // Nothing is left to extend; the owner finds out for himself when he completes.
                     held.extend_at = held.run_until;
                 }

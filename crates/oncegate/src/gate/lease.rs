@@ -199,6 +199,17 @@ impl Lease {
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
     }
 
+    /// Tells the handler that an earlier attempt of this process may have had its effect, although the record, which was
+    /// lost meanwhile, does not know of it.
+    pub(crate) fn mark_recovered(&mut self) {
+        self.message.mark_recovered();
+    }
+
+    /// How long the lease lasts from now on without a heartbeat, by this process's clock.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.kept.remaining()
+    }
+
     /// Whether so much of the lease is gone without a heartbeat that a handler must not begin any more.
     pub(crate) fn is_over(&self) -> bool {
         self.kept.is_over()

@@ -4,13 +4,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use oncegate::Message;
-use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::super::exec::{END_GRACE, TERM_GRACE, command, log, terminate};
-use super::super::lines::{Line, Ready, ReadyType, Said, Told, parse, read_lines, write_lines};
+use super::super::exec::{END_GRACE, TERM_GRACE, log};
+use super::super::lines::{Line, Outgoing, Ready, ReadyType, Said, Told, parse, read_lines, write_lines};
+use super::super::process::{self, Process};
 use super::super::worker::Reply;
 use super::LEASE;
 use crate::config::values::Program;
@@ -27,9 +27,9 @@ pub(super) struct Dialogue {
 }
 
 struct Running {
-    child: Child,
+    process: Process,
     /// Its input ends when this is dropped.
-    tell: mpsc::Sender<Vec<u8>>,
+    tell: mpsc::Sender<Outgoing>,
     said: mpsc::Receiver<Line>,
     _streams: JoinSet<()>,
 }
@@ -42,17 +42,17 @@ impl Dialogue {
     /// Starts it, unless it runs, and waits until it says that it is ready.
     pub(super) async fn ready(&mut self) -> Result<(), String> {
         if let Some(running) = &mut self.running
-            && matches!(running.child.try_wait(), Ok(None))
+            && running.process.is_running()
         {
             return Ok(());
         }
         self.running = None;
-        let mut running = Running::start(&self.program)?;
+        let mut running = Running::start(&self.program).await?;
         let first = timeout(self.patience, running.said.recv()).await;
         match first {
             Err(_) => return Err(format!("it has not said that it is ready within {:?}", self.patience)),
             Ok(None) => return Err("it ended before it was ready".to_owned()),
-            Ok(Some(line)) => match parse(line)? {
+            Ok(Some(line)) => match parse(&line)? {
                 Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, .. }) => {}
                 Said::Ready(Ready { v, .. }) => {
                     return Err(format!("it speaks version {v} of the protocol, not 1"));
@@ -73,11 +73,19 @@ impl Dialogue {
     }
 
     /// Gives it the message and takes it back at once.
-    pub(super) async fn cancel(&mut self, message: &Message) {
-        let Some(id) = self.give(message).await else { return };
-        let line = serde_json::json!({ "type": "cancel", "id": id }).to_string();
+    ///
+    /// # Errors
+    /// In words: it does not answer it, so that `oncegate run` would take it to hang.
+    pub(super) async fn cancel(&mut self, message: &Message) -> Result<(), String> {
+        let give_up_at = Instant::now() + self.patience;
+        let Some(id) = self.give(message).await else { return Err("it does not run".to_owned()) };
+        let line = serde_json::json!({ "type": "cancel", "id": id }).to_string().into_bytes();
         if let Some(running) = &self.running {
-            drop(running.tell.send(line.into_bytes()).await);
+            drop(running.tell.send(Outgoing { line, call: None }).await);
+        }
+        match self.answer(&id, give_up_at).await {
+            Reply::Unknown { reason } => Err(format!("a message that was cancelled: {reason}")),
+            _ => Ok(()),
         }
     }
 
@@ -85,7 +93,7 @@ impl Dialogue {
         self.next_id += 1;
         let id = self.next_id.to_string();
         let line = serde_json::to_vec(&Told::of(message, &id, LEASE)).ok()?;
-        self.running.as_ref()?.tell.send(line).await.ok()?;
+        self.running.as_ref()?.tell.send(Outgoing { line, call: None }).await.ok()?;
         Some(id)
     }
 
@@ -103,7 +111,7 @@ impl Dialogue {
                 }
                 Ok(Some(line)) => line,
             };
-            match parse(line) {
+            match parse(&line) {
                 Err(why) => {
                     // As `oncegate run` does with whoever breaks the protocol.
                     self.running = None;
@@ -119,11 +127,11 @@ impl Dialogue {
     /// Closes its input: it must end with code 0.
     pub(super) async fn end_by_input(&mut self) -> Result<String, String> {
         self.ready().await?;
-        let Some(Running { mut child, tell, said: _said, _streams }) = self.running.take() else {
+        let Some(Running { mut process, tell, said: _said, _streams }) = self.running.take() else {
             return Err("it does not run".to_owned());
         };
         drop(tell);
-        match timeout(END_GRACE, child.wait()).await {
+        match timeout(END_GRACE, process.wait()).await {
             Err(_) => Err(format!("it goes on for {END_GRACE:?} after the end of its standard input")),
             Ok(Err(error)) => Err(format!("nobody knows how it ended: {error}")),
             Ok(Ok(status)) if status.success() => Ok("it ends with its standard input".to_owned()),
@@ -134,8 +142,8 @@ impl Dialogue {
     pub(super) async fn end_by_signal(&mut self) -> Result<String, String> {
         self.ready().await?;
         let Some(mut running) = self.running.take() else { return Err("it does not run".to_owned()) };
-        terminate(&running.child).await;
-        match timeout(TERM_GRACE, running.child.wait()).await {
+        running.process.terminate();
+        match timeout(TERM_GRACE, running.process.wait()).await {
             Ok(_) => Ok("it ends by SIGTERM".to_owned()),
             Err(_) => Err(format!("it goes on for {TERM_GRACE:?} after a SIGTERM")),
         }
@@ -143,22 +151,19 @@ impl Dialogue {
 }
 
 impl Running {
-    fn start(program: &Program) -> Result<Self, String> {
-        let mut command = command(program);
+    async fn start(program: &Program) -> Result<Self, String> {
+        let mut command = process::command(program);
         command.env("ONCEGATE_WORKER", "1");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| format!("it cannot be started: {error}"))?;
-        let (Some(stdin), Some(stdout), Some(stderr)) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take())
-        else {
-            return Err("it has no standard streams".to_owned());
-        };
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = Process::start(command).await;
+        let (process, (stdin, stdout, stderr)) =
+            started.map_err(|error| format!("it cannot be started: {error}"))?;
         let mut streams = JoinSet::new();
         let (lines, said) = mpsc::channel(LINES_WAITING);
         streams.spawn(async move { read_lines(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         streams.spawn(async move { write_lines(stdin, lines).await });
         streams.spawn(async move { log(1, stderr).await });
-        Ok(Self { child, tell, said, _streams: streams })
+        Ok(Self { process, tell, said, _streams: streams })
     }
 }

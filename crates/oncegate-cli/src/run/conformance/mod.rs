@@ -208,7 +208,9 @@ impl Exam {
         let reply = self.tell(lease.message()).await;
         let fix = "catch what cannot be read, and give it up: 400 or 422, \"outcome\":\"dead-letter\", exit code 65";
         let answered = match &reply {
-            Reply::Unknown { reason } => Err(format!("a payload that it cannot read: {}", short(reason))),
+            Reply::Unknown { reason } | Reply::NotRun { reason } => {
+                Err(format!("a payload that it cannot read: {}", short(reason)))
+            }
             _ => Ok(format!("a payload that it cannot read: {}", outcome(&reply))),
         };
         self.note("garbage", answered, fix);
@@ -222,6 +224,11 @@ impl Exam {
         match interrupted {
             Interrupted::Told => {
                 self.goes_on("cancelled", "it goes on after a message that was cancelled", fix).await
+            }
+            Interrupted::Silent(why) => {
+                let fix = "answer a message that was cancelled, too, with any outcome: its place is taken until then, and a worker that stays silent is killed";
+                self.note("cancelled", Err(why), fix);
+                Ok(())
             }
             Interrupted::Answered => {
                 self.goes_on("cancelled", "it was done before it could be cancelled, and goes on", fix).await
@@ -270,6 +277,7 @@ fn outcome(reply: &Reply) -> String {
         Reply::Retry { reason, .. } => format!("retry ({})", short(reason)),
         Reply::DeadLetter { reason } => format!("dead letter ({})", short(reason)),
         Reply::Unknown { reason } => format!("unknown ({})", short(reason)),
+        Reply::NotRun { reason } => format!("not begun ({})", short(reason)),
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::super::command::Commands;
 use super::super::http::{Caller, bearer};
 use super::super::request::Told;
-use super::super::worker::{Begun, Reply};
+use super::super::worker::{Call, Reply};
 use super::LEASE;
 use super::dialogue::Dialogue;
 use crate::config::shape;
@@ -31,6 +31,8 @@ pub(super) enum Interrupted {
     Told,
     /// The answer was quicker.
     Answered,
+    /// It has not said anything of the message, in words.
+    Silent(String),
 }
 
 impl Subject {
@@ -77,16 +79,16 @@ impl Subject {
 
     /// Gives it the message, and waits for its answer.
     pub(super) async fn tell(&mut self, message: &Message) -> Reply {
-        let begun = Begun::default();
+        let call = Call::default();
         let late =
             |patience: &Duration| Reply::unknown(format!("no answer within {patience:?} (--patience)"));
         match self {
             Self::Http(caller, patience) => {
-                let answered = timeout(*patience, caller.call(message, &begun)).await;
+                let answered = timeout(*patience, caller.call(message, &call)).await;
                 answered.unwrap_or_else(|_| late(patience))
             }
             Self::Command(commands, patience) => {
-                let answered = timeout(*patience, commands.run(message, &begun)).await;
+                let answered = timeout(*patience, commands.run(message, &call)).await;
                 answered.unwrap_or_else(|_| late(patience))
             }
             Self::Exec(dialogue) => dialogue.tell(message).await,
@@ -102,16 +104,16 @@ impl Subject {
     pub(super) async fn interrupt(&mut self, message: &Message) -> Interrupted {
         match self {
             Self::Http(caller, _) => {
-                let begun = Begun::default();
-                match timeout(CANCEL_AFTER, caller.call(message, &begun)).await {
+                let call = Call::default();
+                match timeout(CANCEL_AFTER, caller.call(message, &call)).await {
                     Ok(_) => Interrupted::Answered,
                     Err(_) => Interrupted::Told,
                 }
             }
-            Self::Exec(dialogue) => {
-                dialogue.cancel(message).await;
-                Interrupted::Told
-            }
+            Self::Exec(dialogue) => match dialogue.cancel(message).await {
+                Ok(()) => Interrupted::Told,
+                Err(why) => Interrupted::Silent(why),
+            },
             Self::Command(..) => Interrupted::Answered,
         }
     }

@@ -1,0 +1,79 @@
+//! How much of a message's own headers travels to a worker over HTTP or in an environment.
+//!
+//! Servers refuse requests with large headers (Node: more than 16 KiB in all), and systems processes with large
+//! environments: a message must not fail for what its sender put there.
+
+use oncegate::Message;
+use tracing::warn;
+
+/// The longest value that is handed to a worker, in bytes.
+const VALUE_MAX_BYTES: usize = 4 * 1024;
+/// All names and values together, in bytes: it leaves room in 16 KiB for what oncegate says itself, and for base64.
+const ALL_MAX_BYTES: usize = 8 * 1024;
+
+/// What is left of the room for the headers of one message.
+#[derive(Debug)]
+pub(super) struct Room {
+    left_bytes: usize,
+    left_out: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { left_bytes: ALL_MAX_BYTES, left_out: 0 }
+    }
+}
+
+impl Room {
+    /// Whether this one is handed to the worker; if not, it is counted.
+    pub(super) fn takes(&mut self, name: &str, value: &[u8]) -> bool {
+        let left = self.left_bytes.checked_sub(name.len() + value.len());
+        match left.filter(|_| value.len() <= VALUE_MAX_BYTES) {
+            Some(left) => {
+                self.left_bytes = left;
+                true
+            }
+            None => {
+                self.leave_out();
+                false
+            }
+        }
+    }
+
+    /// Counts one that cannot travel for another reason.
+    pub(super) fn leave_out(&mut self) {
+        self.left_out += 1;
+    }
+
+    /// How many were left out.
+    pub(super) fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Logs how many were left out, if any, and returns it.
+    pub(super) fn tell(&self, message: &Message) -> usize {
+        if self.left_out > 0 {
+            warn!(
+                origin = %message.origin(),
+                left_out = self.left_out,
+                "headers were not handed to the worker: longer than {VALUE_MAX_BYTES} bytes, {ALL_MAX_BYTES} in all, or of characters that cannot travel"
+            );
+        }
+        self.left_out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_values_and_too_many_are_left_out_and_counted() {
+        let mut room = Room::default();
+        assert!(room.takes("a", &[b'x'; VALUE_MAX_BYTES]));
+        assert!(!room.takes("b", &[b'x'; VALUE_MAX_BYTES + 1]));
+        assert!(!room.takes("c", &[b'x'; VALUE_MAX_BYTES]), "with its name it is one byte too many");
+        assert!(room.takes("d", b"small"));
+        assert_eq!(room.left_out(), 2);
+    }
+}

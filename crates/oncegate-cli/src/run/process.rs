@@ -1,0 +1,223 @@
+//! Processes of workers: each has a process group of its own, and on Linux the kernel ends it when oncegate ends.
+//!
+//! The process group keeps the signals of a terminal away from workers: Ctrl-C goes to the whole foreground group, and a
+//! worker that it ends has a message half done.
+//!
+//! Linux sends a process its parent-death signal when the *thread* that started it ends. Threads of a runtime end before
+//! their process does, so all workers are started by one thread that lives as long as the process.
+
+use std::io;
+#[cfg(target_os = "linux")]
+use std::path::Path;
+use std::process::ExitStatus;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tracing::debug;
+
+use crate::config::values::Program;
+
+/// The first argument that makes this program a worker instead of a command line: not for users.
+#[cfg(target_os = "linux")]
+const BECOME_WORKER: &str = "__worker";
+/// This very program, also when its file was replaced by a newer one meanwhile.
+#[cfg(target_os = "linux")]
+const THIS_PROGRAM: &str = "/proc/self/exe";
+/// The exit code of shells for a program that cannot be started.
+#[cfg(target_os = "linux")]
+const CANNOT_START: u8 = 127;
+
+/// A command for the program. What a shell is given becomes the program itself, so that signals reach it.
+///
+/// The process is the leader of a new process group.
+pub(super) fn command(program: &Program) -> Command {
+    let words: Vec<String> = match program {
+        Program::Shell(text) => vec!["sh".to_owned(), "-c".to_owned(), format!("exec {text}")],
+        Program::Words(words) => words.clone(),
+    };
+    let mut command = bound_command(&words);
+    command.process_group(0).kill_on_drop(true);
+    command
+}
+
+/// A command that runs these words in a process which ends with this one.
+#[cfg(target_os = "linux")]
+fn bound_command(words: &[String]) -> Command {
+    if !Path::new(THIS_PROGRAM).exists() {
+        // Without /proc the end of standard input alone tells a worker.
+        return plain_command(words);
+    }
+    let mut command = Command::new(THIS_PROGRAM);
+    command.args([BECOME_WORKER, &std::process::id().to_string()]).args(words);
+    command
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bound_command(words: &[String]) -> Command {
+    plain_command(words)
+}
+
+fn plain_command(words: &[String]) -> Command {
+    let (program, arguments) =
+        words.split_first().map_or(("", words), |(first, rest)| (first.as_str(), rest));
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
+/// Becomes a worker if the arguments of this process ask for it, and then does not return unless that fails.
+///
+/// `None`: this is an ordinary command line. It must be asked before any thread is started.
+#[cfg(target_os = "linux")]
+pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
+    use std::os::unix::process::CommandExt as _;
+
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next()? != BECOME_WORKER {
+        return None;
+    }
+    let parent = arguments.next();
+    let program = arguments.next().unwrap_or_default();
+    let bound = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    if let Err(error) = bound {
+        eprintln!("oncegate: the worker cannot be bound to its parent process: {error}");
+    }
+    // A parent that ended before the line above sends no signal.
+    let has_parent = rustix::process::getppid()
+        .is_some_and(|now| parent.is_some_and(|then| then == *now.as_raw_nonzero().to_string()));
+    if !has_parent {
+        return Some(CANNOT_START.into());
+    }
+    let error = std::process::Command::new(&program).args(arguments).exec();
+    eprintln!("oncegate: the worker {} cannot be started: {error}", program.to_string_lossy());
+    Some(CANNOT_START.into())
+}
+
+/// Nothing outside Linux: a worker learns from the end of its standard input that oncegate has ended.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
+    None
+}
+
+/// A running worker. Dropping it kills its whole process group.
+#[derive(Debug)]
+pub(super) struct Process(Child);
+
+/// The streams of a process: standard input, output and error.
+pub(super) type Streams = (ChildStdin, ChildStdout, ChildStderr);
+
+impl Process {
+    /// Starts the command, and returns the process with its streams, which the command must have piped.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) async fn start(command: Command) -> io::Result<(Self, Streams)> {
+        let mut process = Self(launcher::launch(command).await?);
+        let Self(child) = &mut process;
+        match (child.stdin.take(), child.stdout.take(), child.stderr.take()) {
+            (Some(stdin), Some(stdout), Some(stderr)) => Ok((process, (stdin, stdout, stderr))),
+            _ => Err(io::Error::other("it has no standard streams")),
+        }
+    }
+
+    /// Waits until the process has ended.
+    ///
+    /// # Errors
+    /// When the system does not say how it ended.
+    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
+        self.0.wait().await
+    }
+
+    /// Whether it still runs.
+    pub(super) fn is_running(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(None))
+    }
+
+    /// Asks the process group to end (SIGTERM).
+    pub(super) fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Kills the process group (SIGKILL), and waits until its leader is gone.
+    pub(super) async fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        drop(self.wait().await);
+    }
+
+    /// Sends a signal to the group, unless its leader was waited for: the number may be another group's by then.
+    fn signal(&self, signal: Signal) {
+        let group = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(group) = group
+            && let Err(error) = kill_process_group(group, signal)
+        {
+            debug!(?group, ?signal, %error, "a worker's process group cannot be signalled");
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+/// The thread that starts the workers.
+#[cfg(target_os = "linux")]
+mod launcher {
+    use std::io;
+    use std::sync::{OnceLock, mpsc};
+
+    use tokio::process::{Child, Command};
+    use tokio::runtime::Handle;
+    use tokio::sync::oneshot;
+
+    /// A process to start, and where to hand it.
+    struct Launch {
+        command: Command,
+        runtime: Handle,
+        reply: oneshot::Sender<io::Result<Child>>,
+    }
+
+    /// Starts a process on the thread that lives as long as this one does.
+    pub(super) async fn launch(command: Command) -> io::Result<Child> {
+        static LAUNCHER: OnceLock<mpsc::Sender<Launch>> = OnceLock::new();
+        let launcher = match LAUNCHER.get() {
+            Some(launcher) => launcher,
+            None => {
+                let started = start()?;
+                LAUNCHER.get_or_init(|| started)
+            }
+        };
+        let (reply, answer) = oneshot::channel();
+        let gone = || io::Error::other("the thread that starts workers has ended");
+        let launch = Launch { command, runtime: Handle::current(), reply };
+        launcher.send(launch).map_err(|_| gone())?;
+        answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// It ends when its sender is dropped: with the process, for the sender is a static.
+    fn start() -> io::Result<mpsc::Sender<Launch>> {
+        let (sender, launches) = mpsc::channel();
+        let run = move || {
+            for Launch { mut command, runtime, reply } in launches {
+                let _inside = runtime.enter();
+                // Nobody waits any more: the process is dropped, and killed by that.
+                drop(reply.send(command.spawn()));
+            }
+        };
+        std::thread::Builder::new().name("oncegate-spawn".to_owned()).spawn(run)?;
+        Ok(sender)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod launcher {
+    use std::io;
+
+    use tokio::process::{Child, Command};
+
+    /// Starts a process.
+    pub(super) async fn launch(mut command: Command) -> io::Result<Child> {
+        command.spawn()
+    }
+}

@@ -1,0 +1,93 @@
+//! What workers get of messages with large headers, and of tombstones.
+
+use oncegate_tests::{Record, unique};
+
+use super::Stage;
+use super::raw::{Answer, RawWorker};
+
+impl Stage {
+    async fn with_records(records: Vec<Record>) -> Self {
+        let stage = Self::with([]).await;
+        stage.kafka.produce(&stage.topic, records).await;
+        stage
+    }
+}
+
+/// One value that no worker needs, one that Node alone refuses, one that no process can be given.
+fn with_large_headers() -> Vec<Record> {
+    let sizes = [20_000, 70_000, 200_000];
+    let record = |(n, size): (usize, usize)| {
+        let record = Record::new(format!(r#"{{"order_id":"A-{n}"}}"#)).key(unique("key"));
+        record.header("small", "told").header("large", "x".repeat(size))
+    };
+    sizes.into_iter().enumerate().map(record).collect()
+}
+
+#[tokio::test]
+async fn large_headers_are_left_out_of_requests_and_counted() {
+    let stage = Stage::with_records(with_large_headers()).await;
+    let worker = RawWorker::start(|_| Answer::status(200, "", "")).await;
+    stage.consume(&["--handler", &worker.url()]).await;
+    assert_eq!(worker.asked().len(), 3);
+    for asked in worker.asked() {
+        assert_eq!(asked.headers["oncegate-attr-small"], "told");
+        assert!(!asked.headers.contains_key("oncegate-attr-large"));
+        assert_eq!(asked.headers["oncegate-attrs-left-out"], "1");
+    }
+    assert!(stage.log().contains("headers were not handed to the worker"), "{}", stage.log());
+    assert!(stage.letters().await.is_empty());
+}
+
+#[tokio::test]
+async fn large_headers_are_left_out_of_the_environment_and_counted() {
+    let stage = Stage::with_records(with_large_headers()).await;
+    let script = format!(
+        "printf '%s %s %s\\n' \"$ONCEGATE_HEADER_SMALL\" \"$ONCEGATE_HEADERS_LEFT_OUT\" \"${{ONCEGATE_HEADER_LARGE-none}}\" >>'{}'",
+        stage.path("ledger").display()
+    );
+    let path = stage.path("work.sh");
+    std::fs::write(&path, script).unwrap();
+    stage.consume(&["--handler-command", &format!("sh '{}'", path.display())]).await;
+    assert_eq!(stage.effects(), [("told 1 none".to_owned(), 3)].into());
+    assert!(stage.letters().await.is_empty(), "{}", stage.log());
+}
+
+#[tokio::test]
+async fn a_tombstone_can_be_told_from_an_empty_payload() {
+    let records = || vec![Record::new("").key("empty"), Record::tombstone().key("tombstone")];
+    let flags = ["--key", "message-key"];
+
+    let stage = Stage::with_records(records()).await;
+    let worker = RawWorker::start(|_| Answer::status(200, "", "")).await;
+    stage.consume(&[&["--handler", &worker.url()][..], &flags].concat()).await;
+    let mut told: Vec<Option<String>> =
+        worker.asked().iter().map(|asked| asked.headers.get("oncegate-tombstone").cloned()).collect();
+    told.sort();
+    assert_eq!(told, [None, Some("?1".to_owned())]);
+
+    let stage = Stage::with_records(records()).await;
+    let script = r#"
+import json, sys
+print(json.dumps({"type": "ready", "v": 1}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    with open(sys.argv[1], "a") as ledger: ledger.write(json.dumps([message["key"], message["payload"]]) + "\n")
+    print(json.dumps({"id": message["id"], "outcome": "complete"}), flush=True)
+"#;
+    let command = stage.python(script);
+    stage.consume(&[&["--handler-exec", &command][..], &flags].concat()).await;
+    let mut told: Vec<(String, Option<String>)> = stage.noted();
+    told.sort();
+    assert_eq!(told, [("empty".to_owned(), Some(String::new())), ("tombstone".to_owned(), None)]);
+
+    let stage = Stage::with_records(records()).await;
+    let ledger = stage.path("ledger");
+    let path = stage.path("work.sh");
+    std::fs::write(
+        &path,
+        format!("echo \"$ONCEGATE_MESSAGE_KEY ${{ONCEGATE_TOMBSTONE-0}}\" >>'{}'", ledger.display()),
+    )
+    .unwrap();
+    stage.consume(&[&["--handler-command", &format!("sh '{}'", path.display())][..], &flags].concat()).await;
+    assert_eq!(stage.effects(), [("empty 0".to_owned(), 1), ("tombstone 1".to_owned(), 1)].into());
+}
