@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -96,6 +96,11 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What the store knows of its own upkeep at this moment. It asks no server.
+    fn upkeep(&self) -> Upkeep {
+        Upkeep::default()
+    }
+
     /// Looks at what would break the promise, before the first message is taken.
     ///
     /// # Errors
@@ -144,6 +149,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).lost_at()
     }
 
+    fn upkeep(&self) -> Upkeep {
+        (**self).upkeep()
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         (**self).check().await
     }
@@ -176,6 +185,17 @@ impl Completed {
             _ => None,
         }
     }
+}
+
+/// What a store tells of its upkeep while it runs. Each is `None` where there is nothing of the kind, or this process
+/// does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// How long ago the oldest expired record that may still be in the store has expired; zero when there is none. It
+    /// grows while the store removes expired records slower than they come.
+    pub oldest_expired: Option<Duration>,
+    /// The size of the write-ahead log of an embedded store, in bytes.
+    pub log_bytes: Option<u64>,
 }
 
 /// What a store says of itself at start-up.

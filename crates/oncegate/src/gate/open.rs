@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Upkeep};
 use tokio::time::Instant;
 
 use super::Settings;
@@ -131,6 +131,11 @@ impl OpenGate {
         // A record that cannot be read is a record, and what is refused wants to be changed by somebody.
         let is_away = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         is_away && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+    }
+
+    /// What the store knows of its own upkeep.
+    pub(crate) fn upkeep(&self) -> Upkeep {
+        self.store.upkeep()
     }
 
     /// The least that is left of a running lease; the whole lease when none runs.
