@@ -183,7 +183,8 @@ impl Purge {
             let row = ExpiredRow { id: row.get(0)?, expires_at_ms: row.get(1)? };
             found.met += 1;
             found.last = row.id;
-            if row.expires_at_ms < now_ms {
+            // No record ever expired before 1970: that is damage, which must not make its key new.
+            if (0..now_ms).contains(&row.expires_at_ms) {
                 found.expired.push(row);
             }
             found.more = found.met == STEP_ROWS as u64 || found.expired.len() == self.step_removes;

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod disk;
 mod equivalence;
 mod purge;
 
