@@ -105,7 +105,8 @@ impl Place {
             Self::Sqlite(file) => {
                 let mut log = file.clone().into_os_string();
                 log.push("-wal");
-                let bytes = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
+                let bytes =
+                    |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
                 (bytes(file) + bytes(Path::new(&log))) as f64
             }
             Self::Postgres(client) => {
@@ -126,11 +127,7 @@ struct Quarters {
 }
 
 /// Claims and completes fresh keys, as fast as the store takes them, for four quarters.
-async fn sustained(
-    store: Arc<dyn Store>,
-    mut place: Place,
-    quarter: Duration,
-) -> Quarters {
+async fn sustained(store: Arc<dyn Store>, mut place: Place, quarter: Duration) -> Quarters {
     let scope = Scope::new(fresh_scope()).expect("it is one");
     let started = Instant::now();
     let mut workers = JoinSet::new();

@@ -83,7 +83,13 @@ impl Pace {
         };
         self.interval = self.interval.clamp(SHORTEST_REST, self.longest);
         self.pauses = match walk.took {
-            took if took > self.interval => if self.pauses < 0.25 { 0.0 } else { self.pauses / 2.0 },
+            took if took > self.interval => {
+                if self.pauses < 0.25 {
+                    0.0
+                } else {
+                    self.pauses / 2.0
+                }
+            }
             took if took < self.interval / 2 => (self.pauses * 2.0).clamp(0.25, MOST_PAUSES),
             _ => self.pauses,
         };

@@ -12,7 +12,9 @@ use oncegate_tests::{Postgres, PostgresServer};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
-use crate::hand::{self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token};
+use crate::hand::{
+    self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
+};
 
 const RESULT: &[u8] = b"the result";
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncegate_core::store::StoreError;
-use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::Config;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
 
 use super::link::{self, CONNECTIONS, Link, Sessions, Shared};
 use super::notices::Notices;

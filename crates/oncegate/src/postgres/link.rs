@@ -160,7 +160,8 @@ impl Shared {
         let confirm = async { confirm.await.map_err(|error| errors::not_executed(&error)) };
         let confirmed = within(self.response_timeout, self.committed(client, confirm)).await;
         // Nothing was to be changed, so there is nothing that may have happened.
-        confirmed.map_err(|_| StoreError::unavailable("the synchronous standbys did not confirm in time").into())
+        confirmed
+            .map_err(|_| StoreError::unavailable("the synchronous standbys did not confirm in time").into())
     }
 
     /// Runs one statement in a transaction of its own, in one round trip. `lost` says what it means when the answer to

@@ -140,18 +140,15 @@ impl Purge {
 
     /// Walks through the table once, at full speed without a `pace`. Returns what it met, and how many rows it has
     /// removed.
-    pub(super) async fn walk(
-        &self,
-        shared: &Shared,
-        pace: Option<&Pace>,
-    ) -> Result<(Work, u64), StoreError> {
+    pub(super) async fn walk(&self, shared: &Shared, pace: Option<&Pace>) -> Result<(Work, u64), StoreError> {
         let began = Instant::now();
         let Table { pages, step_pages, partitioned } = table(shared).await?;
         let (mut walk, mut removed, mut left) = (Work::default(), 0, None);
         let mut page = 0;
         while page < pages {
             let started = Instant::now();
-            let place = Place { from: format!("({page},0)"), to: format!("({},0)", page + step_pages), partitioned };
+            let place =
+                Place { from: format!("({page},0)"), to: format!("({},0)", page + step_pages), partitioned };
             let step = self.step(shared, &place).await?;
             page += step_pages;
             removed += step.removed;
@@ -286,11 +283,7 @@ async fn remove_archived(
 /// Runs a statement that deletes, and returns how many rows it has deleted.
 ///
 /// It waits for no disk and no standby: what a crash takes back is expired, and deleted once more.
-async fn delete(
-    shared: &Shared,
-    sql: &str,
-    parameters: &[&(dyn ToSql + Sync)],
-) -> Result<u64, StoreError> {
+async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, StoreError> {
     let deleted = with_client(shared, async |client| {
         let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
         let begin = format!("{}; SET LOCAL synchronous_commit = off", shared.begin);
