@@ -46,7 +46,7 @@ UNION ALL SELECT oid, false FROM pg_class WHERE oid = 'oncegate_records'::regcla
 /// Tells what there is in the pages from `$1` to `$2`.
 const LOOK: &str = "\
 SELECT count(*) AS met, count(*) FILTER (WHERE expires_at_ms < c.now_ms) AS expired, \
-max(c.now_ms - expires_at_ms) AS age_ms \
+max(c.now_ms) - greatest(min(expires_at_ms), 0) AS age_ms \
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS c, oncegate_records \
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid";
 
