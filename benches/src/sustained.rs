@@ -37,6 +37,8 @@ const RETENTION: Duration = Duration::from_secs(10);
 const QUARTER: Duration = Duration::from_secs(30);
 const QUARTERS: usize = 4;
 
+const MEBIBYTE: f64 = 1_048_576.0;
+
 /// How often the size is looked at.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
@@ -46,25 +48,24 @@ const POSTGRES: [&str; 1] = ["autovacuum_naptime=1s"];
 
 /// The names of the figures of a store.
 struct Names {
-    rate: [&'static str; 2],
-    p99: [&'static str; 2],
-    size: [&'static str; 2],
+    rate: &'static str,
+    p99: &'static str,
+    size: &'static str,
+    record: &'static str,
 }
 
-const REDIS: Names = Names {
-    rate: ["Redis, rate", "2nd quarter"],
-    p99: ["Redis, p99", "2nd quarter"],
-    size: ["Redis, size", "2nd quarter"],
-};
-const SQLITE: Names = Names {
-    rate: ["SQLite, rate", "2nd quarter"],
-    p99: ["SQLite, p99", "2nd quarter"],
-    size: ["SQLite, size", "2nd quarter"],
-};
+/// What each figure is compared with.
+const BASELINE: &str = "2nd quarter";
+
+const REDIS: Names =
+    Names { rate: "Redis, rate", p99: "Redis, p99", size: "Redis, size", record: "Redis, size a record" };
+const SQLITE: Names =
+    Names { rate: "SQLite, rate", p99: "SQLite, p99", size: "SQLite, size", record: "SQLite, size a record" };
 const POSTGRESQL: Names = Names {
-    rate: ["PostgreSQL, rate", "2nd quarter"],
-    p99: ["PostgreSQL, p99", "2nd quarter"],
-    size: ["PostgreSQL, size", "2nd quarter"],
+    rate: "PostgreSQL, rate",
+    p99: "PostgreSQL, p99",
+    size: "PostgreSQL, size",
+    record: "PostgreSQL, size a record",
 };
 
 async fn run(plan: &Plan) -> Vec<Figure> {
@@ -176,14 +177,14 @@ async fn message(store: &dyn Store, scope: &Scope) {
 
 impl Quarters {
     /// The last quarter against the second.
-    fn figures(self, names: &Names) -> [Figure; 3] {
-        let compared = |[name, baseline]: [&'static str; 2], unit, of: &dyn Fn(usize) -> f64| {
-            Figure::new(name, unit, &[of(QUARTERS - 1)]).against(baseline, &[of(1)])
+    fn figures(self, names: &Names) -> [Figure; 4] {
+        let compared = |name, unit, of: &dyn Fn(usize) -> f64| {
+            Figure::new(name, unit, &[of(QUARTERS - 1)]).against(BASELINE, &[of(1)])
         };
         let rate = |quarter: usize| self.of(&self.micros, quarter).len() as f64 / self.seconds;
         let size = |quarter: usize| {
             let sizes = self.of(&self.sizes, quarter);
-            sizes.iter().sum::<f64>() / sizes.len() as f64 / 1_048_576.0
+            sizes.iter().sum::<f64>() / sizes.len() as f64 / MEBIBYTE
         };
         let p99 = |quarter: usize| {
             let mut micros = self.of(&self.micros, quarter).to_vec();
@@ -194,6 +195,10 @@ impl Quarters {
             compared(names.rate, Unit::MessagesPerSecond, &rate).target(Bound::RatioAtLeast, 0.9),
             compared(names.p99, Unit::MicrosPerMessage, &p99).target(Bound::RatioAtMost, 1.1),
             compared(names.size, Unit::Mebibytes, &size).target(Bound::RatioAtMost, 1.1),
+            // What is held is what came within the retention.
+            compared(names.record, Unit::BytesPerKey, &|quarter| {
+                size(quarter) * MEBIBYTE / (rate(quarter) * RETENTION.as_secs_f64())
+            }),
         ]
     }
 
