@@ -70,10 +70,8 @@ end
 
 if ARGV[3] and (state == 'C' or failed) then
   local expires_at = redis.call('PEXPIRETIME', KEYS[1])
-  -- Unlike SET, this is allowed at maxmemory.
-  if expires_at > 0 then
-    redis.call('PEXPIREAT', KEYS[1], expires_at)
-  end
+  -- Unlike SET, this is allowed at maxmemory. A record without an expiry gets one that no clock reaches: the end of 9999.
+  redis.call('PEXPIREAT', KEYS[1], expires_at > 0 and expires_at or 253402300799000)
 end
 if state == 'C' then
   return say('C', string.sub(old, 13))

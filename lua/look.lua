@@ -18,5 +18,8 @@ local time = redis.call('TIME')
 local expires_at = redis.call('PEXPIRETIME', KEYS[1])
 if ARGV[1] and expires_at > 0 then
   redis.call('PEXPIREAT', KEYS[1], expires_at)
+elseif ARGV[1] and string.find(record, '^[CFG]') then
+  -- A settled record without an expiry gets one that no clock reaches: the end of the year 9999.
+  redis.call('PEXPIREAT', KEYS[1], 253402300799000)
 end
 return time[1] .. string.sub('00000' .. time[2], -6) .. string.format(' %d ', expires_at) .. record

@@ -29,6 +29,8 @@ pub(crate) enum Unit {
     BytesPerResult,
     #[serde(rename = "B/key")]
     BytesPerKey,
+    #[serde(rename = "MiB")]
+    Mebibytes,
     #[serde(rename = "calls/1000 msg")]
     CallsPerThousand,
     #[serde(rename = "tries/msg")]
@@ -113,6 +115,7 @@ impl Unit {
             Self::NanosPerMessage => "ns/msg",
             Self::BytesPerResult => "B",
             Self::BytesPerKey => "B/key",
+            Self::Mebibytes => "MiB",
             Self::CallsPerThousand => "calls",
             Self::TriesPerMessage => "tries",
         }

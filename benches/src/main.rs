@@ -25,6 +25,7 @@ mod server_cpu;
 mod sizes;
 mod sqlite;
 mod sqs;
+mod sustained;
 
 use std::process::ExitCode;
 
@@ -44,7 +45,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 15] = [
+const BENCHMARKS: [Benchmark; 16] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -57,6 +58,7 @@ const BENCHMARKS: [Benchmark; 15] = [
     sqs::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
+    sustained::BENCHMARK,
     sizes::BENCHMARK,
     http::BENCHMARK,
     key::BENCHMARK,

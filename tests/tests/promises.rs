@@ -44,11 +44,19 @@ async fn says(store: &dyn Store, found: &str) {
 #[tokio::test]
 async fn memory_and_sqlite_say_their_row() {
     says(&MemoryStore::new(), "`MemoryStore`").await;
-    let folder = tempfile::tempdir().unwrap();
+    // Not in `/tmp`, which may be in memory.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("records.db");
     says(&SqliteStore::open(&path).await.unwrap(), "SQLite (its default").await;
     let builder = SqliteStore::builder(&path).synchronous(Synchronous::Normal);
     says(&builder.open().await.unwrap(), "SQLite with `Synchronous::Normal`").await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_file_in_memory_says_its_row() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    says(&SqliteStore::open(folder.path().join("records.db")).await.unwrap(), "SQLite in memory").await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -103,6 +103,11 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Grants claims again after a [`loss`](Self::loss). Called when the loss was accepted, by a setting or by an operator.
     fn accept_loss(&self) {}
 
+    /// What the store knows of its own upkeep at this moment. It asks no server.
+    fn upkeep(&self) -> Upkeep {
+        Upkeep::default()
+    }
+
     /// Looks at what would break the promise, before the first message is taken.
     ///
     /// # Errors
@@ -155,6 +160,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).accept_loss();
     }
 
+    fn upkeep(&self) -> Upkeep {
+        (**self).upkeep()
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         (**self).check().await
     }
@@ -196,6 +205,17 @@ impl Completed {
             _ => None,
         }
     }
+}
+
+/// What a store tells of its upkeep while it runs. Each is `None` where there is nothing of the kind, or this process
+/// does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// How long ago the oldest expired record that may still be in the store has expired; zero when there is none. It
+    /// grows while the store removes expired records slower than they come.
+    pub oldest_expired: Option<Duration>,
+    /// The size of the write-ahead log of an embedded store, in bytes.
+    pub log_bytes: Option<u64>,
 }
 
 /// What a store says of itself at start-up.

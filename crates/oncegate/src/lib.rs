@@ -79,6 +79,8 @@ pub mod message;
 pub mod observe;
 pub mod operate;
 pub mod proof;
+#[cfg(any(feature = "sqlite-system", feature = "postgres"))]
+mod purge;
 pub mod results;
 mod shutdown;
 pub mod source;

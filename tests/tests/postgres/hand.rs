@@ -15,9 +15,10 @@ pub(crate) const HELD: Reply = Reply::Held { recreated: false };
 /// How long a server on a busy machine may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A store on this server, with its tables.
+/// A store on this server, with its tables. It removes nothing by itself.
 pub(crate) async fn store(postgres: &Postgres) -> Arc<PostgresStore> {
-    let store = PostgresStore::builder(postgres.url()).response_timeout(PATIENCE).connect().await.unwrap();
+    let builder = PostgresStore::builder(postgres.url()).response_timeout(PATIENCE).without_purge();
+    let store = builder.connect().await.unwrap();
     store.create_schema().await.unwrap();
     Arc::new(store)
 }

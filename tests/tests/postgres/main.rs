@@ -10,3 +10,4 @@ mod proxy;
 mod purge;
 mod server;
 mod sqlstates;
+mod standbys;

@@ -51,6 +51,69 @@ async fn it_removes_what_has_expired_and_passes_over_what_is_locked() {
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 
+/// The records in three partitions, by their keys.
+const PARTITIONED: &str = "\
+ALTER TABLE oncegate_records RENAME TO whole;
+CREATE TABLE oncegate_records (LIKE whole INCLUDING ALL) PARTITION BY HASH (key);
+CREATE TABLE first PARTITION OF oncegate_records FOR VALUES WITH (MODULUS 3, REMAINDER 0);
+CREATE TABLE second PARTITION OF oncegate_records FOR VALUES WITH (MODULUS 3, REMAINDER 1);
+CREATE TABLE third PARTITION OF oncegate_records FOR VALUES WITH (MODULUS 3, REMAINDER 2);
+DROP TABLE whole;";
+
+#[tokio::test]
+async fn a_partitioned_table_is_purged_in_all_its_partitions() {
+    let server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let mut client = server.connection().await;
+    client.batch_execute(PARTITIONED).await.unwrap();
+    let keys = fill(&store, &scope(), 2_500, 1_500).await;
+    let transaction = client.transaction().await.unwrap();
+    transaction.query_one(LOCK, &[&keys[7].as_str()]).await.unwrap();
+    assert_eq!(store.purge().await.unwrap(), 1_499);
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.purge().await.unwrap(), 1);
+    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
+    assert_eq!((left, rows(&client).await), (1_000, 1_000));
+}
+
+#[tokio::test]
+async fn it_walks_sooner_than_it_must_and_until_nothing_expired_is_left() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let server = PostgresServer::start().await;
+    hand::store(&server).await;
+    let store = PostgresStore::builder(server.url()).purge_every(HOUR).connect().await.unwrap();
+    let client = server.connection().await;
+    // A backlog that came while nothing was removed, and what comes behind it.
+    for _ in 0..2 {
+        fill(&store, &scope(), 12_000, 10_000).await;
+        let start = Instant::now();
+        while rows(&client).await > 4_000 {
+            assert!(start.elapsed() < PATIENCE, "{} rows are left", rows(&client).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
+    let server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let mut client = server.connection().await;
+    assert_eq!(store.upkeep().oldest_expired, None, "it has never looked");
+    let keys = fill(&store, &scope(), 20, 10).await;
+    let transaction = client.transaction().await.unwrap();
+    transaction.query_one(LOCK, &[&keys[7].as_str()]).await.unwrap();
+    assert_eq!(store.purge().await.unwrap(), 9);
+    let age = store.upkeep().oldest_expired.unwrap();
+    // They expired two hours less their retention of one hour ago.
+    assert!(age >= LONG / 2 - Duration::from_secs(1), "{age:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(store.purge().await.unwrap(), 1);
+    assert!(store.upkeep().oldest_expired.unwrap() < LONG / 4);
+    assert_eq!(store.purge().await.unwrap(), 0);
+    assert_eq!(store.upkeep().oldest_expired, Some(Duration::ZERO));
+}
+
 #[tokio::test]
 async fn it_works_in_the_background_and_one_process_at_a_time() {
     const REST: Duration = Duration::from_millis(50);

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use oncegate::redis::{RedisBuilder, RedisStore};
+use oncegate::redis::{Durability, RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
+use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Redis, RedisServer};
@@ -44,6 +45,45 @@ async fn scripts_that_vanish_from_under_a_pipeline_are_repaired() {
         let (replies, ()) = tokio::join!(store.execute(claims.collect()), hand.ask(&["SCRIPT", "FLUSH"]));
         // None is lost, and none is an error.
         assert!(replies.iter().all(is_granted), "{:?}", replies.iter().find(|reply| !is_granted(reply)));
+    }
+}
+
+#[tokio::test]
+async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
+    let server = RedisServer::start().await;
+    let hand = Hand::on(&server).await;
+    let builder = RedisStore::builder(server.url());
+    let durability = Durability::Replicas { count: 0, timeout: Duration::from_secs(60) };
+    let durable = builder.clone().durability(durability);
+    for builder in [builder.clone(), builder.clone().scripts_alone(), durable] {
+        let (store, scope) = (builder.connect().await.unwrap(), scope());
+        let ends: [(&str, fn(Token) -> Operation); 2] =
+            [("completed", |owner| complete(owner, b"result")), ("failed", fail)];
+        for (number, (name, end)) in (0..).zip(ends) {
+            let (key, owner) = (key(&scope, number), token());
+            assert!(is_granted(&apply(&store, &key, claim(owner)).await));
+            assert_eq!(apply(&store, &key, end(owner)).await.unwrap(), HELD);
+            let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
+            let claimed = apply(&store, &key, claim(token())).await;
+            let is_settled = matches!(
+                claimed,
+                Ok(Reply::Verdict { verdict: Verdict::Completed { .. } | Verdict::Failed { .. }, .. })
+            );
+            assert!(is_settled, "{name}: {claimed:?}");
+            let looked = store.look(vec![key.clone()]).await.remove(0);
+            let looked = looked.unwrap_or_else(|error| panic!("{name}: {error}")).unwrap();
+            assert!(looked.record.kept(looked.now), "{name}");
+            assert_eq!(apply(&store, &key, end(owner)).await.unwrap(), HELD);
+        }
+        let (key, owner) = (key(&scope, 9), token());
+        assert!(is_granted(&apply(&store, &key, claim(owner)).await));
+        let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
+        let claimed = apply(&store, &key, claim(token())).await;
+        assert!(matches!(claimed, Err(StoreError::Unreadable { .. })), "{claimed:?}");
+        let looked = store.look(vec![key.clone()]).await.remove(0);
+        assert!(matches!(looked, Err(StoreError::Unreadable { .. })), "{looked:?}");
+        assert_eq!(apply(&store, &key, complete(owner, b"result")).await.unwrap(), HELD);
+        assert!(hand.ask::<i64>(&["PTTL", key.as_str()]).await > 0);
     }
 }
 

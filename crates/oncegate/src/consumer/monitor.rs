@@ -174,7 +174,7 @@ impl Shared {
                 open: outage.open,
             };
             let parts = look.parts.iter().find(|(number, _)| *number == route.number);
-            let promise = route.gate.promise();
+            let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
                 route: name.clone(),
@@ -186,6 +186,8 @@ impl Shared {
                 lease_remaining: route.gate.least_lease_remaining(),
                 retention: settings.retention,
                 max_run: settings.max_run,
+                oldest_expired: upkeep.oldest_expired,
+                log_bytes: upkeep.log_bytes,
                 parts: parts.map_or(0, |(_, parts)| *parts),
                 outages: outages.map(outage).collect(),
                 handler_paused: !route.breaker.is_closed(),

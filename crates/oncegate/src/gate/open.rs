@@ -7,7 +7,7 @@ use bytes::Bytes;
 use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives};
+use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives, Upkeep};
 use tokio::time::Instant;
 
 use super::Settings;
@@ -167,6 +167,11 @@ impl OpenGate {
         // A record that cannot be read is a record, and what is refused wants to be changed by somebody.
         let is_away = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         is_away && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+    }
+
+    /// What the store knows of its own upkeep.
+    pub(crate) fn upkeep(&self) -> Upkeep {
+        self.store.upkeep()
     }
 
     /// The least that is left of a running lease; the whole lease when none runs.

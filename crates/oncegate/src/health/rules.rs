@@ -188,6 +188,8 @@ mod tests {
             lease_remaining: S * 20,
             retention: S * 604_800,
             max_run: S * 900,
+            oldest_expired: None,
+            log_bytes: None,
             parts: 2,
             outages: Vec::new(),
             handler_paused: false,

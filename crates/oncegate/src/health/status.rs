@@ -110,6 +110,13 @@ pub struct ScopeStatus {
     /// How long one run may take.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
+    /// How long ago the oldest expired record that its store may still hold has expired; zero when there is none, and
+    /// `None` where the server removes them by itself, or another process does.
+    #[serde(rename = "oldest_expired_seconds", with = "optional_seconds", default)]
+    pub oldest_expired: Option<Duration>,
+    /// The size of the write-ahead log of an embedded store, in bytes.
+    #[serde(default)]
+    pub log_bytes: Option<u64>,
     /// How many parts of its store were asked so far; a store that is one whole has one.
     pub parts: u32,
     /// Those of them that do not answer.

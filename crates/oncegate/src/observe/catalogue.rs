@@ -313,6 +313,12 @@ pub const CATALOGUE: &[Metric] = &[
         "the least that is left of a running lease; the whole lease when none runs",
     ),
     Metric::gauge("record_retention_seconds", SCOPE, "how long completed records are kept"),
+    Metric::gauge(
+        "oldest_expired_seconds",
+        SCOPE,
+        "how long ago the oldest expired record has expired that the store may still hold; SQLite and PostgreSQL, in the process that removes them",
+    ),
+    Metric::gauge("store_log_bytes", SCOPE, "size of the write-ahead log; SQLite"),
     Metric::gauge("permits", CONSUMER, "how many handlers may run"),
     Metric::gauge("permits_free", CONSUMER, "how many more could run now"),
     Metric::gauge("in_flight", CONSUMER, "messages between the source and their acks"),

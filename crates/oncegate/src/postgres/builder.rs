@@ -1,14 +1,16 @@
 //! Options, and how a store connects.
 
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncegate_core::store::StoreError;
+use tokio_postgres::Config;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
-use tokio_postgres::{Config, NoTls};
 
 use super::link::{self, CONNECTIONS, Link, Sessions, Shared};
+use super::notices::Notices;
 use super::purge::Purge;
 use super::{Inner, PostgresStore};
 use crate::archive::{Archive, SharedArchive};
@@ -19,7 +21,7 @@ const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one try to connect may take, unless told otherwise.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The rest between two walks that remove expired records, unless told otherwise.
+/// The longest time between two walks that remove expired records, unless told otherwise.
 const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
 
 /// How long sent data may stay unconfirmed before the system gives up a connection.
@@ -61,7 +63,7 @@ impl PostgresBuilder {
             response_timeout: DEFAULT_RESPONSE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             allowed: Allowed::default(),
-            purge: Purge { rest: Some(DEFAULT_PURGE_REST), archive: None },
+            purge: Purge { rest: Some(DEFAULT_PURGE_REST), ..Purge::default() },
             journaled: false,
         }
     }
@@ -95,10 +97,10 @@ impl PostgresBuilder {
         self
     }
 
-    /// How long to rest between two walks through the table that remove expired records; 10 min by default.
+    /// The longest time between two walks through the table that remove expired records; 10 min by default.
     ///
-    /// All processes at one database take turns: one of them walks, in small steps with pauses between them,
-    /// and no claim ever waits for it.
+    /// Walks come sooner, and pause less, when one record in twenty has expired by then: a purge keeps up with what expires.
+    /// All processes at one database take turns: one of them walks, in small steps.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.purge.rest = Some(rest);
         self
@@ -135,7 +137,9 @@ impl PostgresBuilder {
     /// When the URL is invalid, the server cannot be reached, or it refuses the user.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
         let url = match &self.origin {
-            Origin::Pool(pool) => return self.open(pool.clone(), String::new(), Sessions::Anybodys).await,
+            Origin::Pool(pool) => {
+                return self.open((pool.clone(), None), String::new(), Sessions::Anybodys).await;
+            }
             Origin::Url(url) => url,
         };
         let config = self.config(url)?;
@@ -153,17 +157,20 @@ impl PostgresBuilder {
 
     async fn open(
         &self,
-        pool: Pool,
+        (pool, notices): (Pool, Option<Notices>),
         address: String,
         sessions: Sessions,
     ) -> Result<PostgresStore, StoreError> {
-        let link = Link::start(Shared::new(pool, self.response_timeout, sessions), self.purge.clone())?;
+        // Builders can be used again, and each store has a purge of its own.
+        let purge = Purge { backlog: Arc::default(), ..self.purge.clone() };
+        let backlog = Arc::clone(&purge.backlog);
+        let link = Link::start(Shared::new(pool, notices, self.response_timeout, sessions), purge)?;
         let has_settings = link.has_settings().await?;
         if sessions == Sessions::Ours && !has_settings {
             return Err(StoreError::refused("the sessions do not keep their settings"));
         }
         Ok(PostgresStore {
-            inner: Inner { link, address, allowed: self.allowed, journaled: self.journaled }.into(),
+            inner: Inner { link, address, allowed: self.allowed, journaled: self.journaled, backlog }.into(),
         })
     }
 
@@ -181,11 +188,14 @@ impl PostgresBuilder {
     }
 }
 
-fn pool(config: Config) -> Result<Pool, StoreError> {
+/// A pool, and what the server says on its connections.
+fn pool(config: Config) -> Result<(Pool, Option<Notices>), StoreError> {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(config, NoTls, recycling);
+    let notices = Notices::default();
+    let manager = Manager::from_connect(config, notices.clone(), recycling);
     let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).build();
-    pool.map_err(|error| StoreError::refused(format!("no pool: {error}")))
+    let pool = pool.map_err(|error| StoreError::refused(format!("no pool: {error}")))?;
+    Ok((pool, Some(notices)))
 }
 
 /// Where a configuration leads, without user and password.

@@ -133,7 +133,7 @@ async fn send(
     let client = shared.client().await?;
     let work = async {
         let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
-        shared.alone(&client, &statement, parameters, errors::in_doubt).await
+        shared.committed(&client, shared.alone(&client, &statement, parameters, errors::in_doubt)).await
     };
     let Ok(outcome) = tokio::time::timeout(shared.response_timeout, work).await else {
         drop(Object::take(client));

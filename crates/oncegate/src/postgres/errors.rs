@@ -110,6 +110,12 @@ pub(super) fn in_doubt(error: &Error) -> Trouble {
     }
 }
 
+/// What an error means of the question whether the standbys have a commit that was answered.
+pub(super) fn unconfirmed(error: &Error) -> Trouble {
+    StoreError::unknown(format!("the standbys did not confirm the commit: {}", not_executed(error).error))
+        .into()
+}
+
 /// Whether the server has answered that a statement which commits by itself has failed. A session that goes on has
 /// rolled it back; one that ends may have committed before.
 pub(super) fn is_rolled_back(error: &Error) -> bool {

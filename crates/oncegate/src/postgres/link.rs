@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool, PoolError};
 use futures_util::StreamExt as _;
-use futures_util::future::join3;
+use futures_util::future::{join, join3};
 use futures_util::stream::FuturesUnordered;
 use oncegate_core::key::StoreKey;
 use oncegate_core::store::{Command, StoreError};
@@ -21,9 +21,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::direct;
 use super::errors::{self, Trouble};
+use super::notices::Notices;
 use super::purge::Purge;
 use super::reconnect::Reconnect;
-use super::transaction::{self, Answer, LookAnswer};
+use super::row;
+use super::transaction::{self, Answer, LookAnswer, within};
 use crate::batch::{self, Batch, Carrier, Item, Joiner};
 
 /// How many connections carry claims, and how many what ends them. While one waits for the disk, or for a row that
@@ -64,6 +66,8 @@ pub(super) struct Shared {
     /// Begins a transaction under our limits.
     pub(super) begin: String,
     sessions: Sessions,
+    /// What the server says on the connections; `None` where they are not opened here.
+    notices: Option<Notices>,
     reconnect: Reconnect,
 }
 
@@ -108,13 +112,56 @@ fn session_mark(response_timeout: Duration) -> String {
 }
 
 impl Shared {
-    pub(super) fn new(pool: Pool, response_timeout: Duration, sessions: Sessions) -> Self {
+    pub(super) fn new(
+        pool: Pool,
+        notices: Option<Notices>,
+        response_timeout: Duration,
+        sessions: Sessions,
+    ) -> Self {
         let mut begin = "BEGIN ISOLATION LEVEL READ COMMITTED".to_owned();
         if sessions == Sessions::Anybodys {
             let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
             begin.extend(settings(response_timeout).into_iter().map(set));
         }
-        Self { pool, response_timeout, begin, sessions, reconnect: Reconnect::default() }
+        Self { pool, response_timeout, begin, sessions, notices, reconnect: Reconnect::default() }
+    }
+
+    /// Runs something that ends with a commit, whose answer the server may have given without the standbys that it should
+    /// have waited for: then nobody knows what it came to.
+    ///
+    /// What is said on a connection that was not opened here cannot be heard. There a second transaction is waited for.
+    pub(super) async fn committed<T>(
+        &self,
+        client: &Object,
+        work: impl Future<Output = Result<T, Trouble>>,
+    ) -> Result<T, Trouble> {
+        let Some(notices) = &self.notices else {
+            // In this order on the wire.
+            let (done, confirmed) = join(work, client.batch_execute(row::CONFIRM)).await;
+            let done = done?;
+            confirmed.map_err(|error| errors::unconfirmed(&error))?;
+            return Ok(done);
+        };
+        let before = notices.cut_waits();
+        let done = work.await?;
+        // Of another connection's commit this says nothing, but it is so rare that it may count as this one's.
+        if notices.cut_waits() == before {
+            return Ok(done);
+        }
+        Err(StoreError::unknown(
+            "the server stopped waiting for its synchronous standbys before they had the commit",
+        )
+        .into())
+    }
+
+    /// Waits until the synchronous standbys have what can be seen now.
+    pub(super) async fn confirm(&self, client: &Object) -> Result<(), Trouble> {
+        let confirm = client.batch_execute(row::CONFIRM);
+        let confirm = async { confirm.await.map_err(|error| errors::not_executed(&error)) };
+        let confirmed = within(self.response_timeout, self.committed(client, confirm)).await;
+        // Nothing was to be changed, so there is nothing that may have happened.
+        confirmed
+            .map_err(|_| StoreError::unavailable("the synchronous standbys did not confirm in time").into())
     }
 
     /// Runs one statement in a transaction of its own, in one round trip. `lost` says what it means when the answer to
@@ -345,7 +392,7 @@ async fn purge_when_asked(
 ) {
     while let Some(caller) = asked.recv().await {
         // The caller may have stopped waiting; what was removed stays removed.
-        let _ = caller.send(purge.walk(shared, 0).await);
+        let _ = caller.send(purge.walk(shared, None).await.map(|(_, removed)| removed));
     }
 }
 

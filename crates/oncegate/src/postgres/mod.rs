@@ -10,7 +10,7 @@
 //! - `direct`: a batch, the straight way first; `transaction`: a batch by the rules; `link`: the thread, the connections and the queues
 //! - `commit`: a record completed inside a transaction of the user's own
 //! - `journal`: what happened to a key, written by triggers
-//! - `purge`: expired records; `reconnect`: how often a server that is away is tried
+//! - `purge`: expired records; `reconnect`: how often a server that is away is tried; `notices`: warnings about a commit
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
 //!
 //! An operator reads it while it is in use:
@@ -28,6 +28,7 @@ mod direct;
 mod errors;
 mod journal;
 mod link;
+mod notices;
 mod purge;
 mod reconnect;
 mod row;
@@ -43,7 +44,7 @@ use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Upkeep};
 
 use self::builder::{Allowed, Origin};
 use self::errors::Trouble;
@@ -51,6 +52,7 @@ use self::link::Link;
 use self::transaction::Answer;
 use crate::batch::{CarrierGone, Item, Joiner};
 use crate::journal::Entry;
+use crate::purge::Backlog;
 
 pub use self::builder::PostgresBuilder;
 pub use self::schema::SchemaChange;
@@ -84,6 +86,7 @@ struct Inner {
     address: String,
     allowed: Allowed,
     journaled: bool,
+    backlog: Arc<Backlog>,
 }
 
 impl PostgresStore {
@@ -245,8 +248,12 @@ impl Store for PostgresStore {
         self.inner.link.run(read).await
     }
 
+    fn upkeep(&self) -> Upkeep {
+        Upkeep { oldest_expired: self.inner.backlog.age(), log_bytes: None }
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let Inner { link, address, allowed, journaled } = &*self.inner;
+        let Inner { link, address, allowed, journaled, .. } = &*self.inner;
         let (address, allowed, journaled) = (address.clone(), *allowed, *journaled);
         let check = move |client: Object| async move {
             let checkup = checkup::ask(&client, &address, allowed, journaled).await;

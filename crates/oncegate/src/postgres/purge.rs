@@ -2,14 +2,18 @@
 //!
 //! A walk goes through the table page by page, in the order in which it lies on the disk: keys are digests, so
 //! the order of the primary key would read the whole table once for every few rows. A row that moves to a
-//! page behind the walk is met by the next one.
+//! page behind the walk is met by the next one. Partitions are walked side by side: a step is about the same pages of
+//! all of them. How often it walks and how long it pauses is what [`Pace`] says.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::Object;
 use futures_util::TryFutureExt as _;
+use futures_util::future::join3;
 use oncegate_core::store::StoreError;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use tracing::{debug, warn};
 
 use super::errors::{self, Trouble};
@@ -18,26 +22,45 @@ use super::row;
 use super::transaction::within;
 use crate::archive::{Expired, SharedArchive};
 use crate::entropy::Entropy;
+use crate::purge::{Backlog, Pace, Work};
 
-/// How many pages of the table one step looks at.
-const STEP_PAGES: i64 = 32;
+/// How many pages of the table, of all its partitions together, one step looks at.
+const STEP_PAGES: i64 = 64;
 
-/// How many rows one step removes at most.
-const STEP_ROWS: i64 = 256;
+/// How many rows one step removes at most: about what so many pages hold.
+const STEP_ROWS: i64 = 4_096;
 
-/// How many times as long as a step has taken a walk in the background rests before the next one.
-const REST_FACTOR: u32 = 4;
+/// How many records are handed to an archive at once, at most.
+const ARCHIVE_ROWS: i64 = 256;
 
-/// The shortest rest between two walks in the background.
-const SHORTEST_REST: Duration = Duration::from_millis(10);
+/// How long to wait after an error, unless walks are further apart or the operator's setting is shorter.
+const RETRY_REST: Duration = Duration::from_secs(1);
 
-const PAGES: &str =
-    "SELECT pg_relation_size('oncegate_records') / current_setting('block_size')::bigint AS pages";
+/// How many pages the longest partition has, and how many partitions there are. A parent holds no rows and has no pages.
+const PAGES: &str = "\
+SELECT coalesce(max(pg_relation_size(relid)), 0) / current_setting('block_size')::bigint AS pages, count(*) AS parts, \
+bool_or(is_partition) AS partitioned FROM (SELECT relid, true AS is_partition \
+FROM pg_partition_tree('oncegate_records') WHERE isleaf \
+UNION ALL SELECT oid, false FROM pg_class WHERE oid = 'oncegate_records'::regclass AND relkind <> 'p') AS parts";
+
+/// Tells what there is in the pages from `$1` to `$2`.
+const LOOK: &str = "\
+SELECT count(*) AS met, count(*) FILTER (WHERE expires_at_ms < c.now_ms) AS expired, \
+max(c.now_ms) - greatest(min(expires_at_ms), 0) AS age_ms \
+FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS c, oncegate_records \
+WHERE ctid >= $1::text::tid AND ctid < $2::text::tid";
 
 /// Removes what has expired in the pages from `$1` to `$2`, but `$3` rows at most.
 ///
-/// A row that somebody has locked stays: its claim is about to make a live record of it.
+/// A row that somebody has locked stays: its claim is about to make a live record of it. The others are locked by the
+/// look, so they are found again where they were found.
 const REMOVE: &str = "\
+DELETE FROM oncegate_records WHERE ctid = ANY(ARRAY(SELECT ctid FROM oncegate_records \
+WHERE ctid >= $1::text::tid AND ctid < $2::text::tid \
+AND expires_at_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint LIMIT $3 FOR UPDATE SKIP LOCKED))";
+
+/// The same for partitions, of which each has rows of the same places: there the key tells a row.
+const REMOVE_FROM_PARTITIONS: &str = "\
 WITH expired AS (SELECT key FROM oncegate_records WHERE ctid >= $1::text::tid AND ctid < $2::text::tid \
 AND expires_at_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint LIMIT $3 FOR UPDATE SKIP LOCKED) \
 DELETE FROM oncegate_records AS r USING expired WHERE r.key = expired.key";
@@ -54,113 +77,228 @@ WITH archived AS (SELECT r.key FROM oncegate_records AS r JOIN unnest($1::text[]
 AS n(key, expires_at_ms) ON r.key = n.key AND r.expires_at_ms = n.expires_at_ms FOR UPDATE OF r SKIP LOCKED) \
 DELETE FROM oncegate_records AS r USING archived WHERE r.key = archived.key";
 
-/// Of all processes, the one that moves this time forward does the next walk.
+/// Of all processes, the one that moves this time forward does the next walk, and learns how long ago the last one began.
 ///
 /// The clock is read where it is compared: one that waited for the row looks at it again, and a clock that was read
 /// before would take the time that another has just set for one that lies in the future.
 const TAKE_TURN: &str = "\
+WITH was AS (SELECT purged_at_ms AS ms FROM oncegate_schema) \
 UPDATE oncegate_schema SET purged_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
 WHERE purged_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1 \
-OR purged_at_ms > floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+OR purged_at_ms > floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+RETURNING greatest(purged_at_ms - (SELECT ms FROM was), 0) AS since_last_ms";
 
 /// How expired records are removed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Purge {
-    /// The rest between two walks in the background; `None` leaves them to the operator.
+    /// The longest time between two walks in the background; `None` leaves them to the operator.
     pub(super) rest: Option<Duration>,
     pub(super) archive: Option<SharedArchive>,
+    pub(super) backlog: Arc<Backlog>,
 }
 
 impl Purge {
     /// Walks again and again, in turns with the other processes. It ends by being dropped.
     pub(super) async fn walk_in_the_background(&self, shared: &Shared) {
-        let Some(rest) = self.rest else { return std::future::pending().await };
-        let (rest, entropy) = (rest.max(SHORTEST_REST), Entropy::default());
+        let Some(longest) = self.rest else { return std::future::pending().await };
+        let (mut pace, entropy) = (Pace::new(longest), Entropy::default());
+        let mut rest = pace.interval();
         loop {
             // Processes that started together do not ask together.
             tokio::time::sleep(rest + rest.mul_f64(entropy.fraction() / 10.0)).await;
-            let walked = match self.take_turn(shared, rest).await {
-                Ok(true) => self.walk(shared, REST_FACTOR).await,
-                Ok(false) => continue,
-                Err(error) => Err(error),
+            rest = match self.take_turn(shared, pace.interval()).await {
+                Ok(Some(since_last)) => self.take_walk(shared, &mut pace, since_last).await,
+                Ok(None) => {
+                    self.backlog.not_ours();
+                    pace.interval()
+                }
+                Err(error) => failed(&error, &pace),
             };
-            match walked {
-                Ok(removed) => debug!(removed, "expired records were removed"),
-                Err(error) => warn!(%error, "expired records were not removed; the next walk tries again"),
-            }
         }
     }
 
-    async fn take_turn(&self, shared: &Shared, rest: Duration) -> Result<bool, StoreError> {
-        let rest_ms = i64::try_from(rest.as_millis()).unwrap_or(i64::MAX / 2);
-        let taken = with_client(shared, async |client| {
-            client.execute(TAKE_TURN, &[&rest_ms]).await.map_err(|error| errors::not_executed(&error))
-        });
-        Ok(taken.await? > 0)
+    async fn take_walk(&self, shared: &Shared, pace: &mut Pace, since_last: Duration) -> Duration {
+        match self.walk(shared, Some(pace)).await {
+            Ok((work, removed)) => {
+                debug!(removed, met = work.met, took = ?work.took, "expired records were removed");
+                pace.walked(work, since_last)
+            }
+            Err(error) => failed(&error, pace),
+        }
     }
 
-    /// Walks through the table once, and returns how many rows it has removed.
-    pub(super) async fn walk(&self, shared: &Shared, rest_factor: u32) -> Result<u64, StoreError> {
-        let pages = with_client(shared, async |client| {
-            let row = client.query_one(PAGES, &[]).await.map_err(|error| errors::not_executed(&error))?;
-            Ok(row.get::<_, i64>("pages"))
+    /// How long ago the last walk began, if the next one is this process's.
+    async fn take_turn(&self, shared: &Shared, interval: Duration) -> Result<Option<Duration>, StoreError> {
+        let interval_ms = i64::try_from(interval.as_millis()).unwrap_or(i64::MAX / 2);
+        let taken = with_client(shared, async |client| {
+            let taken = client.query_opt(TAKE_TURN, &[&interval_ms]).await;
+            taken.map_err(|error| errors::not_executed(&error))
         });
-        let (pages, mut removed) = (pages.await?, 0);
+        let since_last = |row: Row| Duration::from_millis(row.get::<_, i64>("since_last_ms").unsigned_abs());
+        Ok(taken.await?.map(since_last))
+    }
+
+    /// Walks through the table once, at full speed without a `pace`. Returns what it met, and how many rows it has
+    /// removed.
+    pub(super) async fn walk(&self, shared: &Shared, pace: Option<&Pace>) -> Result<(Work, u64), StoreError> {
+        let began = Instant::now();
+        let Table { pages, step_pages, partitioned } = table(shared).await?;
+        let (mut walk, mut removed, mut left) = (Work::default(), 0, None);
         let mut page = 0;
         while page < pages {
             let started = Instant::now();
-            let step = self.step(shared, page).await?;
+            let place =
+                Place { from: format!("({page},0)"), to: format!("({},0)", page + step_pages), partitioned };
+            let step = self.step(shared, &place).await?;
+            page += step_pages;
             removed += step.removed;
-            // When it was as much as a step takes, there may be more in these pages.
-            if step.found < STEP_ROWS.unsigned_abs() || step.removed == 0 {
-                page += STEP_PAGES;
-            }
-            if rest_factor > 0 {
-                tokio::time::sleep(started.elapsed() * rest_factor).await;
+            left = left.max(step.left);
+            let work = Work { took: started.elapsed(), ..step.work };
+            walk.met += work.met;
+            walk.expired += work.expired;
+            if let Some(pace) = pace {
+                tokio::time::sleep(pace.pause(work)).await;
             }
         }
-        Ok(removed)
+        self.backlog.walked(began, walk.expired > 0, left);
+        Ok((Work { took: began.elapsed(), ..walk }, removed))
     }
 
-    async fn step(&self, shared: &Shared, page: i64) -> Result<Step, StoreError> {
-        let (from, to) = (format!("({page},0)"), format!("({},0)", page + STEP_PAGES));
-        let Some(archive) = &self.archive else {
-            let removed = with_client(shared, async |client| {
-                let removed = client.execute(REMOVE, &[&from, &to, &STEP_ROWS]).await;
-                removed.map_err(|error| errors::in_doubt(&error))
-            });
-            let removed = removed.await?;
-            return Ok(Step { found: removed, removed });
-        };
-        let expired = with_client(shared, async |client| {
-            let rows = client.query(READ, &[&from, &to, &STEP_ROWS]).await;
-            Ok(readable(&rows.map_err(|error| errors::not_executed(&error))?))
+    /// Removes what has expired in some pages.
+    async fn step(&self, shared: &Shared, place: &Place) -> Result<Step, StoreError> {
+        let Place { from, to, .. } = place;
+        let look = with_client(shared, async |client| {
+            let look = client.prepare_cached(LOOK).await.map_err(|error| errors::not_executed(&error))?;
+            client.query_one(&look, &[from, to]).await.map_err(|error| errors::not_executed(&error))
         });
-        let expired = expired.await?;
-        if expired.is_empty() {
-            return Ok(Step::default());
+        let look = look.await?;
+        let count = |name| look.get::<_, i64>(name).unsigned_abs();
+        let work = Work { took: Duration::ZERO, met: count("met"), expired: count("expired") };
+        if work.expired == 0 {
+            return Ok(Step { work, removed: 0, left: None });
         }
-        let found = expired.len() as u64;
-        let keys: Vec<String> = expired.iter().map(|expired| expired.key.as_str().to_owned()).collect();
-        let expiries_ms: Vec<i64> = expired.iter().map(|expired| row::expiry_ms(&expired.record)).collect();
-        let archive = archive.clone();
-        let kept = tokio::task::spawn_blocking(move || archive.keep(&expired));
-        let kept = kept.map_err(|_| "the archive panicked".into()).await.and_then(|kept| kept);
-        kept.map_err(|error| StoreError::unavailable(format!("the archive keeps nothing: {error}")))?;
-        let removed = with_client(shared, async |client| {
-            let removed = client.execute(REMOVE_ARCHIVED, &[&keys, &expiries_ms]).await;
-            removed.map_err(|error| errors::in_doubt(&error))
-        });
-        Ok(Step { found, removed: removed.await? })
+        let age = look.get::<_, Option<i64>>("age_ms").map(|ms| Duration::from_millis(ms.unsigned_abs()));
+        self.backlog.met(age.unwrap_or_default());
+        let (mut removed, most) = (0, if self.archive.is_some() { ARCHIVE_ROWS } else { STEP_ROWS });
+        loop {
+            let part = match &self.archive {
+                None => remove(shared, place).await?,
+                Some(archive) => remove_archived(shared, place, archive).await?,
+            };
+            removed += part.removed;
+            // When it was as much as is removed at once, there may be more in these pages.
+            if part.found < most.unsigned_abs() || part.removed == 0 {
+                break;
+            }
+        }
+        let left = if removed < work.expired { age } else { None };
+        Ok(Step { work, removed, left })
     }
 }
 
+/// The rest after an error.
+fn failed(error: &StoreError, pace: &Pace) -> Duration {
+    warn!(%error, "expired records were not removed; the next walk tries again");
+    pace.after_error(RETRY_REST)
+}
+
+/// What a walk goes through.
+struct Table {
+    /// How many pages the longest part has.
+    pages: i64,
+    /// How many of each part one step looks at.
+    step_pages: i64,
+    partitioned: bool,
+}
+
+/// Some pages of each part of the table.
+struct Place {
+    from: String,
+    to: String,
+    partitioned: bool,
+}
+
 /// What a step came to.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Step {
+    work: Work,
+    removed: u64,
+    /// How long ago the oldest row has expired that stays; at most.
+    left: Option<Duration>,
+}
+
+/// What was removed at once.
+#[derive(Clone, Copy, Default)]
+struct Part {
     found: u64,
     /// Less when somebody works on a row.
     removed: u64,
+}
+
+async fn table(shared: &Shared) -> Result<Table, StoreError> {
+    let asked = with_client(shared, async |client| {
+        client.query_one(PAGES, &[]).await.map_err(|error| errors::not_executed(&error))
+    });
+    let row = asked.await?;
+    let parts = row.get::<_, i64>("parts").max(1);
+    Ok(Table {
+        pages: row.get("pages"),
+        step_pages: (STEP_PAGES / parts).max(1),
+        partitioned: row.get::<_, Option<bool>>("partitioned").unwrap_or_default(),
+    })
+}
+
+/// Removes what has expired, up to [`STEP_ROWS`].
+async fn remove(shared: &Shared, place: &Place) -> Result<Part, StoreError> {
+    let sql = if place.partitioned { REMOVE_FROM_PARTITIONS } else { REMOVE };
+    let removed = delete(shared, sql, &[&place.from, &place.to, &STEP_ROWS]).await?;
+    Ok(Part { found: removed, removed })
+}
+
+/// Removes what has expired, up to [`ARCHIVE_ROWS`], after the archive has kept it.
+async fn remove_archived(
+    shared: &Shared,
+    place: &Place,
+    archive: &SharedArchive,
+) -> Result<Part, StoreError> {
+    let expired = with_client(shared, async |client| {
+        let rows = client.query(READ, &[&place.from, &place.to, &ARCHIVE_ROWS]).await;
+        Ok(readable(&rows.map_err(|error| errors::not_executed(&error))?))
+    });
+    let expired = expired.await?;
+    if expired.is_empty() {
+        return Ok(Part::default());
+    }
+    let found = expired.len() as u64;
+    let keys: Vec<String> = expired.iter().map(|expired| expired.key.as_str().to_owned()).collect();
+    let expiries_ms: Vec<i64> = expired.iter().map(|expired| row::expiry_ms(&expired.record)).collect();
+    let archive = archive.clone();
+    let kept = tokio::task::spawn_blocking(move || archive.keep(&expired));
+    let kept = kept.map_err(|_| "the archive panicked".into()).await.and_then(|kept| kept);
+    kept.map_err(|error| StoreError::unavailable(format!("the archive keeps nothing: {error}")))?;
+    let removed = delete(shared, REMOVE_ARCHIVED, &[&keys, &expiries_ms]).await?;
+    Ok(Part { found, removed })
+}
+
+/// Runs a statement that deletes, and returns how many rows it has deleted.
+///
+/// It waits for no disk and no standby: what a crash takes back is expired, and deleted once more.
+async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, StoreError> {
+    let deleted = with_client(shared, async |client| {
+        let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
+        let begin = format!("{}; SET LOCAL synchronous_commit = off", shared.begin);
+        // In this order on the wire, in one round trip.
+        let sent = join3(
+            client.batch_execute(&begin),
+            client.execute(&statement, parameters),
+            client.batch_execute("COMMIT"),
+        );
+        let (begun, deleted, committed) = sent.await;
+        let deleted = begun.and(deleted).map_err(|error| errors::not_executed(&error))?;
+        committed.map_err(|error| errors::in_doubt(&error))?;
+        Ok(deleted)
+    });
+    deleted.await
 }
 
 /// The records of these rows. A row that is no record is not archived, and so not removed.

@@ -23,12 +23,21 @@ SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) AND key NOT IN (SEL
 
 /// Reads rows and the server's clock. There is always a row; without a key it brings the clock alone.
 ///
-/// A standby says so: what it holds may be old.
+/// A standby says so: what it holds may be old. `waits` says whether commits wait for standbys.
 pub(super) const READ: &str = "\
-SELECT c.now_us, pg_is_in_recovery() AS standby, r.* \
+SELECT c.now_us, pg_is_in_recovery() AS standby, current_setting('synchronous_standby_names') <> '' \
+AND current_setting('synchronous_commit') NOT IN ('off', 'local') AS waits, r.* \
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) AS c \
 LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, \
 result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
+
+/// Waits until the synchronous standbys have everything that was committed before; does nothing where there are none.
+///
+/// A commit is seen once its wait has ended, also when the wait was cut short. A transaction that writes comes behind it in
+/// the log, so whoever waits for this one has waited for that one. The message means nothing to anybody.
+pub(super) const CONFIRM: &str = "\
+SELECT pg_logical_emit_message(true, 'oncegate', ''::text) WHERE current_setting('synchronous_standby_names') <> '' \
+AND current_setting('synchronous_commit') NOT IN ('off', 'local')";
 
 /// Reads one row and the server's clock.
 pub(super) const READ_ONE: &str = "\

@@ -28,7 +28,7 @@ const STEPS: [&str; 1] = [FORMAT_1];
 /// The statements can be repeated.
 ///
 /// There is no index on the expiry: without it an update touches no index at all, and a purge walks the
-/// table as it lies on the disk.
+/// table as it lies on the disk. What the purge deletes is free for others after a vacuum.
 const FORMAT_1: &str = "\
 CREATE TABLE IF NOT EXISTS oncegate_schema (
     id           smallint NOT NULL PRIMARY KEY CHECK (id = 1),
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS oncegate_records (
     handed_over   boolean  NOT NULL,
     reason        text     NOT NULL,
     result        bytea                            -- completed alone
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.1);
 
 CREATE TABLE IF NOT EXISTS oncegate_descriptors (
     scope      text COLLATE \"C\" NOT NULL PRIMARY KEY,

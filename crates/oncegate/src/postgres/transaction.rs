@@ -9,7 +9,7 @@ use std::time::Duration;
 use deadpool_postgres::Object;
 use futures_util::future::{join, join3, try_join3};
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::{Record, StoreTime};
+use oncegate_core::record::{Record, State, StoreTime};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
 use oncegate_core::store::{Command, Looked, StoreError};
 use tokio_postgres::Row;
@@ -121,14 +121,19 @@ async fn try_execute(client: &Object, shared: &Shared, commands: &[Command]) -> 
     let columns = held.changes(commands);
     if columns.is_empty() {
         // Nothing to keep, and the rows that only stood in for missing ones go with the transaction. What
-        // another transaction has committed is durable before anybody can see it.
+        // another transaction has committed is on the disk before anybody can see it, but its wait for the
+        // standbys may have been cut short.
         let rollback = client.batch_execute("ROLLBACK");
         within(shared.response_timeout, async { rollback.await.map_err(|e| errors::not_executed(&e)) })
             .await?;
+        if held.waits {
+            shared.confirm(client).await?;
+        }
         return Ok(answers);
     }
     let silence = StoreError::unknown("the server did not confirm the commit in time");
-    let committed = tokio::time::timeout(shared.response_timeout, commit(client, &columns)).await;
+    let commit = shared.committed(client, commit(client, &columns));
+    let committed = tokio::time::timeout(shared.response_timeout, commit).await;
     committed.unwrap_or_else(|_| Err(silence.into()))?;
     Ok(answers)
 }
@@ -177,13 +182,15 @@ struct Held {
     before: BTreeMap<String, Result<Option<Record>, String>>,
     after: BTreeMap<String, Option<Record>>,
     inserted: BTreeSet<String>,
+    /// Whether commits wait for standbys.
+    waits: bool,
 }
 
 impl Held {
     fn new(rows: &[Row], inserted: &[Row]) -> Result<Self, Trouble> {
         let inserted = inserted.iter().map(|row| row.get::<_, String>(0)).collect::<BTreeSet<_>>();
         let (now, before) = read(rows, &inserted)?;
-        Ok(Self { now, before, after: BTreeMap::new(), inserted })
+        Ok(Self { now, before, after: BTreeMap::new(), inserted, waits: waits(rows) })
     }
 
     fn apply(&mut self, command: &Command) -> Answer {
@@ -230,6 +237,11 @@ async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result
     };
     let rows = within(shared.response_timeout, query).await?;
     let (now, records) = read(&rows, &BTreeSet::new())?;
+    // A message is acknowledged for what a look has found completed.
+    let is_settled = |record: &Record| matches!(record.state, State::Completed { .. } | State::Failed { .. });
+    if waits(&rows) && records.values().any(|found| matches!(found, Ok(Some(record)) if is_settled(record))) {
+        shared.confirm(client).await?;
+    }
     let answer = |key: &StoreKey| match records.get(key.as_str()) {
         None | Some(Ok(None)) => Ok(None),
         Some(Ok(Some(record))) if !record.kept(now) => Ok(None),
@@ -237,6 +249,11 @@ async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result
         Some(Err(reason)) => Err(StoreError::unreadable(key.clone(), reason)),
     };
     Ok(keys.iter().map(answer).collect())
+}
+
+/// Whether the server makes commits wait for standbys, as [`row::READ`] told.
+fn waits(rows: &[Row]) -> bool {
+    rows.first().is_some_and(|row| row.try_get("waits").unwrap_or(true))
 }
 
 type Records = BTreeMap<String, Result<Option<Record>, String>>;

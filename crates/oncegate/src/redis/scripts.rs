@@ -450,6 +450,9 @@ fn verdict(said: Bytes) -> Result<Reply, Garbage> {
     Ok(Reply::Verdict { verdict, uncompared: letter.is_ascii_lowercase() })
 }
 
+/// When a record expires that has no expiry: at the end of the year 9999, as in the scripts.
+const NEVER: StoreTime = StoreTime::from_millis(253_402_300_799_000);
+
 /// The record that look.lua showed.
 pub(super) fn shown(said: Vec<u8>) -> Result<Looked, Garbage> {
     let said = Bytes::from(said);
@@ -458,9 +461,13 @@ pub(super) fn shown(said: Vec<u8>) -> Result<Looked, Garbage> {
         return Err("look.lua said something unheard of");
     };
     let now = StoreTime::from_micros(number(now)?);
-    // It says -1 of a key that never expires.
-    let expires_at = number(expires_at).map_err(|_| "it has no expiry")?;
-    let record = layout::decode(said.slice_ref(record), StoreTime::from_millis(expires_at))?;
+    // It says -1 of a key that never expires. A settled record needs no expiry; on that of the others hangs their age.
+    let expires_at = number(expires_at).ok().map(StoreTime::from_millis);
+    let record = layout::decode(said.slice_ref(record), expires_at.unwrap_or(NEVER))?;
+    let is_settled = matches!(record.state, State::Completed { .. } | State::Failed { .. });
+    if expires_at.is_none() && !is_settled {
+        return Err("it has no expiry");
+    }
     Ok(Looked { now, record })
 }
 

@@ -9,6 +9,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::errors;
 use super::journal;
+use super::log;
 use super::row::SCHEMA;
 use crate::archive::SharedArchive;
 
@@ -17,9 +18,6 @@ const APPLICATION_ID: i32 = 0x6f6e_6365;
 
 /// The format of the tables. A release reads a format before any release writes it.
 const SCHEMA_VERSION: i32 = 1;
-
-/// The log is cut back to this after it has grown, in bytes.
-const LOG_BYTES: i64 = 64 * 1024 * 1024;
 
 /// After so many pages the log is copied into the file: 16 MiB. A page that was written several times is copied
 /// once, so a longer log means less copying; and it is read again when the file is opened after a crash.
@@ -104,6 +102,7 @@ pub(super) fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
 
 fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     refuse_a_lost_file(settings)?;
+    make_private(settings);
     let sqlite = |error| errors::not_executed(&error);
     let mut connection =
         Connection::open_with_flags(&settings.path, flags(!settings.must_exist)).map_err(sqlite)?;
@@ -143,13 +142,27 @@ fn flags(create: bool) -> OpenFlags {
     if create { flags | OpenFlags::SQLITE_OPEN_CREATE } else { flags }
 }
 
+/// Makes a new file that none but its owner may read or write, because it will hold results. SQLite gives its log and shared
+/// memory the same mode. A file that is there keeps the mode that it has.
+fn make_private(settings: &Settings) {
+    // To SQLite, these two are no paths.
+    let is_path = !settings.path.as_os_str().is_empty() && settings.path.as_os_str() != ":memory:";
+    if settings.must_exist || !is_path {
+        return;
+    }
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    // What keeps it from being made keeps SQLite from opening it, which then says so.
+    drop(options.open(&settings.path));
+}
+
 /// An empty file beside a log that is not: the records were cut off. SQLite would delete the log.
 fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
     let length = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
-    let mut log = settings.path.clone().into_os_string();
-    log.push("-wal");
     // The log first: who makes the file at this moment fills it before its log.
-    let log_bytes = length(Path::new(&log));
+    let log_bytes = log::bytes(&settings.path);
     let file_bytes = length(&settings.path);
     if file_bytes == 0 && log_bytes > 0 {
         return Err(errors::damaged("the file is empty or missing, but its log is not"));
@@ -211,7 +224,7 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     connection.pragma_update(None, "fullfsync", synchronous == Synchronous::Full)?;
     connection.pragma_update(None, "checkpoint_fullfsync", synchronous == Synchronous::Full)?;
     connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
-    connection.pragma_update(None, "journal_size_limit", LOG_BYTES)?;
+    connection.pragma_update(None, "journal_size_limit", log::LOG_BYTES as i64)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "trusted_schema", false)
 }

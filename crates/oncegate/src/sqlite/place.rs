@@ -24,6 +24,12 @@ const NETWORK_FILE_SYSTEMS: [&str; 11] = [
     "smb3",
 ];
 
+/// File systems whose files are in memory, and gone with the machine.
+const MEMORY_FILE_SYSTEMS: [&str; 3] = ["tmpfs", "ramfs", "devtmpfs"];
+
+/// File systems that containers write on top of their image, gone with the container.
+const CONTAINER_FILE_SYSTEMS: [&str; 3] = ["overlay", "aufs", "fuse.fuse-overlayfs"];
+
 /// Which file it is, whatever its path names by now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Identity {
@@ -84,34 +90,56 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
     let version = rusqlite::version();
     let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     let synchronous: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
-    let survives = match synchronous {
+    let synced = match synchronous {
         ..1 => Survives::Unsynced,
         1 => Survives::Moments,
         2.. => Survives::Disk,
     };
     let mut warnings = Vec::new();
-    if survives < Survives::Disk {
+    if synced < Survives::Disk {
         warnings.push(
             "synchronous is NORMAL: a power cut may take back completions that were acknowledged; \
              use Synchronous::Full"
                 .to_owned(),
         );
     }
-    if let Some(kind) = network_file_system(path) {
-        warnings.push(format!(
-            "the file is on a network file system ({kind}): its locks and syncs may not hold, and processes on several \
-             machines would damage it; use a local disk"
-        ));
-    }
+    let kind = kind_of(path).unwrap_or_default();
+    let (lasts, warning) = judge(&kind);
+    warnings.extend(warning);
+    let survives = synced.min(lasts);
     let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
     Ok(Checkup { store, survives, warnings })
 }
 
-/// The kind of the network file system that the file is on, as far as Linux tells.
-fn network_file_system(path: &Path) -> Option<String> {
+/// What a synced file outlives at most on a file system of this kind, and a warning if that is less than it seems.
+fn judge(kind: &str) -> (Survives, Option<String>) {
+    if NETWORK_FILE_SYSTEMS.contains(&kind) {
+        let warning = format!(
+            "the file is on a network file system ({kind}): its locks and syncs may not hold, and processes on several \
+             machines would damage it; use a local disk"
+        );
+        return (Survives::Disk, Some(warning));
+    }
+    if MEMORY_FILE_SYSTEMS.contains(&kind) {
+        let warning = format!(
+            "the file is in memory ({kind}): a restart of the machine or container takes every record; use a local disk"
+        );
+        return (Survives::Memory, Some(warning));
+    }
+    if CONTAINER_FILE_SYSTEMS.contains(&kind) {
+        let warning = format!(
+            "the file is in the writable layer of a container ({kind}): every record goes with the container when it is \
+             removed or replaced; mount a volume and put the file there"
+        );
+        return (Survives::Memory, Some(warning));
+    }
+    (Survives::Disk, None)
+}
+
+/// The kind of the file system that the file is on, as far as Linux tells.
+fn kind_of(path: &Path) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let kind = file_system(&mounts, &fs::canonicalize(path).ok()?)?;
-    NETWORK_FILE_SYSTEMS.contains(&kind).then(|| kind.to_owned())
+    file_system(&mounts, &fs::canonicalize(path).ok()?).map(str::to_owned)
 }
 
 /// The kind of the file system that a path is on: that of the longest mount point above it, the last one of equals.
@@ -144,5 +172,21 @@ mod tests {
             assert_eq!(file_system(mounts, Path::new(path)), Some(kind), "{path}");
         }
         assert_eq!(file_system("no mounts\n", Path::new("/")), None);
+    }
+
+    #[test]
+    fn a_file_is_on_disk_only_where_there_is_one() {
+        for (kind, survives, said) in [
+            ("ext4", Survives::Disk, None),
+            ("", Survives::Disk, None),
+            ("tmpfs", Survives::Memory, Some("in memory (tmpfs)")),
+            ("overlay", Survives::Memory, Some("mount a volume")),
+            ("nfs4", Survives::Disk, Some("network file system (nfs4)")),
+        ] {
+            let (lasts, warning) = judge(kind);
+            assert_eq!(lasts, survives, "{kind}");
+            assert_eq!(warning.is_some(), said.is_some(), "{kind}");
+            assert!(said.is_none_or(|said| warning.unwrap_or_default().contains(said)), "{kind}");
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! The thread that removes expired records, in small steps.
 //!
 //! It walks over the rows in the order of their arrival, on a connection of its own, so that no claim waits for its
-//! looks or for an archive. Only the removal goes through the writing thread: a transaction of at most
-//! [`STEP_REMOVES`] rows between those of the callers.
+//! looks or for an archive. Only the removal goes through the writing thread: transactions of [`STEP_AIM`] each between those
+//! of the callers. How often it walks and how long it pauses is what [`Pace`] says.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::store::StoreError;
@@ -19,15 +20,19 @@ use super::row::{self, Rows};
 use super::thread::Worker;
 use super::writer::Removals;
 use crate::archive::{Expired, SharedArchive};
+use crate::purge::{Backlog, Pace, Work};
 
-/// The most rows that one step looks at.
-const STEP_ROWS: i64 = 1_000;
+/// The most rows that one step looks at, and removes.
+const STEP_ROWS: usize = 4_000;
 
-/// The most rows that one step removes: about two milliseconds of the writing thread.
-const STEP_REMOVES: usize = 250;
+/// The rows that a step removes at first, and at least.
+const LEAST_REMOVES: usize = 250;
 
-/// How long a walk rests between two steps, so that it takes a small part of the writing thread's time.
-const STEP_PAUSE: Duration = Duration::from_millis(20);
+/// How long the removals of one step should keep the writing thread busy, its commit left out.
+const STEP_AIM: Duration = Duration::from_millis(5);
+
+/// How long to wait after an error, unless walks are further apart or the operator's setting is shorter.
+const RETRY_REST: Duration = Duration::from_secs(1);
 
 /// Nothing is asked of the thread: it works by itself until it is dropped.
 pub(super) enum Nothing {}
@@ -57,66 +62,114 @@ pub(super) struct ExpiredRow {
 pub(super) async fn start(
     settings: Settings,
     removals: Removals,
+    backlog: Arc<Backlog>,
 ) -> Result<Option<Worker<Nothing>>, StoreError> {
     let Some(rest) = settings.purge_rest else { return Ok(None) };
     let open = move || {
         let connection = file::open_for_reading(&settings)?;
         let place = Place::of(&settings.path);
-        Ok(Walk { connection, place, rest, archive: settings.archive, removals, after: 0 })
+        let (pace, archive, now) = (Pace::new(rest), settings.archive, Instant::now());
+        let walk = Walk::begun(now, now);
+        Ok(Purge { connection, place, pace, archive, removals, backlog, walk, step_removes: LEAST_REMOVES })
     };
-    Worker::start("oncegate-sqlite-purge", open, Walk::run).await.map(Some)
+    Worker::start("oncegate-sqlite-purge", open, Purge::run).await.map(Some)
 }
 
-/// The walk through the file.
-struct Walk {
+struct Purge {
     connection: Connection,
     place: Place,
-    rest: Duration,
+    pace: Pace,
     archive: Option<SharedArchive>,
     removals: Removals,
+    backlog: Arc<Backlog>,
+    walk: Walk,
+    /// How many rows the next step removes at most.
+    step_removes: usize,
+}
+
+/// A walk through the file, as far as it has come.
+struct Walk {
+    began: Instant,
+    /// When the walk before it began.
+    last_began: Instant,
     /// The last row that was looked at; 0 at the beginning.
     after: i64,
+    work: Work,
+    /// When the oldest record expired that had to stay, in the store's time.
+    left_ms: Option<i64>,
+}
+
+impl Walk {
+    fn begun(began: Instant, last_began: Instant) -> Self {
+        Self { began, last_began, after: 0, work: Work::default(), left_ms: None }
+    }
 }
 
 /// What a look found.
 struct Found {
+    now_ms: i64,
     last: i64,
+    met: u64,
     more: bool,
     expired: Vec<ExpiredRow>,
 }
 
-impl Walk {
+impl Purge {
     fn run(mut self, queue: &Queue<Nothing>) {
-        let mut pause = self.rest;
+        let mut pause = self.pace.interval();
         while let Turn::Idle | Turn::Jobs(_) = queue.take(1, pause) {
-            pause = match self.step() {
-                Ok(true) => STEP_PAUSE,
-                Ok(false) => self.rest.max(STEP_PAUSE),
-                Err(error) => {
-                    let error = self.place.name(error);
-                    warn!(%error, "expired records stay in the SQLite file for now");
-                    self.rest.max(STEP_PAUSE)
-                }
-            };
+            pause = self.step().unwrap_or_else(|error| {
+                let error = self.place.name(error);
+                warn!(%error, "expired records stay in the SQLite file for now");
+                self.pace.after_error(RETRY_REST)
+            });
         }
     }
 
-    /// Removes what has expired among the next rows; returns whether more rows follow.
-    fn step(&mut self) -> Result<bool, StoreError> {
+    /// Removes what has expired among the next rows; returns how long to wait before the next step.
+    fn step(&mut self) -> Result<Duration, StoreError> {
         self.place.check()?;
-        let sqlite = |error: rusqlite::Error| errors::not_executed(&error);
-        let Found { last, more, mut expired } = self.look().map_err(sqlite)?;
-        if let Some(archive) = &self.archive {
+        let began = Instant::now();
+        if self.walk.after == 0 {
+            self.walk = Walk::begun(began, self.walk.began);
+        }
+        let Found { now_ms, last, met, more, mut expired } =
+            self.look().map_err(|error| errors::not_executed(&error))?;
+        let found = expired.len() as u64;
+        let age = |expires_at_ms: i64| Duration::from_millis((now_ms - expires_at_ms).unsigned_abs());
+        if let Some(oldest_ms) = expired.iter().map(|row| row.expires_at_ms).min() {
+            self.backlog.met(age(oldest_ms));
+        }
+        if let Some(archive) = self.archive.clone() {
             let records = self.records(&mut expired)?;
             archive.keep(&records).map_err(|error| {
                 StoreError::unavailable(format_args!("the archive does not take them: {error}"))
             })?;
         }
         if !expired.is_empty() {
-            self.removals.remove(expired)?;
+            self.remove(expired)?;
         }
-        self.after = if more { last } else { 0 };
-        Ok(more)
+        let step = Work { took: began.elapsed(), met, expired: found };
+        self.walk.work.met += met;
+        self.walk.work.expired += found;
+        self.walk.after = if more { last } else { 0 };
+        if more {
+            return Ok(self.pace.pause(step));
+        }
+        let walk = &self.walk;
+        self.backlog.walked(walk.began, walk.work.expired > 0, walk.left_ms.map(age));
+        let work = Work { took: walk.began.elapsed(), ..walk.work };
+        Ok(self.pace.walked(work, walk.began.duration_since(walk.last_began)))
+    }
+
+    fn remove(&mut self, expired: Vec<ExpiredRow>) -> Result<(), StoreError> {
+        let rows = expired.len();
+        let took = self.removals.remove(expired)?;
+        if rows == self.step_removes {
+            let fitting = rows as f64 * STEP_AIM.as_secs_f64() / took.as_secs_f64().max(1e-6);
+            self.step_removes = (fitting as usize).clamp(rows / 2, rows * 2).clamp(LEAST_REMOVES, STEP_ROWS);
+        }
+        Ok(())
     }
 
     /// The next rows, up to as many expired ones as a step removes.
@@ -124,17 +177,17 @@ impl Walk {
         let now_ms = i64::try_from(row::now(&self.connection, false)?.millis()).unwrap_or(i64::MAX);
         let look = "SELECT id, expires_at_ms FROM records WHERE id > ?1 ORDER BY id LIMIT ?2";
         let mut statement = self.connection.prepare_cached(look)?;
-        let mut rows = statement.query(params![self.after, STEP_ROWS])?;
-        let mut found = Found { last: self.after, more: false, expired: Vec::new() };
-        let mut looked = 0;
+        let mut rows = statement.query(params![self.walk.after, STEP_ROWS as i64])?;
+        let mut found = Found { now_ms, last: self.walk.after, met: 0, more: false, expired: Vec::new() };
         while let Some(row) = rows.next()? {
             let row = ExpiredRow { id: row.get(0)?, expires_at_ms: row.get(1)? };
-            looked += 1;
+            found.met += 1;
             found.last = row.id;
-            if row.expires_at_ms < now_ms {
+            // No record ever expired before 1970: that is damage, which must not make its key new.
+            if (0..now_ms).contains(&row.expires_at_ms) {
                 found.expired.push(row);
             }
-            found.more = looked == STEP_ROWS || found.expired.len() == STEP_REMOVES;
+            found.more = found.met == STEP_ROWS as u64 || found.expired.len() == self.step_removes;
             if found.more {
                 break;
             }
@@ -143,13 +196,14 @@ impl Walk {
     }
 
     /// The records of the rows, for the archive; leaves out rows that cannot be read or have changed.
-    fn records(&self, rows: &mut Vec<ExpiredRow>) -> Result<Vec<Expired>, StoreError> {
+    fn records(&mut self, rows: &mut Vec<ExpiredRow>) -> Result<Vec<Expired>, StoreError> {
         let mut records = Vec::with_capacity(rows.len());
         let mut kept = Vec::with_capacity(rows.len());
         let sqlite = |error: rusqlite::Error| errors::not_executed(&error);
         let mut key =
             self.connection.prepare_cached("SELECT key FROM records WHERE id = ?1").map_err(sqlite)?;
         let mut read = Rows::of(&self.connection).map_err(sqlite)?;
+        let mut left_ms = self.walk.left_ms;
         for row in rows.drain(..) {
             let text: Result<String, _> = key.query_row([row.id], |row| row.get(0));
             let Some(key) = text.ok().and_then(|text| text.parse::<StoreKey>().ok()) else { continue };
@@ -161,10 +215,12 @@ impl Walk {
                 Ok(_) => {}
                 Err(Trouble::Unreadable { key, reason }) => {
                     warn!(%key, reason, "an expired record cannot be read, and stays");
+                    left_ms = left_ms.into_iter().chain([row.expires_at_ms]).min();
                 }
                 Err(Trouble::Sqlite(error)) => return Err(sqlite(error)),
             }
         }
+        self.walk.left_ms = left_ms;
         *rows = kept;
         Ok(records)
     }

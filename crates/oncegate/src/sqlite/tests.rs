@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod disk;
 mod equivalence;
 mod purge;
 
@@ -383,9 +384,12 @@ async fn a_flipped_bit_never_makes_a_record_absent() {
 async fn the_check_says_what_weakens_the_promise() {
     let place = Place::new();
     let checkup = place.open().await.check().await.unwrap();
-    assert!(checkup.store.contains("journal wal") && checkup.warnings.is_empty(), "{checkup:?}");
+    // Where the tests' own folder is in memory or in a container, that is said too.
+    let of_settings =
+        |checkup: &Checkup| checkup.warnings.iter().filter(|warning| warning.contains("synchronous")).count();
+    assert!(checkup.store.contains("journal wal") && of_settings(&checkup) == 0, "{checkup:?}");
     let weak = SqliteStore::builder(place.path()).synchronous(Synchronous::Normal).open().await.unwrap();
-    assert_eq!(weak.check().await.unwrap().warnings.len(), 1);
+    assert_eq!(of_settings(&weak.check().await.unwrap()), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

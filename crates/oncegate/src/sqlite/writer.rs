@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
+use super::log::LogWatch;
 use super::place::Place;
 use super::purge::{self, ExpiredRow};
 use super::queue::{Job, Lane, Queue, SoFar, Turn};
@@ -122,7 +123,8 @@ impl Writer {
             let connection = file::open(&settings)?;
             let place = Place::of(&settings.path);
             let (busy_timeout, last_commit) = (settings.busy_timeout, Duration::ZERO);
-            let transactions = Transactions { connection, place, busy_timeout, last_commit };
+            let log = LogWatch::of(&settings.path);
+            let transactions = Transactions { connection, place, log, busy_timeout, last_commit };
             Ok(Thread { transactions, expected: 0, claimed: Claimed::default(), counters: count })
         };
         let worker = Worker::start("oncegate-sqlite-write", open, Thread::run).await?;
@@ -192,13 +194,17 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    /// Removes rows in one transaction, and waits for it.
-    pub(super) fn remove(&self, rows: Vec<ExpiredRow>) -> Result<(), StoreError> {
-        let (work, answered) = task(move |connection| purge::remove(connection, &rows));
+    /// Removes rows in one transaction, and waits for it. Returns how long it took, its commit left out.
+    pub(super) fn remove(&self, rows: Vec<ExpiredRow>) -> Result<Duration, StoreError> {
+        let (work, answered) = task(move |connection| {
+            let began = Instant::now();
+            let removed = purge::remove(connection, &rows)?;
+            Ok((removed, began.elapsed()))
+        });
         self.queue.push(work)?;
-        let removed = answered.blocking_recv().map_err(thread_ended)??;
+        let (removed, took) = answered.blocking_recv().map_err(thread_ended)??;
         self.counters.purged.fetch_add(removed as u64, Ordering::Relaxed);
-        Ok(())
+        Ok(took)
     }
 }
 
@@ -375,6 +381,7 @@ fn is_its_own(error: &rusqlite::Error) -> bool {
 struct Transactions {
     connection: Connection,
     place: Place,
+    log: LogWatch,
     busy_timeout: Duration,
     /// How long the last commit took, with its sync of the disk: for so long it pays to wait for more that will share it.
     last_commit: Duration,
@@ -400,6 +407,7 @@ impl Transactions {
         });
         if let Some(since) = committing_since {
             self.last_commit = since.elapsed();
+            self.log.look(&self.connection);
         }
         done.map_err(|error| {
             let committing = committing_since.is_some();

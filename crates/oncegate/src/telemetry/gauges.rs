@@ -60,6 +60,12 @@ impl Said {
             self.say("store_up", &named, flag(scope.is_store_up()));
             self.say("lease_remaining_seconds", &named, scope.lease_remaining.as_secs_f64());
             self.say("record_retention_seconds", &named, scope.retention.as_secs_f64());
+            if let Some(age) = scope.oldest_expired {
+                self.say("oldest_expired_seconds", &named, age.as_secs_f64());
+            }
+            if let Some(bytes) = scope.log_bytes {
+                self.say("store_log_bytes", &named, count(bytes));
+            }
         }
         self.say("permits", &consumer, f64::from(status.permits.total));
         self.say("permits_free", &consumer, f64::from(status.permits.free));
@@ -155,6 +161,8 @@ mod tests {
             lease_remaining: Duration::from_millis(6_500),
             retention: Duration::from_secs(604_800),
             max_run: Duration::from_secs(900),
+            oldest_expired: Some(Duration::from_secs(75)),
+            log_bytes: Some(4_096),
             parts: 1,
             outages: vec![away],
             handler_paused: false,
@@ -183,6 +191,8 @@ mod tests {
             r#"oncegate_store_up{scope="billing"} 0"#,
             r#"oncegate_lease_remaining_seconds{scope="billing"} 6.5"#,
             r#"oncegate_record_retention_seconds{scope="billing"} 604800"#,
+            r#"oncegate_oldest_expired_seconds{scope="billing"} 75"#,
+            r#"oncegate_store_log_bytes{scope="billing"} 4096"#,
             r#"oncegate_paused{consumer="billing",cause="store_away"} 1"#,
             r#"oncegate_poll_age_seconds{consumer="billing"} 0.25"#,
             r#"oncegate_ready{consumer="billing"} 0"#,

@@ -41,6 +41,45 @@ async fn expired_records_are_removed_and_others_stay() {
 }
 
 #[tokio::test]
+async fn walks_come_sooner_than_they_must_and_until_nothing_expired_is_left() {
+    let place = Place::new();
+    let store = SqliteStore::builder(place.path()).purge_every(DAY).open().await.unwrap();
+    // A backlog that came while nothing was removed, and what comes behind it.
+    for round in 1..=2 {
+        completed(&store, 5_000, DAY).await;
+        let expire_all = |connection: &rusqlite::Connection| {
+            connection.execute("UPDATE records SET expires_at_ms = 7", []).map(|_| ())
+        };
+        store.inner.writer.ask(expire_all).await.unwrap();
+        until_purged(&store, round * 5_000).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
+    let place = Place::new();
+    let refuses = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let asked = Arc::clone(&refuses);
+    let moody = move |_: &[Expired]| -> Result<(), BoxError> {
+        let refuses = asked.load(std::sync::atomic::Ordering::SeqCst);
+        if refuses { Err("the archive is full".into()) } else { Ok(()) }
+    };
+    let store = eager(&place).archive(moody).open().await.unwrap();
+    let until = async |is: fn(Option<Duration>) -> bool| {
+        while !is(store.upkeep().oldest_expired) {
+            one(&store, claim("busy", 1)).await.unwrap();
+        }
+    };
+    until(|age| age == Some(Duration::ZERO)).await;
+    completed(&store, 5, DAY).await;
+    expire(&store, 0..5).await;
+    until(|age| age > Some(DAY / 2)).await;
+    refuses.store(false, std::sync::atomic::Ordering::SeqCst);
+    until_purged(&store, 5).await;
+    until(|age| age == Some(Duration::ZERO)).await;
+}
+
+#[tokio::test]
 async fn expired_records_are_in_the_archive_before_they_are_gone() {
     let place = Place::new();
     let archive = ArchiveFile::new(place.directory.path().join("expired.jsonl"));

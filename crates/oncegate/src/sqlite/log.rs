@@ -1,0 +1,79 @@
+//! The write-ahead log beside the file: how large it is, and what is done when it grows.
+//!
+//! SQLite copies the log into the file and begins it anew, but never past what an open read transaction may still want to
+//! see. One transaction that stays open, of a shell or a backup for example, lets the log grow without a limit, and nothing
+//! but its end can stop that: this says so, and cuts the log back as soon as it can.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tracing::{info, warn};
+
+/// The log is cut back to this after it has grown, in bytes.
+pub(super) const LOG_BYTES: u64 = 64 * 1024 * 1024;
+
+/// How often the log is looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Where the log of a file is.
+pub(super) fn path_of(file: &Path) -> PathBuf {
+    let mut log = file.to_owned().into_os_string();
+    log.push("-wal");
+    log.into()
+}
+
+/// The size of the log of a file, in bytes; 0 when there is none.
+pub(super) fn bytes(file: &Path) -> u64 {
+    fs::metadata(path_of(file)).map(|metadata| metadata.len()).unwrap_or_default()
+}
+
+/// Looks at the log now and then, and cuts it back.
+pub(super) struct LogWatch {
+    file: PathBuf,
+    next_look: Instant,
+    /// The size that was warned of last; 0 while the log is as short as it should be.
+    warned_bytes: u64,
+}
+
+impl LogWatch {
+    pub(super) fn of(file: &Path) -> Self {
+        Self { file: file.to_owned(), next_look: Instant::now(), warned_bytes: 0 }
+    }
+
+    /// Called after commits, outside of any transaction.
+    pub(super) fn look(&mut self, connection: &Connection) {
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + LOOK_EVERY;
+        if bytes(&self.file) > LOG_BYTES {
+            // It waits for no reader: with one, it copies what it may, and cuts nothing.
+            let cut = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+            if let Err(error) = cut {
+                warn!(file = %self.file.display(), %error, "the write-ahead log could not be copied into the file");
+            }
+        }
+        self.tell(bytes(&self.file));
+    }
+
+    /// Warns once when the log has grown, and again each time that it has doubled.
+    fn tell(&mut self, bytes: u64) {
+        let file = self.file.display();
+        if bytes <= LOG_BYTES {
+            if self.warned_bytes > 0 {
+                info!(%file, bytes, "the write-ahead log is short again");
+            }
+            self.warned_bytes = 0;
+        } else if bytes >= self.warned_bytes.saturating_mul(2) {
+            self.warned_bytes = bytes;
+            warn!(
+                %file, bytes,
+                "the write-ahead log grows and cannot be cut back, because a read transaction on the file stays open; \
+                 end it: look for shells, backups and other programs that have the file open"
+            );
+        }
+    }
+}
