@@ -39,6 +39,7 @@ pub(crate) struct Assignments {
 
 #[derive(Debug, Default)]
 struct Shared {
+    clock: Clock,
     last_epoch: AtomicU64,
     /// Guards nothing but the wait for `drained`.
     draining: Mutex<()>,
@@ -48,6 +49,21 @@ struct Shared {
 impl Shared {
     fn next_epoch(&self) -> u64 {
         self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// Tells the time; a parameter, so that tests reach any age.
+struct Clock(Box<dyn Fn() -> Instant + Send + Sync>);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Box::new(Instant::now))
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
     }
 }
 
@@ -72,9 +88,9 @@ struct Ledger {
     epoch: Option<u64>,
     watermark: Watermark,
     /// When the last message came.
-    delivered_at_ms: u32,
+    delivered_at_ms: u64,
     /// Since when there has been something to commit.
-    due_at_ms: Option<u32>,
+    due_at_ms: Option<u64>,
     /// Not fetched, because too much of it is unfinished.
     crowded: bool,
     end: Option<LogEnd>,
@@ -86,7 +102,7 @@ impl Ledger {
     }
 
     /// Takes note of whether something is due, after each change of the watermark.
-    fn mark_due(&mut self, now_ms: u32) {
+    fn mark_due(&mut self, now_ms: u64) {
         self.due_at_ms = match self.watermark.due() {
             Some(_) => self.due_at_ms.or(Some(now_ms)),
             None => None,
@@ -168,6 +184,13 @@ impl Due {
 }
 
 impl Assignments {
+    /// Those of a member whose time is told by `clock`.
+    #[cfg(test)]
+    fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        let shared = Shared { clock: Clock(Box::new(clock)), ..Shared::default() };
+        Self { shared: Arc::new(shared), ..Self::default() }
+    }
+
     /// Begins an epoch for each of these partitions.
     pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>) {
         let mut current = self.current();
@@ -203,7 +226,7 @@ impl Assignments {
         let assignment = Arc::new(Assignment {
             partition: partition.clone(),
             attempts: AtomicU32::new(0),
-            begun: Instant::now(),
+            begun: (self.shared.clock.0)(),
             ledger: Mutex::new(ledger),
             shared: Arc::clone(&self.shared),
         });
@@ -358,7 +381,7 @@ impl Assignment {
 
     fn standing(&self) -> Standing {
         let now_ms = self.now_ms();
-        let ago = |at_ms: u32| Duration::from_millis(u64::from(now_ms.saturating_sub(at_ms)));
+        let ago = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms));
         let ledger = self.ledger();
         let watermark = &ledger.watermark;
         Standing {
@@ -374,9 +397,10 @@ impl Assignment {
         }
     }
 
-    /// Milliseconds since the assignment; 49 days are as long as for ever.
-    fn now_ms(&self) -> u32 {
-        u32::try_from(self.begun.elapsed().as_millis()).unwrap_or(u32::MAX)
+    /// Milliseconds since the assignment.
+    fn now_ms(&self) -> u64 {
+        let elapsed = (self.shared.clock.0)().saturating_duration_since(self.begun);
+        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Counts an attempt; `false`, and nothing is counted, once the partition is being revoked.
