@@ -6,6 +6,7 @@ mod stage;
 mod brokers;
 mod commits;
 mod data;
+mod health;
 mod membership;
 mod source;
 mod storm;
