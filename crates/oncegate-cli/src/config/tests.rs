@@ -238,7 +238,7 @@ fn times_that_do_not_fit_a_queue_are_found() {
     says(&queue("", "max_run = \"13h\"\n"), Some(17), "12 hours after its receive");
     // What is inherited counts, and a topic has no such limits.
     let inherited = queue("", "").replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
-    says(&inherited, None, "60s is shorter than the lease (120s)");
+    says(&inherited, Some(17), "60s is shorter than the lease (120s)");
     says(&inherited, Some(9), "12 hours after its receive");
     let topic = FINE.replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
     assert!(of(&topic).findings.all.is_empty(), "{}", of(&topic).render());
