@@ -33,7 +33,11 @@ async fn start(
     (running, monitor.expect("it was tuned"))
 }
 
-async fn until_status(monitor: &Monitor, what: &str, so: impl Fn(&Status, &Health) -> bool) -> Health {
+async fn until_status(
+    monitor: &Monitor,
+    what: &str,
+    so: impl Fn(&Status, &Health) -> bool + Send + Sync,
+) -> Health {
     until(what, LIMIT, async || {
         let status = monitor.status();
         let health = Health::of(&status);
