@@ -31,6 +31,8 @@ pub enum Fault {
     Throttle,
     /// It is refused with 503, and does not reach the server.
     Unavailable,
+    /// It is refused with 403 and this code, `AccessDenied` for example, and does not reach the server.
+    Deny(&'static str),
     /// It waits here, on this side of the server, until [`SqsProxy::heal`].
     Hold,
     /// The entries of a batch at these places, counted from 0, do not reach the server and fail with this
@@ -284,6 +286,7 @@ async fn answer(mut request: Frame, shared: &Shared) -> Option<Frame> {
         Some(Fault::Unavailable) => {
             return Some(refusal("503 Service Unavailable", "ServiceUnavailable", "Try again later"));
         }
+        Some(Fault::Deny(code)) => return Some(refusal("403 Forbidden", code, "The test does not allow it")),
         Some(Fault::Hold) => shared.until(|state| state.is_healed(&operation).then_some(())).await,
         Some(Fault::FailEntries { at, code, senders_fault }) => {
             return fail_entries(request, body, shared, &Failing { at, code, senders_fault }).await;

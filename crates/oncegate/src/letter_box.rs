@@ -38,6 +38,12 @@ pub trait LetterBox: Send + Sync + fmt::Debug {
     /// When it may not be there. It may be all the same, so whoever sends it again sends it twice.
     async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError>;
 
+    /// What keeps an order: messages for which this is equal are sent one after another. `None`: any order will do. The
+    /// message's key, which is the group in a FIFO queue, unless overridden.
+    fn order(&self, buried: &Buried) -> Option<Vec<u8>> {
+        buried.message().key().map(<[u8]>::to_vec)
+    }
+
     /// Notes what became of a letter; letters of one partition are settled in their order.
     fn settle(&mut self, buried: &Buried, settled: Settled);
 

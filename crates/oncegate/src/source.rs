@@ -31,7 +31,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     }
 
     /// What earlier commits of this source's consumer group were annotated with, by
-    /// [`annotate_commits`](Self::annotate_commits) of any process. Asked once, before `open`. Nothing, unless overridden:
+    /// [`annotate_commits`](Self::annotate_commits) of any process. Asked before `open`. Nothing, unless overridden:
     /// few brokers keep a text with a position.
     ///
     /// # Errors
@@ -47,7 +47,8 @@ pub trait Source: Send + Sync + fmt::Debug {
         _ = annotation;
     }
 
-    /// Connects and begins to fetch. Called once, before the first `receive`.
+    /// Connects and begins to fetch. Called before the first `receive`: once, and again only after an error that
+    /// [`is_away`](SourceError::is_away).
     ///
     /// # Errors
     /// When the broker cannot be reached or the settings would break the promise; the error names the setting.
@@ -162,6 +163,8 @@ pub struct Terms {
     pub retention: Duration,
     /// How long handlers and source may go on after a stop.
     pub stop_deadline: Duration,
+    /// The longest time that one of its gates lets a handler run.
+    pub max_run: Duration,
 }
 
 impl Default for Terms {
@@ -172,6 +175,7 @@ impl Default for Terms {
             lease: Gate::DEFAULT_LEASE,
             retention: Gate::DEFAULT_RETENTION,
             stop_deadline: Consumer::DEFAULT_STOP_DEADLINE,
+            max_run: Gate::DEFAULT_MAX_RUN,
         }
     }
 }
@@ -247,16 +251,30 @@ pub struct SourceError {
     what: String,
     #[source]
     source: Option<BoxError>,
+    is_away: bool,
 }
 
 impl SourceError {
     /// In words that name what to change.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), source: None }
+        Self { what: what.into(), source: None, is_away: false }
     }
 
     /// The same with its cause.
     pub fn caused(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
-        Self { what: what.into(), source: Some(source.into()) }
+        Self { what: what.into(), source: Some(source.into()), is_away: false }
+    }
+
+    /// The same, of a server that is away: [`open`](Source::open) may be called again, and succeeds once the server answers.
+    /// A consumer that starts waits for it, see [`Consumer::start_patience`].
+    #[must_use]
+    pub fn away(mut self) -> Self {
+        self.is_away = true;
+        self
+    }
+
+    /// Whether its server is away, and may come back.
+    pub fn is_away(&self) -> bool {
+        self.is_away
     }
 }

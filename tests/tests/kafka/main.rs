@@ -8,6 +8,7 @@ mod brokers;
 mod commits;
 mod connection;
 mod data;
+mod health;
 mod membership;
 mod outage;
 mod source;

@@ -7,6 +7,7 @@ mod content;
 mod deletes;
 mod fifo;
 mod happy;
+mod health;
 mod held;
 mod kill;
 mod outages;

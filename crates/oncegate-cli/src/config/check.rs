@@ -1,6 +1,7 @@
 //! What must be there, and what must fit together, as far as it can be known without a server.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
@@ -11,6 +12,9 @@ use super::values::{Property, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::build;
 use crate::run::wire::Endpoint;
+
+/// SQS lets a message be held for so long.
+const SQS_HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
 
 fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
@@ -281,12 +285,38 @@ impl Loaded {
             self.warn(&at, "the promise ends while the store is away for longer than this: messages that were completed may run again");
         }
         let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
+        if let Some(sqs) = consumer.source.as_ref().and_then(|source| source.sqs.as_ref()) {
+            let visibility =
+                sqs.visibility.map_or(oncegate::sqs::SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
+            self.check_queue_times(name, consumer, visibility, lease);
+        }
         let store = self.config.store.clone().unwrap_or_default();
         if let Some(Time(response)) = store.response_timeout
             && response * 3 > lease
         {
             let at = path(["store", "response_timeout"]);
             self.error(&at, format!("the lease of `{name}` must be three times as long, for its heartbeats"));
+        }
+    }
+
+    /// What a queue does with a message, whatever its consumer wants.
+    fn check_queue_times(&mut self, name: &str, consumer: &Consumer, visibility: Duration, lease: Duration) {
+        if visibility < lease {
+            let at = self.place(name, &["source", "sqs", "visibility"]);
+            let message = format!(
+                "{visibility:?} is shorter than the lease ({lease:?}): after a crash a message comes again before its lease is \
+                 over, and waits; set it to {lease:?} or more"
+            );
+            self.warn(&at, message);
+        }
+        let max_run = consumer.max_run.map_or(oncegate::Gate::DEFAULT_MAX_RUN, |Time(time)| time);
+        if max_run > SQS_HOLDS_MOST {
+            let at = self.place(name, &["max_run"]);
+            self.warn(
+                &at,
+                "SQS takes a message back 12 hours after its receive, whatever runs: a longer run is cancelled then, and its \
+                 message comes again; set it to 12h or less",
+            );
         }
     }
 

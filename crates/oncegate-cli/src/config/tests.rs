@@ -222,3 +222,24 @@ fn every_setting_is_in_the_table_with_a_meaning() {
     assert!(table.contains("| `consumer.NAME.lease` | time | `30s` |"), "{table}");
     assert!(table.contains("| `consumer.NAME.source.kafka.topics` | names |"), "{table}");
 }
+
+#[test]
+fn times_that_do_not_fit_a_queue_are_found() {
+    let queue = |settings: &str, consumer: &str| {
+        let source = format!(
+            "source = {{ sqs = {{ queue = \"orders\", region = \"eu-west-1\"{settings} }} }}\n{consumer}"
+        );
+        let kafka = "source = { kafka = { brokers = [\"b:9092\"], topics = [\"orders\"], properties = { \"security.protocol\" = \"SSL\" } } }\n";
+        changed(kafka, &source).replace("{ kafka = \"orders.dead\" }", "{ sqs = \"orders-dead\" }")
+    };
+    let fine = of(&queue("", "max_run = \"12h\"\n"));
+    assert!(fine.findings.all.is_empty(), "{}", fine.render());
+    says(&queue(", visibility = \"10s\"", ""), Some(16), "shorter than the lease (30s)");
+    says(&queue("", "max_run = \"13h\"\n"), Some(17), "12 hours after its receive");
+    // What is inherited counts, and a topic has no such limits.
+    let inherited = queue("", "").replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
+    says(&inherited, Some(17), "60s is shorter than the lease (120s)");
+    says(&inherited, Some(9), "12 hours after its receive");
+    let topic = FINE.replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
+    assert!(of(&topic).findings.all.is_empty(), "{}", of(&topic).render());
+}

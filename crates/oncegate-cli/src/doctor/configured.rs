@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use oncegate::core::key::{Descriptor, Scope};
 use oncegate::core::store::{ScopeDescriptor, Store};
+use oncegate::sqs::SqsDeadLetters;
 use oncegate::{Consumer, Gate, GateError};
 
 use super::{Questions, Report, Topics};
@@ -76,8 +77,19 @@ fn questions(consumer: &shape::Consumer) -> Result<Questions, String> {
         retention: consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time),
         lease: consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
         max_attempts: consumer.max_attempts.unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
+        max_run: consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
         kafka,
         queue: source.sqs.as_ref().map(sqs_source),
+        letters: letters(&source, consumer),
+    })
+}
+
+/// The queue of the dead letters, reached as a consumer reaches it.
+fn letters(source: &shape::Source, consumer: &shape::Consumer) -> Option<SqsDeadLetters> {
+    let queue = consumer.dead_letters.as_ref()?.sqs.as_ref()?;
+    Some(match &source.sqs {
+        Some(sqs) => sqs_source(sqs).dead_letters(queue),
+        None => SqsDeadLetters::new(queue),
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use oncegate::core::store::{Store, StoreError};
 use oncegate::kafka::{self, TopicFacts};
 use oncegate::source::{SourceError, Terms};
-use oncegate::sqs::SqsSource;
+use oncegate::sqs::{SqsDeadLetters, SqsSource};
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
@@ -50,7 +50,10 @@ pub(crate) struct Questions {
     pub(crate) lease: Duration,
     pub(crate) max_attempts: u32,
     pub(crate) kafka: Option<Topics>,
+    pub(crate) max_run: Duration,
     pub(crate) queue: Option<SqsSource>,
+    /// A queue of dead letters.
+    pub(crate) letters: Option<SqsDeadLetters>,
 }
 
 /// Topics, and the cluster that has them.
@@ -152,6 +155,15 @@ impl Questions {
         if let Some(queue) = &self.queue {
             self.ask_queue(queue, report).await;
         }
+        if let Some(letters) = &self.letters {
+            match letters.check_queue().await {
+                Ok(warnings) => {
+                    report.saw(format!("queue {}, of dead letters", letters.queue()));
+                    warnings.into_iter().for_each(|warning| report.finding(letters.queue(), warning, ""));
+                }
+                Err(error) => report.source(letters.queue(), &error),
+            }
+        }
     }
 
     async fn ask_kafka(&self, topics: &Topics, report: &mut Report) {
@@ -242,6 +254,7 @@ impl Questions {
         terms.max_attempts = self.max_attempts;
         terms.lease = self.lease;
         terms.retention = self.retention;
+        terms.max_run = self.max_run;
         match source.check_queue(&terms).await {
             Ok(warnings) => {
                 report.looked_at.push(format!("queue {}", source.queue()));

@@ -53,6 +53,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
 
+    /// The SQS queue of the dead letters: its URL, or its name
+    #[arg(long, value_name = "QUEUE", requires = "queue")]
+    dead_letter_queue: Option<String>,
+
     /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
     #[arg(long, value_name = "URL", requires = "queue")]
     endpoint_url: Option<String>,
@@ -64,6 +68,10 @@ pub(crate) struct Args {
     /// The lease of the gates
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     lease: Duration,
+
+    /// How long one run of a handler may take
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "15m")]
+    max_run: Duration,
 
     /// How many attempts a message gets
     #[arg(long, value_name = "N", default_value_t = oncegate::Consumer::DEFAULT_MAX_ATTEMPTS)]
@@ -117,8 +125,10 @@ impl Args {
                 "give the consumer a topic of dead letters, and name it here with --dead-letters",
             ),
         });
+        let letters = queue.as_ref().zip(self.dead_letter_queue.as_ref());
+        let letters = letters.map(|(queue, letters)| queue.dead_letters(letters));
         let (retention, lease, max_attempts) = (self.retention, self.lease, self.max_attempts);
-        Questions { retention, lease, max_attempts, kafka, queue }
+        Questions { retention, lease, max_attempts, max_run: self.max_run, kafka, queue, letters }
     }
 }
 
@@ -138,5 +148,6 @@ mod tests {
         }
         let args = Cli::try_parse_from(["x", "--store", "redis://x"]).unwrap().args;
         assert_eq!((args.retention, args.lease), (Gate::DEFAULT_RETENTION, Gate::DEFAULT_LEASE));
+        assert_eq!((args.max_run, args.visibility), (Gate::DEFAULT_MAX_RUN, SqsSource::DEFAULT_VISIBILITY));
     }
 }

@@ -1,7 +1,7 @@
 //! `oncegate doctor`, on real servers that are set well and badly.
 
 use aws_sdk_sqs::types::QueueAttributeName;
-use oncegate_tests::{Kafka, Redis, RedisServer, Sqs, unique};
+use oncegate_tests::{Kafka, Moto, Redis, RedisServer, Sqs, unique};
 
 use super::{Answer, oncegate_with};
 
@@ -75,6 +75,31 @@ async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found()
     let answer = doctor(redis.url(), &["--queue", queue.url(), "--visibility", "10s"]).await;
     let found = findings(answer.ended(1), queue.name());
     assert!(says(&found, "maxReceiveCount") && says(&found, "visibility"), "{found:?}");
+    assert!(!says(&found, "max_run"), "{found:?}");
+    let arguments = ["--queue", queue.url(), "--max-run", "13h"];
+    let found = findings(doctor(redis.url(), &arguments).await.ended(1), queue.name());
+    assert!(says(&found, "`max_run` is 46800 s"), "{found:?}");
     let answer = doctor(redis.url(), &["--queue", &format!("{}-absent", queue.url())]).await;
     assert!(answer.json()["findings"].as_array().is_some_and(|all| !all.is_empty()), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_queue_of_dead_letters_that_takes_less_than_the_queue_is_found() {
+    let (moto, redis) = (Moto::shared().await, Redis::shared().await);
+    let sqs = moto.sqs();
+    let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
+    let arguments = ["--queue", queue.url(), "--dead-letter-queue", dead.url()];
+    let answer = doctor(redis.url(), &arguments).await;
+    assert_eq!(findings(&answer, dead.name()), [""; 0], "{answer:?}");
+    for (limit, of_queue, is_found) in
+        [("1024", "262144", true), ("2048", "2048", true), ("4096", "2048", false)]
+    {
+        queue.set_attribute(QueueAttributeName::MaximumMessageSize, of_queue).await;
+        dead.set_attribute(QueueAttributeName::MaximumMessageSize, limit).await;
+        let found = findings(&doctor(redis.url(), &arguments).await, dead.name());
+        assert_eq!(says(&found, "`MaximumMessageSize` to"), is_found, "{limit} for {of_queue}: {found:?}");
+    }
+    let absent = format!("{}-absent", dead.url());
+    let answer = doctor(redis.url(), &["--queue", queue.url(), "--dead-letter-queue", &absent]).await;
+    assert!(says(&findings(&answer, &format!("{}-absent", dead.name())), "does not exist"), "{answer:?}");
 }

@@ -19,9 +19,9 @@ use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
 use crate::gate::{Claim, Gate, Identity, OpenGate};
 use crate::handler::{BoxFuture, ErasedHandler, Handler};
-use crate::health::WaitCause;
+use crate::health::{FailureLog, WaitCause};
 use crate::observe::{Counters, Observer};
-use crate::source::{Delivery, RetryQueue, Source, Supply, Terms};
+use crate::source::{Delivery, RetryQueue, Source, Terms};
 
 mod attempt;
 mod breaker;
@@ -35,6 +35,7 @@ mod positions;
 mod run;
 mod settings;
 mod settle;
+mod start;
 mod tenants;
 mod trace;
 mod watch;
@@ -86,6 +87,8 @@ impl Consumer {
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
     /// 20 seconds.
     pub const DEFAULT_STOP_DEADLINE: Duration = Duration::from_secs(20);
+    /// 5 minutes.
+    pub const DEFAULT_START_PATIENCE: Duration = Duration::from_secs(300);
 
     /// Handles every message of `source` whose route has no handler of its own.
     ///
@@ -104,6 +107,7 @@ impl Consumer {
                 bad_keys: BadKeys::default(),
                 tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
+                start_patience: Self::DEFAULT_START_PATIENCE,
                 overtaking_retries: false,
                 fail_open_after: None,
                 #[cfg(feature = "otel")]
@@ -286,21 +290,6 @@ impl Consumer {
         ended
     }
 
-    async fn consume_until(mut self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
-        let source = Arc::clone(&self.source);
-        let observer = Arc::clone(&self.observer);
-        let mut shared = self.open().await?;
-        if source.agree(&shared.terms()) == Supply::OnDemand {
-            shared.in_flight.on_demand(self.settings.concurrency as usize);
-        }
-        let shared = Arc::new(shared);
-        positions::compare_and_keep(shared.routes().map(|route| &route.gate), &*source).await?;
-        source.open(observer).await?;
-        self.life.begin(&shared, &source);
-        let at_once = self.at_once.take().unwrap_or_else(|| Box::pin(std::future::pending()));
-        run::run(shared, source, &self.life, shutdown, at_once).await
-    }
-
     /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
     ///
     /// # Errors
@@ -310,7 +299,7 @@ impl Consumer {
         self.routes.iter().try_for_each(|(_, gate, _)| gate.check()).map_err(ConsumerError::Gate)
     }
 
-    /// Checks every setting, opens every gate and the dead letters.
+    /// Checks every setting, and opens every gate.
     async fn open(&mut self) -> Result<Shared, ConsumerError> {
         self.check_settings()?;
         let mut routes = Vec::new();
@@ -334,9 +323,6 @@ impl Consumer {
             let (number, breaker) = (routes.len(), Switch::new(self.breaker));
             routes.push((name, Arc::new(Route { number, gate, stand_in, handler, breaker })));
         }
-        if let Some(dead_letters) = &self.dead_letters {
-            dead_letters.open().await.map_err(ConsumerError::DeadLetters)?;
-        }
         Ok(Shared {
             routes,
             dead_letters: self.dead_letters.take(),
@@ -346,6 +332,7 @@ impl Consumer {
             in_flight: InFlight::new(self.most_messages, self.most_bytes),
             duplicates: AtomicU32::new(0),
             watch: Arc::new(Watch::new()),
+            failures: FailureLog::default(),
             stopping: CancellationToken::new(),
             at_once: CancellationToken::new(),
             group: self.source.status().group,
@@ -440,6 +427,8 @@ struct Shared {
     flood: Mutex<FloodGuard>,
     in_flight: InFlight,
     watch: Arc<Watch>,
+    /// What fails of the dead letters.
+    failures: FailureLog,
     /// The share of duplicates among the last messages, as a moving average in 1/65,536.
     duplicates: AtomicU32,
     stopping: CancellationToken,
@@ -468,8 +457,9 @@ impl Shared {
     fn terms(&self) -> Terms {
         let lease = self.routes().map(|route| route.gate.settings().lease).max().unwrap_or_default();
         let retention = self.routes().map(|route| route.gate.settings().retention).min().unwrap_or_default();
+        let max_run = self.routes().map(|route| route.gate.settings().max_run).max().unwrap_or_default();
         let Settings { max_attempts, stop_deadline, .. } = self.settings;
-        Terms { max_attempts, lease, retention, stop_deadline }
+        Terms { max_attempts, lease, retention, stop_deadline, max_run }
     }
 
     fn route(&self, name: &str) -> Arc<Route> {

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::watch::{Look, Place, Seen, SeenPartition, Underway, see};
 use super::{Route, Shared};
 use crate::health::{
-    Health, PartitionStatus, PauseCause, Permits, Phase, Run, ScopeStatus, SourceStatus, Stage, Status,
-    StoreOutage, Unfinished,
+    FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, ScopeStatus,
+    SourceStatus, Stage, Status, StoreOutage, Unfinished,
 };
 use crate::source::Source;
 
@@ -47,9 +47,10 @@ impl Monitor {
     /// Everything but the name.
     fn look(&self) -> Status {
         let (phase, error) = self.life.phase();
-        let ended = || Status { phase, error: error.clone(), ..Status::default() };
         if matches!(phase, Phase::Starting | Phase::Stopped) {
-            return ended();
+            let failures = self.life.opening.at(Instant::now().into_std());
+            let source = SourceStatus { failures, ..SourceStatus::default() };
+            return Status { phase, error, source, ..Status::default() };
         }
         let running = self.life.running.get().and_then(Running::upgrade);
         let Some((shared, source)) = running else {
@@ -69,6 +70,8 @@ impl Monitor {
 #[derive(Debug, Default)]
 pub(super) struct Life {
     phase: Mutex<(Phase, Option<String>)>,
+    /// What the start waits for.
+    pub(super) opening: FailureLog,
     running: OnceLock<Running>,
 }
 
@@ -126,6 +129,8 @@ impl Shared {
         messages.running = underway.len();
         let mut runs: Vec<Run> = underway.iter().map(|underway| run(now, underway)).collect();
         let overdue = runs.iter().filter(|run| run.is_overdue()).count();
+        let late = |run: &&Run| run.stage == Stage::Burying && run.in_stage_for > QUIET_LIMIT;
+        let letters_waiting = runs.iter().filter(late).count();
         runs.sort_by_key(|run| std::cmp::Reverse(run.in_stage_for));
         runs.truncate(Status::RUNS_SHOWN);
         let mut seen = look.partitions.clone();
@@ -133,6 +138,7 @@ impl Shared {
             see(&mut seen, under_way(underway));
         }
         add_to(&mut source, now, &seen, &routes);
+        source.failures.extend(self.failures.at(now.into_std()));
         let mut status = Status {
             up: self.watch.up(),
             scopes: self.scopes(now, &look),
@@ -142,6 +148,7 @@ impl Shared {
             handler_p99: self.watch.handler_times.p99(),
             runs,
             overdue: u32::try_from(overdue).unwrap_or(u32::MAX),
+            letters_waiting: u32::try_from(letters_waiting).unwrap_or(u32::MAX),
             refusals: self.flood.lock().unwrap_or_else(PoisonError::into_inner).refusals(),
             waiting: look.waiting.iter().filter_map(|seen| unfinished(now, seen, &routes)).collect(),
             delivered_ago: self.watch.delivered_ago(),

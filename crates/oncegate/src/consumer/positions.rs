@@ -14,14 +14,13 @@ use crate::source::{CommitAnnotation, Source, SourceError};
 const FORMAT: &str = "oncegate=1";
 
 /// Compares each gate's store with what the source's broker has kept, and keeps it there from now on.
-pub(super) async fn compare_and_keep<'a>(
-    gates: impl Iterator<Item = &'a Arc<OpenGate>>,
+pub(super) async fn compare_and_keep(
+    gates: Vec<Arc<OpenGate>>,
     source: &dyn Source,
 ) -> Result<(), SourceError> {
-    let gates: BTreeMap<String, Arc<OpenGate>> =
-        gates.map(|gate| (gate.scope().to_owned(), Arc::clone(gate))).collect();
-    let lasting: BTreeMap<_, _> =
-        gates.into_iter().filter(|(_, gate)| gate.store_position().is_some()).collect();
+    let lasting = gates.into_iter().filter(|gate| gate.store_position().is_some());
+    let lasting: BTreeMap<String, Arc<OpenGate>> =
+        lasting.map(|gate| (gate.scope().to_owned(), gate)).collect();
     if lasting.is_empty() {
         return Ok(());
     }

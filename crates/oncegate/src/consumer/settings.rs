@@ -40,6 +40,7 @@ pub(super) struct Settings {
     pub(super) bad_keys: BadKeys,
     pub(super) tenant_limit: Option<u32>,
     pub(super) stop_deadline: Duration,
+    pub(super) start_patience: Duration,
     pub(super) overtaking_retries: bool,
     pub(super) fail_open_after: Option<Duration>,
     #[cfg(feature = "otel")]

@@ -5,12 +5,13 @@
 //! dead letter or copy in a retry topic that was awaited.
 
 use std::sync::PoisonError;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use oncegate_core::store::StoreError;
 use tracing::{info, warn};
 
 use super::attempt::Ending;
+use super::intake::InFlight;
 use super::{BadKeys, ConsumerError, Item, Shared};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
@@ -236,12 +237,36 @@ async fn hand_over(
     Ok(())
 }
 
+/// Tries until the letter is written. After the first failure the message gives its place to another: it is one of those that
+/// wait, and from a queue one more is received.
 async fn send(shared: &Shared, item: &Item, dead_letters: &dyn DeadLetters, letter: &DeadLetter) {
-    let mut failures = 0;
+    let (mut failures, mut waits) = (0_u32, None);
     while let Err(error) = dead_letters.send(letter).await {
-        failures += 1;
+        failures = failures.saturating_add(1);
+        waits.get_or_insert_with(|| Waits::new(&shared.in_flight));
+        shared.failures.failed(Instant::now(), LETTER, &error);
         warn!(origin = %letter.message.origin(), error, failures, "the dead letter could not be written; trying again");
-        shared.observer.observe(Event::SourceError { operation: "dead_letter" });
+        shared.observer.observe(Event::SourceError { operation: LETTER });
         tokio::time::sleep(DEAD_LETTER_BACKOFF.wait(failures, item.route.gate.fraction())).await;
+    }
+    shared.failures.succeeded(LETTER);
+}
+
+/// The name of the operation that writes dead letters, in metrics and in the status.
+const LETTER: &str = "dead_letter";
+
+/// Counts a message among those that wait, until it is dropped.
+struct Waits<'a>(&'a InFlight);
+
+impl<'a> Waits<'a> {
+    fn new(in_flight: &'a InFlight) -> Self {
+        in_flight.waits();
+        Self(in_flight)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.waits_no_more();
     }
 }

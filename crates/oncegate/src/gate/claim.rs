@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use oncegate_core::record::{Recovery, Token};
-use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
 use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 
@@ -81,18 +81,8 @@ impl OpenGate {
         };
         let (word, claimed) = match verdict {
             Verdict::Granted(grant) => {
-                if self.is_stand_in {
-                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
-                } else if grant.reopened {
-                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Reset });
-                } else if grant.recovery == Recovery::Takeover {
-                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::CrashTakeover });
-                } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
-                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Retention });
-                } else if grant.attempt == 1
-                    && self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at))
-                {
-                    self.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
+                if let Some(cause) = self.cause_of_extra_run(message, &grant) {
+                    self.observe(Event::ExtraRun { scope, cause });
                 }
                 let lease = Lease::new(self, message, identity, token, grant, first_sent_at);
                 lease.note_claimed(grant);
@@ -112,6 +102,22 @@ impl OpenGate {
             self.observe(Event::Claimed { scope, verdict: word });
         }
         Ok(claimed)
+    }
+
+    /// Why the message may have run before, if it may have.
+    fn cause_of_extra_run(&self, message: &Message, grant: &Grant) -> Option<ExtraRunCause> {
+        let is_lost = || self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at));
+        if self.is_stand_in {
+            Some(ExtraRunCause::Unguarded)
+        } else if grant.reopened {
+            Some(ExtraRunCause::Reset)
+        } else if grant.recovery == Recovery::Takeover {
+            Some(ExtraRunCause::CrashTakeover)
+        } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
+            Some(ExtraRunCause::Retention)
+        } else {
+            (grant.attempt == 1 && is_lost()).then_some(ExtraRunCause::StoreLoss)
+        }
     }
 
     /// When the store has lost records for the last time, as far as anybody knows.

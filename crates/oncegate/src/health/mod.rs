@@ -7,7 +7,9 @@
 //! Two questions, for two kinds of probes:
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
-//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, or while its store is away.
+//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away, while its source
+//!   brings no messages because its calls fail ([`SOURCE_LIMIT`]), and while nothing goes on because dead letters cannot be
+//!   written.
 //!
 //! # What counts as a stall
 //!
@@ -25,6 +27,7 @@
 //! | the consumer's own loop does not get to run, because handlers block the runtime's threads | [`LOOP_LIMIT`] |
 //! | every permit is with a handler that has run for longer than it may | [`Gate::max_run`](crate::Gate::max_run) |
 
+mod failures;
 mod rules;
 mod status;
 
@@ -33,9 +36,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use failures::FailureLog;
 pub use status::{
-    Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, Run, ScopeStatus, SourceStatus,
-    Stage, Status, StoreOutage, Unfinished, WaitCause,
+    Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, Run, ScopeStatus, SourceFailure,
+    SourceStatus, Stage, Status, StoreOutage, Unfinished, WaitCause,
 };
 
 /// The shortest time without any delivery or end, although there is work, that counts as a stall: 30 s.
@@ -47,6 +51,8 @@ pub const POLL_LIMIT: Duration = Duration::from_secs(60);
 pub const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 /// How long the consumer's loop may go without a turn: 10 s. It asks for one every second.
 pub const LOOP_LIMIT: Duration = Duration::from_secs(10);
+/// How long an operation of the source may fail before it counts: 10 s. A shorter one is repeated and passes.
+pub const SOURCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long commits may lag behind what is finished: 30 s.
 pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
@@ -142,6 +148,18 @@ pub enum Reason {
         lasts: Duration,
         /// Whether every part that was asked is away, so that nothing runs at all.
         all: bool,
+    },
+    /// An operation of the source fails, again and again: the broker is away, does not answer, or refuses.
+    SourceFails {
+        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `dead_letter`, or `open` at the start.
+        operation: String,
+        /// The last error.
+        error: String,
+        /// Since the first failure.
+        #[serde(rename = "for_seconds", with = "status::seconds")]
+        lasts: Duration,
+        /// Whether no message comes because of it.
+        stops_delivery: bool,
     },
     /// A handler fails for all alike: one message at a time probes whether it works again.
     HandlerPaused {
@@ -245,10 +263,16 @@ pub enum Reason {
         /// The message that waits.
         message: Unfinished,
     },
-    /// A dead letter cannot be written, and its message holds a permit meanwhile.
+    /// A dead letter cannot be written. Its message is not acknowledged, and holds no permit meanwhile.
     LetterNotWritten {
         /// Which.
         run: Run,
+    },
+    /// Nothing goes on, because every message that could is waiting for its dead letter to be written, or is behind such a
+    /// message.
+    OnlyLettersLeft {
+        /// How many dead letters cannot be written.
+        letters: u32,
     },
     /// Many messages were given up; at the flood limit the consumer stops.
     Flood(Refusals),
@@ -279,6 +303,8 @@ impl Reason {
                 | Self::NotConnected { others_connect: false, .. }
                 | Self::StoreAway { all: true, .. }
                 | Self::HandlerPaused { all: true, .. }
+                | Self::SourceFails { stops_delivery: true, .. }
+                | Self::OnlyLettersLeft { .. }
         )
     }
 
@@ -289,6 +315,7 @@ impl Reason {
             Self::Stopping => "stopping",
             Self::Stopped { .. } => "stopped",
             Self::StoreAway { .. } => "store_away",
+            Self::SourceFails { .. } => "source_fails",
             Self::HandlerPaused { .. } => "handler_paused",
             Self::SlowHandler { .. } => "slow_handler",
             Self::OverdueHandler { .. } => "overdue_handler",
@@ -304,6 +331,7 @@ impl Reason {
             Self::BusyElsewhere { .. } => "busy_elsewhere",
             Self::Unreadable { .. } => "unreadable",
             Self::LetterNotWritten { .. } => "letter_not_written",
+            Self::OnlyLettersLeft { .. } => "only_letters_left",
             Self::Flood(_) => "flood",
         }
     }
@@ -319,6 +347,9 @@ impl fmt::Display for Reason {
             Self::Stopped { error: Some(error) } => write!(f, "it has ended: {error}"),
             Self::StoreAway { scope, error, lasts, .. } => {
                 write!(f, "the store of `{scope}` has not answered for {}: {error}", Words(*lasts))
+            }
+            Self::SourceFails { operation, error, lasts, .. } => {
+                write!(f, "the source's operation `{operation}` has failed for {}: {error}", Words(*lasts))
             }
             Self::HandlerPaused { scope, .. } => {
                 write!(f, "the handler of `{scope}` fails for all alike, and is paused")
@@ -390,6 +421,10 @@ impl fmt::Display for Reason {
                     Words(run.in_stage_for)
                 )
             }
+            Self::OnlyLettersLeft { letters } => write!(
+                f,
+                "{letters} dead letters cannot be written, and no other message can be handled before they are"
+            ),
             Self::Flood(refusals) => write!(
                 f,
                 "{} messages in a row were given up; at {} the consumer stops",

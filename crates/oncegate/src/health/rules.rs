@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::status::{
     PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
 };
-use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason};
+use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures};
 
 /// A handler is slow when it takes this often as long as 99 of 100 …
 const SLOW_FACTOR: u32 = 3;
@@ -20,9 +20,11 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
     if status.phase == Phase::Stopped {
         return reasons;
     }
+    reasons.extend(failures::reasons(status));
     if status.phase != Phase::Starting {
         reasons.extend(stalls(status));
         reasons.extend(stores(status));
+        reasons.extend(only_letters_left(status));
         reasons.extend(breakers(status));
         reasons.extend(runs(status));
         reasons.extend(status.source.partitions.iter().flat_map(partition).take(MOST_OF_A_KIND * 2));
@@ -104,6 +106,17 @@ fn stores(status: &Status) -> Vec<Reason> {
     reasons
 }
 
+/// Nothing runs, is ready or waits for its time but messages whose dead letters cannot be written, and no other can come or
+/// start before they are.
+fn only_letters_left(status: &Status) -> Option<Reason> {
+    let (letters, messages) = (status.letters_waiting, status.messages);
+    let waiting = letters as usize;
+    let others = messages.running.saturating_sub(waiting) + messages.ready + messages.parked;
+    let fills_permits = letters >= status.permits.total && status.delivered_ago > QUIET_LIMIT;
+    let holds_up = !status.has_room() || messages.behind > 0 || fills_permits;
+    (letters > 0 && others == 0 && holds_up).then_some(Reason::OnlyLettersLeft { letters })
+}
+
 fn breakers(status: &Status) -> impl Iterator<Item = Reason> {
     let all = status.scopes.iter().all(|scope| scope.handler_paused);
     let paused = status.scopes.iter().filter(|scope| scope.handler_paused);
@@ -163,7 +176,7 @@ fn lease_of(status: &Status, scope: &str) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::status::{Permits, Refusals, StoreOutage};
+    use super::super::status::{Permits, Refusals, SourceFailure, StoreOutage};
     use super::super::{Health, Messages};
     use super::*;
 
@@ -231,6 +244,16 @@ mod tests {
         StoreOutage { part, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
     }
 
+    fn failure(operation: &str, seconds: u32) -> SourceFailure {
+        SourceFailure {
+            operation: operation.to_owned(),
+            error: "AccessDenied".to_owned(),
+            lasts: S * seconds,
+            stops_delivery: operation != "delete",
+            ..SourceFailure::default()
+        }
+    }
+
     /// A change to the healthy status, the words of its reasons, whether it is live, and whether it is ready.
     type Row = (&'static str, fn(&mut Status), &'static [&'static str], bool, bool);
 
@@ -292,6 +315,63 @@ mod tests {
             &["store_away"],
             true,
             false,
+        ),
+        ("a source's call failed", |s| s.source.failures = vec![failure("receive", 9)], &[], true, true),
+        (
+            "the source brings nothing",
+            |s| s.source.failures = vec![failure("receive", 10)],
+            &["source_fails"],
+            true,
+            false,
+        ),
+        (
+            "finished messages cannot be deleted",
+            |s| s.source.failures = vec![failure("delete", 10)],
+            &["source_fails"],
+            true,
+            true,
+        ),
+        (
+            "the source is away at the start",
+            |s| (s.phase, s.source.failures) = (Phase::Starting, vec![failure("open", 0)]),
+            &["starting", "source_fails"],
+            true,
+            false,
+        ),
+        (
+            "letters hold up nothing else",
+            |s| (s.letters_waiting, s.messages.running, s.messages.behind) = (1, 2, 7),
+            &[],
+            true,
+            true,
+        ),
+        (
+            "everything is behind a letter",
+            |s| (s.letters_waiting, s.messages.running, s.messages.behind) = (1, 1, 7),
+            &["only_letters_left"],
+            true,
+            false,
+        ),
+        (
+            "letters take all the room",
+            |s| (s.letters_waiting, s.messages.running, s.messages.in_flight) = (100, 100, 100),
+            &["only_letters_left"],
+            true,
+            false,
+        ),
+        (
+            "as many letters as permits, and nothing comes",
+            |s| (s.letters_waiting, s.messages.running) = (4, 4),
+            &["only_letters_left"],
+            true,
+            false,
+        ),
+        (
+            "as many letters as permits, and others come",
+            |s| (s.letters_waiting, s.messages.running, s.delivered_ago) = (4, 4, S),
+            &[],
+            true,
+            true,
         ),
         (
             "one of two handlers paused",

@@ -38,6 +38,9 @@ pub struct Status {
     pub runs: Vec<Run>,
     /// How many handlers have run for longer than they may.
     pub overdue: u32,
+    /// How many dead letters could not be written for longer than [`QUIET_LIMIT`](super::QUIET_LIMIT).
+    #[serde(default)]
+    pub letters_waiting: u32,
     /// What was given up of late.
     pub refusals: Refusals,
     /// The messages that wait with a cause worth knowing (another worker has them, their record cannot be read), the oldest
@@ -385,6 +388,30 @@ pub struct SourceStatus {
     pub others_connect: bool,
     /// What it is consuming now: partitions, or a queue. The consumer adds what it has in flight of each.
     pub partitions: Vec<PartitionStatus>,
+    /// Operations that fail now. Empty when each has succeeded the last time, or was never called.
+    #[serde(default)]
+    pub failures: Vec<SourceFailure>,
+}
+
+/// An operation of a source that fails: it has not succeeded since its first failure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SourceFailure {
+    /// Which: `receive`, `delete` or `visibility` of a queue, `broker` or `fetch` of Kafka, `dead_letter`, or `open` at the
+    /// start.
+    pub operation: String,
+    /// The last error.
+    pub error: String,
+    /// Since the first failure.
+    #[serde(rename = "for_seconds", with = "seconds")]
+    pub lasts: Duration,
+    /// Since the last failure.
+    #[serde(rename = "failed_seconds_ago", with = "seconds")]
+    pub failed_ago: Duration,
+    /// How often it has failed in a row.
+    pub failures: u64,
+    /// Whether no message comes while it fails.
+    pub stops_delivery: bool,
 }
 
 /// A partition, or a queue.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::source::SourceError;
 
@@ -16,11 +16,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The annotations of the group's commits of these topics, each once. It joins no group.
 pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<String>, SourceError> {
     let failed = |error: KafkaError| {
-        SourceError::caused(
+        let is_refusal = is_refusal(&error);
+        let failed = SourceError::caused(
             "the offsets that the consumer group has committed could not be read: are the brokers reachable, and has the \
              user the rights DESCRIBE on the topics and the group?",
             error,
-        )
+        );
+        if is_refusal { failed } else { failed.away() }
     };
     let consumer: BaseConsumer = config.create().map_err(failed)?;
     let mut partitions = TopicPartitionList::new();
@@ -46,4 +48,23 @@ pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<Strin
         }
     }
     Ok(annotations)
+}
+
+/// Whether the brokers answer, and will answer the same again.
+fn is_refusal(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode::{
+        Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed, InvalidGroupId,
+        SaslAuthenticationFailed, TopicAuthorizationFailed, UnsupportedSASLMechanism,
+    };
+    let refusals = [
+        Authentication,
+        ClusterAuthorizationFailed,
+        GroupAuthorizationFailed,
+        InvalidGroupId,
+        SaslAuthenticationFailed,
+        TopicAuthorizationFailed,
+        UnsupportedSASLMechanism,
+    ];
+    matches!(error, KafkaError::ClientCreation(_) | KafkaError::ClientConfig(..))
+        || error.rdkafka_error_code().is_some_and(|code| refusals.contains(&code))
 }

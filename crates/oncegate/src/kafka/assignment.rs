@@ -42,6 +42,7 @@ pub(crate) struct Assignments {
 
 #[derive(Debug, Default)]
 struct Shared {
+    clock: Clock,
     last_epoch: AtomicU64,
     /// Guards nothing but the wait for `drained`.
     draining: Mutex<()>,
@@ -51,6 +52,21 @@ struct Shared {
 impl Shared {
     fn next_epoch(&self) -> u64 {
         self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// Tells the time; a parameter, so that tests reach any age.
+struct Clock(Box<dyn Fn() -> Instant + Send + Sync>);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Box::new(Instant::now))
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
     }
 }
 
@@ -75,9 +91,9 @@ struct Ledger {
     epoch: Option<u64>,
     watermark: Watermark,
     /// When the last message came.
-    delivered_at_ms: u32,
+    delivered_at_ms: u64,
     /// Since when there has been something to commit.
-    due_at_ms: Option<u32>,
+    due_at_ms: Option<u64>,
     /// Not fetched, because too much of it is unfinished.
     crowded: bool,
     end: Option<LogEnd>,
@@ -119,7 +135,7 @@ impl Ledger {
     }
 
     /// Takes note of whether something is due, after each change of the watermark.
-    fn mark_due(&mut self, now_ms: u32) {
+    fn mark_due(&mut self, now_ms: u64) {
         self.due_at_ms = match self.watermark.due() {
             Some(_) => self.due_at_ms.or(Some(now_ms)),
             None => None,
@@ -159,6 +175,13 @@ impl Due {
 }
 
 impl Assignments {
+    /// Those of a member whose time is told by `clock`.
+    #[cfg(test)]
+    fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        let shared = Shared { clock: Clock(Box::new(clock)), ..Shared::default() };
+        Self { shared: Arc::new(shared), ..Self::default() }
+    }
+
     /// Begins an epoch for each of these partitions, which are read from where `begin` says.
     pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>, begin: Begin) {
         let mut current = self.current();
@@ -195,7 +218,7 @@ impl Assignments {
         let assignment = Arc::new(Assignment {
             partition: partition.clone(),
             attempts: AtomicU32::new(0),
-            begun: Instant::now(),
+            begun: (self.shared.clock.0)(),
             ledger: Mutex::new(ledger),
             shared: Arc::clone(&self.shared),
         });
@@ -423,7 +446,7 @@ impl Assignment {
 
     fn standing(&self) -> Standing {
         let now_ms = self.now_ms();
-        let ago = |at_ms: u32| Duration::from_millis(u64::from(now_ms.saturating_sub(at_ms)));
+        let ago = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms));
         let ledger = self.ledger();
         let watermark = &ledger.watermark;
         Standing {
@@ -440,9 +463,10 @@ impl Assignment {
         }
     }
 
-    /// Milliseconds since the assignment; 49 days are as long as for ever.
-    fn now_ms(&self) -> u32 {
-        u32::try_from(self.begun.elapsed().as_millis()).unwrap_or(u32::MAX)
+    /// Milliseconds since the assignment.
+    fn now_ms(&self) -> u64 {
+        let elapsed = (self.shared.clock.0)().saturating_duration_since(self.begun);
+        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Counts an attempt; `false`, and nothing is counted, once the partition is being revoked.

@@ -447,3 +447,27 @@ fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
     assert!(new.complete(receipt));
     assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
 }
+
+/// 2^32 milliseconds are 49.7 days: an assignment lives longer than that, and a stall of it must be seen then too.
+#[test]
+fn ages_go_on_past_two_to_the_32_milliseconds_of_one_assignment() {
+    const WRAP_MS: u64 = 1 << 32;
+    for assigned_for_ms in [WRAP_MS - 45_000, WRAP_MS - 1, WRAP_MS, WRAP_MS + 1, 3 * WRAP_MS + 7] {
+        let (start, passed_ms) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        let clock = Arc::clone(&passed_ms);
+        let now = move || start + Duration::from_millis(clock.load(Ordering::Relaxed));
+        let assignments = Assignments::with_clock(now);
+        assignments.assign([partition(0)], Begin::Begun);
+        let [assignment] = assignments.all().try_into().expect("one");
+        passed_ms.store(assigned_for_ms, Ordering::Relaxed);
+        let first = assignment.receive(1).expect("ours").receipt;
+        assignment.receive(2).expect("ours");
+        assert!(assignment.complete(first));
+        passed_ms.fetch_add(90_000, Ordering::Relaxed);
+        let standing = assignments.standings().pop().expect("one");
+        let age = Duration::from_secs(90);
+        assert_eq!(standing.delivered_ago, age, "delivered, after {assigned_for_ms} ms");
+        assert_eq!(standing.oldest_unfinished, Some(age), "unfinished, after {assigned_for_ms} ms");
+        assert_eq!(standing.uncommitted_for, Some(age), "uncommitted, after {assigned_for_ms} ms");
+    }
+}

@@ -138,7 +138,7 @@ fn answers(config: &ClientConfig) -> bool {
     match &answer {
         Ok(()) => tracing::warn!("the Kafka client has no connection, and another one has"),
         Err(error) => {
-            tracing::warn!(%error, "the Kafka client has no connection, and no broker answers another one")
+            tracing::warn!(%error, "the Kafka client has no connection, and no broker answers another one");
         }
     }
     answer.is_ok()

@@ -1,6 +1,6 @@
 //! A member of the consumer group: what its threads share, and what it does when partitions come and go.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use super::connection::Connection;
 use super::notices::Notices;
 use super::settings::Start;
 use super::statistics;
+use crate::health::FailureLog;
 use crate::observe::{Event, Observer};
 use crate::source::CommitAnnotation;
 
@@ -31,6 +32,8 @@ pub(crate) struct Member {
     pub(crate) observer: Arc<dyn Observer>,
     /// Where the group begins in a topic of which it has committed nothing.
     start: Start,
+    /// What fails now.
+    pub(crate) failures: FailureLog,
     /// How long a revoke waits for what has started.
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
@@ -41,6 +44,8 @@ pub(crate) struct Member {
     pub(crate) connection: Connection,
     /// What `status` tells of the poll thread.
     polls: Mutex<Polls>,
+    /// How many responses of brokers the client has counted.
+    responses: AtomicU64,
     /// Set once: from then on we leave, and are gone by this instant.
     leave_by: OnceLock<Instant>,
     /// Why we left without the last commit, for `close` to tell.
@@ -71,13 +76,26 @@ impl Member {
             notices: Notices::default(),
             observer,
             start,
+            failures: FailureLog::default(),
             drain_timeout,
             commit_patience,
             annotation,
             connection: Connection::default(),
             polls: Mutex::default(),
+            responses: AtomicU64::new(0),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
+        }
+    }
+
+    /// How many responses the brokers have sent so far. One more than before says that a broker answers, though there may be no
+    /// message.
+    fn heard(&self, responses: Option<u64>) {
+        let Some(responses) = responses else { return };
+        // A client in place of another counts from 0.
+        if self.responses.swap(responses, Ordering::Relaxed) != responses {
+            self.failures.succeeded("broker");
+            self.failures.succeeded("fetch");
         }
     }
 
@@ -264,6 +282,7 @@ impl ClientContext for Context {
 
     fn stats_raw(&self, statistics: &[u8]) {
         if !self.is_retired() {
+            self.member.heard(statistics::responses(statistics));
             let connected = statistics::each_end(statistics, |topic, number, end| {
                 self.member.assignments.ends_at(topic, number, end);
             });

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -143,6 +143,8 @@ impl Poller {
     }
 
     fn take(&mut self, borrowed: &BorrowedMessage<'_>) {
+        self.member.failures.succeeded("broker");
+        self.member.failures.succeeded("fetch");
         // A callback may have run inside this very poll, and the log have said what this message is.
         self.heed();
         self.refresh();
@@ -408,6 +410,7 @@ impl Poller {
             ) => "broker",
             _ => "fetch",
         };
+        self.member.failures.failed(Instant::now(), operation, error);
         tracing::warn!(%error, operation, "Kafka reports trouble; polling goes on");
         self.member.observer.observe(Event::SourceError { operation });
         Ok(())

@@ -217,6 +217,7 @@ impl Source for KafkaRetries {
         for tier in &self.tiers {
             let of_tier = tier.source.status();
             status.polled_ago = status.polled_ago.max(of_tier.polled_ago);
+            status.failures.extend(of_tier.failures);
             let not_due = tier.is_waiting.load(Relaxed).then_some(PauseCause::NotDue);
             for mut partition in of_tier.partitions {
                 partition.paused = not_due.or(partition.paused);

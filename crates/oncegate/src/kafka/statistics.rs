@@ -61,9 +61,25 @@ pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) ->
     (!statistics.brokers.is_empty()).then_some(connected)
 }
 
+/// How many responses the client has had from its brokers, connections included that are no more.
+pub(crate) fn responses(json: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Total {
+        rx: u64,
+    }
+    serde_json::from_slice(json).ok().map(|Total { rx }| rx)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn responses_are_counted_over_all_brokers() {
+        assert_eq!(responses(br#"{"name":"a","rx":17,"brokers":{"b":{"rx":3}},"topics":{}}"#), Some(17));
+        assert_eq!(responses(b"{}"), None);
+        assert_eq!(responses(b"none"), None);
+    }
 
     fn ends(json: &str) -> Vec<(String, i32, LogEnd)> {
         let mut ends = Vec::new();

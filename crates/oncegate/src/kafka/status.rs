@@ -1,5 +1,7 @@
 //! What the source says of itself, from the poll thread's own bookkeeping: nobody waits for it, or for the broker.
 
+use std::time::Instant;
+
 use super::member::Member;
 use super::standing::Standing;
 use crate::health::{PartitionStatus, PauseCause, SourceStatus};
@@ -13,6 +15,7 @@ pub(crate) fn of(member: &Member) -> SourceStatus {
         others_connect: member.connection.others_connect(),
         polled_ago: polls.last.map(|last| last.elapsed()),
         partitions: partitions.into_iter().map(|standing| partition(&standing, polls.held)).collect(),
+        failures: member.failures.at(Instant::now()),
     }
 }
 

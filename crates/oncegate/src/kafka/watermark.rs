@@ -25,9 +25,27 @@ pub(crate) struct Watermark {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     offset: i64,
-    /// When it was received, in milliseconds on its owner's clock: small enough to cost no memory here.
-    at_ms: u32,
-    complete: bool,
+    /// When it was received, in milliseconds on its owner's clock, times two; plus one once it is complete. One word, so that a
+    /// slot takes 16 bytes.
+    at_ms_and_complete: u64,
+}
+
+impl Slot {
+    fn new(offset: i64, at_ms: u64) -> Self {
+        Self { offset, at_ms_and_complete: at_ms << 1 }
+    }
+
+    fn at_ms(self) -> u64 {
+        self.at_ms_and_complete >> 1
+    }
+
+    fn is_complete(self) -> bool {
+        self.at_ms_and_complete & 1 == 1
+    }
+
+    fn set_complete(&mut self) {
+        self.at_ms_and_complete |= 1;
+    }
 }
 
 impl Watermark {
@@ -39,13 +57,13 @@ impl Watermark {
     /// Takes note of an offset received at `at_ms`, and returns its number for [`complete`](Self::complete).
     ///
     /// `None` when it is not beyond everything received before: the log went back, and this epoch is over.
-    pub(crate) fn receive(&mut self, offset: i64, at_ms: u32) -> Option<u64> {
+    pub(crate) fn receive(&mut self, offset: i64, at_ms: u64) -> Option<u64> {
         let behind = self.last_received.is_some_and(|last| offset <= last);
         if behind || self.passed.is_some_and(|passed| offset < passed) {
             return None;
         }
         self.last_received = Some(offset);
-        self.outstanding.push_back(Slot { offset, at_ms, complete: false });
+        self.outstanding.push_back(Slot::new(offset, at_ms));
         Some(self.finished + self.outstanding.len() as u64 - 1)
     }
 
@@ -55,11 +73,11 @@ impl Watermark {
         let Some(slot) = index.and_then(|index| self.outstanding.get_mut(index)) else {
             return false;
         };
-        if slot.complete {
+        if slot.is_complete() {
             return false;
         }
-        slot.complete = true;
-        while self.outstanding.front().is_some_and(|front| front.complete) {
+        slot.set_complete();
+        while self.outstanding.front().is_some_and(|front| front.is_complete()) {
             self.outstanding.pop_front();
             self.finished += 1;
         }
@@ -108,8 +126,8 @@ impl Watermark {
     }
 
     /// When the first unfinished message was received.
-    pub(crate) fn oldest_at_ms(&self) -> Option<u32> {
-        self.outstanding.front().map(|front| front.at_ms)
+    pub(crate) fn oldest_at_ms(&self) -> Option<u64> {
+        self.outstanding.front().map(|front| front.at_ms())
     }
 
     /// How many messages a successor would get again after a crash now: those from the first incomplete one on.

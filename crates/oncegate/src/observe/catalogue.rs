@@ -244,6 +244,7 @@ pub const CATALOGUE: &[Metric] = &[
         "visibility",
         "dead_letter",
         "retry",
+        "open",
     ]),
     Metric::counter("sqs_calls", OPERATION, "calls to the queue, which SQS charges for").of(&[
         "receive",

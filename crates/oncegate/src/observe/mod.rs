@@ -197,7 +197,8 @@ pub enum Event<'a> {
     },
     /// The source could not do something, or a dead letter could not be written; it is tried again.
     SourceError {
-        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter` or `retry`.
+        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter`, `retry`, or `open` at the
+        /// start.
         operation: &'static str,
     },
     /// An SQS queue was called: what SQS charges for.

@@ -3,7 +3,7 @@
 //! For each letter: look at its record, decide, reopen the record, send the message, remember. In that order, so that
 //! an end between any two of them loses nothing: a message that is sent twice is answered by its record.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,6 +165,8 @@ pub enum RedriveError {
 ///
 /// It may be ended at any moment and started again. What has been sent is not sent again when the letter box remembers
 /// it; in the worst case, the letters of the last batch are, and their records answer them.
+///
+/// Messages with one key (in a FIFO queue: of one group) are sent in the order in which the letter box has their letters.
 #[derive(Debug)]
 pub struct Redrive {
     store: Arc<dyn Store>,
@@ -247,11 +249,7 @@ impl Redrive {
             let took = Duration::from_secs_f64(sending as f64 / f64::from(per_second));
             run.next = run.next.max(Instant::now()) + took;
         }
-        let done = {
-            let letters = &*letters;
-            let doing = part.iter().zip(&courses);
-            join_all(doing.map(|((buried, _), course)| self.act(letters, buried, course.as_ref()))).await
-        };
+        let done = self.act_in_order(&*letters, part, &courses).await;
         let mut failed = None;
         for ((buried, wanted), done) in part.iter().zip(done) {
             run.redriven.seen += 1;
@@ -347,6 +345,43 @@ impl Redrive {
             Ok(to) => Course::Send { to },
             Err(why) => Course::NoWayBack(why),
         }
+    }
+
+    /// Does it for each letter: for those of one [order](LetterBox::order) one after another, for others at once. After a failure
+    /// nothing later of its order is sent.
+    async fn act_in_order(
+        &self,
+        letters: &dyn LetterBox,
+        part: &[(&Buried, Wanted)],
+        courses: &[Option<Planned>],
+    ) -> Vec<Result<Option<Course>, RedriveError>> {
+        let mut orders: Vec<Vec<usize>> = Vec::new();
+        let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
+        for (place, (buried, _)) in part.iter().enumerate() {
+            let order = letters.order(buried).map(|order| *known.entry(order).or_insert(orders.len()));
+            match order.and_then(|order| orders.get_mut(order)) {
+                Some(order) => order.push(place),
+                None => orders.push(vec![place]),
+            }
+        }
+        let act = async |places: Vec<usize>| {
+            let (mut done, mut failed) = (Vec::with_capacity(places.len()), false);
+            for place in places {
+                let (Some((buried, _)), Some(course)) = (part.get(place), courses.get(place)) else {
+                    continue;
+                };
+                let acted = match failed {
+                    false => self.act(letters, buried, course.as_ref()).await,
+                    true => Err(RedriveError::Send("an earlier message of its order was not sent".into())),
+                };
+                failed |= acted.is_err();
+                done.push((place, acted));
+            }
+            done
+        };
+        let mut done: Vec<_> = join_all(orders.into_iter().map(act)).await.into_iter().flatten().collect();
+        done.sort_by_key(|(place, _)| *place);
+        done.into_iter().map(|(_, acted)| acted).collect()
     }
 
     /// Does it, and says what was done.

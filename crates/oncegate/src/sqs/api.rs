@@ -33,6 +33,38 @@ const GONE: [&str; 6] = [
     "InvalidParameter",
 ];
 
+/// What says that the credentials are no good (any more).
+const UNKNOWN_CALLER: [&str; 6] = [
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "SignatureDoesNotMatch",
+    "MissingAuthenticationToken",
+];
+
+/// What a server says that is too busy, or about to be back.
+const PASSING: [&str; 6] = [
+    "ServiceUnavailable",
+    "InternalError",
+    "InternalFailure",
+    "ThrottlingException",
+    "RequestThrottled",
+    "RequestTimeout",
+];
+
+/// How long a receive waits for messages after one that has failed: its answer says that the queue is back.
+const PROBE_WAIT: Duration = Duration::from_secs(1);
+
+/// How a receive waits for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Poll {
+    /// As long as the source is set to.
+    Long,
+    /// For a moment, to find out whether the queue answers again.
+    Probe,
+}
+
 /// A queue as it is called while it is consumed. Nothing is repeated in here: whoever calls counts failures.
 #[derive(Debug)]
 pub(crate) struct Api {
@@ -77,9 +109,14 @@ impl CallError {
         NO_QUEUE.contains(&self.code.as_str())
     }
 
-    /// The caller may not do that.
+    /// It may pass without a change of anything: the server is away, or too busy.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.is_unreachable || PASSING.contains(&self.code.as_str())
+    }
+
+    /// The caller may not do that, or is not known: its credentials have expired, for example.
     pub(crate) fn is_denied(&self) -> bool {
-        self.code.contains("AccessDenied")
+        self.code.contains("AccessDenied") || UNKNOWN_CALLER.contains(&self.code.as_str())
     }
 }
 
@@ -118,14 +155,18 @@ impl Api {
     pub(crate) async fn receive(
         &self,
         most: usize,
+        poll: Poll,
         attempt: Option<&Attempt>,
     ) -> Result<Vec<Message>, CallError> {
-        let call = self
-            .polls
+        let (client, wait) = match poll {
+            Poll::Long => (&self.polls, self.wait),
+            Poll::Probe => (&self.calls, self.wait.min(PROBE_WAIT)),
+        };
+        let call = client
             .receive_message()
             .queue_url(&self.url)
             .max_number_of_messages(i32::try_from(most).unwrap_or(i32::MAX))
-            .wait_time_seconds(seconds(self.wait))
+            .wait_time_seconds(seconds(wait))
             .visibility_timeout(seconds(self.visibility))
             .set_receive_request_attempt_id(attempt.map(|Attempt(id)| id.clone()))
             .message_system_attribute_names(MessageSystemAttributeName::All)

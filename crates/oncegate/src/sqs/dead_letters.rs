@@ -12,15 +12,14 @@ use tracing::warn;
 
 use super::api::CallError;
 use super::convert::GROUP_HEADER;
-use super::letter::{Letter, Value};
-use super::queue::{self, Queue};
+use super::letter::{Letter, Value, Written};
+use super::queue::{self, Queue, QueueError};
 use super::settings::{Connection, name};
 use crate::dead_letters::{DeadLetter, DeadLetters};
 use crate::failure::BoxError;
 use crate::message::{Message, Origin};
+use crate::source::SourceError;
 
-/// What a message may have in bytes when the queue does not say.
-const MESSAGE_MAX_BYTES: usize = 256 * 1024;
 /// The longest group that SQS takes, in bytes.
 const GROUP_MAX_BYTES: usize = 128;
 
@@ -28,7 +27,9 @@ const GROUP_MAX_BYTES: usize = 128;
 /// that say where they came from and why they are here (see [`sqs`](super)).
 ///
 /// A letter counts as sent when SQS has confirmed it. A letter that would be too large for the queue keeps the body
-/// and the attributes, and loses of ours what does not fit; the log has it.
+/// and the attributes, and loses of ours what does not fit. If the attributes do not fit either, the largest of them are left
+/// out, and `oncegate-origin` has their names. The log has each case. The queue's limit is read again before anything is
+/// left out, so that one that was raised counts at once.
 pub struct SqsDeadLetters {
     connection: Connection,
     queue: String,
@@ -65,6 +66,71 @@ impl SqsDeadLetters {
         self
     }
 
+    /// Looks at the queue as [`open`](DeadLetters::open) does, and says what will surprise somebody, with its remedy: that it
+    /// takes less than the queue that is consumed. Writes nothing.
+    ///
+    /// # Errors
+    /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
+    pub async fn check_queue(&self) -> Result<Vec<String>, SourceError> {
+        let open = self.find().await?;
+        Ok(self.warning(&open).await.into_iter().collect())
+    }
+
+    /// The queue's name.
+    pub fn queue(&self) -> &str {
+        name(&self.queue)
+    }
+
+    async fn find(&self) -> Result<Open, QueueError> {
+        let client = self.connection.client(&self.queue).await;
+        let queue = queue::find(&client, &self.queue).await?;
+        Ok(Open { client, queue })
+    }
+
+    /// What is wrong with the limits. A consumed queue that cannot be asked is its source's to tell.
+    async fn warning(&self, open: &Open) -> Option<String> {
+        let consumed = self.consumed.as_ref()?;
+        let client = self.connection.client(consumed).await;
+        let consumed = queue::find(&client, consumed).await.ok()?;
+        open.queue.letters_warning(&consumed)
+    }
+
+    /// Reads the queue's attributes again: its limit may be another one by now. Without an answer, what was known stays.
+    async fn read_again(&self, open: &Arc<Open>) -> Arc<Open> {
+        let Ok(queue) = queue::find(&open.client, &self.queue).await else { return Arc::clone(open) };
+        let open = Arc::new(Open { client: open.client.clone(), queue });
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&open));
+        open
+    }
+
+    /// The letter as the queue takes it.
+    async fn fit(&self, letter: &DeadLetter, open: &mut Arc<Open>) -> Result<Written, BoxError> {
+        let written = Letter::of(letter).fit(open.queue.limit());
+        if let Ok(written) = written
+            && !written.shortened
+            && written.left_out.is_empty()
+        {
+            return Ok(written);
+        }
+        *open = self.read_again(open).await;
+        let limit = open.queue.limit();
+        let written = Letter::of(letter).fit(limit).map_err(|bytes| {
+            format!(
+                "the message has {bytes} bytes without its attributes, and the dead letters' queue {} takes {limit}: raise \
+                 its `MaximumMessageSize`, which is read again before the next try",
+                self.queue
+            )
+        })?;
+        let (origin, cause) = (letter.message.origin(), letter.cause.as_str());
+        if !written.left_out.is_empty() {
+            let left_out = &written.left_out;
+            warn!(%origin, cause, limit, ?left_out, "the dead letter has no room for these attributes of its message; raise the queue's `MaximumMessageSize`");
+        } else if written.shortened {
+            warn!(%origin, cause, reason = letter.reason, "the dead letter has no room for all of its reason and origin");
+        }
+        Ok(written)
+    }
+
     /// The region; by default that of the environment or profile, or else of the queue's URL.
     #[must_use]
     pub fn region(mut self, region: impl Into<String>) -> Self {
@@ -93,15 +159,16 @@ impl SqsDeadLetters {
 
 #[async_trait]
 impl DeadLetters for SqsDeadLetters {
-    /// Checks that the queue exists, and that no source consumes it.
+    /// Checks that the queue exists, and that no source consumes it; says when it takes less than the queue that is consumed.
     async fn open(&self) -> Result<(), BoxError> {
         if let Some(consumed) = &self.consumed {
-            self.refuse_loop(consumed)?;
+            self.refuse_loop(name(consumed))?;
         }
-        let client = self.connection.client(&self.queue).await;
-        let queue = queue::find(&client, &self.queue).await?;
-        let open = Arc::new(Open { client, queue });
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(open);
+        let open = self.find().await.map_err(SourceError::from)?;
+        if let Some(warning) = self.warning(&open).await {
+            warn!(queue = self.queue(), "{warning}");
+        }
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(open));
         Ok(())
     }
 
@@ -110,18 +177,8 @@ impl DeadLetters for SqsDeadLetters {
             self.refuse_loop(queue)?;
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let open = open.ok_or("the dead letters have not been opened")?;
-        let limit = open.queue.max_message_bytes.unwrap_or(MESSAGE_MAX_BYTES);
-        let written = Letter::of(letter).fit(limit).map_err(|bytes| {
-            format!(
-                "the message has {bytes} bytes with its attributes, and the dead letters' queue {} takes {limit}: \
-                 raise its `MaximumMessageSize`",
-                self.queue
-            )
-        })?;
-        if written.shortened {
-            warn!(origin = %letter.message.origin(), cause = letter.cause.as_str(), reason = letter.reason, "the dead letter has no room for all of its reason and origin");
-        }
+        let mut open = open.ok_or("the dead letters have not been opened")?;
+        let written = self.fit(letter, &mut open).await?;
         let mut call = open.client.send_message().queue_url(&open.queue.url).message_body(written.body);
         for (name, (data_type, value)) in written.attributes {
             call = call.message_attributes(name, attribute(data_type, value)?);
@@ -131,10 +188,12 @@ impl DeadLetters for SqsDeadLetters {
             let once = format!("{:032x}", rand::random::<u128>());
             call = call.message_group_id(group(&letter.message)).message_deduplication_id(once);
         }
-        call.send()
-            .await
-            .map_err(|error| format!("dead letter to {}: {}", self.queue, CallError::of(&error)))?;
-        Ok(())
+        let Err(error) = call.send().await.map_err(|error| CallError::of(&error)) else { return Ok(()) };
+        if !error.is_passing() {
+            // It may be the limit, which was lowered.
+            self.read_again(&open).await;
+        }
+        Err(format!("dead letter to {}: {error}", self.queue).into())
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
-use super::api::{Api, Attempt, CallError};
+use super::api::{Api, Attempt, CallError, Poll};
 use super::convert::Reader;
 use super::held::{Answer, Change, Group, Target};
 use super::hub::{End, Fetched, Hub};
@@ -125,8 +125,9 @@ impl Driver {
     fn poll(&mut self, asked: usize) {
         self.hub.observe(Event::SqsCalled { operation: "receive" });
         let (api, attempt) = (Arc::clone(&self.api), self.attempt());
+        let poll = if self.receivers.is_failing() { Poll::Probe } else { Poll::Long };
         self.polls.spawn(async move {
-            let result = api.receive(asked, attempt.as_ref()).await;
+            let result = api.receive(asked, poll, attempt.as_ref()).await;
             Polled { asked, attempt, result }
         });
     }
@@ -182,6 +183,7 @@ impl Driver {
         let Some(Polled { asked, attempt, result }) = self.ended(polled) else { return };
         match result {
             Ok(messages) => {
+                self.hub.failures.succeeded("receive");
                 if self.receivers.answered(asked, messages.len()) {
                     info!("SQS answers again");
                 }
@@ -202,6 +204,7 @@ impl Driver {
     }
 
     fn report(&self, operation: &'static str, error: &CallError, failures: u32) {
+        self.hub.failures.failed(Instant::now().into_std(), operation, error);
         self.hub.observe(Event::SourceError { operation });
         if error.is_denied() {
             error!(operation, %error, failures, "SQS refuses; trying again until somebody grants it");
@@ -291,7 +294,11 @@ impl Driver {
         match result {
             Ok(answers) => {
                 let failed = answers.iter().filter(|answer| **answer == Answer::Failed).count();
-                if failed > 0 {
+                if failed == 0 {
+                    self.hub.failures.succeeded(operation);
+                } else {
+                    let error = format!("{failed} of {count} entries of a batch were refused");
+                    self.hub.failures.failed(Instant::now().into_std(), operation, &error);
                     self.hub.observe(Event::SourceError { operation });
                     warn!(operation, entries = failed, "SQS has refused a part of a batch; trying again");
                 }

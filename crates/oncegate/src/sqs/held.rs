@@ -257,17 +257,17 @@ impl Held {
             due.append(&mut early);
         }
         for chunk in due.chunks(BATCH_ENTRIES) {
-            let changes = chunk.iter().cloned().map(|target| self.extending(target));
+            let changes = chunk.iter().cloned().filter_map(|target| self.extending(now, target));
             look.extends.push(changes.collect());
         }
         look
     }
 
-    fn extending(&mut self, target: Target) -> Change {
-        if let Some(entry) = self.entries.get_mut(&target.id) {
-            entry.extending = true;
-        }
-        Change { target, visibility: self.visibility, keep: true }
+    fn extending(&mut self, now: Instant, target: Target) -> Option<Change> {
+        let entry = self.entries.get_mut(&target.id)?;
+        let visibility = entry.next_visibility(now, self.visibility)?;
+        entry.extending = true;
+        Some(Change { target, visibility, keep: true })
     }
 
     /// Deletes that are due, at most [`BATCH_ENTRIES`] in each batch. `all`: the incomplete batch as well,
@@ -343,8 +343,8 @@ impl Held {
             entry.extending = false;
             let current = entry.handle == change.target.handle;
             if answer == Answer::Done && current {
-                entry.visible_at = sent_at + visibility;
-                entry.extend_at = sent_at + visibility / EXTENDS_PER_VISIBILITY;
+                entry.visible_at = sent_at + change.visibility;
+                entry.extend_at = sent_at + change.visibility / EXTENDS_PER_VISIBILITY;
             } else if answer == Answer::Failed {
                 entry.extend_at = now + visibility / REPEATS_PER_VISIBILITY;
             }
@@ -411,7 +411,7 @@ impl Entry {
         if now + visibility / MARGIN_OF_VISIBILITY >= self.visible_at {
             return Need::Loss;
         }
-        if self.extending || !self.may_be_held(now, visibility) {
+        if self.extending || self.next_visibility(now, visibility).is_none() {
             return Need::Nothing;
         }
         if now >= self.extend_at {
@@ -425,9 +425,13 @@ impl Entry {
         Target { id: Arc::clone(id), handle: Arc::clone(&self.handle) }
     }
 
-    /// Whether the queue would let it be held for another `visibility`.
-    fn may_be_held(&self, now: Instant, visibility: Duration) -> bool {
-        now + visibility <= self.received_at + HOLD_MOST
+    /// For how long from `now` on the queue may be told to hide it: `visibility`, or what is left of the time that the queue
+    /// lets it be held. `None` when it is hidden for nearly that long already.
+    fn next_visibility(&self, now: Instant, visibility: Duration) -> Option<Duration> {
+        let left = (self.received_at + HOLD_MOST).saturating_duration_since(now);
+        // The queue counts whole seconds, and ours round up.
+        let next = Duration::from_secs(visibility.min(left).as_secs());
+        (now + next > self.visible_at + visibility / REPEATS_PER_VISIBILITY).then_some(next)
     }
 
     /// Whether the queue hides it for us.

@@ -115,9 +115,41 @@ fn twelve_hours_after_its_receive_nothing_is_extended() {
             last_extended = seconds;
         }
     }
-    assert!(last_extended + VISIBILITY.as_secs() < 12 * 3_600);
+    assert!(last_extended + VISIBILITY.as_secs() / 2 < 12 * 3_600);
     assert!(last_extended > 12 * 3_600 - 180);
     assert!(admitted.lost.is_cancelled(), "and its handler is told before the queue takes it");
+}
+
+#[test]
+fn the_last_extension_takes_what_is_left_of_twelve_hours() {
+    const HOUR: u64 = 3_600;
+    for visibility in [10, 60, 1_000, 3 * HOUR, 5 * HOUR, 6 * HOUR] {
+        let mut world = World { held: Held::new(Duration::from_secs(visibility)), start: Instant::now() };
+        let admitted = world.admit(0, "a");
+        let (mut hidden_until, mut lost_at, mut calls) = (visibility, None, 0);
+        for seconds in 0..12 * HOUR {
+            for change in world.look(seconds).extends.into_iter().flatten() {
+                world.changed(seconds, &change, Answer::Done);
+                hidden_until = seconds + change.visibility.as_secs();
+                calls += 1;
+            }
+            if admitted.lost.is_cancelled() {
+                lost_at.get_or_insert(seconds);
+            }
+        }
+        assert_eq!(
+            hidden_until,
+            HOLD_MOST.as_secs(),
+            "{visibility} s: hidden for as long as the queue allows"
+        );
+        let lost_at = lost_at.expect("its handler is told");
+        assert_eq!(
+            lost_at,
+            HOLD_MOST.as_secs() - visibility / 5,
+            "{visibility} s: told when a fifth is left"
+        );
+        assert!(calls <= 2 * 12 * HOUR / visibility + 2, "{visibility} s: {calls} calls");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::held::{Admitted, Held, MessageId};
-use crate::health::{PartitionStatus, SourceStatus};
+use crate::health::{FailureLog, PartitionStatus, SourceStatus};
 use crate::message::Message;
 use crate::observe::{Event, Observer};
 
@@ -20,6 +20,8 @@ pub(crate) struct Hub {
     pub(crate) wake: Notify,
     arrived: Notify,
     observer: Arc<dyn Observer>,
+    /// Which calls fail now.
+    pub(crate) failures: FailureLog,
 }
 
 #[derive(Debug)]
@@ -64,7 +66,8 @@ impl Hub {
             turned_at: Instant::now(),
             delivered_at: None,
         };
-        Self { state: Mutex::new(state), wake: Notify::new(), arrived: Notify::new(), observer }
+        let (wake, arrived) = (Notify::new(), Notify::new());
+        Self { state: Mutex::new(state), wake, arrived, observer, failures: FailureLog::default() }
     }
 
     /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
@@ -132,7 +135,8 @@ impl Hub {
         held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));
         held.delivered_ago = state.delivered_at.map(|delivered| now.duration_since(delivered));
         let polled_ago = Some(now.duration_since(state.turned_at));
-        SourceStatus { polled_ago, partitions: vec![held], ..SourceStatus::default() }
+        let failures = self.failures.at(now.into_std());
+        SourceStatus { polled_ago, partitions: vec![held], failures, ..SourceStatus::default() }
     }
 
     /// Nothing more is handed out; what nobody has taken goes back.

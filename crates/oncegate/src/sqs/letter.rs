@@ -48,9 +48,7 @@ pub(crate) struct Letter {
     body: String,
     attributes: Attributes,
     reason: String,
-    origin: String,
-    /// Some attributes are in `origin` alone.
-    origin_is_needed: bool,
+    provenance: Provenance,
 }
 
 /// A letter as it can be sent.
@@ -60,6 +58,8 @@ pub(crate) struct Written {
     pub(crate) attributes: Attributes,
     /// Something of ours did not fit.
     pub(crate) shortened: bool,
+    /// The names of the message's own attributes that did not fit.
+    pub(crate) left_out: Vec<String>,
 }
 
 /// Where a letter came from.
@@ -88,6 +88,9 @@ pub(crate) struct Provenance {
     pub(crate) encoding: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) attributes: BTreeMap<String, Kept>,
+    /// The names of the message's attributes that are gone, because the queue had no room for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left_out: Vec<String>,
 }
 
 /// An attribute that has no place of its own.
@@ -103,7 +106,6 @@ impl Letter {
         let (message, cause) = (&letter.message, letter.cause.as_str());
         let (body, encoding) = body(message);
         let (attributes, kept) = attributes(message, ATTRIBUTES_MOST - OURS);
-        let origin_is_needed = !kept.is_empty() || encoding.is_some();
         let provenance = Provenance {
             route: message.route().to_owned(),
             origin: message.origin().to_string(),
@@ -118,42 +120,91 @@ impl Letter {
             group: word(message, GROUP_HEADER).map(str::to_owned),
             encoding: encoding.map(str::to_owned),
             attributes: kept,
+            left_out: Vec::new(),
         };
-        // Text and numbers under names that are text: nothing in it cannot be written.
-        let origin = serde_json::to_string(&provenance).unwrap_or_default();
         let reason: String =
             letter.reason.chars().map(|c| if is_allowed(c) { c } else { '\u{fffd}' }).collect();
         let reason = cut(&format!("{cause}: {reason}"), REASON_MAX_BYTES).to_owned();
-        Self { body, attributes, reason, origin, origin_is_needed }
+        Self { body, attributes, reason, provenance }
     }
 
-    /// As much of ours as fits into `limit` bytes, and all of the message's own. An error says how many bytes
-    /// that would be.
-    pub(crate) fn fit(self, limit: usize) -> Result<Written, usize> {
-        let Self { body, mut attributes, reason, origin, origin_is_needed } = self;
-        let size = |name: &str, value: &str| name.len() + STRING.len() + value.len();
-        let own = body.len()
-            + attributes
-                .iter()
-                .map(|(name, (kind, value))| name.len() + kind.len() + value.len())
-                .sum::<usize>();
-        let with_origin = own + size(ORIGIN_ATTRIBUTE, &origin);
-        let text = |text: &str| (STRING.to_owned(), Value::Text(text.to_owned()));
-        if with_origin > limit {
-            if origin_is_needed || own > limit {
-                return Err(with_origin);
+    /// What fits into `limit` bytes: all of it, or as much of ours as fits beside all of the message's own; or else its body
+    /// with those of its attributes that fit, and the names of the others. An error says how many bytes the body alone needs.
+    pub(crate) fn fit(mut self, limit: usize) -> Result<Written, usize> {
+        loop {
+            let (own, origin) = (self.own_bytes(), self.origin());
+            let with_origin = own + size(ORIGIN_ATTRIBUTE, &origin);
+            if with_origin <= limit {
+                return Ok(self.written(origin, limit - with_origin));
             }
-            return Ok(Written { body, attributes, shortened: true });
+            if own <= limit && self.provenance.is_whole() {
+                return Ok(self.bare());
+            }
+            if self.leave_out_largest() {
+                continue;
+            }
+            // Nothing is left but the body, and where it came from.
+            return match (own <= limit, self.provenance.encoding.is_some()) {
+                (true, false) => Ok(self.bare()),
+                _ => Err(if self.provenance.encoding.is_some() { with_origin } else { own }),
+            };
         }
+    }
+
+    /// The message's own bytes, without those that are in the origin.
+    fn own_bytes(&self) -> usize {
+        let attribute =
+            |(name, (kind, value)): (&String, &(String, Value))| name.len() + kind.len() + value.len();
+        self.body.len() + self.attributes.iter().map(attribute).sum::<usize>()
+    }
+
+    fn origin(&self) -> String {
+        // Text and numbers under names that are text: nothing in it cannot be written.
+        serde_json::to_string(&self.provenance).unwrap_or_default()
+    }
+
+    /// Leaves out the largest of the message's attributes; `false` when none is left.
+    fn leave_out_largest(&mut self) -> bool {
+        let own = self.attributes.iter().map(|(name, (_, value))| (value.len(), name));
+        let kept = self.provenance.attributes.iter().map(|(name, kept)| (kept.value.len(), name));
+        let Some((_, name)) = own.chain(kept).max() else { return false };
+        let name = name.clone();
+        self.attributes.remove(&name);
+        self.provenance.attributes.remove(&name);
+        self.provenance.left_out.push(name);
+        true
+    }
+
+    /// With the origin, and as much of the reason as fits into `room` bytes.
+    fn written(self, origin: String, room: usize) -> Written {
+        let Self { body, mut attributes, reason, provenance } = self;
+        let text = |text: &str| (STRING.to_owned(), Value::Text(text.to_owned()));
         attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), text(&origin));
-        let room = limit.saturating_sub(with_origin + size(REASON_ATTRIBUTE, ""));
-        let cut = cut(&reason, room);
+        let cut = cut(&reason, room.saturating_sub(size(REASON_ATTRIBUTE, "")));
         let shortened = cut.len() < reason.len();
         if !shortened || cut.len() >= REASON_MIN_BYTES {
             attributes.insert(REASON_ATTRIBUTE.to_owned(), text(cut));
         }
-        Ok(Written { body, attributes, shortened })
+        Written { body, attributes, shortened, left_out: provenance.left_out }
     }
+
+    /// With nothing of ours.
+    fn bare(self) -> Written {
+        let Self { body, attributes, provenance, .. } = self;
+        Written { body, attributes, shortened: true, left_out: provenance.left_out }
+    }
+}
+
+impl Provenance {
+    /// Whether the message can be had again without it.
+    fn is_whole(&self) -> bool {
+        self.attributes.is_empty() && self.encoding.is_none() && self.left_out.is_empty()
+    }
+}
+
+/// The bytes of an attribute with text.
+fn size(name: &str, value: &str) -> usize {
+    name.len() + STRING.len() + value.len()
 }
 
 fn word<'a>(message: &'a Message, header: &str) -> Option<&'a str> {

@@ -212,8 +212,17 @@ impl fmt::Debug for SqsLetterBox {
     }
 }
 
+/// The names of the attributes that a letter had no room for.
+const LEFT_OUT_HEADER: &str = "AWS.AttributesLeftOut";
+
 /// The message on its first route; of what oncegate did not write, the queue decides the route.
 fn redriven(buried: &Buried, destination: &str) -> Result<Redriven, String> {
+    if let Some(names) = buried.message().header(LEFT_OUT_HEADER) {
+        let names = String::from_utf8_lossy(names);
+        return Err(format!(
+            "its letter had no room for its attributes {names}: send the message again by hand"
+        ));
+    }
     let route = buried.letter().map(|letter| letter.message.route());
     Redriven::of(buried.message(), route, name(destination))
 }
@@ -271,6 +280,9 @@ fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
         && let Ok(types) = serde_json::to_string(&types)
     {
         headers.push(text(TYPES_HEADER, types));
+    }
+    if !provenance.left_out.is_empty() {
+        headers.push(text(LEFT_OUT_HEADER, provenance.left_out.join(", ")));
     }
     if let Some(group) = &provenance.group {
         headers.push(text(GROUP_HEADER, group.clone()));

@@ -106,11 +106,48 @@ fn what_is_too_large_loses_our_words_before_its_own() {
     let own = 2_000 + "tenant".len() + "String".len() + "acme".len();
     let bare = fit(own).unwrap();
     assert!(bare.shortened && bare.attributes.len() == 1 && bare.body.len() == 2_000);
-    assert!(fit(own - 1).is_err());
+    assert_eq!(fit(own - 1).unwrap().left_out, ["tenant"], "before it is not written at all");
+    assert!(matches!(fit(1_999), Err(2_000)));
     let Value::Text(origin) = &whole.attributes[ORIGIN_ATTRIBUTE].1 else { panic!("text") };
     let with_origin = own + ORIGIN_ATTRIBUTE.len() + "String".len() + origin.len();
     let without_reason = fit(with_origin + 10).unwrap();
     assert!(without_reason.shortened && without_reason.attributes.len() == 2);
+}
+
+#[test]
+fn attributes_are_left_out_before_a_letter_is_not_written_and_their_names_stay() {
+    let headers = || {
+        let many = (0..12).map(|n| header(&format!("a{n}"), b"x"));
+        [header("large", &[b'l'; 600]), header("larger", &[b'm'; 700])].into_iter().chain(many).collect()
+    };
+    for payload in [vec![b'x'; 1_500], vec![0xff; 1_500]] {
+        let fit = |limit| Letter::of(&letter(Some(&payload), headers())).fit(limit);
+        let body = fit(100_000).unwrap().body.len();
+        let mut before = usize::MAX;
+        for limit in (body..body + 3_000).rev() {
+            let Ok(written) = fit(limit) else { continue };
+            let bytes: usize = written
+                .attributes
+                .iter()
+                .map(|(name, (kind, value))| name.len() + kind.len() + value.len())
+                .sum();
+            assert!(written.body.len() + bytes <= limit && written.body.len() == body, "at {limit}");
+            if let Some((_, Value::Text(text))) = written.attributes.get(ORIGIN_ATTRIBUTE) {
+                let origin: Provenance = serde_json::from_str(text).unwrap();
+                assert_eq!(origin.left_out, written.left_out, "at {limit}");
+                let there = written.attributes.keys().filter(|name| !name.starts_with("oncegate-")).count();
+                assert_eq!(there + origin.attributes.len() + origin.left_out.len(), 14, "at {limit}");
+            }
+            let left = 14 - written.left_out.len();
+            assert!(left <= before, "less room never keeps more: at {limit}");
+            before = left;
+        }
+        let least = fit(body + 700).unwrap();
+        assert_eq!(least.left_out.first().map(String::as_str), Some("larger"), "the largest goes first");
+        let is_text = payload[0] == b'x';
+        assert_eq!(fit(body).is_ok(), is_text, "a body that is written otherwise must say how");
+        assert!(fit(body - 1).is_err());
+    }
 }
 
 #[test]

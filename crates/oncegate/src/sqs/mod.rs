@@ -57,7 +57,7 @@
 //! | attribute | value |
 //! |---|---|
 //! | `oncegate-reason` | the cause (`bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over`) and the reason in words, at most 1 KiB |
-//! | `oncegate-origin` | a JSON object: `route`, `origin`, `scope`, `key`, `cause`, `attempts`, `first_failed_at_ms` (where the process that gave it up saw that), `failed_at_ms`, `timestamp_ms`, `first_received_at_ms`, `group` (of a FIFO queue), `encoding` of the body where SQS would not take it as it was, and `attributes`, those for which SQS's limit of ten left no room |
+//! | `oncegate-origin` | a JSON object: `route`, `origin`, `scope`, `key`, `cause`, `attempts`, `first_failed_at_ms` (where the process that gave it up saw that), `failed_at_ms`, `timestamp_ms`, `first_received_at_ms`, `group` (of a FIFO queue), `encoding` of the body where SQS would not take it as it was, and `attributes`, those for which SQS's limit of ten left no room; `left_out`, the names of attributes that are gone because the letter did not fit |
 
 mod source;
 

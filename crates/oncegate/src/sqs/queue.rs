@@ -1,6 +1,7 @@
 //! What is looked at before a queue is used.
 
 use std::fmt;
+use std::time::Duration;
 
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::types::{
@@ -11,6 +12,9 @@ use serde_json::Value;
 use super::api::CallError;
 use super::settings::{Settings, is_fifo, name};
 use crate::source::{SourceError, Terms};
+
+/// SQS takes a message back so long after its receive.
+const HELD_AT_MOST: Duration = Duration::from_secs(12 * 3_600);
 
 /// A queue as it was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +60,8 @@ impl From<QueueError> for SourceError {
     fn from(error: QueueError) -> Self {
         let what = error.to_string();
         match error {
-            QueueError::Unreachable { error, .. } => Self::caused(what, error),
+            QueueError::Unreachable { error, .. } => Self::caused(what, error).away(),
+            QueueError::Failed { error, .. } if error.is_passing() => Self::caused(what, error).away(),
             _ => Self::new(what),
         }
     }
@@ -134,6 +139,9 @@ impl Queue {
                 lease: terms.lease.as_secs(),
             });
         }
+        if terms.max_run > HELD_AT_MOST {
+            warnings.push(Warning::MaxRun { max_run: terms.max_run.as_secs() });
+        }
         if let Some(queue) = self.retention
             && queue > terms.retention.as_secs()
         {
@@ -148,6 +156,7 @@ impl Queue {
 pub(crate) enum Warning {
     Redrive { receives: u32, attempts: u32 },
     Visibility { visibility: u64, lease: u64 },
+    MaxRun { max_run: u64 },
     Retention { queue: u64, records: u64 },
 }
 
@@ -165,6 +174,12 @@ impl fmt::Display for Warning {
                 "`visibility` is {visibility} s and the gate's lease {lease} s: after a crash a message comes \
                  again before its lease is over, and waits. Set `visibility` to {lease} s or more"
             ),
+            Self::MaxRun { max_run } => write!(
+                f,
+                "the gate's `max_run` is {max_run} s, and SQS takes a message back 12 hours after its receive, whatever \
+                 runs: a longer run is cancelled then, and its message comes again. Set `max_run` to 12 h or less, or \
+                 split the work"
+            ),
             Self::Retention { queue, records } => write!(
                 f,
                 "the queue keeps messages for {queue} s and the gate its records for {records} s: a message \
@@ -175,10 +190,37 @@ impl fmt::Display for Warning {
     }
 }
 
+/// How much a dead letter may be larger than its message: what is added to it says where it came from, and why it is there.
+const LETTER_ROOM_BYTES: usize = 2_048;
+/// The most that SQS lets anybody set as `MaximumMessageSize`: of today, and of servers that speak its protocol of before.
+const MESSAGE_MAX_BYTES: [usize; 2] = [262_144, 1_048_576];
+
+impl Queue {
+    /// How many bytes a message may have, attributes included.
+    pub(crate) fn limit(&self) -> usize {
+        self.max_message_bytes.unwrap_or(MESSAGE_MAX_BYTES[0])
+    }
+
+    /// Says when this queue of dead letters does not take each message of `consumed` with all that is added to it, though it
+    /// could be set to.
+    pub(crate) fn letters_warning(&self, consumed: &Self) -> Option<String> {
+        let (own, largest) = (self.limit(), consumed.limit());
+        let is_short =
+            own < largest || own < largest + LETTER_ROOM_BYTES && !MESSAGE_MAX_BYTES.contains(&own);
+        let enough = (largest + LETTER_ROOM_BYTES).min(MESSAGE_MAX_BYTES[1].max(largest));
+        is_short.then(|| {
+            format!(
+                "the dead letters' queue takes {own} bytes a message and the consumed queue {largest}: a dead letter is up to \
+                 {LETTER_ROOM_BYTES} bytes larger than its message. One that does not fit loses its attributes; one whose \
+                 body does not fit is not written, and its message stays unacknowledged. Set the dead letters' \
+                 `MaximumMessageSize` to {enough}, or as much as the server allows"
+            )
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::settings::Connection;
     use super::*;
 
@@ -206,5 +248,39 @@ mod tests {
         );
         assert!(texts[1].contains("`visibility` is 10 s") && texts[1].contains("30 s or more"));
         assert!(texts[2].contains("`retention` to 1209600 s"));
+    }
+
+    #[test]
+    fn a_run_longer_than_a_queue_waits_is_said() {
+        let settings = Settings::new(Connection::default(), "orders".to_owned());
+        let with = |hours: u64| {
+            let terms = Terms { max_run: Duration::from_secs(hours * 3_600), ..Terms::default() };
+            Queue::default().warnings(&settings, &terms)
+        };
+        assert_eq!(with(12), []);
+        assert_eq!(with(13), [Warning::MaxRun { max_run: 13 * 3_600 }]);
+    }
+
+    #[test]
+    fn a_queue_of_dead_letters_with_too_little_room_is_said() {
+        let queue = |bytes: usize| Queue { max_message_bytes: Some(bytes), ..Queue::default() };
+        let said = |dead: usize, consumed: usize| queue(dead).letters_warning(&queue(consumed));
+        for (dead, consumed, enough) in [
+            (1_024, 2_048, "4096"),
+            (2_048, 2_048, "4096"),
+            (262_144, 1_048_576, "1048576"),
+            (4_000, 2_048, "4096"),
+        ] {
+            let text = said(dead, consumed).expect("it is said");
+            assert!(
+                text.contains(&format!("takes {dead} bytes")) && text.contains(&format!("to {enough},")),
+                "{text}"
+            );
+        }
+        for (dead, consumed) in
+            [(4_096, 2_048), (262_144, 262_144), (1_048_576, 1_048_576), (1_048_576, 262_144)]
+        {
+            assert_eq!(said(dead, consumed), None, "{dead} for {consumed}");
+        }
     }
 }

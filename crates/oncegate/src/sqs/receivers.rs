@@ -96,6 +96,11 @@ impl Receivers {
         self.failures
     }
 
+    /// Whether the last receive has failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
     /// When to ask again, if nothing happens before.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.wake_at

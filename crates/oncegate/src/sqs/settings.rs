@@ -6,6 +6,7 @@ use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 
+use super::SqsSource;
 use crate::source::SourceError;
 
 /// What the body of a message is.
@@ -48,7 +49,7 @@ impl Settings {
         Self {
             connection,
             queue,
-            visibility: Duration::from_secs(60),
+            visibility: SqsSource::DEFAULT_VISIBILITY,
             wait: WAIT_MAX,
             body: Body::default(),
             routes_from_attributes: false,

@@ -50,6 +50,9 @@ struct Open {
 const DROPPED_GRACE: Duration = Duration::from_secs(5);
 
 impl SqsSource {
+    /// 60 seconds.
+    pub const DEFAULT_VISIBILITY: Duration = Duration::from_secs(60);
+
     /// The queue of this name or URL.
     ///
     /// Credentials, region and endpoint are found in the AWS SDK's usual ways: environment, profile, web
@@ -132,7 +135,7 @@ impl SqsSource {
     /// Dead letters to another queue, by name or URL, reached in the same way.
     pub fn dead_letters(&self, queue: impl Into<String>) -> SqsDeadLetters {
         SqsDeadLetters::with(self.settings.connection.clone(), queue.into())
-            .beside(name(&self.settings.queue).to_owned())
+            .beside(self.settings.queue.clone())
     }
 
     /// Looks at the queue as [`open`](Source::open) does for a consumer of these terms, and says what weakens the
