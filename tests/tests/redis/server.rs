@@ -59,9 +59,9 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
         let (store, scope) = (builder.connect().await.unwrap(), scope());
         for (number, name) in (0..).zip(["completed", "failed"]) {
             let (key, owner) = (key(&scope, number), token());
-            let end = if name == "completed" { complete(owner, b"result") } else { fail(owner) };
+            let end = || if name == "completed" { complete(owner, b"result") } else { fail(owner) };
             assert!(is_granted(&apply(&store, &key, claim(owner)).await));
-            assert_eq!(apply(&store, &key, end).await.unwrap(), HELD);
+            assert_eq!(apply(&store, &key, end()).await.unwrap(), HELD);
             let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
             let claimed = apply(&store, &key, claim(token())).await;
             let is_settled = matches!(
@@ -72,7 +72,7 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
             let looked = store.look(vec![key.clone()]).await.remove(0);
             let looked = looked.unwrap_or_else(|error| panic!("{name}: {error}")).unwrap();
             assert!(looked.record.kept(looked.now), "{name}");
-            assert_eq!(apply(&store, &key, end(owner)).await.unwrap(), HELD);
+            assert_eq!(apply(&store, &key, end()).await.unwrap(), HELD);
         }
         let (key, owner) = (key(&scope, 9), token());
         assert!(is_granted(&apply(&store, &key, claim(owner)).await));
