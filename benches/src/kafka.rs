@@ -7,7 +7,7 @@ use oncegate::OnStoreLoss;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
-use oncegate::{Consumer, Counters, Failure, Gate, Message, Observer};
+use oncegate::{Attempt, Consumer, Counters, Failure, Gate, Message, Observer};
 use oncegate_tests::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 
@@ -123,7 +123,7 @@ impl Work<'_> {
     }
 }
 
-async fn nothing_to_do(_: Message) -> Result<(), Failure> {
+async fn nothing_to_do(_: Message, _: Attempt) -> Result<(), Failure> {
     Ok(())
 }
 

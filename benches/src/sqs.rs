@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use aws_sdk_sqs::types::{DeleteMessageBatchRequestEntry, MessageSystemAttributeName};
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
-use oncegate::{Consumer, Counters, Event, Failure, Gate, Message, Observer};
+use oncegate::{Attempt, Consumer, Counters, Event, Failure, Gate, Message, Observer};
 use oncegate_tests::{ElasticmqServer, Queue, Redis, RedisServer, Sqs};
 use tokio::task::JoinSet;
 
@@ -118,7 +118,7 @@ impl Observer for Watch {
     }
 }
 
-async fn nothing_to_do(_: Message) -> Result<(), Failure> {
+async fn nothing_to_do(_: Message, _: Attempt) -> Result<(), Failure> {
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use deadpool_postgres::{Manager, Pool};
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
-use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Key, Message, OrPermanent};
+use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, Message, OrPermanent};
 use oncegate_examples::crew::{start_logging, told_to_stop};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
@@ -49,20 +49,20 @@ struct Shipping {
 impl Handler for Shipping {
     type Output = ();
 
-    async fn handle(&self, message: Message) -> Result<(), Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<(), Failure> {
         let Order { order_id, customer } = message.json()?;
         let mut client = self.pool.get().await?;
         let transaction = client.transaction().await?;
         let ship = "INSERT INTO shipments (run, order_id) VALUES ($1, $2)";
         transaction.execute(ship, &[&self.run, &order_id]).await?;
-        let id = message.downstream_key("shipped");
+        let id = attempt.idempotency_key("shipped");
         let news = "INSERT INTO outbox (id, run, customer, payload) VALUES ($1::text::uuid, $2, $3, '') RETURNING sequence";
         let sequence: i64 = transaction.query_one(news, &[&id, &self.run, &customer]).await?.get(0);
         let payload = serde_json::to_string(&Shipped { order_id, customer, sequence })?;
         transaction
             .execute("UPDATE outbox SET payload = $2 WHERE sequence = $1", &[&sequence, &payload])
             .await?;
-        message.commit_with(transaction, &()).await
+        attempt.commit_with(transaction, &()).await
     }
 }
 
@@ -75,7 +75,7 @@ struct Notices {
 impl Handler for Notices {
     type Output = ();
 
-    async fn handle(&self, message: Message) -> Result<(), Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<(), Failure> {
         let shipped: Shipped = message.json()?;
         // The broker's key orders messages; here it must be the customer's.
         (message.key() == Some(shipped.customer.as_bytes())).then_some(()).or_permanent()?;
@@ -85,7 +85,7 @@ impl Handler for Notices {
         let notice: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
             [&self.run, &shipped.order_id, &shipped.customer, &shipped.sequence];
         transaction.execute(insert, &notice).await?;
-        message.commit_with(transaction, &()).await
+        attempt.commit_with(transaction, &()).await
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate::{Failure, Field, Handler, Key, Message};
+use oncegate::{Attempt, Failure, Field, Handler, Key, Message};
 use oncegate_examples::payments::{Entry, Ledger};
 use serde::{Deserialize, Serialize};
 
@@ -31,15 +31,15 @@ pub(crate) struct Billing {
 impl Handler for Billing {
     type Output = Receipt;
 
-    async fn handle(&self, message: Message) -> Result<Receipt, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
         tokio::time::sleep(BANK_TAKES).await;
-        let charge = message.downstream_key("charge");
-        self.ledger.append(&Entry::charge(payment.order_id, &charge, message.recovered()))?;
+        let charge = attempt.idempotency_key("charge");
+        self.ledger.append(&Entry::charge(payment.order_id, &charge, attempt.recovered()))?;
         Ok(Receipt { charge })
     }
 
-    async fn duplicate(&self, message: Message, receipt: Receipt) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, receipt: Receipt) -> Result<(), Failure> {
         let payment: Payment = message.json()?;
         self.ledger.append(&Entry::answer(payment.order_id, &receipt.charge))?;
         Ok(())

@@ -49,7 +49,7 @@ async fn pay(
     let failed = |error: BoxError| (StatusCode::BAD_GATEWAY, error.to_string());
     let Payment { order, amount } = payment;
     // The same for every attempt of this key.
-    let reference = attempt.downstream_key("charge");
+    let reference = attempt.idempotency_key("charge");
     sleep(BEFORE_THE_CHARGE).await;
     // An attempt that ended without a word may have charged: ask before doing it again.
     let found = attempt.recovered() && bank.find(&reference).map_err(failed)?.is_some();

@@ -7,7 +7,7 @@ use clap::Args;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
-use oncegate::{BoxError, Consumer, Failure, Field, Gate, Handler, Key, Message};
+use oncegate::{Attempt, BoxError, Consumer, Failure, Field, Gate, Handler, Key, Message};
 use oncegate_examples::crew::{start_logging, told_to_stop};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
@@ -56,24 +56,24 @@ struct Billing {
 impl Handler for Billing {
     type Output = Receipt;
 
-    async fn handle(&self, message: Message) -> Result<Receipt, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
-        let receipt = Receipt { charge: message.downstream_key("charge") };
+        let receipt = Receipt { charge: attempt.idempotency_key("charge") };
         let mut client = self.pool.get().await?;
         let transaction = client.transaction().await?;
         let insert = "INSERT INTO charges (run, order_id, amount, charge, recovered, pid) \
                       VALUES ($1, $2, $3, $4, $5, $6)";
         let (amount, pid) = (payment.amount.to_string(), i32::try_from(std::process::id())?);
         let charge: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-            [&self.run, &payment.order_id, &amount, &receipt.charge, &message.recovered(), &pid];
+            [&self.run, &payment.order_id, &amount, &receipt.charge, &attempt.recovered(), &pid];
         transaction.execute(insert, &charge).await?;
         // A kill here takes the charge back.
         tokio::time::sleep(BOOKING_TAKES).await;
-        message.commit_with(transaction, &receipt).await?;
+        attempt.commit_with(transaction, &receipt).await?;
         Ok(receipt)
     }
 
-    async fn duplicate(&self, message: Message, receipt: Receipt) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, receipt: Receipt) -> Result<(), Failure> {
         let payment: Payment = message.json()?;
         let client = self.pool.get().await?;
         let insert = "INSERT INTO answers (run, order_id, charge) VALUES ($1, $2, $3)";

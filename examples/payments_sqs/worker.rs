@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use oncegate::sqs::SqsSource;
-use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Message};
+use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Message};
 use oncegate_examples::crew::{start_logging, told_to_stop};
 use oncegate_examples::payments::{Ledger, open_store};
 use oncegate_tests::Sqs;
@@ -50,16 +50,16 @@ struct SlowBilling {
 impl Handler for SlowBilling {
     type Output = Receipt;
 
-    async fn handle(&self, message: Message) -> Result<Receipt, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
-        if payment.order_id == self.slow_order && !message.recovered() {
+        if payment.order_id == self.slow_order && !attempt.recovered() {
             std::fs::write(&self.begun, std::process::id().to_string())?;
             tokio::time::sleep(BANK_HANGS).await;
         }
-        self.billing.handle(message).await
+        self.billing.handle(message, attempt).await
     }
 
-    async fn duplicate(&self, message: Message, receipt: Receipt) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, receipt: Receipt) -> Result<(), Failure> {
         self.billing.duplicate(message, receipt).await
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
-use oncegate::{Consumer, ConsumerError, Gate, Key, Message};
+use oncegate::{Attempt, Consumer, ConsumerError, Gate, Key, Message};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -59,7 +59,7 @@ impl Consuming {
 
         let runs = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&runs);
-        let handler = move |_: Message| {
+        let handler = move |_: Message, _: Attempt| {
             let (counted, result) = (Arc::clone(&counted), result.clone());
             async move {
                 tokio::time::sleep(A_RUN_TAKES).await;

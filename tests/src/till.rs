@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use oncegate::postgres::PostgresStore;
-use oncegate::{Failure, Message};
+use oncegate::{Attempt, Failure, Message};
 use rusqlite::TransactionBehavior::Immediate;
 use rusqlite::trace::{TraceEvent, TraceEventCodes};
 use sqlx::Connection as _;
@@ -101,46 +101,56 @@ impl Till {
     pub async fn charge(
         &self,
         message: &Message,
+        attempt: &Attempt,
         result: &String,
         end: End,
         meanwhile: impl Future<Output = ()> + Send,
     ) -> Result<(), Failure> {
         let Payment { id } = message.json()?;
-        let attempt = i32::try_from(message.attempt())?;
+        let number = i32::try_from(attempt.number())?;
         let insert = format!("INSERT INTO {} (id, attempt) VALUES ($1, $2)", self.table);
         match self.client {
             Client::TokioPostgres | Client::Statement => {
                 let mut client = connect(&self.url).await?;
                 let transaction = client.transaction().await?;
-                transaction.execute(&insert, &[&id, &attempt]).await?;
+                transaction.execute(&insert, &[&id, &number]).await?;
                 meanwhile.await;
                 match (end, self.client) {
-                    (End::Forget, _) => message.completing(result).map(drop),
-                    (End::Commit, Client::Statement) => by_statement(message, transaction, result).await,
-                    (End::Commit, _) => message.commit_with(transaction, result).await,
+                    (End::Forget, _) => {
+                        drop(attempt.completing(result));
+                        Ok(())
+                    }
+                    (End::Commit, Client::Statement) => by_statement(attempt, transaction, result).await,
+                    (End::Commit, _) => attempt.commit_with(transaction, result).await,
                 }
             }
             Client::Sqlx => {
                 let mut connection = sqlx::PgConnection::connect(&self.url).await?;
                 let mut transaction = connection.begin().await?;
-                let insert = sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).bind(attempt);
+                let insert = sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).bind(number);
                 insert.execute(&mut *transaction).await?;
                 meanwhile.await;
                 match end {
-                    End::Forget => message.completing(result).map(drop),
-                    End::Commit => message.commit_with(transaction, result).await,
+                    End::Forget => {
+                        drop(attempt.completing(result));
+                        Ok(())
+                    }
+                    End::Commit => attempt.commit_with(transaction, result).await,
                 }
             }
             Client::Sqlite => {
                 meanwhile.await;
-                let (till, message, result) = (self.clone(), message.clone(), result.clone());
+                let (till, attempt, result) = (self.clone(), attempt.clone(), result.clone());
                 let work = move || {
                     let mut connection = till.connect_to_file()?;
                     let transaction = connection.transaction_with_behavior(Immediate)?;
-                    transaction.execute(&insert, (id, attempt))?;
+                    transaction.execute(&insert, (id, number))?;
                     match end {
-                        End::Forget => message.completing(&result).map(drop),
-                        End::Commit => message.blocking_commit_with(transaction, &result),
+                        End::Forget => {
+                            drop(attempt.completing(&result));
+                            Ok(())
+                        }
+                        End::Commit => attempt.blocking_commit_with(transaction, &result),
                     }
                 };
                 tokio::task::spawn_blocking(work).await?
@@ -185,11 +195,11 @@ impl Till {
 
 /// The published statement, by hand.
 async fn by_statement(
-    message: &Message,
+    attempt: &Attempt,
     transaction: tokio_postgres::Transaction<'_>,
     result: &String,
 ) -> Result<(), Failure> {
-    let completing = message.completing(result)?;
+    let completing = attempt.completing(result);
     let retention_ms = i64::try_from(completing.retention().as_millis())?;
     let (key, token) = (completing.key().as_str(), completing.token());
     let (token, result) = (token.as_bytes().as_slice(), completing.result().as_ref());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
-use oncegate::{Consumer, Gate, Key, Message};
+use oncegate::{Attempt, Consumer, Gate, Key, Message};
 use oncegate_tests::{Kafka, Record, Redis, Watched, unique};
 use rdkafka::Message as _;
 use rdkafka::message::{Headers, OwnedMessage};
@@ -60,7 +60,7 @@ async fn bad_messages_reach_the_dead_letters_and_good_ones_do_not() {
     let gate = Gate::new(unique("bad"), Key::json(["id"]), store);
     let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
     let dead_letters = source.dead_letters(dead.as_str());
-    let consumer = Consumer::new(source, gate, async |_: Message| Ok(()))
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok(()))
         .dead_letters(dead_letters)
         .observer(Arc::clone(&watched) as _);
     let (stop, stopped) = oneshot::channel::<()>();

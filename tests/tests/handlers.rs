@@ -10,7 +10,9 @@ use oncegate::consumer::Monitor;
 use oncegate::health::Phase;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
-use oncegate::{Backoff, BoxError, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message, Ordering};
+use oncegate::{
+    Attempt, Backoff, BoxError, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message, Ordering,
+};
 use oncegate_tests::{Kafka, Record, Redis, Watched, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::Headers;
@@ -118,7 +120,7 @@ fn id(message: &Message) -> Result<u64, Failure> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_fails_once_runs_again() {
     let stage = Stage::with(numbered(20)).await;
-    let handler = async |message: Message| match message.attempt() {
+    let handler = async |_: Message, attempt: Attempt| match attempt.number() {
         1 => Err(Failure::retry("not yet")),
         attempt => Ok(attempt),
     };
@@ -133,7 +135,7 @@ async fn a_handler_that_fails_once_runs_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_always_fails_ends_with_the_dead_letters_and_stays_there() {
     let stage = Stage::with(numbered(3)).await;
-    let always = async |message: Message| match id(&message)? {
+    let always = async |message: Message, _: Attempt| match id(&message)? {
         1 => Err(Failure::retry("never")),
         id => Ok(id),
     };
@@ -153,7 +155,7 @@ async fn a_handler_that_always_fails_ends_with_the_dead_letters_and_stays_there(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_gives_up_and_one_that_cannot_decode_bury_at_once() {
     let stage = Stage::with(["{\"id\":1}".to_owned(), "{\"id\":\"text\"}".to_owned()]).await;
-    let handler = async |message: Message| match id(&message)? {
+    let handler = async |message: Message, _: Attempt| match id(&message)? {
         1 => Err(Failure::permanent("hopeless")),
         id => Ok(id),
     };
@@ -167,8 +169,8 @@ async fn a_handler_that_gives_up_and_one_that_cannot_decode_bury_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_is_a_failed_attempt() {
     let stage = Stage::with(numbered(2)).await;
-    let handler = async |message: Message| {
-        assert!(message.attempt() > 1, "simulated");
+    let handler = async |message: Message, attempt: Attempt| {
+        assert!(attempt.number() > 1, "simulated");
         id(&message)
     };
     let running = stage.start(handler).await;
@@ -193,7 +195,7 @@ async fn nobody_takes_over(handler: impl Handler + Clone, runs: Arc<AtomicU64>) 
 async fn a_handler_that_takes_longer_than_the_lease_keeps_it() {
     let runs = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&runs);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         counted.fetch_add(1, Relaxed);
         async {
             tokio::time::sleep(LEASE * 4).await;
@@ -207,7 +209,7 @@ async fn a_handler_that_takes_longer_than_the_lease_keeps_it() {
 async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
     let runs = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&runs);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         counted.fetch_add(1, Relaxed);
         // The fault itself: a thread of the runtime does nothing else for four leases.
         async {
@@ -223,7 +225,7 @@ async fn no_offset_is_committed_past_a_message_that_is_not_finished() {
     let stage = Stage::with(numbered(50)).await;
     let go_on = Arc::new(Notify::new());
     let gate = Arc::clone(&go_on);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let gate = Arc::clone(&gate);
         async move {
             if id(&message)? == 20 {
@@ -263,7 +265,7 @@ async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
     const LEAKS: u64 = 200;
     let (stage, left) = (Stage::with(numbered(LEAKS)).await, LeftBehind::default());
     let leaking = Arc::clone(&left);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let (kept, leaking) = (message.clone(), Arc::clone(&leaking));
         async move {
             let task = tokio::spawn(async move {
@@ -294,11 +296,11 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
     let stage = Stage::with(numbered(40)).await;
     let began = Arc::new(Notify::new());
     let begin = Arc::clone(&began);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, attempt: Attempt| {
         let begin = Arc::clone(&begin);
         async move {
             let never = match id(&message)? {
-                0 => message.attempt() == 1,
+                0 => attempt.number() == 1,
                 id => id >= 40,
             };
             if never {
@@ -306,7 +308,7 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
                 // A task of its own that never ends: the handler cannot be woken by anything.
                 _ = tokio::spawn(std::future::pending::<()>()).await;
             }
-            Ok(message.recovered())
+            Ok(attempt.recovered())
         }
     };
     let deadline = |consumer: Consumer| consumer.stop_deadline(Duration::from_millis(500));

@@ -11,7 +11,7 @@ use oncegate::core::key::Scope;
 use oncegate::kafka::KafkaSource;
 use oncegate::operate::{self, AcceptedLoss};
 use oncegate::redis::RedisStore;
-use oncegate::{Consumer, ConsumerError, Gate, Key, Message, OnStoreLoss, Ordering};
+use oncegate::{Attempt, Consumer, ConsumerError, Gate, Key, Message, OnStoreLoss, Ordering};
 use oncegate_tests::{
     Kafka, Record, RedisCluster, RedisPair, RedisSentinels, RedisServer, Watched, unique, until,
 };
@@ -65,12 +65,12 @@ impl Payments {
 
     fn consume(&self, gate: Gate) -> Load<'_> {
         let ledger = Arc::clone(&self.effects);
-        let handler = move |message: Message| {
+        let handler = move |message: Message, attempt: Attempt| {
             let ledger = Arc::clone(&ledger);
             async move {
                 let payment: Payment = message.json()?;
                 tokio::time::sleep(Duration::from_millis(5)).await;
-                ledger.lock().unwrap().entry(payment.id).or_default().push(message.fence());
+                ledger.lock().unwrap().entry(payment.id).or_default().push(attempt.fencing_token());
                 Ok(())
             }
         };

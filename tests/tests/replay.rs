@@ -12,7 +12,7 @@ use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Consumer, Counters, Failure, Field, Gate, Handler, Key, Message};
+use oncegate::{Attempt, Consumer, Counters, Failure, Field, Gate, Handler, Key, Message};
 use oncegate_tests::{Kafka, Record, Redis, unique};
 use tokio::sync::watch;
 
@@ -38,13 +38,13 @@ struct Payment {
 impl Handler for Billing {
     type Output = u64;
 
-    async fn handle(&self, message: Message) -> Result<u64, Failure> {
+    async fn handle(&self, message: &Message, _: &Attempt) -> Result<u64, Failure> {
         let payment: Payment = message.json()?;
         *self.bank.charges.lock().unwrap().entry(payment.order).or_default() += 1;
         Ok(payment.order)
     }
 
-    async fn duplicate(&self, message: Message, order: u64) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, order: u64) -> Result<(), Failure> {
         assert_eq!(message.json::<Payment>()?.order, order, "a duplicate gets the result of its own key");
         self.bank.answers.fetch_add(1, Relaxed);
         Ok(())

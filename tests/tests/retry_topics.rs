@@ -11,7 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 use oncegate::kafka::{KafkaRetries, KafkaSource};
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
-use oncegate::{Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Ordering, Origin};
+use oncegate::{
+    Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Ordering, Origin,
+};
 use oncegate_tests::fire::{History, Point, StoreKind, Trap, What, WorkerSettings, Zombie};
 use oncegate_tests::{Kafka, Ledger, Record, Redis, Watched, unique, until};
 use rdkafka::Message as _;
@@ -124,9 +126,9 @@ struct Dependent {
 impl Handler for Dependent {
     type Output = u32;
 
-    async fn handle(&self, message: Message) -> Result<u32, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<u32, Failure> {
         let seen = Seen {
-            attempt: message.attempt(),
+            attempt: attempt.number(),
             at: Instant::now(),
             message: Known {
                 origin: message.origin().clone(),
@@ -140,7 +142,7 @@ impl Handler for Dependent {
         if id(&message).is_multiple_of(10) && !self.is_up.load(Relaxed) {
             return Err(Failure::retry_after(Duration::from_secs(2), "the dependency is down"));
         }
-        Ok(message.attempt())
+        Ok(attempt.number())
     }
 }
 
@@ -238,7 +240,7 @@ async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_
     // Each attempt is another consumer's: nobody has seen two of them.
     for attempt in 1..=3 {
         let (seen, watched) = (Arc::clone(&attempts), Watched::new());
-        let handler = move |message: Message| {
+        let handler = move |message: Message, _: Attempt| {
             seen.lock().unwrap().push((SystemTime::now(), message.first_failed_at()));
             std::future::ready(Err::<(), Failure>(Failure::retry("the dependency is down")))
         };

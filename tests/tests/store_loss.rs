@@ -15,7 +15,7 @@ use oncegate::operate::{self, AcceptedLoss};
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Consumer, ConsumerError, Entry, Gate, GateError, Key, Message, OnStoreLoss, Origin};
+use oncegate::{Attempt, Consumer, ConsumerError, Entry, Gate, GateError, Key, Message, OnStoreLoss, Origin};
 use oncegate_tests::{
     Kafka, Postgres, PostgresServer, Proxy, Record, Redis, RedisCluster, RedisServer, Watched, unique, until,
 };
@@ -79,7 +79,7 @@ impl Payments {
 
     fn start(&self, group: &str, store: impl Store + 'static, on_loss: OnStoreLoss) -> Process {
         let runs = Arc::clone(&self.runs);
-        let handler = move |_: Message| {
+        let handler = move |_: Message, _: Attempt| {
             runs.fetch_add(1, Relaxed);
             std::future::ready(Ok(()))
         };

@@ -48,7 +48,7 @@ impl Failure {
 
     /// Nobody knows what came of it: the effect may have happened, and may even still be under way, as after a timeout.
     ///
-    /// The message is tried again when the lease has lapsed, and not sooner; [`Message::recovered`](crate::Message::recovered)
+    /// The message is tried again when the lease has lapsed, and not sooner; [`Attempt::recovered`](crate::Attempt::recovered)
     /// tells the next attempt. It counts as an attempt that ended without a word.
     pub fn unknown(error: impl Into<BoxError>) -> Self {
         Self { advice: Advice::Unknown, error: error.into() }

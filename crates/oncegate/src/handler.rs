@@ -5,18 +5,19 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 
+use crate::attempt::Attempt;
 use crate::codec::{Codec, FromStored, Output, ToStored};
 use crate::failure::{BoxError, Failure};
 use crate::message::Message;
 
 /// The work to be done once per key.
 ///
-/// A closure `async |message: Message| …` or a function works too.
+/// A closure `async |message: Message, attempt: Attempt| …` or a function works too; those own what they are given.
 ///
-/// - On a **crash** before the result is stored, another attempt runs; [`Message::recovered`] says so.
+/// - On a **crash** before the result is stored, another attempt runs; [`Attempt::recovered`] says so.
 /// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
 /// - On a **cancellation** (the lease is lost, the run takes too long, the consumer stops),
-///   [`Message::cancelled`] resolves, and a little later the future is dropped at its next `await`.
+///   [`Attempt::cancelled`] resolves, and a little later the future is dropped at its next `await`.
 /// - On a **panic**, the attempt has failed.
 pub trait Handler: Send + Sync + 'static {
     /// The result: stored with the key, handed to duplicates. `()` stores nothing.
@@ -26,7 +27,11 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// `?` on any error asks for another attempt; [`Failure::permanent`] sends the message to the dead letters.
-    fn handle(&self, message: Message) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+    fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+    ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 
     /// A message whose work was done before; `result` is what the first one returned. Does nothing unless
     /// overridden; a request-reply consumer answers from here.
@@ -35,7 +40,7 @@ pub trait Handler: Send + Sync + 'static {
     /// It is called again, three times in all; then the message is acknowledged all the same, and counted.
     fn duplicate(
         &self,
-        message: Message,
+        message: &Message,
         result: Self::Output,
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         _ = (message, result);
@@ -46,7 +51,7 @@ pub trait Handler: Send + Sync + 'static {
     /// gate's [`large_results`](crate::Gate::large_results); `error` says which, and `stored` is what was found. Does nothing unless overridden.
     fn undecodable_duplicate(
         &self,
-        message: Message,
+        message: &Message,
         stored: Bytes,
         error: BoxError,
     ) -> impl Future<Output = ()> + Send {
@@ -57,14 +62,18 @@ pub trait Handler: Send + Sync + 'static {
 
 impl<F, Fut, T> Handler for F
 where
-    F: Fn(Message) -> Fut + Send + Sync + 'static,
+    F: Fn(Message, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<T, Failure>> + Send,
     T: Output,
 {
     type Output = T;
 
-    fn handle(&self, message: Message) -> impl Future<Output = Result<T, Failure>> + Send {
-        self(message)
+    fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+    ) -> impl Future<Output = Result<T, Failure>> + Send {
+        self(message.clone(), attempt.clone())
     }
 }
 
@@ -75,7 +84,12 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait ErasedHandler: Send + Sync + 'static {
     /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: whatever is wrong
     /// with the result, the work must not run again.
-    fn handle(&self, message: Message, codec: Codec) -> BoxFuture<'_, Result<Encoded, Failure>>;
+    fn handle(
+        &self,
+        message: Message,
+        attempt: Attempt,
+        codec: Codec,
+    ) -> BoxFuture<'_, Result<Encoded, Failure>>;
 
     /// Decodes the stored result and hands it to the handler; or `lost` says why it is not the result.
     fn duplicate(
@@ -90,11 +104,15 @@ pub(crate) trait ErasedHandler: Send + Sync + 'static {
 pub(crate) type Encoded = Result<Bytes, BoxError>;
 
 impl<H: Handler> ErasedHandler for H {
-    fn handle(&self, message: Message, codec: Codec) -> BoxFuture<'_, Result<Encoded, Failure>> {
+    fn handle(
+        &self,
+        message: Message,
+        attempt: Attempt,
+        codec: Codec,
+    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
         Box::pin(async move {
-            let run = message.run().cloned();
-            let output = Handler::handle(self, message).await?;
-            if run.is_some_and(|run| run.unit.is_attempted()) {
+            let output = Handler::handle(self, &message, &attempt).await?;
+            if attempt.unit().is_attempted() {
                 // Its transaction has stored the result, or nothing has.
                 return Ok(Ok(Bytes::new()));
             }
@@ -110,9 +128,9 @@ impl<H: Handler> ErasedHandler for H {
     ) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async move {
             match lost.map_or_else(|| H::Output::from_stored(&stored), Err) {
-                Ok(result) => Handler::duplicate(self, message, result).await,
+                Ok(result) => Handler::duplicate(self, &message, result).await,
                 Err(error) => {
-                    self.undecodable_duplicate(message, stored, error).await;
+                    self.undecodable_duplicate(&message, stored, error).await;
                     Ok(())
                 }
             }

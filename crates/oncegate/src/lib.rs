@@ -6,15 +6,15 @@
 //! [`Gate::enter`]. The README of the repository has a whole program, `docs/GUIDE.md` the reasons behind each setting.
 //!
 //! ```
-//! use oncegate::{Failure, Gate, Handler, Key, MemoryStore, Message};
+//! use oncegate::{Attempt, Failure, Gate, Handler, Key, MemoryStore, Message};
 //!
 //! struct Billing;
 //!
 //! impl Handler for Billing {
 //!     type Output = String;
 //!
-//!     async fn handle(&self, message: Message) -> Result<String, Failure> {
-//!         Ok(format!("charged under {}", message.downstream_key("charge")))
+//!     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+//!         Ok(format!("charged under {}", attempt.idempotency_key("charge")))
 //!     }
 //! }
 //!
@@ -27,9 +27,9 @@
 //!
 //! Nothing is lost; a stale owner cannot write; completed is final for the retention; no two different messages share
 //! a record; and a handler runs once, plus once for each counted fault ([`observe::ExtraRunCause`]) and for each retry
-//! it asks for. With an SQL store and the effect in the same transaction ([`Message::commit_with`]), exactly one effect
+//! it asks for. With an SQL store and the effect in the same transaction ([`Attempt::commit_with`]), exactly one effect
 //! is committed. Never exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
-//! effect and its completion leads to a second run, which [`Message::recovered`] tells.
+//! effect and its completion leads to a second run, which [`Attempt::recovered`] tells.
 //!
 //! # The way of a message
 //!
@@ -52,7 +52,7 @@
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
 //! | `http` | `http`: `Idempotency-Key` for tower and axum | no |
 //! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
-//! | `sqlx` | [`Message::commit_with`] takes sqlx's transactions on PostgreSQL | no |
+//! | `sqlx` | [`Attempt::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
 //! | `results-s3` | the same in S3 | no |
 //! | `metrics` | [`telemetry`]: metrics through the `metrics` facade | no |
@@ -63,6 +63,7 @@
 
 #[cfg(any(feature = "sqlite-system", feature = "postgres"))]
 pub mod archive;
+pub mod attempt;
 pub mod backoff;
 pub mod codec;
 pub mod consumer;
@@ -107,6 +108,7 @@ pub mod sqlite;
 #[cfg(feature = "sqs")]
 pub mod sqs;
 
+pub use attempt::Attempt;
 pub use backoff::Backoff;
 pub use codec::{Codec, Raw};
 pub use consumer::{Consumer, ConsumerError, Monitor, Ordering};

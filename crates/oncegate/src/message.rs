@@ -1,28 +1,21 @@
-//! One delivery from a broker, as a handler sees it.
+//! One delivery from a broker.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use oncegate_core::key::{HeaderValue, KeySource, StoreKey};
-use oncegate_core::record::{Fence, Recovery};
-use oncegate_core::rules::Grant;
+use oncegate_core::key::{HeaderValue, KeySource};
 use serde::de::DeserializeOwned;
-use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
-use crate::transaction::Unit;
 
 /// One delivery from a broker: payload, broker key, headers and where it came from.
 ///
-/// Cheap to clone. While a handler runs, it also knows of its attempt.
+/// Cheap to clone. It knows nothing of attempts: see [`Attempt`](crate::Attempt).
 #[derive(Clone)]
 pub struct Message {
     delivered: Arc<Delivered>,
-    /// Known once the gate has seen the message.
-    identity: Option<StoreKey>,
-    run: Option<Arc<Run>>,
 }
 
 struct Delivered {
@@ -34,16 +27,6 @@ struct Delivered {
     timestamp_ms: Option<i64>,
     first_failed_at: Option<SystemTime>,
     defect: Option<&'static str>,
-}
-
-/// What the gate adds while the handler runs.
-#[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) grant: Grant,
-    pub(crate) cancelled: CancellationToken,
-    pub(crate) unit: Unit,
-    /// No store was asked.
-    pub(crate) unguarded: bool,
 }
 
 /// A header: its name and its bytes, if any. A name may occur more than once.
@@ -142,7 +125,7 @@ impl Message {
             first_failed_at: None,
             defect: None,
         };
-        Self { delivered: Arc::new(delivered), identity: None, run: None }
+        Self { delivered: Arc::new(delivered) }
     }
 
     /// The same message with the broker's key.
@@ -195,26 +178,6 @@ impl Message {
             }
         }
         self
-    }
-
-    /// The message as its handler sees it: with its key, and with its attempt if it runs.
-    pub(crate) fn known(&self, key: &StoreKey, run: Option<Arc<Run>>) -> Self {
-        Self { delivered: Arc::clone(&self.delivered), identity: Some(key.clone()), run }
-    }
-
-    /// Tells the handler that an earlier attempt may have had its effect, although the record does not know of one.
-    ///
-    /// Only before the message is handed out: it does nothing to one that was cloned.
-    pub(crate) fn mark_recovered(&mut self) {
-        if let Some(run) = self.run.as_mut().and_then(Arc::get_mut)
-            && !run.grant.recovery.recovered()
-        {
-            run.grant.recovery = Recovery::Earlier;
-        }
-    }
-
-    pub(crate) fn run(&self) -> Option<&Arc<Run>> {
-        self.run.as_ref()
     }
 
     /// The logical name of the stream; a retried or redriven message keeps its first one.
@@ -305,76 +268,6 @@ impl Message {
             ))
         })
     }
-
-    /// Which attempt of this key runs, from 1. It is counted in the record, so it survives crashes.
-    pub fn attempt(&self) -> u32 {
-        self.run.as_ref().map_or(1, |run| u32::from(run.grant.attempt))
-    }
-
-    /// Whether an earlier attempt ended without a word, so that its effect may have happened.
-    ///
-    /// A handler that can ask its downstream "did this happen?" should ask when this is true.
-    ///
-    /// It is true of every run that is [unguarded](Self::is_unguarded), for nobody knows.
-    pub fn recovered(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.unguarded || run.grant.recovery.recovered())
-    }
-
-    /// Whether it runs without its store, which is away, because the consumer
-    /// [fails open](crate::Consumer::fail_open_after): it may have run before, run elsewhere now, or run again.
-    pub fn is_unguarded(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.unguarded)
-    }
-
-    /// A number that only grows for this key, when the gate is `.fenced()`: a downstream that remembers the
-    /// largest one it saw can refuse a stale worker.
-    pub fn fence(&self) -> Option<u64> {
-        self.run.as_ref().and_then(|run| run.grant.fence).map(|Fence(fence)| fence)
-    }
-
-    /// An idempotency key to hand to a downstream system, in the form of a UUID (version 8).
-    ///
-    /// It is the same for every attempt and every delivery of the message, in `Handler::duplicate` as well, and
-    /// differs between steps: two effects of one message must not share one. A message that no gate has seen
-    /// has one made from its origin instead.
-    pub fn downstream_key(&self, step: &str) -> String {
-        match &self.identity {
-            Some(key) => downstream_key(key.as_str(), step),
-            None => downstream_key(&self.origin().to_string(), step),
-        }
-    }
-
-    /// Resolves when the run should stop: its lease is lost, it has run for too long, or the consumer stops
-    /// and its deadline is over. The handler's future is dropped a little later if it has not returned.
-    pub async fn cancelled(&self) {
-        match &self.run {
-            Some(run) => run.cancelled.cancelled().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block.
-    pub fn is_cancelled(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.cancelled.is_cancelled())
-    }
-}
-
-/// How long a handler may go on after its cancellation fired before its future is dropped, at the most.
-pub(crate) const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
-
-fn downstream_key(identity: &str, step: &str) -> String {
-    let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 downstream key");
-    for part in [identity, step] {
-        hasher.update(&(part.len() as u64).to_be_bytes());
-        hasher.update(part.as_bytes());
-    }
-    let mut bits = [0; 16];
-    hasher.finalize_xof().fill(&mut bits);
-    // The version and variant of RFC 9562, so that systems that want a UUID accept it.
-    let bits = u128::from_be_bytes(bits) & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
-    let [a, b, c, d, e] =
-        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
-    format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
 }
 
 impl KeySource for Message {

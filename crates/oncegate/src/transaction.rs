@@ -1,11 +1,11 @@
 //! Completing a key inside a transaction of the user's own: business rows and COMPLETED commit together, or
 //! neither does.
 //!
-//! [`Message::commit_with`] takes the transaction by value, [`Message::completing`] is for what has no adapter.
+//! [`Attempt::commit_with`] takes the transaction by value, [`Attempt::completing`] is for what has no adapter.
 //! Neither is believed: the one who decides about the ack reads the record back from the gate's store.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,15 +13,15 @@ use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::{Record, State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, apply};
 
+use crate::attempt::Attempt;
 use crate::codec::{Codec, ToStored, not_kept};
 use crate::failure::{BoxError, Failure};
-use crate::message::{Message, Run};
 
 /// A transaction of a database in which a gate's store keeps its records.
 ///
 /// Implemented for the transactions of tokio-postgres, deadpool-postgres (feature `postgres`) and sqlx on
-/// PostgreSQL (feature `sqlx`). For SQLite see [`Message::blocking_commit_with`](Message#method.blocking_commit_with),
-/// for everything else [`Message::completing`].
+/// PostgreSQL (feature `sqlx`). For SQLite see [`Attempt::blocking_commit_with`](Attempt#method.blocking_commit_with),
+/// for everything else [`Attempt::completing`].
 pub trait SqlTransaction: Send {
     /// Locks the key's record, completes it as [`Completing::apply`] says, and commits.
     ///
@@ -35,7 +35,7 @@ pub trait SqlTransaction: Send {
     ) -> impl Future<Output = Result<(), BoxError>> + Send;
 }
 
-/// A completion to be written inside a transaction of the caller's own; made by [`Message::completing`].
+/// A completion to be written inside a transaction of the caller's own; made by [`Attempt::completing`].
 #[derive(Clone)]
 pub struct Completing {
     key: StoreKey,
@@ -120,7 +120,7 @@ impl fmt::Debug for Completing {
     }
 }
 
-impl Message {
+impl Attempt {
     /// Completes the message inside `transaction` and commits it: what the handler has written there and
     /// COMPLETED become visible together, or not at all. Call it last, and return `Ok` with the same output.
     ///
@@ -128,7 +128,7 @@ impl Message {
     ///
     /// ```no_run
     /// # #[cfg(feature = "postgres")] mod example {
-    /// use oncegate::{Failure, Handler, Message};
+    /// use oncegate::{Attempt, Failure, Handler, Message};
     ///
     /// struct Billing {
     ///     pool: deadpool_postgres::Pool,
@@ -137,13 +137,13 @@ impl Message {
     /// impl Handler for Billing {
     ///     type Output = String;
     ///
-    ///     async fn handle(&self, message: Message) -> Result<String, Failure> {
+    ///     async fn handle(&self, _: &Message, attempt: &Attempt) -> Result<String, Failure> {
     ///         let mut client = self.pool.get().await?;
     ///         let transaction = client.transaction().await?;
     ///         let account = "4711";
     ///         transaction.execute("UPDATE accounts SET balance = balance - 10 WHERE id = $1", &[&account]).await?;
     ///         let receipt = format!("charged {account}");
-    ///         message.commit_with(transaction, &receipt).await?;
+    ///         attempt.commit_with(transaction, &receipt).await?;
     ///         Ok(receipt)
     ///     }
     /// }
@@ -168,14 +168,12 @@ impl Message {
         transaction: Tx,
         output: &T,
     ) -> impl Future<Output = Result<(), Failure>> + Send + use<Tx, T> {
-        let completing = self.completing(output);
-        let run = self.run().cloned();
+        let (completing, attempt) = (self.completing(output), self.clone());
         async move {
-            let completing = completing?;
             let limit = completing.limit();
             let committed = tokio::time::timeout(limit, transaction.complete_and_commit(&completing)).await;
             let silence = || Err(format!("the transaction was not confirmed within {limit:?}").into());
-            committed.unwrap_or_else(|_| silence()).map_err(|error| not_confirmed(run.as_ref(), error))
+            committed.unwrap_or_else(|_| silence()).map_err(|error| not_confirmed(&attempt, error))
         }
     }
 
@@ -185,23 +183,15 @@ impl Message {
     /// Write it with the store's own statement (`PostgresStore::complete_sql`) as the last one before the commit, and
     /// roll back if that does not change exactly one row. The runtime reads the record back when the handler
     /// has returned: from this call on, what the handler returns decides nothing about the ack.
-    ///
-    /// # Errors
-    /// When no attempt of the message runs, as in [`Handler::duplicate`](crate::Handler::duplicate).
-    pub fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Result<Completing, Failure> {
-        let run = self.run().ok_or_else(|| {
-            Failure::permanent("no attempt of this message runs, so there is nothing to complete")
-        })?;
-        Ok(run.unit.completing(output))
+    pub fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Completing {
+        self.unit().completing(output)
     }
 }
 
 /// Keeps what went wrong for the runtime, in case the handler does not pass it on.
-pub(crate) fn not_confirmed(run: Option<&Arc<Run>>, error: BoxError) -> Failure {
+pub(crate) fn not_confirmed(attempt: &Attempt, error: BoxError) -> Failure {
     let failure = Failure::retry(error);
-    if let Some(run) = run
-        && let Some(attempted) = run.unit.lock().as_mut()
-    {
+    if let Some(attempted) = attempt.unit().lock().as_mut() {
         attempted.trouble = Some(failure.reason());
     }
     failure

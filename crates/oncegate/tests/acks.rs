@@ -12,7 +12,7 @@ use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::{Checkup, Command, Looked, Store, StoreError};
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, Source, SourceError, Ticket};
-use oncegate::{Consumer, Counters, Gate, Key, MemoryStore, Message, Origin};
+use oncegate::{Attempt, Consumer, Counters, Gate, Key, MemoryStore, Message, Origin};
 use tokio::sync::{Notify, watch};
 
 /// What happens to completions.
@@ -155,7 +155,7 @@ async fn run(trouble: Completions) -> usize {
     let gate = Gate::new("acks", Key::json(["id"]), Arc::clone(&store)).lease(Duration::from_secs(1));
     let gate = gate.max_run(Duration::from_secs(2 * 3600)).simulated(1);
     let counted = Arc::clone(&runs);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         counted.fetch_add(1, Relaxed);
         async { Ok(()) }
     };

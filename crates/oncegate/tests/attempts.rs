@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use list::{Letters, List, Listed};
 use oncegate::core::testing::fault::{FaultStore, Faults};
-use oncegate::{Consumer, Failure, Gate, Key, MemoryStore, Message};
+use oncegate::{Attempt, Consumer, Failure, Gate, Key, MemoryStore, Message};
 
 const LEASE: Duration = Duration::from_secs(1);
 /// How many runs an outage cuts short: more than the message has attempts.
@@ -25,12 +25,12 @@ async fn an_outage_uses_up_no_attempt() {
     let (letters, attempts) = (Arc::new(Letters::default()), Arc::new(Mutex::new(Vec::new())));
     let handler = {
         let (store, attempts) = (Arc::clone(&store), Arc::clone(&attempts));
-        move |message: Message| {
+        move |_: Message, attempt: Attempt| {
             let (store, attempts) = (Arc::clone(&store), Arc::clone(&attempts));
             async move {
                 let outages = {
                     let mut attempts = attempts.lock().unwrap();
-                    attempts.push(message.attempt());
+                    attempts.push(attempt.number());
                     attempts.len()
                 };
                 if outages > OUTAGES {
@@ -38,7 +38,7 @@ async fn an_outage_uses_up_no_attempt() {
                 }
                 // No heartbeat comes through, so the run is told to stop; it gives up in good order.
                 store.begin_outage();
-                message.cancelled().await;
+                attempt.cancelled().await;
                 store.end_outage();
                 Err(Failure::retry("cut short"))
             }
@@ -63,9 +63,9 @@ async fn what_did_not_run_uses_up_no_attempt() {
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
     let (letters, told) = (Arc::new(Letters::default()), Told::default());
     let noted = Arc::clone(&told);
-    let handler = move |message: Message| {
+    let handler = move |_: Message, attempt: Attempt| {
         let mut told = noted.lock().unwrap();
-        told.push((message.attempt(), message.recovered()));
+        told.push((attempt.number(), attempt.recovered()));
         let result = if told.len() > TIMES { Ok(()) } else { Err(Failure::not_run("no connection")) };
         std::future::ready(result)
     };
@@ -86,10 +86,10 @@ async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_it
     let (letters, told) = (Arc::new(Letters::default()), Told::default());
     let handler = {
         let (store, told, lost_at) = (Arc::clone(&store), Arc::clone(&told), Arc::new(Mutex::new(None)));
-        move |message: Message| {
+        move |_: Message, attempt: Attempt| {
             let (store, told, lost_at) = (Arc::clone(&store), Arc::clone(&told), Arc::clone(&lost_at));
             async move {
-                told.lock().unwrap().push((message.attempt(), message.recovered()));
+                told.lock().unwrap().push((attempt.number(), attempt.recovered()));
                 let lost_at: &Mutex<Option<tokio::time::Instant>> = &lost_at;
                 let before = lost_at.lock().unwrap().take();
                 if let Some(lost_at) = before {
@@ -102,7 +102,7 @@ async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_it
                 }
                 *lost_at.lock().unwrap() = Some(tokio::time::Instant::now());
                 store.lose_everything();
-                message.cancelled().await;
+                attempt.cancelled().await;
                 Err(Failure::unknown("the worker was told to stop, and may still be at it"))
             }
         }

@@ -12,7 +12,9 @@ use async_trait::async_trait;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
-use oncegate::{Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Ordering, Origin};
+use oncegate::{
+    Attempt, Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Ordering, Origin,
+};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -200,7 +202,7 @@ fn number(message: &Message) -> usize {
 #[tokio::test(start_paused = true)]
 async fn no_more_is_asked_for_than_can_run() {
     let (queue, store) = (Queue::of(50), Arc::new(MemoryStore::new()));
-    let handler = async |message: Message| {
+    let handler = async |message: Message, _: Attempt| {
         sleep(Duration::from_millis(10 + number(&message) as u64)).await;
         Ok(())
     };
@@ -222,7 +224,7 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
     let origin = Origin::Other("another worker".into());
     let busy = Message::new("orders", origin, Some(payload(0).into()));
     let Entry::Granted(lease) = elsewhere.enter(&busy).await.unwrap() else { panic!("it is new") };
-    let handler = async |message: Message| {
+    let handler = async |message: Message, _: Attempt| {
         assert_ne!(number(&message), 0, "another worker has it");
         Ok(())
     };
@@ -246,7 +248,7 @@ async fn the_groups_of_a_queue_are_its_partitions() {
         let ended = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&ended);
         // The first of each group takes longest, and the first of all longer than two whole groups.
-        let handler = move |message: Message| {
+        let handler = move |message: Message, _: Attempt| {
             let (n, seen) = (number(&message), Arc::clone(&seen));
             async move {
                 sleep(Duration::from_millis([1_000, 100, 10][n % 3] * if n < 3 { 10 } else { 1 })).await;
@@ -266,10 +268,10 @@ async fn a_retry_goes_back_to_the_queue_for_as_long_as_it_must_wait() {
     let (queue, store) = (Queue::of(3), Arc::new(MemoryStore::new()));
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&attempts);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, attempt: Attempt| {
         let n = number(&message);
-        seen.lock().unwrap().push((n, message.attempt()));
-        let fails = n == 1 && message.attempt() == 1;
+        seen.lock().unwrap().push((n, attempt.number()));
+        let fails = n == 1 && attempt.number() == 1;
         std::future::ready(if fails { Err(Failure::retry_after(LEASE, "not yet")) } else { Ok(()) })
     };
     let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).concurrency(1);
@@ -284,13 +286,13 @@ async fn what_the_queue_takes_away_is_cancelled_and_not_acknowledged() {
     let (queue, store) = (Queue::of(1), Arc::new(MemoryStore::new()));
     let counters = Arc::new(Counters::default());
     let taken = Arc::clone(&queue);
-    let handler = move |message: Message| {
+    let handler = move |_: Message, attempt: Attempt| {
         let queue = Arc::clone(&taken);
         async move {
-            if message.attempt() == 1 {
+            if attempt.number() == 1 {
                 // It ignores its cancellation, and its grace is over before it returns.
                 queue.look(|state| state.held[&0].cancel());
-                message.cancelled().await;
+                attempt.cancelled().await;
                 sleep(LEASE * 2).await;
             }
             Ok(())
@@ -311,7 +313,7 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
     let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
     let down = Arc::clone(&store);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         if number(&message) == 8 {
             down.begin_outage();
         }
@@ -341,7 +343,8 @@ async fn an_outage_ends_although_the_queue_has_taken_back_all_that_could_ask_the
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
     let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
     let counters = Arc::new(Counters::default());
-    let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate, async |_: Message| Ok(())).concurrency(2);
+    let consumer =
+        Consumer::new(Reader(Arc::clone(&queue)), gate, async |_: Message, _: Attempt| Ok(())).concurrency(2);
     let consumer = consumer.observer(Arc::clone(&counters) as _);
     let stop = Arc::clone(&queue);
     let outage = async move {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use oncegate::kafka::KafkaSource;
-use oncegate::{BoxError, Consumer, Failure, Gate, Key, MemoryStore, Message};
+use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Key, MemoryStore, Message};
 use tokio::sync::Notify;
 
 /// How long each handler takes: slow enough for every queue before it to fill.
@@ -23,7 +23,7 @@ async fn main() -> Result<(), BoxError> {
     let (messages, before): (usize, u64) = (messages.parse()?, kib("VmRSS")?);
     let (handled, enough) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     let done = Arc::clone(&enough);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         let (handled, enough) = (Arc::clone(&handled), Arc::clone(&enough));
         async move {
             tokio::time::sleep(HANDLER).await;

@@ -17,7 +17,7 @@ use oncegate::consumer::FloodLimit;
 use oncegate::core::store::Store;
 use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message};
+use oncegate::{Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message};
 use oncegate_tests::{Client, End, Step, Then, Till, Wire};
 
 /// Short: a payment of a killed worker waits for it.
@@ -30,9 +30,9 @@ struct Pay(Till);
 impl Handler for Pay {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        let receipt = format!("receipt of attempt {}", message.attempt());
-        self.0.charge(&message, &receipt, End::Commit, std::future::ready(())).await?;
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        let receipt = format!("receipt of attempt {}", attempt.number());
+        self.0.charge(message, attempt, &receipt, End::Commit, std::future::ready(())).await?;
         Ok(receipt)
     }
 }

@@ -9,7 +9,7 @@ use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::sqs::SqsSource;
-use oncegate::{BoxError, Consumer, Failure, Gate, Handler, Key, Message, shutdown_signal};
+use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, Message, shutdown_signal};
 use oncegate_tests::Ledger;
 
 /// How long a charge takes before and after its effect: a kill at random hits either side.
@@ -50,15 +50,15 @@ enum How {
 impl Handler for Charge {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let payment: Payment = message.json()?;
         if !matches!(payment.how, How::Usual) {
-            self.ledger.append(&format!("start {} {}", payment.order, message.attempt()));
+            self.ledger.append(&format!("start {} {}", payment.order, attempt.number()));
         }
         match payment.how {
             How::Usual => tokio::time::sleep(BEFORE_THE_EFFECT).await,
             How::Slow => tokio::time::sleep(SLOW).await,
-            How::Hold if message.attempt() == 1 => std::future::pending().await,
+            How::Hold if attempt.number() == 1 => std::future::pending().await,
             How::Hold => {}
             How::Abort => std::process::abort(),
         }

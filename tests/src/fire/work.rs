@@ -13,7 +13,7 @@ use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{
-    Backoff, BoxError, Consumer, Counters, Failure, FingerprintSpec, Gate, Handler, Key, Message,
+    Attempt, Backoff, BoxError, Consumer, Counters, Failure, FingerprintSpec, Gate, Handler, Key, Message,
     OnStoreLoss, Ordering,
 };
 use serde::Deserialize;
@@ -83,15 +83,16 @@ struct Pay {
 impl Handler for Pay {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let order: Order = message.json()?;
-        let (key, origin, attempt) =
-            (self.names.key(&message).unwrap_or_default(), message.origin().to_string(), message.attempt());
+        let (key, origin, number) =
+            (self.names.key(message).unwrap_or_default(), message.origin().to_string(), attempt.number());
         let content = order.amount.to_string();
-        let fence = message.fence();
-        self.history.note(What::Begun { key: key.clone(), origin: origin.clone(), attempt, fence, content });
-        let ended = Ended { history: &self.history, key, origin, attempt, outcome: "dropped" };
-        let paid = self.pay(&order, &message).await;
+        let fence = attempt.fencing_token();
+        let begun = What::Begun { key: key.clone(), origin: origin.clone(), attempt: number, fence, content };
+        self.history.note(begun);
+        let ended = Ended { history: &self.history, key, origin, attempt: number, outcome: "dropped" };
+        let paid = self.pay(&order, attempt).await;
         let outcome = match &paid {
             Ok(_) => "paid",
             Err(failure) if failure.is_permanent() => "gave_up",
@@ -101,10 +102,10 @@ impl Handler for Pay {
         paid
     }
 
-    async fn duplicate(&self, message: Message, result: String) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
         let order: Order = message.json()?;
         self.history.note(What::Duplicate {
-            key: self.names.key(&message).unwrap_or_default(),
+            key: self.names.key(message).unwrap_or_default(),
             origin: message.origin().to_string(),
             content: order.amount.to_string(),
             result,
@@ -114,19 +115,19 @@ impl Handler for Pay {
 }
 
 impl Pay {
-    async fn pay(&self, order: &Order, message: &Message) -> Result<String, Failure> {
-        let attempt = message.attempt();
+    async fn pay(&self, order: &Order, attempt: &Attempt) -> Result<String, Failure> {
+        let number = attempt.number();
         let before = match Fate::of(order.order) {
-            Fate::FailsOnce if attempt == 1 => return Err(Failure::retry("it fails once")),
-            Fate::PanicsOnce if attempt == 1 => panic!("{PLANNED_PANIC}"),
+            Fate::FailsOnce if number == 1 => return Err(Failure::retry("it fails once")),
+            Fate::PanicsOnce if number == 1 => panic!("{PLANNED_PANIC}"),
             Fate::GivesUp => return Err(Failure::permanent("nobody can pay this")),
-            Fate::FailsAlways if attempt > FAILS_FOR => return Err(Failure::permanent("it fails always")),
+            Fate::FailsAlways if number > FAILS_FOR => return Err(Failure::permanent("it fails always")),
             Fate::FailsAlways => return Err(Failure::retry("it fails always")),
-            Fate::BlocksItsThread if attempt == 1 => {
+            Fate::BlocksItsThread if number == 1 => {
                 std::thread::sleep(LEASE * 3 / 2);
                 Duration::ZERO
             }
-            Fate::TakesLong if attempt == 1 => LEASE * 5 / 2,
+            Fate::TakesLong if number == 1 => LEASE * 5 / 2,
             _ => Duration::from_millis(2),
         };
         // What takes time is never the proof that time has passed: it only makes room for a kill.
@@ -135,11 +136,11 @@ impl Pay {
         let payment = format!("{}/{}", order.order, order.amount);
         self.ledger.append(&payment);
         for sink in &self.sinks {
-            sink.pay(&payment, message.fence());
+            sink.pay(&payment, attempt.fencing_token());
         }
         pass(Point::EffectAfter);
         tokio::time::sleep(Duration::from_millis(2)).await;
-        Ok(format!("{payment} by {} at attempt {attempt}", std::process::id()))
+        Ok(format!("{payment} by {} at attempt {number}", std::process::id()))
     }
 }
 

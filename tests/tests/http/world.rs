@@ -245,8 +245,11 @@ async fn handle(
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
         ("tell", Some(Extension(attempt))) => {
-            let told =
-                format!("{} {}", attempt.downstream_key("charge"), attempt.fence().unwrap_or_default());
+            let told = format!(
+                "{} {}",
+                attempt.idempotency_key("charge"),
+                attempt.fencing_token().unwrap_or_default()
+            );
             (StatusCode::BAD_GATEWAY, told).into_response()
         }
         _ => act(&work, what, run, &body).await,

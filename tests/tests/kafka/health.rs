@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncegate::health::{Health, Reason, Status};
 use oncegate::kafka::KafkaSource;
-use oncegate::{Consumer, Failure, Gate, Key, MemoryStore, Message};
+use oncegate::{Attempt, Consumer, Failure, Gate, Key, MemoryStore, Message};
 use oncegate_tests::{KafkaBroker, Record, Watched, unique, until};
 use tokio::sync::oneshot;
 
@@ -21,7 +21,7 @@ async fn a_consumer_whose_broker_is_killed_is_not_ready_until_it_is_back_though_
     let source = with(KafkaSource::new(broker.bootstrap(), group.as_str(), [topic.as_str()]), QUICK);
     let gate = Gate::new(unique("health"), Key::json(["id"]), MemoryStore::new());
     let watched = Watched::new();
-    let consumer = Consumer::new(source, gate, async |_: Message| Ok::<(), Failure>(()));
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok::<(), Failure>(()));
     let consumer = consumer.observer(Arc::clone(&watched) as _);
     let monitor = consumer.monitor();
     let (stop, stopped) = oneshot::channel();

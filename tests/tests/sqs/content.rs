@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::{MessageAttributeValue, SendMessageBatchRequestEntry};
 use oncegate::sqs::Body;
-use oncegate::{Failure, Message};
+use oncegate::{Attempt, Failure, Message};
 use oncegate_tests::{Moto, Sqs};
 
 use crate::stage::{Book, Clerk, Stage, body, id};
@@ -26,7 +26,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     stage.queue.send_in_order(vec![entry]).await;
     let book = Book::new();
     let lines = book.clone();
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let lines = lines.clone();
         async move {
             assert_eq!(message.payload(), body(7).as_bytes());
@@ -85,7 +85,7 @@ async fn an_envelope_of_sns_is_opened_and_what_is_none_is_buried() {
     stage.queue.send([envelope(&body(1)), body(2), "no JSON".to_owned()]).await;
     let book = Book::new();
     let lines = book.clone();
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let lines = lines.clone();
         async move {
             assert_eq!(message.header("tenant"), Some(&b"acme"[..]));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use oncegate::{Consumer, Failure, Message};
+use oncegate::{Attempt, Consumer, Failure, Message};
 use oncegate_tests::{Moto, Sqs};
 
 use crate::stage::{Book, MAX_ATTEMPTS, Stage, body, id};
@@ -35,7 +35,7 @@ async fn groups_keep_their_order(sqs: &Sqs, groups: u32, concurrency: u32) -> us
     let (book, running_now, most_at_once) =
         (Book::new(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let witnesses = (book.clone(), Arc::clone(&running_now), Arc::clone(&most_at_once));
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let (book, running_now, most_at_once) = witnesses.clone();
         async move {
             most_at_once.fetch_max(running_now.fetch_add(1, SeqCst) + 1, SeqCst);
@@ -78,7 +78,7 @@ async fn nothing_later_of_a_group_runs_before_its_poison_message_is_buried() {
     stage.queue.send_to_group("healthy", [11, 12, 13].map(body)).await;
     let book = Book::new();
     let lines = book.clone();
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let lines = lines.clone();
         async move {
             let id = id(&message)?;

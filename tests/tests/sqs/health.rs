@@ -10,7 +10,7 @@ use oncegate::health::{Health, Reason, Status};
 use oncegate::letter_box::LetterBox as _;
 use oncegate::operate::{Redrive, Wanted};
 use oncegate::sqs::SqsLetterBox;
-use oncegate::{Consumer, Failure, Handler, MemoryStore, Message};
+use oncegate::{Attempt, Consumer, Failure, Handler, MemoryStore, Message};
 use oncegate_tests::{ElasticmqServer, Fault, Moto, Sqs, SqsProxy, until};
 
 use crate::stage::{Book, Clerk, MAX_ATTEMPTS, Running, Stage, body, id};
@@ -161,7 +161,7 @@ async fn a_server_that_is_away_at_the_start_is_waited_for() {
 /// A handler that gives up what is large.
 fn picky(book: &Book) -> impl Handler + use<> {
     let book = book.clone();
-    move |message: Message| {
+    move |message: Message, _: Attempt| {
         let book = book.clone();
         async move {
             if message.payload().len() > 100 {

@@ -1,6 +1,6 @@
 //! Visibility: kept as long as a message is needed, and what happens when it is lost.
 
-use oncegate::{Consumer, Failure, Message};
+use oncegate::{Attempt, Consumer, Failure, Message};
 use oncegate_tests::{Fault, Moto, Sqs, SqsProxy};
 
 use crate::stage::{Clerk, LONG_VISIBILITY, Stage, VISIBILITY};
@@ -44,7 +44,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_message() {
     let sqs = Sqs::shared().await;
     let stage = Stage::on(&sqs).await;
     stage.send([1, 2]).await;
-    let blocking = async |_: Message| {
+    let blocking = async |_: Message, _: Attempt| {
         std::thread::sleep(VISIBILITY * 3);
         Ok::<(), Failure>(())
     };

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_sqs::types::{MessageAttributeValue, QueueAttributeName, SendMessageBatchRequestEntry};
-use oncegate::{Backoff, Failure, Message};
+use oncegate::{Attempt, Backoff, Failure, Message};
 use oncegate_tests::{Moto, Queue, Sqs};
 
 use crate::stage::{Book, Stage, VISIBILITY, body, id, receives};
@@ -17,15 +17,15 @@ const MESSAGE_MAX_BYTES: usize = 262_144;
 
 /// Fails until this attempt, and writes "id attempt receives".
 fn failing_until(
-    attempt: u32,
+    number: u32,
     delay: Duration,
     book: &Book,
-) -> impl Fn(Message) -> Answer + Send + Sync + use<> {
+) -> impl Fn(Message, Attempt) -> Answer + Send + Sync + use<> {
     let book = book.clone();
-    move |message: Message| {
-        let line = id(&message).map(|id| format!("{id} {} {}", message.attempt(), receives(&message)));
+    move |message: Message, attempt: Attempt| {
+        let line = id(&message).map(|id| format!("{id} {} {}", attempt.number(), receives(&message)));
         let outcome = line.map(|line| book.write(line));
-        let failure = (message.attempt() < attempt).then(|| Failure::retry_after(delay, "not yet"));
+        let failure = (attempt.number() < number).then(|| Failure::retry_after(delay, "not yet"));
         std::future::ready(outcome.and(failure.map_or(Ok(()), Err)))
     }
 }
@@ -113,7 +113,7 @@ async fn nothing_of_a_message_is_lost_in_its_dead_letter(sqs: &Sqs) {
     assert_eq!(large.len(), MESSAGE_MAX_BYTES);
     stage.queue.send_in_order(vec![full]).await;
     stage.queue.send([large.clone()]).await;
-    let handler = async |_: Message| Err::<(), _>(Failure::permanent("hopeless"));
+    let handler = async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("hopeless"));
     let running = stage.start(handler).await;
     running.watched.until("acks", 2).await;
     running.stop().await;
@@ -150,8 +150,8 @@ async fn the_back_off_of_the_consumer_is_the_visibility_of_the_retry() {
     stage.send([1, 2]).await;
     let book = Book::new();
     let lines = book.clone();
-    let handler = move |message: Message| {
-        let attempt = message.attempt();
+    let handler = move |message: Message, attempt: Attempt| {
+        let attempt = attempt.number();
         let line = id(&message).map(|id| lines.write(format!("{id} {attempt}")));
         let failure = if attempt == 1 { Err(Failure::retry("not yet")) } else { Ok(()) };
         std::future::ready(line.and(failure))

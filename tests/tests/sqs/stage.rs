@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
-use oncegate::{Backoff, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message};
+use oncegate::{Attempt, Backoff, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message};
 use oncegate_tests::{Queue, Redis, Sqs, SqsProxy, Watched, unique};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -211,7 +211,7 @@ impl Handler for Clerk {
     type Output = u32;
 
     /// Writes `start 7` and `charge 7`, or `cancelled 7` in place of the charge.
-    async fn handle(&self, message: Message) -> Result<u32, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<u32, Failure> {
         let id = id(&message)?;
         if let Some(valve) = &self.valve {
             self.book.write(format!("start {id}"));
@@ -219,7 +219,7 @@ impl Handler for Clerk {
                 biased;
                 // It is opened by closing it, for good.
                 _ = valve.acquire() => {}
-                () = message.cancelled() => {
+                () = attempt.cancelled() => {
                     self.book.write(format!("cancelled {id}"));
                     return Err(Failure::retry("cancelled"));
                 }
@@ -230,7 +230,7 @@ impl Handler for Clerk {
     }
 
     /// Writes `answer 7, receive 2`.
-    async fn duplicate(&self, message: Message, id: u32) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, id: u32) -> Result<(), Failure> {
         self.book.write(format!("answer {id}, receive {}", receives(&message)));
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate::{Failure, FingerprintSpec, Gate, Key, Message};
+use oncegate::{Attempt, Failure, FingerprintSpec, Gate, Key, Message};
 use oncegate_tests::{Record, RedisServer};
 
 use crate::seen::seen;
@@ -40,10 +40,10 @@ fn every_way() -> Vec<Record> {
 async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() {
     let (stage, redis) = (Stage::new("canary").await, RedisServer::start().await);
     let seen = seen();
-    let handler = async |message: Message| {
+    let handler = async |message: Message, attempt: Attempt| {
         let number = if message.payload().starts_with(br#"{"id":""#) { 0 } else { id(&message) };
         match number {
-            2 if message.attempt() == 1 => Err(Failure::retry("try again")),
+            2 if attempt.number() == 1 => Err(Failure::retry("try again")),
             3 => Err(Failure::permanent("hopeless")),
             4 => panic!("it panics"),
             // serde's own errors quote what they have read.

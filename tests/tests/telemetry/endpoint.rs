@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use oncegate::observe::{CATALOGUE, Kind, Metric};
 use oncegate::telemetry::Telemetry;
-use oncegate::{Failure, Message};
+use oncegate::{Attempt, Failure, Message};
 use oncegate_tests::{HttpClient, HttpServer, Redis, RedisServer, Sent};
 
 use crate::stage::{Stage, id, order};
@@ -18,8 +18,8 @@ fn types(text: &str) -> BTreeSet<(String, String)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_happens_is_counted_by_scope_and_kind() {
     let (stage, redis) = (Stage::new("metrics").await, Redis::shared().await);
-    let handler = async |message: Message| match id(&message) {
-        1 if message.attempt() == 1 => Err(Failure::retry("not yet")),
+    let handler = async |message: Message, attempt: Attempt| match id(&message) {
+        1 if attempt.number() == 1 => Err(Failure::retry("not yet")),
         2 => Err(Failure::permanent("never")),
         _ => Ok(()),
     };
@@ -64,7 +64,7 @@ async fn what_happens_is_counted_by_scope_and_kind() {
 async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
     let (stage, redis) = (Stage::new("catalogue").await, Redis::shared().await);
     stage.produce((0..3).map(order).collect()).await;
-    let running = stage.start(redis.url(), async |_: Message| Ok(()), |consumer| consumer).await;
+    let running = stage.start(redis.url(), async |_: Message, _: Attempt| Ok(()), |consumer| consumer).await;
     stage.acked(3).await;
     let (status, text) = running.get("/metrics").await;
     assert_eq!(status, 200);
@@ -90,7 +90,7 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_alive() {
     let (stage, mut redis) = (Stage::new("probes").await, RedisServer::synced().await);
-    let running = stage.start(redis.url(), async |_: Message| Ok(()), |consumer| consumer).await;
+    let running = stage.start(redis.url(), async |_: Message, _: Attempt| Ok(()), |consumer| consumer).await;
     assert_eq!(running.probed(200).await, r#"{"ok":true,"reasons":[]}"#);
     redis.kill();
     stage.produce(vec![order(1)]).await;

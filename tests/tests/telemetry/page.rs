@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::Request;
 use axum::middleware::{self, Next};
-use oncegate::{Failure, Message};
+use oncegate::{Attempt, Failure, Message};
 use oncegate_tests::{HttpServer, Redis};
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -59,10 +59,10 @@ async fn chromium(server: &HttpServer, options: &[&str]) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
     let (stage, redis) = (Stage::new("page").await, Redis::shared().await);
-    let handler = async |message: Message| {
+    let handler = async |message: Message, attempt: Attempt| {
         match id(&message) {
             7 => return Err(Failure::permanent("no such <script>customer</script>")),
-            8 => message.cancelled().await,
+            8 => attempt.cancelled().await,
             _ => {}
         }
         Ok(())
@@ -112,7 +112,7 @@ async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_that_a_store_is_away() {
     let (stage, mut redis) = (Stage::new("away").await, oncegate_tests::RedisServer::synced().await);
-    let running = stage.start(redis.url(), async |_: Message| Ok(()), |consumer| consumer).await;
+    let running = stage.start(redis.url(), async |_: Message, _: Attempt| Ok(()), |consumer| consumer).await;
     stage.produce(vec![order(1)]).await;
     stage.acked(1).await;
     redis.kill();

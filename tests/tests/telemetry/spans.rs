@@ -1,7 +1,7 @@
 //! A span for each run, in the producer's trace.
 
 use oncegate::consumer::TraceParent;
-use oncegate::{Failure, Message};
+use oncegate::{Attempt, Failure, Message};
 use oncegate_tests::{Record, Redis, until};
 use opentelemetry::trace::{SpanKind, Status};
 use opentelemetry_sdk::trace::SpanData;
@@ -39,7 +39,7 @@ async fn spans(stage: &Stage, count: usize) -> Vec<SpanData> {
 async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
     seen();
     let (stage, redis) = (Stage::new("spans").await, Redis::shared().await);
-    let handler = async |message: Message| match message.attempt() {
+    let handler = async |_: Message, attempt: Attempt| match attempt.number() {
         1 => Err(Failure::retry("not yet")),
         _ => Ok(()),
     };
@@ -87,7 +87,11 @@ async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_produ
     let (stage, redis) = (Stage::new("links").await, Redis::shared().await);
     stage.produce(vec![traced(order(1)).partition(0)]).await;
     let running = stage
-        .start(redis.url(), async |_: Message| Ok(()), |consumer| consumer.trace_parent(TraceParent::Link))
+        .start(
+            redis.url(),
+            async |_: Message, _: Attempt| Ok(()),
+            |consumer| consumer.trace_parent(TraceParent::Link),
+        )
         .await;
     stage.acked(1).await;
     stage.produce(vec![order(2).header("traceparent", [0xff, 0xfe])]).await;

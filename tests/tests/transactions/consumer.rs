@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use oncegate::codec::ToStored as _;
 use oncegate::core::record::State;
-use oncegate::{Codec, Failure, Handler, Message};
+use oncegate::{Attempt, Codec, Failure, Handler, Message};
 use oncegate_tests::{CLIENTS, End, Payment, Till};
 
 use crate::place::{Bench, LEASE, Place, key_of, take_over};
 
-fn receipt(message: &Message) -> String {
-    format!("receipt of attempt {}", message.attempt())
+fn receipt(attempt: &Attempt) -> String {
+    format!("receipt of attempt {}", attempt.number())
 }
 
 /// Charges in a transaction that ends in this way at the first attempt, and remembers what duplicates were told.
@@ -25,14 +25,14 @@ struct Pay {
 impl Handler for Pay {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        let end = if message.attempt() == 1 { self.first } else { End::Commit };
-        self.till.charge(&message, &receipt(&message), end, ready(())).await?;
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        let end = if attempt.number() == 1 { self.first } else { End::Commit };
+        self.till.charge(message, attempt, &receipt(attempt), end, ready(())).await?;
         // Not what was committed: the record has the last word.
         Ok("something else".to_owned())
     }
 
-    async fn duplicate(&self, _: Message, result: String) -> Result<(), Failure> {
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
         self.told.lock().unwrap().push(result);
         Ok(())
     }
@@ -91,14 +91,15 @@ struct TakenOver {
 impl Handler for TakenOver {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let meanwhile = take_over(&*self.place.store, key_of(&self.place.scope, 1), "theirs");
-        let refused = self.place.till.charge(&message, &"ours".to_owned(), End::Commit, meanwhile).await;
+        let refused =
+            self.place.till.charge(message, attempt, &"ours".to_owned(), End::Commit, meanwhile).await;
         assert!(refused.is_err());
         Ok("ours".to_owned())
     }
 
-    async fn duplicate(&self, _: Message, result: String) -> Result<(), Failure> {
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
         self.told.lock().unwrap().push(result);
         Ok(())
     }
@@ -127,17 +128,19 @@ struct Unruly {
 impl Handler for Unruly {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        self.till.charge(&message, &receipt(&message), End::Commit, ready(())).await?;
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        self.till.charge(message, attempt, &receipt(attempt), End::Commit, ready(())).await?;
         match message.json::<Payment>()?.id {
             1 => panic!("simulated"),
             2 => Err(Failure::permanent("too late to give up")),
             3 => pending().await,
             // A second transaction of the same run must not slip through on the first one's completion.
-            _ => match self.till.charge(&message, &"again".to_owned(), End::Commit, ready(())).await {
-                Ok(()) => panic!("one run was committed twice"),
-                Err(_) => Ok(String::new()),
-            },
+            _ => {
+                match self.till.charge(message, attempt, &"again".to_owned(), End::Commit, ready(())).await {
+                    Ok(()) => panic!("one run was committed twice"),
+                    Err(_) => Ok(String::new()),
+                }
+            }
         }
     }
 }
@@ -146,7 +149,7 @@ impl Handler for Unruly {
 async fn a_transactional_gate_takes_no_ok_without_a_transaction() {
     let place = Place::new(CLIENTS[2]).await;
     let bench = Bench::of(&[1]);
-    let handler = async |_: Message| Ok("done".to_owned());
+    let handler = async |_: Message, _: Attempt| Ok("done".to_owned());
     bench.run(place.gate(LEASE).transactional(), handler, 1).await;
     assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), u64::from(Bench::MAX_ATTEMPTS));
@@ -170,11 +173,4 @@ async fn a_result_over_the_limit_is_not_kept_and_the_effect_is() {
         assert_eq!(place.till.charges().await[&1], [1], "{client}");
         assert_eq!(bench.counters.total("results_not_kept"), 1, "{client}");
     }
-}
-
-#[tokio::test]
-async fn a_message_that_does_not_run_completes_nothing() {
-    let origin = oncegate::Origin::Other("nowhere".into());
-    let message = Message::new("payments", origin, Some("{}".into()));
-    assert!(message.completing(&()).unwrap_err().is_permanent());
 }

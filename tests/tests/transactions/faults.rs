@@ -9,7 +9,7 @@ use oncegate::core::record::{State, Token};
 use oncegate::core::rules::Operation;
 use oncegate::core::store::{Command, Store};
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Completion, Entry, Failure, Handler, Message};
+use oncegate::{Attempt, Completion, Entry, Failure, Handler, Message};
 use oncegate_tests::{CLIENTS, Client, End, Postgres, Then, Till, Wire, unique};
 use tokio::sync::Notify;
 
@@ -98,7 +98,7 @@ async fn a_file_whose_commits_a_power_cut_takes_back_is_refused() {
         connection.pragma_update(None, "synchronous", synchronous).unwrap();
         let transaction = connection.transaction().unwrap();
         transaction.execute(&insert, []).unwrap();
-        lease.message().blocking_commit_with(transaction, &())
+        lease.attempt().blocking_commit_with(transaction, &())
     };
     let refused = charge("NORMAL").unwrap_err().to_string();
     assert!(refused.contains("PRAGMA synchronous = FULL"), "{refused}");
@@ -224,12 +224,12 @@ struct InSession {
 impl Handler for InSession {
     type Output = ();
 
-    async fn handle(&self, message: Message) -> Result<(), Failure> {
+    async fn handle(&self, _: &Message, attempt: &Attempt) -> Result<(), Failure> {
         let (mut client, driver) = tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await?;
         tokio::spawn(driver);
         client.batch_execute(self.begin).await?;
         let transaction = client.transaction().await?;
-        let asked = message.commit_with(transaction, &()).await;
+        let asked = attempt.commit_with(transaction, &()).await;
         self.seen.lock().unwrap().extend(asked.as_ref().err().map(ToString::to_string));
         // It returned the session as it was.
         let show = "SELECT current_setting('synchronous_commit') || current_setting('lock_timeout')";
@@ -263,15 +263,15 @@ struct Leaks(Till, Arc<std::sync::Mutex<Vec<tokio_postgres::Client>>>);
 impl Handler for Leaks {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        if message.attempt() > 1 {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        if attempt.number() > 1 {
             let receipt = "second".to_owned();
-            self.0.charge(&message, &receipt, End::Commit, ready(())).await?;
+            self.0.charge(message, attempt, &receipt, End::Commit, ready(())).await?;
             return Ok(receipt);
         }
         let (client, driver) = tokio_postgres::connect(&self.0.url, tokio_postgres::NoTls).await?;
         tokio::spawn(driver);
-        let completing = message.completing(&"first".to_owned())?;
+        let completing = attempt.completing(&"first".to_owned());
         client.batch_execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '1s'").await?;
         client.execute(&format!("INSERT INTO {} VALUES (1, 1)", self.0.table), &[]).await?;
         let (key, token) = (completing.key().as_str(), completing.token());

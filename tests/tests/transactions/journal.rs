@@ -27,13 +27,13 @@ async fn an_entry_is_in_the_transaction_of_its_completion() {
         let place = Place::journaled(client).await;
         let (gate, receipt, key) = (place.gate(LEASE), "receipt".to_owned(), key_of(&place.scope, 1));
         let lease = granted(&gate, 1).await;
-        place.till.charge(lease.message(), &receipt, End::Forget, ready(())).await.unwrap();
+        place.till.charge(lease.message(), lease.attempt(), &receipt, End::Forget, ready(())).await.unwrap();
         assert_eq!(events(&place.history(&key).await), ["claimed"], "{client}: it was rolled back");
 
         let lease = lease.committed().await.unwrap_err().into_lease();
         lease.release(Duration::ZERO, true, "once more").await;
         let lease = granted(&gate, 1).await;
-        place.till.charge(lease.message(), &receipt, End::Commit, ready(())).await.unwrap();
+        place.till.charge(lease.message(), lease.attempt(), &receipt, End::Commit, ready(())).await.unwrap();
         let entries = place.history(&key).await;
         assert_eq!(events(&entries), ["claimed", "released", "claimed", "completed"], "{client}");
         let told = |entry: &Entry| (entry.attempt, entry.reason.clone(), entry.best_effort);
@@ -46,7 +46,11 @@ async fn an_entry_is_in_the_transaction_of_its_completion() {
         let lease = granted(&gate, 2).await;
         let key = key_of(&place.scope, 2);
         let meanwhile = take_over(&*place.store, key.clone(), "theirs");
-        place.till.charge(lease.message(), &receipt, End::Commit, meanwhile).await.unwrap_err();
+        place
+            .till
+            .charge(lease.message(), lease.attempt(), &receipt, End::Commit, meanwhile)
+            .await
+            .unwrap_err();
         let entries = place.history(&key).await;
         assert_eq!(events(&entries), ["claimed", "reopened", "claimed", "completed"], "{client}");
         assert_eq!(entries[2].reason.as_deref(), Some("reopened"), "{client}");

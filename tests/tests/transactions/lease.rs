@@ -32,20 +32,21 @@ async fn a_lease_tells_what_its_transaction_came_to() {
         let place = Place::new(client).await;
         let (gate, receipt) = (place.gate(LEASE), "receipt".to_owned());
         let lease = granted(&gate, 1).await;
-        place.till.charge(lease.message(), &receipt, End::Commit, ready(())).await.unwrap();
+        place.till.charge(lease.message(), lease.attempt(), &receipt, End::Commit, ready(())).await.unwrap();
         assert_eq!(lease.committed().await.unwrap(), Completion::Held, "{client}");
         let Entry::Completed(stored) = enter(&gate, 1).await else { panic!("{client}") };
         assert_eq!(stored.decode::<String>().unwrap(), receipt, "{client}");
 
         let lease = granted(&gate, 2).await;
-        place.till.charge(lease.message(), &receipt, End::Forget, ready(())).await.unwrap();
+        place.till.charge(lease.message(), lease.attempt(), &receipt, End::Forget, ready(())).await.unwrap();
         let not_committed = lease.committed().await.unwrap_err();
         not_committed.into_lease().release(Duration::ZERO, true, "once more").await;
         let lease = granted(&gate, 2).await;
-        assert_eq!(lease.message().attempt(), 2, "{client}");
+        assert_eq!(lease.attempt().number(), 2, "{client}");
 
         let meanwhile = take_over(&*place.store, key_of(&place.scope, 2), "theirs");
-        let refused = place.till.charge(lease.message(), &receipt, End::Commit, meanwhile).await;
+        let refused =
+            place.till.charge(lease.message(), lease.attempt(), &receipt, End::Commit, meanwhile).await;
         assert!(refused.is_err(), "{client}");
         assert_eq!(lease.committed().await.unwrap(), Completion::Lost, "{client}");
         assert_eq!(place.till.charges().await.into_keys().collect::<Vec<_>>(), [1], "{client}");
@@ -130,7 +131,9 @@ async fn a_role_of_few_rights_completes_in_its_transaction() {
     let mut till = place.till.clone();
     till.url = postgres.url_as(&role);
     let lease = granted(&place.gate(LEASE), 1).await;
-    till.charge(lease.message(), &"receipt".to_owned(), End::Commit, ready(())).await.unwrap();
+    till.charge(lease.message(), lease.attempt(), &"receipt".to_owned(), End::Commit, ready(()))
+        .await
+        .unwrap();
     assert_eq!(lease.committed().await.unwrap(), Completion::Held);
     admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }

@@ -12,7 +12,7 @@ use oncegate::core::store::{Command, Store};
 use oncegate::journal::Entry;
 use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Backoff, Codec, Consumer, Failure, Gate, Handler, Key, Message, Origin};
+use oncegate::{Attempt, Backoff, Codec, Consumer, Failure, Gate, Handler, Key, Message, Origin};
 use oncegate_tests::{Client, End, Postgres, Till, Watched, unique};
 use tempfile::TempDir;
 
@@ -140,9 +140,9 @@ pub(crate) struct Charge(pub(crate) Till);
 impl Handler for Charge {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        let receipt = format!("receipt of attempt {}", message.attempt());
-        self.0.charge(&message, &receipt, End::Commit, std::future::ready(())).await?;
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        let receipt = format!("receipt of attempt {}", attempt.number());
+        self.0.charge(message, attempt, &receipt, End::Commit, std::future::ready(())).await?;
         Ok(receipt)
     }
 }

@@ -11,7 +11,7 @@ use oncegate::kafka::{KafkaDeadLetters, KafkaRetries, KafkaSource};
 use oncegate::results::ObjectResults;
 use oncegate::source::Source;
 use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
-use oncegate::{Backoff, Consumer, Failure, Gate, Message, OnStoreLoss, Ordering};
+use oncegate::{Attempt, Backoff, Consumer, Failure, Gate, Message, OnStoreLoss, Ordering};
 
 use crate::config::shape::{self, StartAt};
 use crate::config::values::{Property, Size, Time};
@@ -273,7 +273,7 @@ fn waits(first: Option<Time>, most: Option<Time>, default: Backoff) -> Backoff {
 pub(crate) fn check(consumer: &shape::Consumer, source: Option<AnySource>, gate: Gate) -> Result<(), String> {
     let nobody = || AnySource::Kafka(KafkaSource::new("", "", [""]));
     let source = source.unwrap_or_else(nobody).shared();
-    let nothing = async |_: Message| Ok::<(), Failure>(());
+    let nothing = async |_: Message, _: Attempt| Ok::<(), Failure>(());
     let consumer = with_settings(Consumer::new(source, gate, nothing), consumer);
     consumer.check().map_err(|error| error.to_string())
 }

@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use super::exec::log;
 use super::process::{self, Process};
-use super::worker::{Call, Reply, Work, idempotency_key};
+use super::worker::{AttemptInfo, Call, Reply, Work};
 use super::{attributes, origin};
 use crate::config::values::Program;
 
@@ -30,9 +30,9 @@ impl Commands {
     }
 
     /// Runs the program to its end. Dropping the future kills it.
-    pub(super) async fn run(&self, message: &Message, call: &Call) -> Reply {
+    pub(super) async fn run(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
         let mut command = process::command(&self.program);
-        describe(&mut command, message);
+        describe(&mut command, message, attempt);
         if !call.begin() {
             return Reply::not_run("the run was cancelled before the command was started");
         }
@@ -87,15 +87,15 @@ fn reason(result: &[u8], words: &str) -> String {
     if said.trim().is_empty() { words.to_owned() } else { format!("{words}: {}", said.trim()) }
 }
 
-fn describe(command: &mut Command, message: &Message) {
+fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace('\0', "");
     command
-        .env("ONCEGATE_IDEMPOTENCY_KEY", idempotency_key(message))
-        .env("ONCEGATE_ATTEMPT", message.attempt().to_string())
-        .env("ONCEGATE_RECOVERED", if message.recovered() { "1" } else { "0" })
+        .env("ONCEGATE_IDEMPOTENCY_KEY", &attempt.idempotency_key)
+        .env("ONCEGATE_ATTEMPT", attempt.number.to_string())
+        .env("ONCEGATE_RECOVERED", if attempt.recovered { "1" } else { "0" })
         .env("ONCEGATE_ORIGIN", origin::as_json(message.origin()).to_string())
         .env("ONCEGATE_ROUTE", message.route());
-    if let Some(fence) = message.fence() {
+    if let Some(fence) = attempt.fencing_token {
         command.env("ONCEGATE_FENCE", fence.to_string());
     }
     if message.is_tombstone() {

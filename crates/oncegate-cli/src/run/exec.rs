@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::lines::{Line, Ready, ReadyType, Said, parse, read_lines, write_lines};
 use super::process::{self, Process, Streams};
 use super::session::{REMINDER, Session};
-use super::worker::{Call, Reply};
+use super::worker::{AttemptInfo, Call, Reply};
 use crate::config::values::Program;
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
@@ -46,6 +46,7 @@ const RESTART_FORGET: Duration = Duration::from_secs(30);
 /// A message on its way to a worker.
 pub(super) struct Job {
     pub(super) message: Message,
+    pub(super) attempt: AttemptInfo,
     pub(super) call: Call,
     pub(super) reply: oneshot::Sender<Reply>,
 }
@@ -89,9 +90,9 @@ impl Crew {
     /// Gives the message to the next worker that has room, and waits for its answer.
     ///
     /// A call that is withdrawn after it has begun resolves when the worker has answered, or was replaced.
-    pub(super) async fn hand_out(&self, message: &Message, call: &Call) -> Reply {
+    pub(super) async fn hand_out(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
         let (reply, answer) = oneshot::channel();
-        let job = Job { message: message.clone(), call: call.clone(), reply };
+        let job = Job { message: message.clone(), attempt: attempt.clone(), call: call.clone(), reply };
         if self.jobs.send(job).await.is_err() {
             return Reply::not_run("the workers have been stopped");
         }

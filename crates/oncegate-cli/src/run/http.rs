@@ -12,7 +12,7 @@ use oncegate::Message;
 use tokio::time::Instant;
 
 use super::wire::{CONNECT_TIMEOUT, Endpoint, Way};
-use super::worker::{Call, Reply};
+use super::worker::{AttemptInfo, Call, Reply};
 use super::{answer, request};
 use crate::config::shape;
 
@@ -52,9 +52,9 @@ impl Caller {
     }
 
     /// Sends the message and waits for the answer.
-    pub(super) async fn call(&self, message: &Message, call: &Call) -> Reply {
+    pub(super) async fn call(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
         self.pacing.wait().await;
-        let request = match request::of(message, self.way.uri(), &self.told) {
+        let request = match request::of(message, attempt, self.way.uri(), &self.told) {
             Ok(request) => request,
             Err(error) => return Reply::DeadLetter { reason: format!("it makes no request: {error}") },
         };

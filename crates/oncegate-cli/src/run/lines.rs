@@ -12,7 +12,7 @@ use tokio::process::ChildStdin;
 use tokio::sync::mpsc;
 
 use super::origin;
-use super::worker::{Call, Reply, Work, idempotency_key};
+use super::worker::{AttemptInfo, Call, Reply, Work};
 
 /// The longest line in either direction, in bytes.
 pub(super) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
@@ -79,7 +79,7 @@ pub(super) struct Told<'a> {
     r#type: &'static str,
     v: u32,
     id: &'a str,
-    idempotency_key: String,
+    idempotency_key: &'a str,
     attempt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     fence: Option<u64>,
@@ -99,7 +99,7 @@ pub(super) struct Told<'a> {
 }
 
 impl<'a> Told<'a> {
-    pub(super) fn of(message: &'a Message, id: &'a str, lease: Duration) -> Self {
+    pub(super) fn of(message: &'a Message, attempt: &'a AttemptInfo, id: &'a str, lease: Duration) -> Self {
         let text = std::str::from_utf8(message.payload()).ok();
         let key = message.key();
         let key_text = key.and_then(|key| std::str::from_utf8(key).ok());
@@ -114,10 +114,10 @@ impl<'a> Told<'a> {
             r#type: "message",
             v: 1,
             id,
-            idempotency_key: idempotency_key(message),
-            attempt: message.attempt(),
-            fence: message.fence(),
-            recovered: message.recovered(),
+            idempotency_key: &attempt.idempotency_key,
+            attempt: attempt.number,
+            fence: attempt.fencing_token,
+            recovered: attempt.recovered,
             lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
             origin: origin::as_json(message.origin()),
             key: key_text.map(str::to_owned),
@@ -276,7 +276,13 @@ mod tests {
         let origin = Origin::Queue { queue: "orders".into(), id: "a".into() };
         let message = |payload: &'static [u8]| Message::new("orders", origin.clone(), Some(payload.into()));
         let told = |message: &Message| {
-            serde_json::to_string(&Told::of(message, "1", Duration::from_secs(30))).unwrap()
+            serde_json::to_string(&Told::of(
+                message,
+                &AttemptInfo::first("0190"),
+                "1",
+                Duration::from_secs(30),
+            ))
+            .unwrap()
         };
         let text = told(&message(b"two\nlines"));
         assert!(text.contains(r#""payload":"two\nlines""#) && !text.contains('\n'), "{text}");

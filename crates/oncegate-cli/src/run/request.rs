@@ -8,7 +8,7 @@ use oncegate::Message;
 
 use super::attributes::Room;
 use super::origin;
-use super::worker::idempotency_key;
+use super::worker::AttemptInfo;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
@@ -36,6 +36,7 @@ pub(crate) struct Told {
 /// When a header of ours cannot be made, which no message that a broker lets through can cause.
 pub(super) fn of(
     message: &Message,
+    attempt: &AttemptInfo,
     uri: &Uri,
     told: &Told,
 ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
@@ -45,12 +46,12 @@ pub(super) fn of(
         .method(Method::POST)
         .uri(uri)
         .header(CONTENT_TYPE, content_type.unwrap_or_else(|| told.content_type.clone()))
-        .header("idempotency-key", origin::quoted(&idempotency_key(message)))
-        .header("oncegate-attempt", message.attempt())
-        .header("oncegate-recovered", if message.recovered() { "?1" } else { "?0" })
+        .header("idempotency-key", origin::quoted(&attempt.idempotency_key))
+        .header("oncegate-attempt", attempt.number)
+        .header("oncegate-recovered", if attempt.recovered { "?1" } else { "?0" })
         .header("oncegate-lease", told.lease_ms.to_string())
         .header("oncegate-origin", origin::as_dictionary(message.origin()));
-    if let Some(fence) = message.fence() {
+    if let Some(fence) = attempt.fencing_token {
         request = request.header("oncegate-fence", fence);
     }
     if message.is_tombstone() {
@@ -173,7 +174,13 @@ mod tests {
     }
 
     fn request(headers: &[(&str, &'static [u8])], cloudevents: bool) -> Request<Full<Bytes>> {
-        of(&message(headers), &Uri::from_static("http://localhost/handle"), &told(cloudevents)).unwrap()
+        of(
+            &message(headers),
+            &AttemptInfo::first("0190"),
+            &Uri::from_static("http://localhost/handle"),
+            &told(cloudevents),
+        )
+        .unwrap()
     }
 
     #[test]

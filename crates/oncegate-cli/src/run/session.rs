@@ -81,13 +81,13 @@ impl Session {
     /// # Errors
     /// In words: why no more can be said to it.
     pub(super) fn give(&mut self, job: Job) -> Result<(), String> {
-        let Job { message, call, reply } = job;
+        let Job { message, attempt, call, reply } = job;
         if call.is_withdrawn() {
             return Ok(());
         }
         self.next_id += 1;
         let id = self.next_id.to_string();
-        let line = match serde_json::to_vec(&Told::of(&message, &id, self.lease)) {
+        let line = match serde_json::to_vec(&Told::of(&message, &attempt, &id, self.lease)) {
             Ok(line) if line.len() as u64 <= LINE_MAX_BYTES => line,
             Ok(line) => {
                 let reason = format!("as a line it has {} bytes, more than {LINE_MAX_BYTES}", line.len());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use oncegate::{Failure, Handler, Message};
+use oncegate::{Attempt, Failure, Handler, Message};
 use serde::de::IgnoredAny;
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -135,21 +135,22 @@ impl Reply {
 impl Handler for Limited {
     type Output = Work;
 
-    async fn handle(&self, message: Message) -> Result<Work, Failure> {
-        self.outcome(self.call(&message).await)
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Work, Failure> {
+        self.outcome(self.call(message, attempt).await)
     }
 }
 
 impl Limited {
     /// Waits for the worker's answer, within the limits.
-    async fn call(&self, message: &Message) -> Reply {
+    async fn call(&self, message: &Message, attempt: &Attempt) -> Reply {
+        let told = AttemptInfo::of(attempt);
         let call = Call::default();
         let _withdrawn = WithdrawOnDrop(call.clone());
         let work = async {
             match &*self.worker {
-                Worker::Http(caller) => caller.call(message, &call).await,
-                Worker::Exec(crew) => crew.hand_out(message, &call).await,
-                Worker::Command(commands) => commands.run(message, &call).await,
+                Worker::Http(caller) => caller.call(message, &told, &call).await,
+                Worker::Exec(crew) => crew.hand_out(message, &told, &call).await,
+                Worker::Command(commands) => commands.run(message, &told, &call).await,
             }
         };
         let late = async {
@@ -163,7 +164,7 @@ impl Limited {
         let why = tokio::select! {
             biased;
             reply = &mut work => return reply,
-            () = message.cancelled() => "the run was cancelled".to_owned(),
+            () = attempt.cancelled() => "the run was cancelled".to_owned(),
             () = late => format!("no answer within {:?} (`timeout`)", self.timeout.unwrap_or_default()),
         };
         if !call.withdraw() {
@@ -191,9 +192,31 @@ impl Limited {
     }
 }
 
-/// The idempotency key that workers get: the same for every attempt and delivery of the message.
-pub(crate) fn idempotency_key(message: &Message) -> String {
-    message.downstream_key(STEP)
+/// What a worker is told of the attempt.
+#[derive(Clone, Debug)]
+pub(crate) struct AttemptInfo {
+    /// The same for every attempt and delivery of the message.
+    pub(crate) idempotency_key: String,
+    pub(crate) number: u32,
+    pub(crate) recovered: bool,
+    pub(crate) fencing_token: Option<u64>,
+}
+
+impl AttemptInfo {
+    pub(crate) fn of(attempt: &Attempt) -> Self {
+        Self {
+            idempotency_key: attempt.idempotency_key(STEP),
+            number: attempt.number(),
+            recovered: attempt.recovered(),
+            fencing_token: attempt.fencing_token(),
+        }
+    }
+
+    /// A first attempt.
+    #[cfg(test)]
+    pub(crate) fn first(idempotency_key: &str) -> Self {
+        Self { idempotency_key: idempotency_key.to_owned(), number: 1, recovered: false, fencing_token: None }
+    }
 }
 
 /// The reason on one line, as far as it is kept.

@@ -57,7 +57,7 @@ async fn each_state_is_told_in_words() {
     assert_eq!(pending["promise"]["row"], "moments");
     let left = pending["protected_for_ms"].as_u64().unwrap();
     assert!((1..=60_001).contains(&left), "{left}");
-    assert_eq!(pending["fence"].as_u64(), running.message().fence());
+    assert_eq!(pending["fence"].as_u64(), running.attempt().fencing_token());
 
     let absent = inspect(3, &[]).await;
     assert_eq!(absent.ended(1).line("state"), "state absent");

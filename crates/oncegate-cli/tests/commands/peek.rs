@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
-use oncegate::{Consumer, Failure, Gate, Key, Message};
+use oncegate::{Attempt, Consumer, Failure, Gate, Key, Message};
 use oncegate_tests::{Queue, Redis, Sqs, Watched, unique};
 
 use super::{Answer, oncegate, oncegate_with};
@@ -33,7 +33,7 @@ impl Done {
         let store = RedisStore::connect(done.redis.url()).await.expect("connects");
         let gate = Gate::new(done.scope.as_str(), Key::json(["order_id"]), store);
         let source = SqsSource::from_client(done.sqs.client().clone(), done.queue.url());
-        let handler = async |_: Message| Ok::<(), Failure>(());
+        let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
         let watched = Watched::new();
         let consumer = Consumer::new(source.wait(Duration::from_secs(1)), gate, handler);
         let consumer = consumer.observer(Arc::clone(&watched) as _);

@@ -7,7 +7,7 @@ use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
+use oncegate::{Attempt, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
 use oncegate_tests::{Kafka, Record, Redis, unique};
 use tokio::sync::Notify;
 
@@ -42,12 +42,12 @@ impl Counting {
 impl Handler for Counting {
     type Output = ();
 
-    async fn handle(&self, _: Message) -> Result<(), Failure> {
+    async fn handle(&self, _: &Message, _: &Attempt) -> Result<(), Failure> {
         self.count();
         Ok(())
     }
 
-    async fn duplicate(&self, _: Message, (): ()) -> Result<(), Failure> {
+    async fn duplicate(&self, _: &Message, (): ()) -> Result<(), Failure> {
         self.count();
         Ok(())
     }

@@ -55,7 +55,7 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
     let done = reset(&["--yes", "--why", "asked by support", "--json"]).await.ended(0).json();
     assert_eq!((&done["done"], &done["state"]), (&true.into(), &"completed".into()));
     let Ok(Entry::Granted(lease)) = gate.enter(&order()).await else { panic!("not granted") };
-    assert_eq!(lease.message().attempt(), 1);
+    assert_eq!(lease.attempt().number(), 1);
     lease.release(Duration::ZERO, true, "the bank is closed").await;
     // Its thread writes what is waiting when it ends.
     drop(gate);

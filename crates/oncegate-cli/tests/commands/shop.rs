@@ -8,7 +8,7 @@ use std::time::Duration;
 use oncegate::dead_letters::DeadLetters;
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
-use oncegate::{Backoff, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
+use oncegate::{Attempt, Backoff, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
 use oncegate_tests::{Redis, Watched, unique};
 
 use super::{Answer, oncegate_with};
@@ -26,7 +26,7 @@ pub(crate) struct Till {
 impl Handler for Till {
     type Output = ();
 
-    async fn handle(&self, message: Message) -> Result<(), Failure> {
+    async fn handle(&self, message: &Message, _: &Attempt) -> Result<(), Failure> {
         let order: serde_json::Value = message.json()?;
         let id = u32::try_from(order["order_id"].as_u64().unwrap_or_default()).expect("a small number");
         if id < BAD && !self.mended.load(SeqCst) {

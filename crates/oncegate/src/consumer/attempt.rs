@@ -13,12 +13,12 @@ use tracing::{Instrument as _, warn};
 use super::breaker::Ran as Passed;
 use super::engine::breaker_key;
 use super::{Item, Shared, trace};
+use crate::attempt::CANCELLATION_GRACE;
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
 use crate::gate::{Claimed, Committed, Completion, Identity, Lease, Unfetched};
 use crate::handler::Encoded;
 use crate::health::{Stage, WaitCause};
-use crate::message::CANCELLATION_GRACE;
 use crate::observe::{Event, RunOutcome};
 
 /// How an attempt ended.
@@ -82,7 +82,7 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         }
     };
     if let Some(stored) = item.found.take() {
-        return answer(item, &identity, stored).await;
+        return answer(item, stored).await;
     }
     let (claimed, permits) = match claim(item, &identity).await {
         Ok(Claimed::Granted(lease)) if lease.is_suspect() && !is_used_up(shared, item, &lease) => {
@@ -104,7 +104,7 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
         }
         Ok(Claimed::Completed(stored)) => {
             let span = trace::answer(shared, item, &identity.key);
-            answer(item, &identity, stored).instrument(span).await
+            answer(item, stored).instrument(span).await
         }
         // Nobody runs it: a claim is protected for a lease at the most.
         Ok(Claimed::Busy(retry_in)) if retry_in > item.route.gate.settings().lease => {
@@ -146,7 +146,7 @@ async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreErr
 /// Whether the attempts before this one were all that it gets.
 fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
     // While its handler is paused, a message need not be the reason for its failures.
-    lease.attempt() > shared.settings.max_attempts && item.route.breaker.is_closed()
+    lease.attempt().number() > shared.settings.max_attempts && item.route.breaker.is_closed()
 }
 
 /// Runs the handler under the lease and stores what it returns.
@@ -192,7 +192,7 @@ async fn run(shared: &Shared, item: &Item, lease: Lease, _permits: Permits) -> E
 
 /// The grant is one attempt too many: nothing runs under it.
 fn used_up(item: &Item, lease: Lease) -> Ending {
-    let attempts = lease.attempt().saturating_sub(1);
+    let attempts = lease.attempt().number().saturating_sub(1);
     let reason = match &item.past.last_failure {
         Some(last) => format!("{attempts} attempts have failed or ended their process; the last one: {last}"),
         // They ran in other processes, or their processes ended.
@@ -203,7 +203,7 @@ fn used_up(item: &Item, lease: Lease) -> Ending {
 
 /// The lease lapses, so that the next attempt is told.
 fn lapsing(lease: &Lease, reason: String) -> Ending {
-    Ending::Lapsing { attempt: lease.attempt(), lasts: lease.remaining(), reason }
+    Ending::Lapsing { attempt: lease.attempt().number(), lasts: lease.remaining(), reason }
 }
 
 /// The reason of an attempt whose handler was dropped.
@@ -213,7 +213,7 @@ const CANCELLED: &str = "the handler was cancelled, and did not end in time";
 const TAKEN_OVER: Ending = Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
 
 /// The reason of a retry that a transactional gate asks for.
-const WITHOUT_TRANSACTION: &str = "the handler returned without `Message::commit_with` or `Message::completing`, \
+const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit_with` or `Attempt::completing`, \
                                    and its gate is `transactional()`";
 
 /// The handler has tried to complete the message in a transaction of its own. What it returned is an opinion;
@@ -276,8 +276,8 @@ enum Ran {
 async fn call(item: &Item, lease: &Lease) -> Ran {
     let settings = item.route.gate.settings();
     let handler = &item.route.handler;
-    let message = lease.message().clone();
-    let work = async move { handler.handle(message, settings.codec).await };
+    let (message, attempt) = (lease.message().clone(), lease.attempt().clone());
+    let work = async move { handler.handle(message, attempt, settings.codec).await };
     let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
     let stop = async {
         match item.delivery.ticket.lost() {
@@ -334,7 +334,7 @@ fn tell_breaker(item: &Item, lease: &Lease, outcome: RunOutcome) -> Spent {
 
 fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, spent: Spent) -> Ending {
     let reason = failure.reason();
-    let attempt = lease.attempt();
+    let attempt = lease.attempt().number();
     let give_up =
         |lease, cause, reason| Ending::GiveUp { lease: Some(lease), cause, reason, attempts: attempt };
     let (after, counted) = match failure.advice() {
@@ -353,7 +353,7 @@ fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, spent: 
 }
 
 /// Hands the first result to the handler. Whatever the handler makes of it, the work is done.
-pub(super) async fn answer(item: &Item, identity: &Identity, stored: Bytes) -> Ending {
+pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
     let (result, lost) = match item.route.gate.fetch(&stored).await {
         Ok(result) => (result, None),
         Err(Unfetched::Lost(error)) => (stored, Some(error.to_string())),
@@ -363,7 +363,7 @@ pub(super) async fn answer(item: &Item, identity: &Identity, stored: Bytes) -> E
     };
     let handler = &item.route.handler;
     for failures in 1..=DUPLICATE_TRIES {
-        let message = item.delivery.message.known(&identity.key, None);
+        let message = item.delivery.message.clone();
         let (result, lost) = (result.clone(), lost.clone().map(Into::into));
         let told = async move { handler.duplicate(message, result, lost).await };
         match AssertUnwindSafe(told).catch_unwind().await {

@@ -241,8 +241,8 @@ impl Consumer {
     ///
     /// This gives up the promise for as long as the store is away. A message may run that was completed before, that
     /// another process runs at the same time, or that comes again, then or later: nothing of these runs is remembered.
-    /// Each is counted, as `extra_runs{unguarded}`; the handler is told by [`Message::is_unguarded`], and by
-    /// [`Message::recovered`]. What stays: a message is acknowledged only after its handler has succeeded, failures are
+    /// Each is counted, as `extra_runs{unguarded}`; the handler is told by [`Attempt::is_fail_open`], and by
+    /// [`Attempt::recovered`]. What stays: a message is acknowledged only after its handler has succeeded, failures are
     /// tried again in this process and counted there, messages keep their order, and what is hopeless goes to the dead
     /// letters. A completion that was under way when the store went is not waited for beyond `patience` either; the gate
     /// goes on with it in the background.
@@ -251,8 +251,8 @@ impl Consumer {
     /// for; nor does a consumer start without its store. Choose a patience that outlasts a failover. Gates that are [`transactional`](Gate::transactional) or
     /// [`fenced`](Gate::fenced) refuse it: there is no transaction and no fence without the store.
     ///
-    /// [`Message::is_unguarded`]: crate::Message::is_unguarded
-    /// [`Message::recovered`]: crate::Message::recovered
+    /// [`Attempt::is_fail_open`]: crate::Attempt::is_fail_open
+    /// [`Attempt::recovered`]: crate::Attempt::recovered
     pub fn fail_open_after(mut self, patience: Duration) -> Self {
         self.settings.fail_open_after = Some(patience);
         self

@@ -20,7 +20,7 @@ use crate::source::Source;
 /// # use oncegate::{Consumer, Gate, Key, MemoryStore, Message};
 /// # async fn example(source: oncegate::kafka::KafkaSource) -> Result<(), oncegate::BoxError> {
 /// # let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new());
-/// let consumer = Consumer::new(source, gate, async |_: Message| Ok(()));
+/// let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok(()));
 /// let monitor = consumer.monitor();
 /// // … hand clones of it to whoever answers probes …
 /// consumer.run_until(oncegate::shutdown_signal()).await?;

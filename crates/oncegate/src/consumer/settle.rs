@@ -107,7 +107,7 @@ async fn retry(
     counted: bool,
     reason: String,
 ) -> Next {
-    let attempt = lease.attempt();
+    let attempt = lease.attempt().number();
     {
         let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
         info!(scope, %origin, attempt, ?delay, reason, "it failed and will be tried again");

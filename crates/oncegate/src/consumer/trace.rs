@@ -35,9 +35,9 @@ const DIGEST_DIGITS: usize = 16;
 pub(super) fn run(shared: &Shared, item: &Item, lease: &Lease) -> Span {
     let span = process(shared, item, lease.store_key(), "granted");
     if !span.is_disabled() {
-        span.record("oncegate.attempt", lease.attempt());
-        span.record("oncegate.recovered", lease.message().recovered());
-        if let Some(fence) = lease.message().fence() {
+        span.record("oncegate.attempt", lease.attempt().number());
+        span.record("oncegate.recovered", lease.attempt().recovered());
+        if let Some(fence) = lease.attempt().fencing_token() {
             span.record("oncegate.fence", fence);
         }
     }

@@ -1,7 +1,6 @@
 //! Whether a transaction of the user's has completed a key: the record tells, nobody else.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::record::State;
@@ -13,7 +12,6 @@ use super::keeper::REPEAT_BACKOFF;
 use super::{Completion, Lease};
 use crate::codec::ToStored;
 use crate::failure::Failure;
-use crate::message::Run;
 use crate::observe::Event;
 use crate::transaction::SqlTransaction;
 
@@ -54,7 +52,7 @@ impl std::error::Error for NotCommitted {}
 
 impl Lease {
     /// Completes the message inside `transaction`, commits it, and reads the record back; see
-    /// [`Message::commit_with`](crate::Message::commit_with).
+    /// [`Attempt::commit_with`](crate::Attempt::commit_with).
     ///
     /// Repeats reading until the store has answered. If this future is dropped before, acknowledge nothing
     /// and ask the gate again.
@@ -66,7 +64,7 @@ impl Lease {
         transaction: Tx,
         output: &T,
     ) -> impl Future<Output = Result<Completion, NotCommitted>> + Send + use<Tx, T> {
-        let committing = self.message.commit_with(transaction, output);
+        let committing = self.attempt.commit_with(transaction, output);
         async move {
             // What it answers is repeated by the record, and what went wrong is kept for the reason.
             _ = committing.await;
@@ -75,7 +73,7 @@ impl Lease {
     }
 
     /// Reads back what a transaction has made of this lease that was given its
-    /// [`message`](Self::message)'s completion.
+    /// [`attempt`](Self::attempt)'s completion.
     ///
     /// Repeats until the store has answered, and while a commit may still be under way.
     ///
@@ -94,12 +92,12 @@ impl Lease {
 
     /// Whether the handler has tried to complete the message in a transaction.
     pub(crate) fn is_attempted(&self) -> bool {
-        self.run().is_some_and(|run| run.unit.is_attempted())
+        self.attempt.unit().is_attempted()
     }
 
     /// Why there is no completion, in the handler's own words where it has got some.
     pub(crate) fn not_committed(&self) -> Failure {
-        let attempted = self.run().and_then(|run| run.unit.lock().take());
+        let attempted = self.attempt.unit().lock().take();
         Failure::retry(match attempted.and_then(|attempted| attempted.trouble) {
             Some(trouble) => format!("nothing was committed: {trouble}"),
             None => "the handler's transaction was rolled back, or never committed".to_owned(),
@@ -161,7 +159,7 @@ impl Lease {
     }
 
     fn tell_if_not_kept(&self) {
-        let not_kept = self.run().and_then(|run| run.unit.lock().as_mut()?.not_kept.take());
+        let not_kept = self.attempt.unit().lock().as_mut().and_then(|attempted| attempted.not_kept.take());
         if let Some(error) = not_kept {
             let scope = self.gate.scope();
             self.gate.observe(Event::ResultNotKept { scope });
@@ -171,12 +169,6 @@ impl Lease {
 
     /// How large the result is that a transaction has stored.
     fn result_bytes(&self) -> u64 {
-        self.run()
-            .and_then(|run| run.unit.lock().as_ref().map(|attempted| attempted.result_bytes))
-            .unwrap_or(0)
-    }
-
-    fn run(&self) -> Option<&Arc<Run>> {
-        self.message.run()
+        self.attempt.unit().lock().as_ref().map_or(0, |attempted| attempted.result_bytes)
     }
 }

@@ -79,10 +79,12 @@ impl Lease {
     }
 
     fn entry(&self, event: &str, reason: &str) -> Entry {
-        let fence = self.message.fence();
+        let fence = self.attempt.fencing_token();
         let reason = if self.gate.is_stand_in && reason.is_empty() { UNGUARDED } else { reason };
-        let entry =
-            Entry::now(event).key(&self.identity.key).attempt(self.attempt()).origin(self.message.origin());
+        let entry = Entry::now(event)
+            .key(&self.identity.key)
+            .attempt(self.attempt.number())
+            .origin(self.message.origin());
         Entry { fence, ..entry.run(self.token.tag()).why(reason) }
     }
 }

@@ -15,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 use super::journal::UNGUARDED;
 use super::keeper::{Kept, REPEAT_BACKOFF};
 use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
+use crate::attempt::Attempt;
 use crate::codec::{FromStored, ToStored};
 use crate::failure::BoxError;
-use crate::message::{Message, Run};
+use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 use crate::transaction::Unit;
 
@@ -137,6 +138,7 @@ pub struct Lease {
     pub(super) token: Token,
     grant: Grant,
     pub(super) message: Message,
+    pub(super) attempt: Attempt,
     pub(super) kept: Kept,
     pub(super) granted_at: Instant,
 }
@@ -161,23 +163,27 @@ impl Lease {
             max_result_bytes: gate.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let unguarded = gate.is_stand_in;
-        let run = Run { grant, cancelled: kept.cancelled().clone(), unit, unguarded };
-        let message = message.known(&identity.key, Some(Arc::new(run)));
+        let attempt = Attempt::new(grant, kept.cancelled().clone(), unit, gate.is_stand_in);
         Self {
             gate: Arc::clone(gate),
             identity: identity.clone(),
             token,
             grant,
-            message,
+            message: message.clone(),
+            attempt,
             kept,
             granted_at: sent_at,
         }
     }
 
-    /// The message, which now knows its attempt, its fence and its downstream keys.
+    /// The message.
     pub fn message(&self) -> &Message {
         &self.message
+    }
+
+    /// The attempt: its number, its fencing token, its idempotency keys for downstream systems.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
     }
 
     /// The record's key in the store: scope and digest. It tells nothing of the message, so it may be logged.
@@ -189,10 +195,6 @@ impl Lease {
         &self.token
     }
 
-    pub(crate) fn attempt(&self) -> u32 {
-        u32::from(self.grant.attempt)
-    }
-
     /// Whether earlier attempts have ended without a word more than once, as far as the record tells.
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
@@ -202,7 +204,7 @@ impl Lease {
     /// Tells the handler that an earlier attempt of this process may have had its effect, although the record, which was
     /// lost meanwhile, does not know of it.
     pub(crate) fn mark_recovered(&mut self) {
-        self.message.mark_recovered();
+        self.attempt.mark_recovered();
     }
 
     /// How long the lease lasts from now on without a heartbeat, by this process's clock.

@@ -59,7 +59,7 @@ use stand_in::StandIn;
 /// let message = Message::new("orders", origin, Some(r#"{"order_id": 7}"#.into()));
 /// match gate.enter(&message).await? {
 ///     Entry::Granted(lease) => {
-///         // … charge the card, with `lease.message().downstream_key("charge")` …
+///         // … charge the card, with `lease.attempt().idempotency_key("charge")` …
 ///         if lease.complete("receipt 42").await? == Completion::Held {
 ///             // … and only now acknowledge.
 ///         }
@@ -179,15 +179,15 @@ impl Gate {
         self
     }
 
-    /// Hands a number to the handler that only grows per key, [`Message::fence`](crate::Message::fence).
+    /// Hands a number to the handler that only grows per key, [`Attempt::fencing_token`](crate::Attempt::fencing_token).
     /// Off by default: it costs the store about a tenth.
     pub fn fenced(mut self) -> Self {
         self.settings.fenced = true;
         self
     }
 
-    /// Demands that every handler finishes by [`Message::commit_with`](crate::Message::commit_with) or
-    /// [`Message::completing`](crate::Message::completing). Off by default.
+    /// Demands that every handler finishes by [`Attempt::commit_with`](crate::Attempt::commit_with) or
+    /// [`Attempt::completing`](crate::Attempt::completing). Off by default.
     ///
     /// A handler that returns `Ok` without it has failed then, and its message is tried again: it may have
     /// rolled its transaction back or forgotten it, and a plain completion beside that would lose the effect.

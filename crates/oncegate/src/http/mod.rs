@@ -16,7 +16,7 @@
 //! # }
 //!
 //! async fn charge(Extension(attempt): Extension<Attempt>, order: String) -> String {
-//!     format!("charged {order} under {}", attempt.downstream_key("charge"))
+//!     format!("charged {order} under {}", attempt.idempotency_key("charge"))
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -102,10 +102,10 @@ mod run;
 mod service;
 mod tasks;
 
+pub use crate::attempt::Attempt;
 pub use body::Body;
 pub use policy::Settle;
 pub use principal::Principal;
-pub use request::Attempt;
 pub use service::Idempotency;
 
 use policy::Policy;

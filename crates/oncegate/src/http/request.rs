@@ -119,46 +119,6 @@ impl Duty {
     }
 }
 
-/// What a handler knows of its attempt: in the extensions of every request that was granted. In axum:
-/// `Extension(attempt): Extension<Attempt>`.
-#[derive(Clone, Debug)]
-pub struct Attempt {
-    message: Message,
-}
-
-impl Attempt {
-    pub(super) fn of(message: Message) -> Self {
-        Self { message }
-    }
-
-    /// Which attempt of this key runs, from 1. It is counted in the record, so it survives crashes.
-    pub fn number(&self) -> u32 {
-        self.message.attempt()
-    }
-
-    /// Whether an earlier attempt ended without a word, so that its effect may have happened. A handler that can
-    /// ask its downstream "did this happen?" should ask when this is true.
-    pub fn recovered(&self) -> bool {
-        self.message.recovered()
-    }
-
-    /// A number that only grows for this key, when the gate is `.fenced()`.
-    pub fn fence(&self) -> Option<u64> {
-        self.message.fence()
-    }
-
-    /// An idempotency key to hand to a downstream system; see [`Message::downstream_key`].
-    pub fn downstream_key(&self, step: &str) -> String {
-        self.message.downstream_key(step)
-    }
-
-    /// Resolves when the run should stop: its lease is lost, or it has run for too long. The handler's future is
-    /// dropped a little later if it has not returned.
-    pub async fn cancelled(&self) {
-        self.message.cancelled().await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use ::http::Request;

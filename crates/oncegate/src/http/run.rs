@@ -18,12 +18,12 @@ use super::body::{Body, collect};
 use super::door::Handle;
 use super::policy::Decision;
 use super::problem::{Cause, GivenUp, Problem};
-use super::request::Attempt;
 use super::response::{Kept, mark_expiry};
 use super::tasks::Place;
+use crate::attempt::CANCELLATION_GRACE;
 use crate::codec::Raw;
 use crate::gate::{Completion, Entry, Lease};
-use crate::message::{CANCELLATION_GRACE, Message};
+use crate::message::Message;
 use crate::observe::{Event, RunOutcome};
 
 /// Where the response is waited for, if it still is.
@@ -75,7 +75,7 @@ struct Run<E> {
 
 impl<E: Send + 'static> Run<E> {
     async fn run(mut self, lease: Lease, mut request: Request<Body>, handle: Handle<E>) {
-        let attempt = lease.message().attempt();
+        let attempt = lease.attempt().number();
         if attempt > self.layer.settings.max_attempts {
             // Its attempts have ended their processes. This one must not.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
@@ -83,7 +83,7 @@ impl<E: Send + 'static> Run<E> {
             let response = self.problem(&Problem::Failed(given_up));
             return self.give_up(lease, Cause::AttemptsExhausted, response).await;
         }
-        request.extensions_mut().insert(Attempt::of(lease.message().clone()));
+        request.extensions_mut().insert(lease.attempt().clone());
         let started = Instant::now();
         let ran = call(&lease, self.grace(), request, handle).await;
         let took = started.elapsed();
@@ -118,7 +118,7 @@ impl<E: Send + 'static> Run<E> {
     ) {
         let (parts, body) = response.into_parts();
         let status = parts.status;
-        let exhausted = lease.message().attempt() >= self.layer.settings.max_attempts;
+        let exhausted = lease.attempt().number() >= self.layer.settings.max_attempts;
         let decision = match self.layer.settings.policy.decide(&parts) {
             // A run that was cut short by an outage must not use up an attempt.
             Decision::Release { counted } => Decision::Release { counted: counted && !lease.was_cut_short() },

@@ -121,9 +121,9 @@ impl PostgresStore {
     }
 
     /// The statement that completes a record inside a transaction of the caller's own, for clients that
-    /// [`Message::commit_with`](crate::Message::commit_with) has no adapter for.
+    /// [`Attempt::commit_with`](crate::Attempt::commit_with) has no adapter for.
     ///
-    /// Its parameters come from [`Message::completing`](crate::Message::completing): `$1` the key as text, `$2` the
+    /// Its parameters come from [`Attempt::completing`](crate::Attempt::completing): `$1` the key as text, `$2` the
     /// bytes of the token, `$3` the bytes of the result, `$4` the retention in milliseconds. It must change
     /// exactly one row: roll back if it does not. Make it the transaction's last statement before `COMMIT`.
     pub fn complete_sql() -> &'static str {

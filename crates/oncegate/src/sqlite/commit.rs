@@ -4,15 +4,15 @@ use rusqlite::{Connection, Transaction};
 
 use super::errors::{self, Trouble};
 use super::{file, row};
+use crate::attempt::Attempt;
 use crate::codec::ToStored;
 use crate::failure::{BoxError, Failure};
-use crate::message::Message;
 use crate::transaction::{Completing, not_confirmed};
 
 /// The level of `PRAGMA synchronous` at which a commit survives a power cut.
 const FULL: i64 = 2;
 
-impl Message {
+impl Attempt {
     /// Completes the message inside a transaction on the SQLite file of the gate's store, and commits it: what the
     /// handler has written there and COMPLETED become visible together, or not at all. Call it last.
     ///
@@ -22,7 +22,7 @@ impl Message {
     /// ```no_run
     /// # mod example {
     /// use oncegate::sqlite::SqliteStore;
-    /// use oncegate::{Failure, Handler, Message};
+    /// use oncegate::{Attempt, Failure, Handler, Message};
     /// use rusqlite::TransactionBehavior::Immediate;
     ///
     /// struct Billing {
@@ -32,14 +32,14 @@ impl Message {
     /// impl Handler for Billing {
     ///     type Output = String;
     ///
-    ///     async fn handle(&self, message: Message) -> Result<String, Failure> {
-    ///         let store = self.store.clone();
+    ///     async fn handle(&self, _: &Message, attempt: &Attempt) -> Result<String, Failure> {
+    ///         let (store, attempt) = (self.store.clone(), attempt.clone());
     ///         tokio::task::spawn_blocking(move || {
     ///             let mut connection = store.open_connection()?;
     ///             let transaction = connection.transaction_with_behavior(Immediate)?;
     ///             transaction.execute("UPDATE accounts SET balance = balance - 10 WHERE id = 4711", [])?;
     ///             let receipt = "charged 4711".to_owned();
-    ///             message.blocking_commit_with(transaction, &receipt)?;
+    ///             attempt.blocking_commit_with(transaction, &receipt)?;
     ///             Ok(receipt)
     ///         })
     ///         .await?
@@ -61,8 +61,8 @@ impl Message {
         transaction: Transaction<'_>,
         output: &T,
     ) -> Result<(), Failure> {
-        let completing = self.completing(output)?;
-        complete_and_commit(transaction, &completing).map_err(|error| not_confirmed(self.run(), error))
+        let completing = self.completing(output);
+        complete_and_commit(transaction, &completing).map_err(|error| not_confirmed(self, error))
     }
 }
 

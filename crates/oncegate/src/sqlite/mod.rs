@@ -123,7 +123,7 @@ impl SqliteStore {
     }
 
     /// Opens another connection to the file, for effects that are committed together with their completion:
-    /// see [`Message::blocking_commit_with`](crate::Message::blocking_commit_with). It blocks.
+    /// see [`Attempt::blocking_commit_with`](crate::Attempt::blocking_commit_with). It blocks.
     ///
     /// Tables of your own may live in the file beside the store's (`records`, `descriptors`, `clock` and `oncegate_journal`), made by
     /// any migration that leaves `application_id` and `user_version` alone. The connection commits durably

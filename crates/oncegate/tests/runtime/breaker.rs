@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use oncegate::consumer::Breaker;
 use oncegate::core::record::State;
-use oncegate::{Backoff, Failure, Message, Ordering};
+use oncegate::{Attempt, Backoff, Failure, Message, Ordering};
 use tokio::time::{Instant, sleep};
 
 use super::{Bench, LEASE, numbered};
@@ -41,7 +41,7 @@ async fn survives(messages: usize, ordering: Ordering, in_vain_at_most: usize) -
     let bench = Bench::of(numbered(messages));
     let dependency = Dependency::down_for(HOUR / 2);
     let down = Arc::clone(&dependency);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         let dependency = Arc::clone(&down);
         async move { dependency.call().await }
     };
@@ -68,7 +68,7 @@ async fn of_a_partition_in_order_no_more_is_given_up_than_the_breaker_must_see()
 #[tokio::test(start_paused = true)]
 async fn without_a_breaker_the_topic_ends_with_the_dead_letters() {
     let bench = Bench::of(numbered(90));
-    let consumer = bench.consumer(async |_: Message| Err::<(), _>(Failure::retry("it is down")));
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::retry("it is down")));
     bench.run(consumer.max_attempts(3).without_breaker(), 90).await.unwrap();
     assert_eq!(bench.letters.causes(), ["attempts_used_up"; 90]);
 }
@@ -79,13 +79,13 @@ async fn failures_while_it_is_open_cost_no_attempt() {
     let down = Arc::new(AtomicBool::new(true));
     let attempts: Arc<Mutex<BTreeMap<u32, usize>>> = Arc::default();
     let (is_down, seen) = (Arc::clone(&down), Arc::clone(&attempts));
-    let handler = move |message: Message| {
+    let handler = move |_: Message, attempt: Attempt| {
         let (is_down, seen) = (Arc::clone(&is_down), Arc::clone(&seen));
         async move {
             if is_down.load(SeqCst) {
                 return Err(Failure::retry("it is down"));
             }
-            *seen.lock().unwrap().entry(message.attempt()).or_default() += 1;
+            *seen.lock().unwrap().entry(attempt.number()).or_default() += 1;
             Ok(())
         }
     };
@@ -112,7 +112,7 @@ async fn one_message_at_a_time_probes_and_a_duplicate_is_no_probe() {
     let running = Arc::new(AtomicUsize::new(0));
     let opened_at: Arc<Mutex<Option<Instant>>> = Arc::default();
     let (down, count, opened) = (Arc::clone(&dependency), Arc::clone(&running), Arc::clone(&opened_at));
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         let (dependency, count, opened) = (Arc::clone(&down), Arc::clone(&count), Arc::clone(&opened));
         async move {
             let beside = count.fetch_add(1, SeqCst);
@@ -135,7 +135,8 @@ async fn one_message_at_a_time_probes_and_a_duplicate_is_no_probe() {
 #[tokio::test(start_paused = true)]
 async fn giving_up_is_an_answer_and_opens_nothing() {
     let bench = Bench::of(numbered(60));
-    let consumer = bench.consumer(async |_: Message| Err::<(), _>(Failure::permanent("bad order")));
+    let consumer =
+        bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("bad order")));
     bench.run(consumer, 60).await.unwrap();
     assert_eq!(bench.counters.total("breaker_changes"), 0);
     assert_eq!(bench.letters.causes(), ["permanent"; 60]);
@@ -145,8 +146,8 @@ async fn giving_up_is_an_answer_and_opens_nothing() {
 async fn each_route_has_a_breaker_of_its_own() {
     let bench = Bench::of(numbered(30));
     (0..30).for_each(|id| bench.list.push("refunds", "", format!(r#"{{"id":{id}}}"#)));
-    let consumer = bench.consumer(async |_: Message| Err::<(), _>(Failure::retry("it is down")));
-    let refund = async |_: Message| Ok(());
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::retry("it is down")));
+    let refund = async |_: Message, _: Attempt| Ok(());
     let consumer = consumer.route("refunds", bench.gate("refunds"), refund);
     bench.run(consumer, 30).await.unwrap();
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 30, "refunds go on while orders wait");
@@ -156,7 +157,7 @@ async fn each_route_has_a_breaker_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn limits_that_make_no_sense_are_refused() {
     let bench = Bench::of([]);
-    let consumer = bench.consumer(async |_: Message| Ok(()));
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(()));
     let consumer = consumer.breaker(Breaker { keys: 0, ..Breaker::default() });
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("`breaker.keys`"), "{error}");
@@ -168,16 +169,16 @@ async fn what_nobody_knows_waits_for_its_lease_and_the_next_attempt_is_told() {
     let store = Arc::clone(&bench.store);
     let failed_at = Arc::new(Mutex::new(None));
     let at = Arc::clone(&failed_at);
-    let handler = move |message: Message| {
+    let handler = move |_: Message, attempt: Attempt| {
         let (at, store) = (Arc::clone(&at), Arc::clone(&store));
         async move {
-            if message.attempt() == 1 {
+            if attempt.number() == 1 {
                 *at.lock().unwrap() = Some(Instant::now());
                 return Err(Failure::unknown("no answer in time"));
             }
             let waited = at.lock().unwrap().map(|at| at.elapsed());
             let pending = store.records().iter().any(|(_, r)| matches!(r.state, State::Pending { .. }));
-            Ok((message.recovered(), pending, waited >= Some(LEASE / 2)))
+            Ok((attempt.recovered(), pending, waited >= Some(LEASE / 2)))
         }
     };
     bench.run(bench.consumer(handler), 1).await.unwrap();

@@ -10,7 +10,7 @@ use oncegate::core::record::State;
 use oncegate::core::rules::Reply;
 use oncegate::core::store::{Checkup, Command, Looked, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
-use oncegate::{Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
+use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Bench, LEASE, numbered};
@@ -72,8 +72,8 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
     let away = Away::of(1);
     let told = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&told);
-    let handler = move |message: Message| {
-        let told = (message.is_unguarded(), message.recovered(), message.attempt());
+    let handler = move |_: Message, attempt: Attempt| {
+        let told = (attempt.is_fail_open(), attempt.recovered(), attempt.number());
         seen.lock().unwrap().push(told);
         std::future::ready(Ok(()))
     };
@@ -123,7 +123,7 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_ends_in_time_lets_nothing_run_without_the_store() {
     let away = Away::of(1);
-    let consumer = away.consumer(async |_: Message| Ok(()));
+    let consumer = away.consumer(async |_: Message, _: Attempt| Ok(()));
     let list = Arc::clone(&away.bench.list);
     let watched = async {
         list.until_acked(1).await;
@@ -143,14 +143,14 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
     let runs = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&runs);
     let acked = Arc::clone(&away.bench.list);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, attempt: Attempt| {
         #[derive(serde::Deserialize)]
         struct Payload {
             id: u64,
         }
         let id = message.json::<Payload>().map(|payload| payload.id);
         let (run, before) =
-            (counted.fetch_add(u32::from(message.is_unguarded()), SeqCst), acked.acked().len());
+            (counted.fetch_add(u32::from(attempt.is_fail_open()), SeqCst), acked.acked().len());
         async move {
             match id? {
                 10 if run < 2 => {
@@ -182,7 +182,7 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
 async fn a_completion_that_was_under_way_is_not_waited_for_and_is_written_later() {
     let away = Away::of(1);
     let store = Arc::clone(&away.store);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         store.begin_outage();
         std::future::ready(Ok(()))
     };
@@ -237,7 +237,8 @@ async fn a_store_that_refuses_is_not_away() {
     let bench = Bench::of(numbered(2));
     let store = Arc::new(Refusing { inner: MemoryStore::new(), refuses: AtomicBool::new(true) });
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
-    let consumer = bench.consumer_behind(gate, async |_: Message| Ok(())).fail_open_after(PATIENCE);
+    let consumer =
+        bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())).fail_open_after(PATIENCE);
     let list = Arc::clone(&bench.list);
     let watched = async {
         sleep(PATIENCE * 20).await;
@@ -253,7 +254,8 @@ async fn a_store_that_refuses_is_not_away() {
 async fn what_needs_its_store_refuses_to_fail_open() {
     let bench = Bench::of([]);
     for gate in [bench.gate("a").transactional(), bench.gate("a").fenced()] {
-        let consumer = bench.consumer_behind(gate, async |_: Message| Ok(())).fail_open_after(PATIENCE);
+        let consumer =
+            bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())).fail_open_after(PATIENCE);
         let refused = consumer.check().unwrap_err().to_string();
         assert!(refused.contains("`fail_open_after`"), "{refused}");
     }

@@ -22,8 +22,8 @@ use oncegate::core::record::State;
 use oncegate::core::store::Store;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{
-    BoxError, Consumer, ConsumerError, Counters, Failure, FingerprintSpec, Gate, Handler, Key, MemoryStore,
-    Message, Ordering,
+    Attempt, BoxError, Consumer, ConsumerError, Counters, Failure, FingerprintSpec, Gate, Handler, Key,
+    MemoryStore, Message, Ordering,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -94,8 +94,8 @@ impl Gauge {
 async fn the_same_id_by_another_route_is_another_message() {
     let bench = Bench::of([("", r#"{"id":1}"#.to_owned())]);
     bench.list.push("refunds", "", r#"{"id":1}"#.to_owned());
-    let order = async |_: Message| Ok("order".to_owned());
-    let refund = async |_: Message| Ok("refund".to_owned());
+    let order = async |_: Message, _: Attempt| Ok("order".to_owned());
+    let refund = async |_: Message, _: Attempt| Ok("refund".to_owned());
     let consumer = bench.consumer(order).route("refunds", bench.gate("runtime"), refund);
     bench.run(consumer, 2).await.unwrap();
     assert_eq!(bench.counters.get("claims", "granted"), 2);
@@ -108,7 +108,7 @@ async fn a_claim_is_made_only_with_a_permit_in_hand() {
     let (gauge, store) = (Arc::new(Gauge::default()), Arc::clone(&bench.store));
     let most_pending = Arc::new(AtomicUsize::new(0));
     let (counted, pending) = (Arc::clone(&gauge), Arc::clone(&most_pending));
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         let (gauge, store, pending) = (Arc::clone(&counted), Arc::clone(&store), Arc::clone(&pending));
         async move {
             let is_pending = |state: &State| matches!(state, State::Pending { .. });
@@ -134,7 +134,7 @@ async fn order_of(ordering: Ordering, messages: &[(&'static str, u64, u64)]) -> 
         id: u64,
         ms: u64,
     }
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let log = Arc::clone(&written);
         async move {
             let Payload { id, ms } = message.json()?;
@@ -166,7 +166,8 @@ async fn two_deliveries_of_one_key_wait_for_each_other_locally() {
 async fn without_dead_letters_the_first_hopeless_message_stops_the_consumer() {
     let bench = Bench::of([("", "{not json".to_owned())]);
     let gate = bench.gate("runtime");
-    let consumer = Consumer::new(Listed(Arc::clone(&bench.list)), gate, async |_: Message| Ok(()));
+    let consumer =
+        Consumer::new(Listed(Arc::clone(&bench.list)), gate, async |_: Message, _: Attempt| Ok(()));
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(matches!(error, ConsumerError::NoDeadLetters { .. }), "{error}");
     assert!(error.to_string().contains("dead_letters"), "the error names the setting: {error}");
@@ -176,7 +177,7 @@ async fn without_dead_letters_the_first_hopeless_message_stops_the_consumer() {
 #[tokio::test(start_paused = true)]
 async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
     let bench = Bench::of([("", "{not json".to_owned())]);
-    let consumer = bench.consumer(async |_: Message| Ok(())).bad_keys(BadKeys::Refuse);
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).bad_keys(BadKeys::Refuse);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(matches!(error, ConsumerError::BadKey { .. }), "{error}");
     assert!(error.to_string().contains("`bad_keys`"), "{error}");
@@ -188,7 +189,7 @@ async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
     let typo = (0..100).map(|id| ("", format!(r#"{{"identity":{id}}}"#)));
     let bench = Bench::of(typo);
     let limit = FloodLimit { in_a_row: 10, ..FloodLimit::default() };
-    let consumer = bench.consumer(async |_: Message| Ok(())).flood_limit(limit).concurrency(1);
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).flood_limit(limit).concurrency(1);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(matches!(error, ConsumerError::Flood { .. }), "{error}");
     assert_eq!(bench.letters.causes(), ["bad_key"; 10]);
@@ -202,7 +203,7 @@ async fn the_same_key_with_other_content_is_buried_and_never_answered() {
             .map(|payload| ("", payload.to_owned())),
     );
     let gate = bench.gate("runtime").fingerprint(FingerprintSpec::payload());
-    bench.run(bench.consumer_behind(gate, async |_: Message| Ok(())), 3).await.unwrap();
+    bench.run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())), 3).await.unwrap();
     assert_eq!(bench.counters.get("claims", "completed"), 1, "other spelling, same content");
     assert_eq!(bench.letters.causes(), ["mismatch"]);
 }
@@ -211,7 +212,10 @@ async fn the_same_key_with_other_content_is_buried_and_never_answered() {
 async fn a_result_that_is_too_large_is_not_kept_and_the_work_does_not_run_again() {
     let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1}"#.to_owned())]);
     let gate = bench.gate("runtime").max_result_bytes(100);
-    bench.run(bench.consumer_behind(gate, async |_: Message| Ok("x".repeat(200))), 2).await.unwrap();
+    bench
+        .run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok("x".repeat(200))), 2)
+        .await
+        .unwrap();
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 1);
     assert_eq!(bench.counters.total("results_not_kept"), 1);
 }
@@ -224,11 +228,11 @@ struct Answering {
 impl Handler for Answering {
     type Output = u64;
 
-    async fn handle(&self, _: Message) -> Result<u64, Failure> {
+    async fn handle(&self, _: &Message, _: &Attempt) -> Result<u64, Failure> {
         Ok(42)
     }
 
-    async fn duplicate(&self, _: Message, result: u64) -> Result<(), Failure> {
+    async fn duplicate(&self, _: &Message, result: u64) -> Result<(), Failure> {
         assert_eq!(result, 42);
         self.asked.fetch_add(1, SeqCst);
         Err("nobody listens".into())
@@ -260,14 +264,14 @@ async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_be
     }
     let (alone, others) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::clone(&gauge));
     let (seen, pending) = (Arc::clone(&alone), Arc::clone(&most_pending));
-    let handler = move |message: Message| {
+    let handler = move |_: Message, attempt: Attempt| {
         let (gauge, seen) = (Arc::clone(&others), Arc::clone(&seen));
         let (store, pending) = (Arc::clone(&store), Arc::clone(&pending));
         async move {
             gauge
                 .through(async {
                     sleep(Duration::from_millis(50)).await;
-                    if message.recovered() {
+                    if attempt.recovered() {
                         seen.store(gauge.now.load(SeqCst), SeqCst);
                     }
                     let is_pending = |state: &State| matches!(state, State::Pending { .. });
@@ -291,15 +295,15 @@ async fn a_run_that_takes_too_long_is_cancelled_and_told_so() {
     let bench = Bench::of(numbered(1));
     let told = Arc::new(Notify::new());
     let teller = Arc::clone(&told);
-    let handler = move |message: Message| {
+    let handler = move |_: Message, attempt: Attempt| {
         let told = Arc::clone(&teller);
         async move {
-            if message.attempt() == 1 {
-                message.cancelled().await;
+            if attempt.number() == 1 {
+                attempt.cancelled().await;
                 told.notify_one();
                 std::future::pending::<()>().await;
             }
-            Ok(message.recovered())
+            Ok(attempt.recovered())
         }
     };
     let gate = bench.gate("runtime").max_run(LEASE * 5);
@@ -314,7 +318,7 @@ async fn a_stop_lets_running_handlers_end_and_starts_no_other() {
     let bench = Bench::of(numbered(10));
     let (began, begun) = oneshot::channel();
     let began = Mutex::new(Some(began));
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         if let Some(began) = began.lock().unwrap().take() {
             began.send(()).unwrap();
         }
@@ -334,7 +338,7 @@ async fn the_stop_deadline_holds_when_a_handler_does_not_return() {
     let bench = Bench::of(numbered(1));
     let (began, begun) = oneshot::channel();
     let began = Mutex::new(Some(began));
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         if let Some(began) = began.lock().unwrap().take() {
             began.send(()).unwrap();
         }
@@ -350,7 +354,7 @@ async fn the_stop_deadline_holds_when_a_handler_does_not_return() {
 #[tokio::test(start_paused = true)]
 async fn another_key_specification_is_refused_with_both_in_the_error() {
     let bench = Bench::of(numbered(1));
-    bench.run(bench.consumer(async |_: Message| Ok(())), 1).await.unwrap();
+    bench.run(bench.consumer(async |_: Message, _: Attempt| Ok(())), 1).await.unwrap();
     let gate = Gate::new("runtime", Key::json(["order_id"]), Arc::clone(&bench.store)).simulated(7);
     let error: BoxError = gate.open().await.unwrap_err().into();
     let text = error.to_string();
@@ -365,35 +369,27 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
     assert!(refused(bench.gate("a").retention(LEASE / 2)).await.contains("`retention`"));
     assert!(refused(bench.gate("a").max_run(LEASE / 2)).await.contains("`max_run`"));
     assert!(refused(bench.gate("a b")).await.contains("scope"));
-    let consumer = bench.consumer(async |_: Message| Ok(())).concurrency(0);
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).concurrency(0);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("`concurrency`"), "{error}");
 }
 
-/// Remembers the downstream keys of both sides.
-struct Keys(Arc<Mutex<Vec<String>>>);
-
-impl Handler for Keys {
-    type Output = ();
-
-    async fn handle(&self, message: Message) -> Result<(), Failure> {
-        self.0.lock().unwrap().push(message.downstream_key("charge"));
-        Ok(())
-    }
-
-    async fn duplicate(&self, message: Message, _: ()) -> Result<(), Failure> {
-        self.0.lock().unwrap().push(message.downstream_key("charge"));
-        Ok(())
-    }
-}
-
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_knows_the_downstream_keys_of_the_first() {
-    let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1}"#.to_owned())]);
-    let keys = Arc::default();
-    bench.run(bench.consumer(Keys(Arc::clone(&keys))), 2).await.unwrap();
+async fn the_idempotency_key_of_a_step_is_the_same_in_every_attempt_of_every_delivery() {
+    let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1.0}"#.to_owned())]);
+    let keys: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = Arc::clone(&keys);
+    let handler = move |_: Message, attempt: Attempt| {
+        let mut seen = seen.lock().unwrap();
+        seen.push(attempt.idempotency_key("charge"));
+        assert_ne!(attempt.idempotency_key("refund"), seen[0], "another step has another key");
+        let runs = seen.len();
+        async move { if runs < 3 { Err(Failure::retry("not yet")) } else { Ok(()) } }
+    };
+    bench.run(bench.consumer(handler), 2).await.unwrap();
     let keys = keys.lock().unwrap();
-    assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
+    assert_eq!(keys.len(), 3, "the second delivery is a duplicate");
+    assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -401,7 +397,7 @@ async fn a_gate_that_was_opened_before_tells_the_consumers_observer() {
     let bench = Bench::of(numbered(3));
     let gate = bench.gate("runtime");
     gate.open().await.unwrap();
-    bench.run(bench.consumer_behind(gate, async |_: Message| Ok(())), 3).await.unwrap();
+    bench.run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())), 3).await.unwrap();
     assert_eq!(bench.counters.get("claims", "granted"), 3);
 }
 
@@ -413,7 +409,7 @@ async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
     let down = Arc::clone(&store);
     // The first handler sees the store go, while all the others have started.
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         if message.payload() == br#"{"id":0}"# {
             down.begin_outage();
         }
@@ -441,7 +437,7 @@ async fn no_handler_begins_on_a_lease_that_is_over() {
     let gate = Gate::new("runtime", Key::json(["id"]), store).lease(LEASE).simulated(7);
     let memory = Arc::clone(&bench.store);
     let key = Key::json(["id"]).compile(&Scope::new("runtime").unwrap()).unwrap();
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let store_key = key.derive(message.route(), &message).unwrap();
         let memory = Arc::clone(&memory);
         async move {

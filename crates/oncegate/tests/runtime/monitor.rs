@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::health::{PartitionStatus, PauseCause, Phase, Reason, Stage, WaitCause};
-use oncegate::{Consumer, Failure, Gate, Health, Key, MemoryStore, Message, Monitor, Origin, Status};
+use oncegate::{
+    Attempt, Consumer, Failure, Gate, Health, Key, MemoryStore, Message, Monitor, Origin, Status,
+};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -38,7 +40,7 @@ fn has(health: &Health, word: &str) -> bool {
 /// A handler that waits for this, and then returns.
 fn waiting_for(go_on: &Arc<Notify>) -> impl oncegate::Handler {
     let go_on = Arc::clone(go_on);
-    move |_: Message| {
+    move |_: Message, _: Attempt| {
         let go_on = Arc::clone(&go_on);
         async move {
             go_on.notified().await;
@@ -90,7 +92,7 @@ async fn it_says_where_it_is_in_its_life_and_what_it_has_in_hand() {
 async fn a_consumer_that_ends_by_itself_says_why() {
     let bench = Bench::of([("", "{not json".to_owned())]);
     let source = super::Listed(Arc::clone(&bench.list));
-    let consumer = Consumer::new(source, bench.gate("runtime"), async |_: Message| Ok(()));
+    let consumer = Consumer::new(source, bench.gate("runtime"), async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();
     consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(!monitor.health().is_live());
@@ -118,7 +120,7 @@ async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
     let bench = Bench::of(numbered(2));
     let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
-    let consumer = bench.consumer_behind(gate, async |_: Message| Ok(()));
+    let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();
     let asked = async {
         bench.list.until_acked(2).await;
@@ -145,11 +147,11 @@ async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a
         let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
         let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
         let outage = Arc::clone(&store);
-        let handler = move |message: Message| {
+        let handler = move |_: Message, attempt: Attempt| {
             outage.begin_outage();
             async move {
                 if !ends_before {
-                    message.cancelled().await;
+                    attempt.cancelled().await;
                 }
                 Ok(())
             }
@@ -180,11 +182,12 @@ async fn a_store_that_is_away_holds_back_only_the_routes_that_use_it() {
     refunds.open().await.unwrap();
     let outage = Arc::clone(&down);
     // The handler of the first order sees the store of the refunds go.
-    let order = move |_: Message| {
+    let order = move |_: Message, _: Attempt| {
         outage.begin_outage();
         std::future::ready(Ok(()))
     };
-    let consumer = bench.consumer(order).concurrency(1).route("refunds", refunds, async |_: Message| Ok(()));
+    let consumer =
+        bench.consumer(order).concurrency(1).route("refunds", refunds, async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();
     let asked = async {
         let (status, health) = until(&monitor, "away", |_, health| has(health, "store_away")).await;
@@ -208,7 +211,7 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
     let bench = Bench::of(numbered(60));
     let is_up = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_up);
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         let outcome = if seen.load(SeqCst) { Ok(()) } else { Err(Failure::retry("the dependency is down")) };
         std::future::ready(outcome)
     };
@@ -232,7 +235,7 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
 async fn a_handler_that_runs_for_too_long_is_named() {
     let bench = Bench::of(numbered(1));
     let (max_run, handler) =
-        (LEASE * 20, |_: Message| std::future::pending::<Result<(), oncegate::Failure>>());
+        (LEASE * 20, |_: Message, _: Attempt| std::future::pending::<Result<(), oncegate::Failure>>());
     let gate = bench.gate("runtime").max_run(max_run);
     let consumer = bench.consumer_behind(gate, handler).concurrency(1).stop_deadline(Duration::ZERO);
     let monitor = consumer.monitor();
@@ -255,8 +258,10 @@ async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
     let bench = Bench::of(numbered(1));
     let gate = || bench.gate("runtime").max_run(LEASE * 4);
     let elsewhere = Message::new("orders", Origin::Other("elsewhere".into()), Some(r#"{"id":0}"#.into()));
-    let (consumer, other) =
-        (bench.consumer_behind(gate(), async |_: Message| Ok(())), bench.gate("runtime").simulated(8));
+    let (consumer, other) = (
+        bench.consumer_behind(gate(), async |_: Message, _: Attempt| Ok(())),
+        bench.gate("runtime").simulated(8),
+    );
     let lease = other.enter(&elsewhere).await.unwrap();
     let monitor = consumer.monitor();
     let asked = async {
@@ -277,7 +282,7 @@ async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
 #[tokio::test(start_paused = true)]
 async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name() {
     let bench = Bench::of(numbered(1));
-    let consumer = bench.consumer(async |_: Message| Ok(()));
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();
     let asked = async {
         bench.list.until_acked(1).await;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
 use oncegate::results::{ResultStore, ResultStoreError, Sweep, Swept};
-use oncegate::{BoxError, Completion, Entry, Failure, Gate, Handler, Message, Origin};
+use oncegate::{Attempt, BoxError, Completion, Entry, Failure, Gate, Handler, Message, Origin};
 use tokio::time::Instant;
 
 use super::{Bench, LEASE};
@@ -107,17 +107,17 @@ struct Report {
 impl Handler for Report {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
+    async fn handle(&self, message: &Message, _: &Attempt) -> Result<String, Failure> {
         self.runs.fetch_add(1, SeqCst);
         Ok(String::from_utf8_lossy(message.payload()).repeat(1_000 / message.payload().len() + 1))
     }
 
-    async fn duplicate(&self, _: Message, result: String) -> Result<(), Failure> {
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
         self.duplicates.lock().unwrap().push(Ok(result));
         Ok(())
     }
 
-    async fn undecodable_duplicate(&self, _: Message, stored: Bytes, error: BoxError) {
+    async fn undecodable_duplicate(&self, _: &Message, stored: Bytes, error: BoxError) {
         assert!(matches!(stored.first(), Some(4 | 255)), "the hook sees what the record holds");
         self.duplicates.lock().unwrap().push(Err(error.to_string()));
     }
@@ -129,15 +129,15 @@ struct Shared(Arc<Report>);
 impl Handler for Shared {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
-        self.0.handle(message).await
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        self.0.handle(message, attempt).await
     }
 
-    async fn duplicate(&self, message: Message, result: String) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
         self.0.duplicate(message, result).await
     }
 
-    async fn undecodable_duplicate(&self, message: Message, stored: Bytes, error: BoxError) {
+    async fn undecodable_duplicate(&self, message: &Message, stored: Bytes, error: BoxError) {
         self.0.undecodable_duplicate(message, stored, error).await;
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::observe::Observer;
 use oncegate::source::{Delivery, RetryQueue, Source, SourceError};
-use oncegate::{BoxError, Consumer, Failure, Handler, Message, Ordering};
+use oncegate::{Attempt, BoxError, Consumer, Failure, Handler, Message, Ordering};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -91,9 +91,9 @@ type Runs = Arc<Mutex<Vec<(u32, Instant)>>>;
 fn fails_once() -> (impl Handler, Runs) {
     let runs = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&runs);
-    let handler = move |message: Message| {
-        seen.lock().unwrap().push((message.attempt(), Instant::now()));
-        let outcome = match message.attempt() {
+    let handler = move |_: Message, attempt: Attempt| {
+        seen.lock().unwrap().push((attempt.number(), Instant::now()));
+        let outcome = match attempt.number() {
             1 => Err(Failure::retry_after(WAIT / 2, "the dependency is down")),
             _ => Ok(()),
         };
@@ -105,12 +105,12 @@ fn fails_once() -> (impl Handler, Runs) {
 #[tokio::test(start_paused = true)]
 async fn that_they_are_overtaken_must_be_accepted() {
     for ordering in [Ordering::Key, Ordering::Partition] {
-        let (consumer, _) = Bench::of(numbered(1)).retrying(async |_: Message| Ok(()));
+        let (consumer, _) = Bench::of(numbered(1)).retrying(async |_: Message, _: Attempt| Ok(()));
         let error = consumer.ordering(ordering).run_until(std::future::pending()).await.unwrap_err();
         assert!(error.to_string().contains("`overtaking_retries`"), "{error}");
     }
     let bench = Bench::of(numbered(1));
-    let (consumer, _) = bench.retrying(async |_: Message| Ok(()));
+    let (consumer, _) = bench.retrying(async |_: Message, _: Attempt| Ok(()));
     bench.run(consumer.overtaking_retries(), 1).await.unwrap();
 }
 

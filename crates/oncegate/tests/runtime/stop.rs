@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use oncegate::core::record::State;
-use oncegate::{ConsumerError, Failure, Message};
+use oncegate::{Attempt, ConsumerError, Failure, Message};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -27,7 +27,7 @@ fn beginning() -> (impl Fn() + Send + Sync + 'static, oneshot::Receiver<()>) {
 async fn a_second_signal_ends_the_stop_at_once() {
     let bench = Bench::of(numbered(1));
     let (tell, begun) = beginning();
-    let handler = move |_: Message| {
+    let handler = move |_: Message, _: Attempt| {
         tell();
         std::future::pending::<Result<(), Failure>>()
     };
@@ -45,7 +45,7 @@ async fn a_second_signal_counts_only_after_the_first() {
     let bench = Bench::of(numbered(100));
     let asked = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&asked);
-    let consumer = bench.consumer(async |_: Message| Ok(())).stop_at_once_on(async move {
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).stop_at_once_on(async move {
         seen.store(true, SeqCst);
     });
     let list = Arc::clone(&bench.list);
@@ -62,7 +62,7 @@ async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for
     let (tell, begun) = beginning();
     let (release, released) = mpsc::channel::<()>();
     let released = Arc::new(Mutex::new(released));
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let (released, blocks) = (Arc::clone(&released), message.payload() == br#"{"id":0}"#);
         if blocks {
             tell();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate::{Consumer, Field, Key, Message, TenantSource};
+use oncegate::{Attempt, Consumer, Field, Key, Message, TenantSource};
 use tokio::time::sleep;
 
 use super::list::Listed;
@@ -24,7 +24,7 @@ async fn run(bench: &Bench, limit: Option<u32>) -> (BTreeMap<String, usize>, Vec
     type Seen = (BTreeMap<String, Arc<Gauge>>, Vec<String>);
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let noted = Arc::clone(&seen);
-    let handler = move |message: Message| {
+    let handler = move |message: Message, _: Attempt| {
         let noted = Arc::clone(&noted);
         async move {
             let Order { tenant } = message.json()?;
@@ -75,7 +75,7 @@ async fn without_a_limit_the_first_come_have_everything() {
 #[tokio::test(start_paused = true)]
 async fn a_limit_for_tenants_that_nobody_names_is_refused() {
     let bench = Bench::of([]);
-    let consumer = bench.consumer(async |_: Message| Ok(())).tenant_limit(1);
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).tenant_limit(1);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
     assert!(
         error.to_string().contains("`tenant_limit`") && error.to_string().contains("Key::tenant"),

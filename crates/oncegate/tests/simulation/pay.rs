@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use oncegate::{Failure, Handler, Message};
+use oncegate::{Attempt, Failure, Handler, Message};
 use tokio::time::sleep;
 
 use crate::till::Till;
@@ -101,15 +101,15 @@ impl Pay {
 }
 
 impl Pay {
-    async fn transact(&self, message: &Message, id: u64, manner: Manner) -> Result<String, Failure> {
-        let result = format!("attempt {} of {id}", message.attempt());
-        if matches!(manner, Manner::Forgets) && message.attempt() == 1 {
-            message.completing(&result)?;
+    async fn transact(&self, attempt: &Attempt, id: u64, manner: Manner) -> Result<String, Failure> {
+        let result = format!("attempt {} of {id}", attempt.number());
+        if matches!(manner, Manner::Forgets) && attempt.number() == 1 {
+            _ = attempt.completing(&result);
             return Ok(result);
         }
-        let mut committed = message.commit_with(self.till.transaction(id), &result).await;
+        let mut committed = attempt.commit_with(self.till.transaction(id), &result).await;
         if committed.is_err() && matches!(manner, Manner::Insists) {
-            committed = message.commit_with(self.till.transaction(id), &result).await;
+            committed = attempt.commit_with(self.till.transaction(id), &result).await;
         }
         match manner {
             Manner::Overlooks => {}
@@ -124,7 +124,7 @@ impl Pay {
 impl Handler for Pay {
     type Output = String;
 
-    async fn handle(&self, message: Message) -> Result<String, Failure> {
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let id = message.json::<Payment>()?.id;
         let behaviour = self.behaviours[usize::try_from(id).unwrap()];
         match behaviour {
@@ -132,14 +132,14 @@ impl Handler for Pay {
             Behaviour::Slow { ms } => {
                 tokio::select! {
                     () = sleep(Duration::from_millis(ms)) => {}
-                    () = message.cancelled() => return Err("cancelled".into()),
+                    () = attempt.cancelled() => return Err("cancelled".into()),
                 }
             }
-            Behaviour::FailsAtFirst { times } if message.attempt() <= times => return Err("not yet".into()),
+            Behaviour::FailsAtFirst { times } if attempt.number() <= times => return Err("not yet".into()),
             Behaviour::FailsAlways => return Err("never".into()),
             Behaviour::GivesUp => return Err(Failure::permanent("hopeless")),
-            Behaviour::PanicsAtFirst if message.attempt() == 1 => panic!("simulated"),
-            Behaviour::Hangs if message.attempt() == 1 => std::future::pending().await,
+            Behaviour::PanicsAtFirst if attempt.number() == 1 => panic!("simulated"),
+            Behaviour::Hangs if attempt.number() == 1 => std::future::pending().await,
             Behaviour::Stubborn { ms } => {
                 let result = self.charge(id);
                 sleep(Duration::from_millis(ms)).await;
@@ -147,14 +147,14 @@ impl Handler for Pay {
             }
             Behaviour::Transacts { ms, manner } => {
                 sleep(Duration::from_millis(ms)).await;
-                return self.transact(&message, id, manner).await;
+                return self.transact(attempt, id, manner).await;
             }
             Behaviour::FailsAtFirst { .. } | Behaviour::PanicsAtFirst | Behaviour::Hangs => {}
         }
         Ok(self.charge(id))
     }
 
-    async fn duplicate(&self, message: Message, result: String) -> Result<(), Failure> {
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
         let id = message.json::<Payment>()?.id;
         self.ledger.results.lock().unwrap().entry(id).or_default().push(result);
         Ok(())

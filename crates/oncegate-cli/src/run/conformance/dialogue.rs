@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use oncegate::Message;
+use oncegate::Lease;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::super::exec::{END_GRACE, TERM_GRACE, log};
 use super::super::lines::{Line, Outgoing, Ready, ReadyType, Said, Told, parse, read_lines, write_lines};
 use super::super::process::{self, Process};
-use super::super::worker::Reply;
+use super::super::worker::{AttemptInfo, Reply};
 use super::LEASE;
 use crate::config::values::Program;
 
@@ -64,9 +64,9 @@ impl Dialogue {
         Ok(())
     }
 
-    pub(super) async fn tell(&mut self, message: &Message) -> Reply {
+    pub(super) async fn tell(&mut self, lease: &Lease) -> Reply {
         let give_up_at = Instant::now() + self.patience;
-        let Some(id) = self.give(message).await else {
+        let Some(id) = self.give(lease).await else {
             return Reply::unknown("it does not run");
         };
         self.answer(&id, give_up_at).await
@@ -76,9 +76,9 @@ impl Dialogue {
     ///
     /// # Errors
     /// In words: it does not answer it, so that `oncegate run` would take it to hang.
-    pub(super) async fn cancel(&mut self, message: &Message) -> Result<(), String> {
+    pub(super) async fn cancel(&mut self, lease: &Lease) -> Result<(), String> {
         let give_up_at = Instant::now() + self.patience;
-        let Some(id) = self.give(message).await else { return Err("it does not run".to_owned()) };
+        let Some(id) = self.give(lease).await else { return Err("it does not run".to_owned()) };
         let line = serde_json::json!({ "type": "cancel", "id": id }).to_string().into_bytes();
         if let Some(running) = &self.running {
             drop(running.tell.send(Outgoing { line, call: None }).await);
@@ -89,10 +89,11 @@ impl Dialogue {
         }
     }
 
-    async fn give(&mut self, message: &Message) -> Option<String> {
+    async fn give(&mut self, lease: &Lease) -> Option<String> {
         self.next_id += 1;
         let id = self.next_id.to_string();
-        let line = serde_json::to_vec(&Told::of(message, &id, LEASE)).ok()?;
+        let attempt = AttemptInfo::of(lease.attempt());
+        let line = serde_json::to_vec(&Told::of(lease.message(), &attempt, &id, LEASE)).ok()?;
         self.running.as_ref()?.tell.send(Outgoing { line, call: None }).await.ok()?;
         Some(id)
     }

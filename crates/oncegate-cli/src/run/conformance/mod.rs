@@ -178,7 +178,7 @@ impl Exam {
     /// The same message twice, as after a crash: the second time it is said to be recovered.
     async fn does_the_work(&mut self) -> Result<bool, Problem> {
         let mut lease = self.messages.good().await?;
-        let first = self.tell(lease.message()).await;
+        let first = self.tell(&lease).await;
         let done = self.note(
             "completes",
             completed(&first),
@@ -190,7 +190,7 @@ impl Exam {
         let message = lease.message().clone();
         drop(lease);
         lease = self.messages.again(&message).await?;
-        let second = self.tell(lease.message()).await;
+        let second = self.tell(&lease).await;
         self.note(
             "repeats",
             completed(&second).map(|_| "the same message again, as recovered, is completed again".to_owned()),
@@ -199,13 +199,13 @@ impl Exam {
         Ok(true)
     }
 
-    async fn tell(&mut self, message: &Message) -> Reply {
-        self.subject.tell(message).await
+    async fn tell(&mut self, lease: &Lease) -> Reply {
+        self.subject.tell(lease).await
     }
 
     async fn survives_garbage(&mut self) -> Result<(), Problem> {
         let lease = self.messages.garbage().await?;
-        let reply = self.tell(lease.message()).await;
+        let reply = self.tell(&lease).await;
         let fix = "catch what cannot be read, and give it up: 400 or 422, \"outcome\":\"dead-letter\", exit code 65";
         let answered = match &reply {
             Reply::Unknown { reason } | Reply::NotRun { reason } => {
@@ -219,7 +219,7 @@ impl Exam {
 
     async fn survives_a_cancellation(&mut self) -> Result<(), Problem> {
         let lease = self.messages.good().await?;
-        let interrupted = self.subject.interrupt(lease.message()).await;
+        let interrupted = self.subject.interrupt(&lease).await;
         let fix = "a message that nobody waits for any more must end nothing but itself";
         match interrupted {
             Interrupted::Told => {
@@ -243,7 +243,7 @@ impl Exam {
             return Ok(());
         }
         let lease = self.messages.good().await?;
-        let reply = self.tell(lease.message()).await;
+        let reply = self.tell(&lease).await;
         self.note(name, completed(&reply).map(|_| what.to_owned()), fix);
         Ok(())
     }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
-use oncegate::{Gate, Message};
+use oncegate::{Gate, Lease};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::command::Commands;
 use super::super::http::{Caller, bearer};
 use super::super::request::Told;
-use super::super::worker::{Call, Reply};
+use super::super::worker::{AttemptInfo, Call, Reply};
 use super::LEASE;
 use super::dialogue::Dialogue;
 use crate::config::shape;
@@ -78,20 +78,21 @@ impl Subject {
     }
 
     /// Gives it the message, and waits for its answer.
-    pub(super) async fn tell(&mut self, message: &Message) -> Reply {
+    pub(super) async fn tell(&mut self, lease: &Lease) -> Reply {
+        let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
         let call = Call::default();
         let late =
             |patience: &Duration| Reply::unknown(format!("no answer within {patience:?} (--patience)"));
         match self {
             Self::Http(caller, patience) => {
-                let answered = timeout(*patience, caller.call(message, &call)).await;
+                let answered = timeout(*patience, caller.call(message, &attempt, &call)).await;
                 answered.unwrap_or_else(|_| late(patience))
             }
             Self::Command(commands, patience) => {
-                let answered = timeout(*patience, commands.run(message, &call)).await;
+                let answered = timeout(*patience, commands.run(message, &attempt, &call)).await;
                 answered.unwrap_or_else(|_| late(patience))
             }
-            Self::Exec(dialogue) => dialogue.tell(message).await,
+            Self::Exec(dialogue) => dialogue.tell(lease).await,
         }
     }
 
@@ -101,16 +102,17 @@ impl Subject {
     }
 
     /// Gives it the message, and then waits for it no longer.
-    pub(super) async fn interrupt(&mut self, message: &Message) -> Interrupted {
+    pub(super) async fn interrupt(&mut self, lease: &Lease) -> Interrupted {
+        let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
         match self {
             Self::Http(caller, _) => {
                 let call = Call::default();
-                match timeout(CANCEL_AFTER, caller.call(message, &call)).await {
+                match timeout(CANCEL_AFTER, caller.call(message, &attempt, &call)).await {
                     Ok(_) => Interrupted::Answered,
                     Err(_) => Interrupted::Told,
                 }
             }
-            Self::Exec(dialogue) => match dialogue.cancel(message).await {
+            Self::Exec(dialogue) => match dialogue.cancel(lease).await {
                 Ok(()) => Interrupted::Told,
                 Err(why) => Interrupted::Silent(why),
             },

@@ -56,12 +56,12 @@ pub(super) async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: Ow
     let mut messages = Vec::with_capacity(items.len());
     for mut item in items {
         messages.push(item.bytes);
-        let (Some(stored), Ok(identity)) = (item.found.take(), item.identity.clone()) else { continue };
+        let Some(stored) = item.found.take() else { continue };
         if !item.delivery.ticket.start() {
             continue;
         }
         let _started = Started(Arc::clone(&item.delivery.ticket));
-        let ending = answer(&item, &identity, stored).await;
+        let ending = answer(&item, stored).await;
         settle(&shared, item, ending).await;
     }
     drop(permit);

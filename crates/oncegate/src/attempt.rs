@@ -1,0 +1,157 @@
+//! One run of a handler under a lease.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::record::{Fence, Recovery};
+use oncegate_core::rules::Grant;
+use tokio_util::sync::CancellationToken;
+
+use crate::transaction::Unit;
+
+/// How long a handler may go on after its cancellation fired before its future is dropped, at the most.
+pub(crate) const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
+
+/// One run of a handler under a lease: what a [`Message`](crate::Message) by itself does not know.
+///
+/// A handler is given it beside its message; a loop of one's own gets it from [`Lease::attempt`](crate::Lease::attempt),
+/// and an HTTP handler finds it in the extensions of its request. Cheap to clone.
+///
+/// A message that no gate has let in has no attempt, so none of this can be asked of it:
+///
+/// ```compile_fail,E0599
+/// # fn example(message: &oncegate::Message) {
+/// message.idempotency_key("charge");
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # fn example(message: &oncegate::Message) {
+/// message.attempt();
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # async fn example(message: &oncegate::Message) {
+/// message.cancelled().await;
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # fn example(message: &oncegate::Message) {
+/// message.completing(&());
+/// # }
+/// ```
+/// Asked of the attempt, they compile:
+///
+/// ```
+/// # async fn example(attempt: &oncegate::Attempt) {
+/// attempt.idempotency_key("charge");
+/// attempt.number();
+/// attempt.completing(&());
+/// attempt.cancelled().await;
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Attempt {
+    run: Arc<Run>,
+}
+
+/// What the gate has granted.
+#[derive(Debug)]
+struct Run {
+    grant: Grant,
+    cancelled: CancellationToken,
+    unit: Unit,
+    /// No store was asked.
+    fail_open: bool,
+}
+
+impl Attempt {
+    pub(crate) fn new(grant: Grant, cancelled: CancellationToken, unit: Unit, fail_open: bool) -> Self {
+        Self { run: Arc::new(Run { grant, cancelled, unit, fail_open }) }
+    }
+
+    /// Tells the handler that an earlier attempt may have had its effect, although the record does not know of one.
+    ///
+    /// Only before the attempt is handed out: it does nothing to one that was cloned.
+    pub(crate) fn mark_recovered(&mut self) {
+        if let Some(run) = Arc::get_mut(&mut self.run)
+            && !run.grant.recovery.recovered()
+        {
+            run.grant.recovery = Recovery::Earlier;
+        }
+    }
+
+    pub(crate) fn unit(&self) -> &Unit {
+        &self.run.unit
+    }
+
+    /// Which attempt of this key runs, from 1. It is counted in the record, so it survives crashes.
+    pub fn number(&self) -> u32 {
+        u32::from(self.run.grant.attempt)
+    }
+
+    /// Whether an earlier attempt ended without a word, so that its effect may have happened.
+    ///
+    /// A handler that can ask its downstream system "did this happen?" should ask when this is true.
+    ///
+    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because nothing is known then.
+    pub fn recovered(&self) -> bool {
+        self.run.fail_open || self.run.grant.recovery.recovered()
+    }
+
+    /// Whether it runs without its store, which is away, because the consumer
+    /// [fails open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now, or run again.
+    pub fn is_fail_open(&self) -> bool {
+        self.run.fail_open
+    }
+
+    /// A number that only grows for this key, when the gate is [`fenced`](crate::Gate::fenced): a downstream system that
+    /// remembers the largest one it saw can refuse a stale worker.
+    pub fn fencing_token(&self) -> Option<u64> {
+        self.run.grant.fence.map(|Fence(fence)| fence)
+    }
+
+    /// An idempotency key to hand to a downstream system, in the form of a UUID (version 8).
+    ///
+    /// It is the same for every attempt and every delivery of the message, and differs between steps: two effects of one
+    /// message must not share one.
+    pub fn idempotency_key(&self, step: &str) -> String {
+        idempotency_key(self.run.unit.key.as_str(), step)
+    }
+
+    /// Resolves when the run should stop: its lease is lost, it has run for too long, or the consumer stops
+    /// and its deadline is over. The handler's future is dropped a little later if it has not returned.
+    pub async fn cancelled(&self) {
+        self.run.cancelled.cancelled().await;
+    }
+
+    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block.
+    pub fn is_cancelled(&self) -> bool {
+        self.run.cancelled.is_cancelled()
+    }
+}
+
+impl fmt::Debug for Attempt {
+    /// Shows nothing that could complete the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt")
+            .field("number", &self.number())
+            .field("recovered", &self.recovered())
+            .finish_non_exhaustive()
+    }
+}
+
+fn idempotency_key(identity: &str, step: &str) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 downstream key");
+    for part in [identity, step] {
+        hasher.update(&(part.len() as u64).to_be_bytes());
+        hasher.update(part.as_bytes());
+    }
+    let mut bits = [0; 16];
+    hasher.finalize_xof().fill(&mut bits);
+    // The version and variant of RFC 9562, so that systems that want a UUID accept it.
+    let bits = u128::from_be_bytes(bits) & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
+    let [a, b, c, d, e] =
+        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
+    format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+}
