@@ -69,6 +69,7 @@ async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &s
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = member(kafka, &group, &topic, properties);
     let source = source.property("client.id", VICTIM).property("statistics.interval.ms", "200");
+    let source = source.property("reconnect.backoff.max.ms", "1000");
     let counters = open(&source).await;
     let mut received = receive(&source, 100).await;
     let unfinished = received.pop().expect("it was received");
@@ -88,7 +89,7 @@ async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &s
         0 => Err(format!("it is not replaced: {:?}", source.status())),
         _ => Ok(()),
     };
-    until("another client", LIMIT, replaced).await;
+    until("another client", 3 * LIMIT, replaced).await;
     way.open();
     let ends = kafka.end_offsets(&topic).await;
     tokio::select! {

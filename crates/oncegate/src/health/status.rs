@@ -383,7 +383,7 @@ pub struct SourceStatus {
     /// For how long the broker's client has had no connection to any broker; `None` when it has one, or that is not known.
     #[serde(default, rename = "disconnected_for_seconds", with = "optional_seconds")]
     pub disconnected_for: Option<Duration>,
-    /// Whether the brokers have answered another client of this process since then.
+    /// Whether the brokers have answered another client of this process for so long that this one should have connected.
     #[serde(default)]
     pub others_connect: bool,
     /// What it is consuming now: partitions, or a queue. The consumer adds what it has in flight of each.

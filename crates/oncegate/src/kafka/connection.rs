@@ -2,7 +2,8 @@
 //!
 //! librdkafka 2.12 has a state that it never leaves: a member of a group of the new protocol without a single connection,
 //! whose commits wait for a coordinator that nothing looks for any more. It raises no error. The same looks like a cluster
-//! that is away, so another client asks: when it gets an answer, the one that has no connection is replaced.
+//! that is away, so another client asks. When it gets answers for longer than a client waits before it connects again, the
+//! one that has no connection is replaced.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,7 +24,13 @@ const PROBE_ID: &str = "oncegate-probe";
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two such questions.
-const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+
+/// The longest wait of a client before it connects again, and its default in milliseconds.
+const BACKOFF: (&str, u64) = ("reconnect.backoff.max.ms", 10_000);
+
+/// How much longer than that the brokers must have answered: connecting takes its time.
+const BACKOFF_MARGIN: Duration = Duration::from_secs(5);
 
 /// What is known of a client's connections, from its statistics.
 #[derive(Debug, Default)]
@@ -37,7 +44,9 @@ struct State {
     lost_at: Option<Instant>,
     /// How long that was, when it was last heard.
     lost_for: Option<Duration>,
-    /// Another client has had an answer meanwhile.
+    /// When another client had its first answer, since its last question without one.
+    answered_at: Option<Instant>,
+    /// They have been coming for so long that this client should have connected.
     others_connect: bool,
 }
 
@@ -63,16 +72,21 @@ impl Connection {
         self.state().lost_for
     }
 
-    /// Whether another client has had an answer since this one lost its last connection.
+    /// Whether another client has had answers for so long that this one should have connected.
     pub(crate) fn others_connect(&self) -> bool {
         self.state().others_connect
     }
 
-    /// Another client has had an answer; how long this one has been without, if it still is.
-    fn answered(&self) -> Option<Duration> {
+    /// Takes note of whether another client has had an answer. Once it has had answers for longer than `patience`, returns
+    /// how long this one has had no connection.
+    fn answered(&self, is_answered: bool, patience: Duration) -> Option<Duration> {
         let mut state = self.state();
-        state.others_connect = state.lost_for.is_some();
-        state.lost_for
+        if !is_answered || state.lost_for.is_none() {
+            (state.answered_at, state.others_connect) = (None, false);
+            return None;
+        }
+        state.others_connect = state.answered_at.get_or_insert_with(Instant::now).elapsed() >= patience;
+        state.lost_for.filter(|_| state.others_connect)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -85,6 +99,7 @@ pub(crate) struct Watch {
     config: ClientConfig,
     probe: Option<JoinHandle<bool>>,
     asked_at: Option<Instant>,
+    patience: Duration,
 }
 
 impl Watch {
@@ -93,15 +108,18 @@ impl Watch {
         config.set("client.id", PROBE_ID).set("statistics.interval.ms", "0");
         config.remove("group.instance.id");
         config.remove("debug");
-        Self { config, probe: None, asked_at: None }
+        let (name, default_ms) = BACKOFF;
+        let backoff_ms = config.get(name).and_then(|set| set.parse().ok()).unwrap_or(default_ms);
+        let patience = Duration::from_millis(backoff_ms).saturating_add(BACKOFF_MARGIN);
+        Self { config, probe: None, asked_at: None, patience }
     }
 
     /// Looks whether the client should be replaced; never waits.
     pub(crate) fn look(&mut self, member: &Member) -> Option<Trouble> {
         if let Some(probe) = self.probe.take_if(|probe| probe.is_finished()) {
             // A probe that has panicked has no answer.
-            let lost_for = probe.join().unwrap_or(false).then(|| member.connection.answered()).flatten();
-            if let Some(lost_for) = lost_for.filter(|lost_for| *lost_for >= CONNECTION_LIMIT) {
+            let is_answered = probe.join().unwrap_or(false);
+            if let Some(lost_for) = member.connection.answered(is_answered, self.patience) {
                 return Some(Trouble::disconnected(lost_for));
             }
         }
@@ -171,12 +189,19 @@ mod tests {
         assert!(connection.lost_for() == Some(first), "silence proves nothing");
         connection.note(false);
         assert!(connection.lost_for() >= Some(first));
+        let far = Duration::from_secs(3_600);
         assert!(
-            !connection.others_connect() && connection.answered().is_some() && connection.others_connect()
+            connection.answered(true, far).is_none() && !connection.others_connect(),
+            "it may connect yet"
         );
+        assert!(connection.answered(true, Duration::ZERO).is_some() && connection.others_connect());
+        assert!(connection.answered(false, Duration::ZERO).is_none() && !connection.others_connect());
         connection.note(true);
-        assert!(connection.lost_for().is_none() && !connection.others_connect());
-        assert!(connection.answered().is_none() && !connection.others_connect(), "it is back");
+        assert!(connection.lost_for().is_none());
+        assert!(
+            connection.answered(true, Duration::ZERO).is_none() && !connection.others_connect(),
+            "it is back"
+        );
         connection.note(false);
         connection.begin_anew();
         assert_eq!(connection.lost_for(), None, "another client");
