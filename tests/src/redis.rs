@@ -92,11 +92,12 @@ impl Redis {
     pub async fn delete_records(&self, scope: &str) -> usize {
         let mut connection = self.connection().await;
         let mut command = ::redis::cmd("KEYS");
-        let keys: Vec<String> =
-            command.arg(format!("*{scope}:*")).query_async(&mut connection).await.expect("it answers");
-        let records: Vec<&String> = keys.iter().filter(|key| !key.ends_with(":descriptor")).collect();
+        // A digest has 22 characters; the scope's other keys have words in its place.
+        let pattern = format!("{scope}:{}", "?".repeat(22));
+        let records: Vec<String> =
+            command.arg(pattern).query_async(&mut connection).await.expect("it answers");
         for key in &records {
-            let deleted = ::redis::cmd("DEL").arg(*key).query_async::<()>(&mut connection).await;
+            let deleted = ::redis::cmd("DEL").arg(key).query_async::<()>(&mut connection).await;
             deleted.expect("it answers");
         }
         records.len()

@@ -56,7 +56,8 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
         if stage.noted::<Given>().is_empty() { Err(stage.log()) } else { Ok(()) }
     })
     .await;
-    assert_eq!(stage.redis.delete_records(&stage.scope).await, 1);
+    // What the look at the rights of the Redis user has left may still be among them.
+    assert!(stage.redis.delete_records(&stage.scope).await >= 1);
     stage.until_consumed(&running.group).await;
     running.stop().await;
     let given: Vec<Given> = stage.noted();
