@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use oncegate::redis::{Durability, RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Redis, RedisServer};
@@ -57,10 +56,9 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
     let durable = builder.clone().durability(durability);
     for builder in [builder.clone(), builder.clone().scripts_alone(), durable] {
         let (store, scope) = (builder.connect().await.unwrap(), scope());
-        let ends: [(&str, fn(Token) -> Operation); 2] =
-            [("completed", |owner| complete(owner, b"result")), ("failed", fail)];
-        for (number, (name, end)) in (0..).zip(ends) {
+        for (number, name) in (0..).zip(["completed", "failed"]) {
             let (key, owner) = (key(&scope, number), token());
+            let end = |owner| if name == "failed" { fail(owner) } else { complete(owner, b"result") };
             assert!(is_granted(&apply(&store, &key, claim(owner)).await));
             assert_eq!(apply(&store, &key, end(owner)).await.unwrap(), HELD);
             let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
