@@ -60,7 +60,8 @@ async fn the_store_conforms_where_each_transaction_is_given_its_limits() {
     hand::store(&postgres).await;
     let (client, proxy) = (postgres.connection().await, Proxy::before(&postgres).await);
     proxy.be_a_pooler();
-    let store = PostgresStore::builder(proxy.url()).response_timeout(hand::PATIENCE).connect().await;
+    let store =
+        PostgresStore::builder(proxy.url()).without_purge().response_timeout(hand::PATIENCE).connect().await;
     let store = Arc::new(store.unwrap());
     conformance(&OnPostgres { store, client, scope: hand::scope() }).await;
 }

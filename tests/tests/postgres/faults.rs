@@ -52,7 +52,12 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
     let postgres = Postgres::shared().await;
     let direct = hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;
-    let store = PostgresStore::builder(proxy.url()).response_timeout(PATIENCE).connect().await.unwrap();
+    let store = PostgresStore::builder(proxy.url())
+        .without_purge()
+        .response_timeout(PATIENCE)
+        .connect()
+        .await
+        .unwrap();
     let scope = scope();
     let mut unknown = 0;
     for (number, cut) in (0..40).zip([Cut::Before, Cut::After].into_iter().cycle()) {
@@ -90,7 +95,12 @@ async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
     let postgres = Postgres::shared().await;
     let direct = hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;
-    let store = PostgresStore::builder(proxy.url()).response_timeout(PATIENCE).connect().await.unwrap();
+    let store = PostgresStore::builder(proxy.url())
+        .without_purge()
+        .response_timeout(PATIENCE)
+        .connect()
+        .await
+        .unwrap();
     let scope = scope();
     for (number, cut) in (0..20).zip([Cut::Before, Cut::After].into_iter().cycle()) {
         let (key, owner) = (key(&scope, number), token());
@@ -115,7 +125,8 @@ async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
     let direct = hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;
     let limit = Duration::from_secs(2);
-    let store = PostgresStore::builder(proxy.url()).response_timeout(limit).connect().await.unwrap();
+    let store =
+        PostgresStore::builder(proxy.url()).without_purge().response_timeout(limit).connect().await.unwrap();
     let (key, owner) = (key(&scope(), 1), token());
     assert!(granted_as(1, &apply(&*direct, &key, claim(owner)).await.unwrap()));
     proxy.cut(&[Cut::Stall]);
@@ -134,7 +145,7 @@ async fn a_server_that_is_away_is_tried_at_a_pace() {
     let postgres = Postgres::shared().await;
     hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;
-    let store = PostgresStore::connect(proxy.url()).await.unwrap();
+    let store = PostgresStore::builder(proxy.url()).without_purge().connect().await.unwrap();
     let (key, owner) = (key(&scope(), 1), token());
     assert!(granted_as(1, &apply(&store, &key, claim(owner)).await.unwrap()));
     proxy.leave();

@@ -319,7 +319,8 @@ async fn behind_a_pooler_each_transaction_has_its_limits() {
     let (patient, proxy) = (hand::store(&postgres).await, Proxy::before(&postgres).await);
     proxy.be_a_pooler();
     let limit = Duration::from_secs(2);
-    let store = PostgresStore::builder(proxy.url()).response_timeout(limit).connect().await.unwrap();
+    let store =
+        PostgresStore::builder(proxy.url()).without_purge().response_timeout(limit).connect().await.unwrap();
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
     assert!(granted_as(1, &apply(&store, &key, claim(owner)).await.unwrap()));

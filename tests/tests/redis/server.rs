@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use oncegate::redis::{Durability, RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Redis, RedisServer};

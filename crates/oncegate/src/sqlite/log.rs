@@ -77,3 +77,38 @@ impl LogWatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(file: &Path) -> Connection {
+        let connection = Connection::open(file).unwrap();
+        let tune = "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; PRAGMA wal_autocheckpoint = 4096";
+        connection.execute_batch(tune).unwrap();
+        connection
+    }
+
+    #[test]
+    fn a_log_that_grows_is_warned_of_until_it_is_cut_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("records.db");
+        let writer = opened(&file);
+        writer.execute_batch("CREATE TABLE filler (bytes BLOB)").unwrap();
+        let reader = opened(&file);
+        reader.execute_batch("BEGIN; SELECT count(*) FROM filler").unwrap();
+        let mut watch = LogWatch::of(&file);
+        watch.look(&writer);
+        assert_eq!(watch.warned_bytes, 0, "it is short");
+        while bytes(&file) <= LOG_BYTES {
+            writer.execute_batch("INSERT INTO filler VALUES (zeroblob(4194304))").unwrap();
+        }
+        watch.next_look = Instant::now();
+        watch.look(&writer);
+        assert!(watch.warned_bytes > LOG_BYTES);
+        reader.execute_batch("COMMIT").unwrap();
+        watch.next_look = Instant::now();
+        watch.look(&writer);
+        assert_eq!((watch.warned_bytes, bytes(&file)), (0, 0));
+    }
+}
