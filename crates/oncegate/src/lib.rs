@@ -79,6 +79,7 @@ mod memory;
 pub mod message;
 pub mod observe;
 pub mod operate;
+pub mod prelude;
 pub mod proof;
 #[cfg(any(feature = "sqlite-system", feature = "postgres"))]
 mod purge;
