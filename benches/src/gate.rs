@@ -89,7 +89,7 @@ pub(crate) async fn rate(gate: Gate, messages: &Arc<[Message]>, in_flight: usize
             while let Some(message) = messages.get(next.fetch_add(1, Relaxed)) {
                 let entry = gate.enter(message).await.expect("the store answers");
                 let Entry::Granted(lease) = entry else { panic!("a fresh key is {entry:?}") };
-                assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Held);
+                assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Applied);
             }
         });
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{Attempt, Consumer, Failure, Gate, Message, Observer};
 use oncegate_tests::RedisServer;
 use tokio::sync::Semaphore;
@@ -93,12 +93,12 @@ async fn without_gate(messages: &[Message]) -> f64 {
 #[derive(Debug)]
 struct Queue {
     waiting: Mutex<VecDeque<Message>>,
-    ticket: Arc<NoBroker>,
+    ack_handle: Arc<NoBroker>,
 }
 
 impl Queue {
     fn of(messages: &[Message]) -> Self {
-        Self { waiting: Mutex::new(messages.iter().cloned().collect()), ticket: Arc::new(NoBroker) }
+        Self { waiting: Mutex::new(messages.iter().cloned().collect()), ack_handle: Arc::new(NoBroker) }
     }
 }
 
@@ -111,7 +111,8 @@ impl Source for Queue {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut waiting = self.waiting.lock().expect("nobody panics with it");
         let most = most.min(waiting.len());
-        let deliver = |message| Delivery { message, ticket: Arc::clone(&self.ticket) as Arc<dyn Ticket> };
+        let deliver =
+            |message| Delivery { message, ack_handle: Arc::clone(&self.ack_handle) as Arc<dyn AckHandle> };
         let deliveries: Vec<Delivery> = waiting.drain(..most).map(deliver).collect();
         Ok(if deliveries.is_empty() { None } else { Some(deliveries) })
     }
@@ -121,11 +122,11 @@ impl Source for Queue {
     }
 }
 
-/// A ticket that nobody collects.
+/// A ack_handle that nobody collects.
 #[derive(Debug)]
 struct NoBroker;
 
-impl Ticket for NoBroker {
+impl AckHandle for NoBroker {
     fn start(&self) -> bool {
         true
     }

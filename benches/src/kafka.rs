@@ -114,8 +114,8 @@ impl Work<'_> {
             let deliveries = deliveries.expect("the topic has more");
             left -= deliveries.len();
             for delivery in deliveries {
-                assert!(delivery.ticket.start(), "nobody else is in the group");
-                delivery.ticket.ack();
+                assert!(delivery.ack_handle.start(), "nobody else is in the group");
+                delivery.ack_handle.ack();
             }
         }
         source.close(CLOSE_LIMIT).await.expect("the last commit arrives");

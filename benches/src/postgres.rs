@@ -211,7 +211,7 @@ async fn handle(mut client: Client, gate: Option<&Gate>, next: &AtomicUsize, mes
             None => transaction.commit().await.expect("the server commits"),
             Some(lease) => {
                 let committed = lease.commit_with(transaction, &()).await;
-                assert_eq!(committed.expect("it is committed"), Completion::Held);
+                assert_eq!(committed.expect("it is committed"), Completion::Applied);
             }
         }
     }

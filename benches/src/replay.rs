@@ -83,7 +83,7 @@ impl By<'_> {
     async fn lane(self, keys: &[StoreKey], lane: usize) {
         for batch in keys.chunks(BATCH).skip(lane).step_by(BATCHES_AT_ONCE) {
             match self {
-                Self::Ahead(store) => look_ahead(store, batch).await,
+                Self::Ahead(store) => prefetch(store, batch).await,
                 Self::Claims(store) => claim(store, batch).await,
                 Self::Get(bare) => bare.get(batch).await,
             }
@@ -98,12 +98,12 @@ async fn complete(store: &RedisStore, keys: &[StoreKey]) {
         let operation = Operation::Complete { token, fingerprint, result, retention: RETENTION };
         let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
         let replies = store.execute(batch.iter().map(command).collect()).await;
-        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Held { .. }))), "each is recorded");
+        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Applied { .. }))), "each is recorded");
     }
 }
 
-async fn look_ahead(store: &RedisStore, keys: &[StoreKey]) {
-    let found = store.look_ahead(keys.to_vec()).await;
+async fn prefetch(store: &RedisStore, keys: &[StoreKey]) {
+    let found = store.prefetch(keys.to_vec()).await;
     assert!(found.iter().all(|found| matches!(found, Ok(Some(_)))), "each is completed");
 }
 

@@ -211,7 +211,7 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
             Command { key: key.clone(), operation }
         });
         for reply in store.execute(completions.collect()).await {
-            assert!(matches!(reply, Ok(Reply::Held { .. })), "its owner completes it: {reply:?}");
+            assert!(matches!(reply, Ok(Reply::Applied { .. })), "its owner completes it: {reply:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
 use oncegate::{Event, Observer};
 use tokio::sync::Notify;
 
@@ -88,9 +88,9 @@ impl<S: Source> Source for Timed<S> {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let Some(received) = self.source.receive(most).await? else { return Ok(None) };
         self.stopwatch.received();
-        let timed = |Delivery { message, ticket }| {
-            let ticket = TimedTicket { ticket, stopwatch: Arc::clone(&self.stopwatch) };
-            Delivery { message, ticket: Arc::new(ticket) }
+        let timed = |Delivery { message, ack_handle }| {
+            let ack_handle = TimedTicket { ack_handle, stopwatch: Arc::clone(&self.stopwatch) };
+            Delivery { message, ack_handle: Arc::new(ack_handle) }
         };
         Ok(Some(received.into_iter().map(timed).collect()))
     }
@@ -106,29 +106,29 @@ impl<S: Source> Source for Timed<S> {
 
 #[derive(Debug)]
 struct TimedTicket {
-    ticket: Arc<dyn Ticket>,
+    ack_handle: Arc<dyn AckHandle>,
     stopwatch: Arc<Stopwatch>,
 }
 
-impl Ticket for TimedTicket {
+impl AckHandle for TimedTicket {
     fn start(&self) -> bool {
-        self.ticket.start()
+        self.ack_handle.start()
     }
 
     fn ack(&self) {
-        self.ticket.ack();
+        self.ack_handle.ack();
         self.stopwatch.acked(1);
     }
 
     fn stop(&self) {
-        self.ticket.stop();
+        self.ack_handle.stop();
     }
 
-    fn hand_back(&self, delay: Duration) -> bool {
-        self.ticket.hand_back(delay)
+    fn nack_after(&self, delay: Duration) -> bool {
+        self.ack_handle.nack_after(delay)
     }
 
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        self.ticket.lost()
+        self.ack_handle.lost()
     }
 }

@@ -172,7 +172,7 @@ async fn message(store: &dyn Store, scope: &Scope) {
     let result = b"".as_slice().into();
     let complete = Operation::Complete { token, fingerprint: None, result, retention: RETENTION };
     let completed = store.execute_one(Command { key, operation: complete }).await;
-    assert!(matches!(completed, Ok(Reply::Held { .. })), "a claim's completion is {completed:?}");
+    assert!(matches!(completed, Ok(Reply::Applied { .. })), "a claim's completion is {completed:?}");
 }
 
 impl Quarters {

@@ -64,7 +64,7 @@ async fn what_the_store_says(store: &SqliteStore, file: &str) {
         }
         other => panic!("a completion on a full disk was answered with {other:?}"),
     }
-    assert_eq!(store.look(vec![key("new")]).await.pop().unwrap().unwrap(), None, "nothing was written");
+    assert_eq!(store.read(vec![key("new")]).await.pop().unwrap().unwrap(), None, "nothing was written");
 }
 
 #[tokio::test]

@@ -116,10 +116,10 @@ async fn work(store: &SqliteStore, witnesses: &Witnesses, name: &str, lease: Dur
                     retention: RETENTION,
                 };
                 match apply(store, name, complete).await.expect("a local file answers") {
-                    Reply::Held { recreated: false } => {
+                    Reply::Applied { recreated: false } => {
                         return witnesses.answered.append(&format!("{name} {result}"));
                     }
-                    Reply::Lost => {}
+                    Reply::NotOwner => {}
                     other => panic!("a completion was answered with {other:?}"),
                 }
             }
@@ -134,7 +134,7 @@ async fn work(store: &SqliteStore, witnesses: &Witnesses, name: &str, lease: Dur
 /// The results that the file holds, by key.
 async fn results(folder: &Path) -> BTreeMap<u32, String> {
     let keys = (0..KEYS).map(|number| key(&format!("{number}"))).collect();
-    let looked = open(folder).await.look(keys).await;
+    let looked = open(folder).await.read(keys).await;
     let results = looked.into_iter().map(|looked| {
         let record = looked.expect("a local file answers").expect("no key is forgotten").record;
         let State::Completed { result, .. } = record.state else { panic!("{:?}", record.state) };

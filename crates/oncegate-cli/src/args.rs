@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
 use oncegate::core::store::Store;
-use oncegate::proof::Proof;
+use oncegate::dry_run::DryRun;
 use oncegate::{FingerprintSpec, Key};
 
 use crate::exit::{Exit, Problem};
@@ -49,8 +49,8 @@ pub(crate) struct GateArgs {
 
 impl GateArgs {
     /// What would become of messages of this gate.
-    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> Proof {
-        let proof = Proof::new(self.scope.as_str(), self.key.clone(), store);
+    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> DryRun {
+        let proof = DryRun::new(self.scope.as_str(), self.key.clone(), store);
         match &self.fingerprint {
             Some(fingerprint) => proof.fingerprint(fingerprint.clone()),
             None => proof,

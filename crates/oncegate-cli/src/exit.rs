@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use oncegate::core::key::KeySpecError;
 use oncegate::core::store::StoreError;
-use oncegate::proof::ProofError;
+use oncegate::dry_run::DryRunError;
 use oncegate::source::SourceError;
 
 /// The exit codes, the same for every command. From 65 on they are those of BSD's `sysexits`.
@@ -112,10 +112,10 @@ impl From<KeySpecError> for Problem {
     }
 }
 
-impl From<ProofError> for Problem {
-    fn from(error: ProofError) -> Self {
+impl From<DryRunError> for Problem {
+    fn from(error: DryRunError) -> Self {
         match error {
-            ProofError::Store(error) => error.into(),
+            DryRunError::Store(error) => error.into(),
             error => Self::caused(Exit::Configuration, &error),
         }
     }

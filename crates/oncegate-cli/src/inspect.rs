@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use oncegate::codec::describe_stored;
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::{Fence, Recovery, State};
-use oncegate::core::store::Looked;
+use oncegate::core::store::RecordSnapshot;
 use oncegate::journal::{Entry, JournalFile};
 use serde::Serialize;
 use tracing::warn;
@@ -92,15 +92,15 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
 
-async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>, Promised), Problem> {
+async fn look(args: &Args) -> Result<(StoreKey, Option<RecordSnapshot>, Promised), Problem> {
     let (store, key, found) = args.record.find().await?;
     Ok((key, found, Promised::by(&*store).await))
 }
 
-pub(crate) fn words(key: &StoreKey, found: Option<&Looked>) -> String {
+pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
     let mut table = Table::default();
     table.text("key", key);
-    let Some(found @ Looked { now, record }) = found else {
+    let Some(found @ RecordSnapshot { now, record }) = found else {
         table.text("state", "absent");
         table.text("next", "a delivery would run the handler, as attempt 1");
         return table.render();
@@ -232,7 +232,7 @@ fn history(entries: &[Entry]) -> String {
 }
 
 /// How long the store keeps the record.
-fn left(found: &Looked) -> Duration {
+fn left(found: &RecordSnapshot) -> Duration {
     Duration::from_millis(found.record.expires_at.millis().saturating_sub(found.now.millis()))
 }
 
@@ -241,7 +241,7 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// The state in one word, as `--json` has it.
-pub(crate) fn state(found: Option<&Looked>) -> &'static str {
+pub(crate) fn state(found: Option<&RecordSnapshot>) -> &'static str {
     match found.map(|found| &found.record.state) {
         None => "absent",
         Some(State::Pending { .. }) => "pending",
@@ -251,9 +251,9 @@ pub(crate) fn state(found: Option<&Looked>) -> &'static str {
     }
 }
 
-fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
+fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> Document {
     let base = Document { schema: SCHEMA, key: key.to_string(), state: state(found), ..Document::default() };
-    let Some(found @ Looked { now, record }) = found else {
+    let Some(found @ RecordSnapshot { now, record }) = found else {
         return base;
     };
     let base = Document {
@@ -302,7 +302,7 @@ mod tests {
     fn shown(expires_in: Duration, state: State) -> (String, Document) {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
         let record = Record { expires_at: NOW + expires_in, fingerprint: None, state };
-        let found = Looked { now: NOW, record };
+        let found = RecordSnapshot { now: NOW, record };
         (words(&key, Some(&found)), document(&key, Some(&found)))
     }
 

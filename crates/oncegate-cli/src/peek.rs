@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncegate::proof::{Known, Report};
-use oncegate::source::{Delivery, Source as _, Ticket};
+use oncegate::dry_run::{Known, ReplayReport};
+use oncegate::source::{AckHandle, Delivery, Source as _};
 use oncegate::sqs::{Body, SqsSource};
 use oncegate::{Counters, Message};
 use serde::Serialize;
@@ -88,7 +88,7 @@ struct Document<'a> {
     complete: bool,
     seconds: f64,
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a ReplayReport,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
@@ -115,7 +115,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// The report, and whether the queue had no more.
-async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
+async fn examine(args: &Args) -> Result<(ReplayReport, bool), Problem> {
     args.check()?;
     let mut examination = args.gate.proof(args.gate.store.open().await?).open().await?;
     if examination.known() == Known::Nothing {
@@ -123,7 +123,7 @@ async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
     }
     let source = args.source();
     source.open(Arc::new(Counters::default())).await.map_err(|error| not_opened(&error))?;
-    let mut held: Vec<Arc<dyn Ticket>> = Vec::new();
+    let mut held: Vec<Arc<dyn AckHandle>> = Vec::new();
     let complete = loop {
         let room = (args.most as usize).saturating_sub(held.len());
         if room == 0 {
@@ -134,14 +134,14 @@ async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
         let Ok(received) = received else { break true };
         let Some(deliveries) = received? else { break true };
         let mut messages = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ticket } in deliveries {
-            held.push(ticket);
+        for Delivery { message, ack_handle } in deliveries {
+            held.push(ack_handle);
             messages.push(args.routed(message));
         }
         examination.add(messages).await?;
     };
     let report = examination.finish().await;
-    // A ticket that is dropped without an ack hands its message back.
+    // A ack_handle that is dropped without an ack hands its message back.
     drop(held);
     source.close(HAND_BACK_LIMIT).await?;
     Ok((report?, complete))
@@ -186,7 +186,7 @@ impl Args {
         routed.with_headers(message.headers().to_vec())
     }
 
-    fn text(&self, report: &Report, complete: bool) -> String {
+    fn text(&self, report: &ReplayReport, complete: bool) -> String {
         let mut table = Table::default();
         table.text("queue", self.queue.as_str());
         table.text("store", self.gate.store.redacted());

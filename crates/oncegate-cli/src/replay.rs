@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::dry_run::{Examination, Example, Known, ReplayReport};
 use oncegate::kafka::TopicReader;
-use oncegate::proof::{Examination, Example, Known, Report};
 use serde::Serialize;
 use tracing::warn;
 
@@ -67,7 +67,7 @@ struct Document<'a> {
     passed: bool,
     seconds: f64,
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a ReplayReport,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
@@ -104,7 +104,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn examine(args: &Args) -> Result<(Known, Promised, Report), Problem> {
+async fn examine(args: &Args) -> Result<(Known, Promised, ReplayReport), Problem> {
     args.check()?;
     let store = args.gate.store.open().await?;
     let promise = Promised::by(&*store).await;
@@ -172,12 +172,12 @@ impl Args {
         }
     }
 
-    fn passed(&self, report: &Report) -> bool {
+    fn passed(&self, report: &ReplayReport) -> bool {
         let settled = report.handler_runs() + report.unreadable == 0;
         report.changes_nothing() || (self.allow_dead_letters && settled)
     }
 
-    fn text(&self, promise: &Promised, report: &Report) -> String {
+    fn text(&self, promise: &Promised, report: &ReplayReport) -> String {
         let mut table = Table::default();
         table.text("topic", self.topics.join(", "));
         table.text("store", self.gate.store.redacted());
@@ -195,7 +195,7 @@ impl Args {
         text
     }
 
-    fn verdict(&self, report: &Report) -> String {
+    fn verdict(&self, report: &ReplayReport) -> String {
         let parts = changes(report);
         let forgiven = if self.passed(report) { ", which is allowed" } else { "" };
         match parts.is_empty() {
@@ -206,7 +206,7 @@ impl Args {
 }
 
 /// What would not be answered from the store, in words; nothing when there is nothing.
-pub(crate) fn changes(report: &Report) -> String {
+pub(crate) fn changes(report: &ReplayReport) -> String {
     let mut parts = Vec::new();
     let mut part = |count: u64, what: &str| {
         if count > 0 {
@@ -222,7 +222,7 @@ pub(crate) fn changes(report: &Report) -> String {
 }
 
 /// Adds the first messages of each kind of trouble.
-pub(crate) fn examples(text: &mut String, report: &Report) {
+pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
     for (title, examples) in [
         ("would run again", &report.examples.would_run_again),
         ("failed, not in the dead letters", &report.examples.failed_not_handed_over),
@@ -234,7 +234,7 @@ pub(crate) fn examples(text: &mut String, report: &Report) {
     }
 }
 
-pub(crate) fn counts(table: &mut Table, report: &Report) {
+pub(crate) fn counts(table: &mut Table, report: &ReplayReport) {
     let counted = |exact| if exact { "counted one by one" } else { "estimated, standard error 0.81 %" };
     table.number("messages", report.messages);
     table.noted("distinct keys", report.distinct_keys, counted(report.distinct_keys_exact));

@@ -2,7 +2,7 @@
 
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::State;
-use oncegate::core::store::{Looked, Store};
+use oncegate::core::store::{RecordSnapshot, Store};
 use oncegate::journal::Entry;
 use oncegate::operate::{self, Reopened};
 use serde::Serialize;
@@ -80,14 +80,14 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     }
 }
 
-async fn open(store: &dyn Store, key: &StoreKey, found: &Looked) -> Result<Reopened, Problem> {
+async fn open(store: &dyn Store, key: &StoreKey, found: &RecordSnapshot) -> Result<Reopened, Problem> {
     Ok(operate::reopen(store, key, &found.record).await?)
 }
 
 fn tell(
     args: &Args,
     key: &StoreKey,
-    found: Option<&Looked>,
+    found: Option<&RecordSnapshot>,
     done: bool,
     changed: bool,
 ) -> Result<(), Problem> {
@@ -116,8 +116,8 @@ fn tell(
 }
 
 /// Which effect may repeat.
-fn effect(found: &Looked) -> String {
-    let Looked { now, record } = found;
+fn effect(found: &RecordSnapshot) -> String {
+    let RecordSnapshot { now, record } = found;
     match &record.state {
         State::Completed { .. } => {
             "it has happened, and happens once more; the stored result is forgotten".to_owned()
@@ -149,7 +149,10 @@ mod tests {
     fn each_state_says_which_effect_may_repeat() {
         let now = StoreTime::from_millis(1_000_000);
         let said = |state, left| {
-            effect(&Looked { now, record: Record { expires_at: now + left, fingerprint: None, state } })
+            effect(&RecordSnapshot {
+                now,
+                record: Record { expires_at: now + left, fingerprint: None, state },
+            })
         };
         let by = TokenTag([1; 4]);
         assert!(said(State::Completed { by, result: Vec::new().into() }, TAIL).contains("happens once more"));

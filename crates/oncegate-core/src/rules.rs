@@ -111,12 +111,12 @@ pub enum Reply {
         uncompared: bool,
     },
     /// The change is in the record, by this call or an earlier one of the same owner.
-    Held {
+    Applied {
         /// A completion found no record: the store had lost the claim.
         recreated: bool,
     },
     /// The caller does not own the record, or it is not what the caller expected. Nothing changed.
-    Lost,
+    NotOwner,
 }
 
 /// The answer to a claim.
@@ -278,26 +278,26 @@ fn extend(now: StoreTime, record: Option<Record>, token: Token, lease: Duration)
     match record {
         Some(mut record) if owns(&record, token) => {
             record.expires_at = record.expires_at.max(now + lease + TAIL);
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
         // A heartbeat that crossed the end of its own attempt has lost nothing.
-        Some(record) if ended_by(&record, token) => (Some(record), Reply::Held { recreated: false }),
-        other => (other, Reply::Lost),
+        Some(record) if ended_by(&record, token) => (Some(record), Reply::Applied { recreated: false }),
+        other => (other, Reply::NotOwner),
     }
 }
 
 fn complete(record: Option<Record>, token: Token, completed: Record) -> (Option<Record>, Reply) {
     match record {
         // The effect has happened: losing that too would run it again.
-        None => (Some(completed), Reply::Held { recreated: true }),
+        None => (Some(completed), Reply::Applied { recreated: true }),
         Some(record) if owns(&record, token) => {
             let fingerprint = record.fingerprint;
-            (Some(Record { fingerprint, ..completed }), Reply::Held { recreated: false })
+            (Some(Record { fingerprint, ..completed }), Reply::Applied { recreated: false })
         }
         Some(record) if matches!(record.state, State::Completed { by, .. } if by == token.tag()) => {
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -316,12 +316,12 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
                 reason: released.reason,
             };
             let expires_at = released.due + TAIL;
-            (Some(Record { expires_at, fingerprint, state }), Reply::Held { recreated: false })
+            (Some(Record { expires_at, fingerprint, state }), Reply::Applied { recreated: false })
         }
         Some(record) if matches!(record.state, State::Released { by, .. } if by == token.tag()) => {
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -336,12 +336,12 @@ fn fail(
             if owner == token =>
         {
             let state = State::Failed { by: token.tag(), attempt, handed_over: false, reason };
-            (Some(Record { expires_at, fingerprint, state }), Reply::Held { recreated: false })
+            (Some(Record { expires_at, fingerprint, state }), Reply::Applied { recreated: false })
         }
         Some(record) if matches!(record.state, State::Failed { by, .. } if by == token.tag()) => {
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -349,12 +349,12 @@ fn hand_over(record: Option<Record>) -> (Option<Record>, Reply) {
     match record {
         Some(mut record) => {
             let State::Failed { handed_over, .. } = &mut record.state else {
-                return (Some(record), Reply::Lost);
+                return (Some(record), Reply::NotOwner);
             };
             *handed_over = true;
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        None => (None, Reply::Lost),
+        None => (None, Reply::NotOwner),
     }
 }
 
@@ -377,9 +377,9 @@ fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<
                     reason: REOPENED.to_owned(),
                 },
             };
-            (Some(reopened), Reply::Held { recreated: false })
+            (Some(reopened), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 

@@ -55,14 +55,14 @@ pub trait Store: Send + Sync + fmt::Debug {
     }
 
     /// Reads records without changing anything; the answers stand in the order of the keys.
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>>;
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>>;
 
     /// Which of the keys are completed: the look-ahead of a replay, in bulk.
     ///
-    /// It says nothing that [`look`](Self::look) does not say. A store overrides it where it can leave out
+    /// It says nothing that [`read`](Self::read) does not say. A store overrides it where it can leave out
     /// what only the other states need.
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        let looked = self.look(keys).await;
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        let looked = self.read(keys).await;
         looked.into_iter().map(|looked| Ok(looked?.and_then(|looked| Completed::of(looked.record)))).collect()
     }
 
@@ -88,7 +88,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     ///
     /// While one part gives no answer, a consumer holds back that part's keys alone. The number means nothing
     /// else, and may change when the store moves a key. A store that is one whole says 0 of every key.
-    fn part(&self, _key: &StoreKey) -> u64 {
+    fn shard(&self, _key: &StoreKey) -> u64 {
         0
     }
 
@@ -127,12 +127,12 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).execute_one(command).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        (**self).look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        (**self).read(keys).await
     }
 
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        (**self).look_ahead(keys).await
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        (**self).prefetch(keys).await
     }
 
     async fn describe(
@@ -148,8 +148,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).descriptor(scope).await
     }
 
-    fn part(&self, key: &StoreKey) -> u64 {
-        (**self).part(key)
+    fn shard(&self, key: &StoreKey) -> u64 {
+        (**self).shard(key)
     }
 
     fn loss(&self) -> Option<StoreLoss> {
@@ -180,7 +180,7 @@ pub struct StoreLoss {
 
 /// A record as a store showed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Looked {
+pub struct RecordSnapshot {
     /// The store's time at the look, on the clock of the record's expiry: what
     /// [`Record::protected_for`] wants to know. Two looks need not share an origin.
     pub now: StoreTime,

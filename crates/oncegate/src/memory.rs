@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{self, Checkup, Command, Looked, Store, StoreError};
+use oncegate_core::store::{self, Checkup, Command, RecordSnapshot, Store, StoreError};
 use tokio::time::Instant;
 
 /// A store in this process's memory, for tests and for trying things out.
@@ -48,8 +48,8 @@ impl Store for MemoryStore {
         self.inner.execute(commands).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.inner.look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
     }
 
     async fn describe(

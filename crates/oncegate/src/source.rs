@@ -191,17 +191,17 @@ pub enum Supply {
     OnDemand,
 }
 
-/// A message and the broker's claim ticket for it.
+/// A message and the broker's claim ack_handle for it.
 #[derive(Debug)]
 pub struct Delivery {
     /// The message.
     pub message: Message,
     /// How to tell the broker what became of it.
-    pub ticket: Arc<dyn Ticket>,
+    pub ack_handle: Arc<dyn AckHandle>,
 }
 
-/// The broker's side of one delivery. A ticket that is dropped without an ack acknowledges nothing.
-pub trait Ticket: Send + Sync + fmt::Debug {
+/// The broker's side of one delivery. A ack_handle that is dropped without an ack acknowledges nothing.
+pub trait AckHandle: Send + Sync + fmt::Debug {
     /// Called before an attempt. `false`: the delivery is no longer ours, drop it.
     ///
     /// While an attempt runs the source holds back, for a bounded time, from giving the delivery away.
@@ -217,7 +217,7 @@ pub trait Ticket: Send + Sync + fmt::Debug {
     /// The attempt has failed, and another one may follow after `delay`. `true`: the broker has the message
     /// again and delivers it after that, here or elsewhere; drop the delivery. `false`, unless overridden: keep
     /// it, and try again in its place.
-    fn hand_back(&self, delay: Duration) -> bool {
+    fn nack_after(&self, delay: Duration) -> bool {
         _ = delay;
         false
     }

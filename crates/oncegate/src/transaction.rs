@@ -96,8 +96,8 @@ impl Completing {
         let completed = matches!(before, Some(Record { state: State::Completed { .. }, .. }));
         match apply(now, before, &self.operation()) {
             _ if completed => Err("the key is completed already: the transaction was rolled back".into()),
-            (Some(after), Reply::Held { recreated: false }) => Ok(after),
-            (_, Reply::Held { .. }) => {
+            (Some(after), Reply::Applied { recreated: false }) => Ok(after),
+            (_, Reply::Applied { .. }) => {
                 Err("there is no record of the key where the transaction is, so it was \
                                             rolled back: use the database of the gate's store"
                     .into())

@@ -272,7 +272,7 @@ fn spawn_by_keeper(command: Command) -> io::Result<Child> {
     static KEEPER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
         let (jobs, inbox) = mpsc::channel::<Job>();
         std::thread::Builder::new()
-            .name("process-keeper".to_owned())
+            .name("process-lease_renewer".to_owned())
             .spawn(move || {
                 for (mut command, reply) in inbox {
                     // An asker that is gone drops the child's handle; the kernel ends it with us.
@@ -283,6 +283,6 @@ fn spawn_by_keeper(command: Command) -> io::Result<Child> {
         jobs
     });
     let (reply, answer) = mpsc::channel();
-    KEEPER.send((command, reply)).expect("the keeper never ends");
-    answer.recv().expect("the keeper answers every job")
+    KEEPER.send((command, reply)).expect("the lease_renewer never ends");
+    answer.recv().expect("the lease_renewer answers every job")
 }

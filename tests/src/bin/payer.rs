@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use list::{List, Listed};
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::store::Store;
 use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
@@ -99,7 +99,7 @@ async fn main() -> Result<(), BoxError> {
     )
     .concurrency(concurrency)
     .max_attempts(MAX_ATTEMPTS)
-    .flood_limit(FloodLimit { in_a_row: 1_000_000, share: 1.1 })
+    .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
     .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(50)))
     .run_until(async move { list.until_acked(count).await })
     .await?;

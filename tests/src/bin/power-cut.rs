@@ -169,7 +169,7 @@ async fn take(store: &SqliteStore, message: Message, step: Step) -> Result<(), S
     loop {
         let command = Command { key: message.key(), operation: message.operation(step) };
         match store.execute(vec![command]).await.pop().expect("one answer")? {
-            Reply::Held { recreated: false } | Reply::Verdict { verdict: Verdict::Granted(_), .. } => {
+            Reply::Applied { recreated: false } | Reply::Verdict { verdict: Verdict::Granted(_), .. } => {
                 return Ok(());
             }
             // A released key is due in the millisecond after its release, and a fast store answers within it.
@@ -209,7 +209,7 @@ async fn check(file: &str, journal: &str) -> ExitCode {
     let (mut lost, mut unanswered) = (0, 0_u64);
     let messages: Vec<(&Message, &Step)> = last.iter().collect();
     for messages in messages.chunks(LOOK_KEYS) {
-        let looked = store.look(messages.iter().map(|(message, _)| message.key()).collect()).await;
+        let looked = store.read(messages.iter().map(|(message, _)| message.key()).collect()).await;
         for ((message, answered), looked) in messages.iter().zip(looked) {
             let looked = looked.expect("the file can be read");
             let found = message.step(looked.as_ref().map(|looked| &looked.record));

@@ -49,7 +49,7 @@ pub enum What {
     /// A duplicate has got this result.
     Duplicate { key: String, origin: String, content: String, result: String },
     /// The message is durably with the dead letters.
-    Buried { key: Option<String>, origin: String, cause: String },
+    StoredDeadLetter { key: Option<String>, origin: String, cause: String },
     /// The source is told that the delivery is finished.
     Ack { origin: String, key: Option<String> },
     /// A worker ends as it should, and has counted this.
@@ -243,8 +243,8 @@ impl Answer {
 
     pub(super) fn of(reply: &Reply) -> Self {
         match reply {
-            Reply::Held { recreated } => Self::Held { recreated: *recreated },
-            Reply::Lost => Self::Lost,
+            Reply::Applied { recreated } => Self::Held { recreated: *recreated },
+            Reply::NotOwner => Self::Lost,
             Reply::Verdict { verdict, .. } => match verdict {
                 Verdict::Granted(Grant { attempt, recovery, fence, reopened: _ }) => Self::Granted {
                     attempt: *attempt,

@@ -118,7 +118,7 @@ fn reached(case: &Case, calls: &Calls, judgement: &mut Judgement) {
         match &entry.what {
             What::Fail { class, .. } => judgement.reach(format!("store {class}")),
             What::Ended { outcome, .. } => judgement.reach(format!("handler {outcome}")),
-            What::Buried { cause, .. } => judgement.reach(format!("dead letter {cause}")),
+            What::StoredDeadLetter { cause, .. } => judgement.reach(format!("dead letter {cause}")),
             What::Duplicate { .. } => judgement.reach("duplicate"),
             What::LossNoticed => judgement.reach("loss noticed"),
             What::FaultBegins { fault } => judgement.reach(format!("fault {fault}")),
@@ -173,7 +173,7 @@ fn acks(case: &Case, judgement: &mut Judgement) {
             What::Found { key, .. } => {
                 words.insert((*pid, key), Word::Finished);
             }
-            What::Buried { origin, .. } => {
+            What::StoredDeadLetter { origin, .. } => {
                 buried.insert((*pid, origin));
             }
             What::Ack { origin, key } => {
@@ -449,7 +449,7 @@ fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     for Entry { pid, what, .. } in &case.entries {
         match what {
             What::Ack { .. } => *seen.entry((*pid, "acks ")).or_default() += 1,
-            What::Buried { .. } => *seen.entry((*pid, "dead_letters")).or_default() += 1,
+            What::StoredDeadLetter { .. } => *seen.entry((*pid, "dead_letters")).or_default() += 1,
             _ => {}
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::Scope;
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
@@ -223,7 +223,7 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .overtaking_retries()
         .max_attempts(MAX_ATTEMPTS)
         .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(100)))
-        .flood_limit(FloodLimit { in_a_row: 1_000_000, share: 1.1 })
+        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
         .dead_letters(letters)
         .observer(Arc::clone(&events) as _)
         .run_until(oncegate::shutdown_signal())

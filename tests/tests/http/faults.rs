@@ -115,7 +115,7 @@ async fn running_without_the_store_is_a_choice_and_counted() {
     redis.kill();
     for run in 1..=2 {
         assert_eq!(world.post("k", ORDER).await.status, 201);
-        let counted = ["answers", "extra_runs"].map(|name| world.watched.get(name, "unguarded"));
+        let counted = ["answers", "extra_runs"].map(|name| world.watched.get(name, "fail_open"));
         assert_eq!((world.runs().len(), counted), (run, [run as u64; 2]));
     }
     redis.start_again().await;

@@ -64,7 +64,7 @@ async fn gives_away_unfinished(properties: &[(&str, &str)]) {
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     kafka.produce(&topic, one_each(LATER, 2)).await;
     let running = receive(&first, 2).await;
-    assert!(running.iter().all(|delivery| delivery.ticket.start()));
+    assert!(running.iter().all(|delivery| delivery.ack_handle.start()));
 
     open(&second).await;
     let taken = finish(receive(&second, 1).await);

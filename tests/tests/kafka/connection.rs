@@ -83,7 +83,7 @@ async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &s
     until("the loss", LIMIT, lost).await;
     assert!(!source.status().others_connect, "nobody has asked yet");
     // Finished while there is no connection: the commit waits.
-    unfinished.ticket.ack();
+    unfinished.ack_handle.ack();
     kafka.produce(&topic, numbered(100, 2)).await;
     let replaced = async || match counters.get("members_replaced", "disconnected") {
         0 => Err(format!("it is not replaced: {:?}", source.status())),

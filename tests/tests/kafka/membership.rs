@@ -65,13 +65,13 @@ async fn held_up(properties: &[(&str, &str)], replaced: u64) {
     drop(held);
     // What the first one still has is no longer its own, however late it finishes it.
     for delivery in running.iter().chain(&waiting) {
-        delivery.ticket.ack();
-        delivery.ticket.stop();
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
     }
     let refused = async || {
         let started = |delivery: &&Delivery| {
-            let started = delivery.ticket.start();
-            delivery.ticket.stop();
+            let started = delivery.ack_handle.start();
+            delivery.ack_handle.stop();
             started
         };
         match running.iter().chain(&waiting).filter(started).count() {

@@ -49,7 +49,7 @@ async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there
 
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
     // Dropped without an ack, in the middle of an attempt.
-    assert!(held.ticket.start());
+    assert!(held.ack_handle.start());
     drop(held);
     first.close(CLOSE).await.expect("closes");
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
@@ -169,8 +169,8 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
     committed("before they went").await;
     for delivery in waiting {
         let gone = given.contains_key(&place(&delivery.message).0);
-        assert!(!(gone && delivery.ticket.start()), "a partition that is gone");
-        delivery.ticket.ack();
+        assert!(!(gone && delivery.ack_handle.start()), "a partition that is gone");
+        delivery.ack_handle.ack();
     }
     first.close(CLOSE).await.expect("the first member closes");
     committed("late acks of what is gone").await;
@@ -179,8 +179,8 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
 
 async fn until_one_is_refused(waiting: &[Delivery]) {
     let starts = |delivery: &Delivery| {
-        let started = delivery.ticket.start();
-        delivery.ticket.stop();
+        let started = delivery.ack_handle.start();
+        delivery.ack_handle.stop();
         started
     };
     within("a revoke", async {
@@ -201,8 +201,8 @@ fn first_offsets(deliveries: &[Delivery]) -> BTreeMap<i32, i64> {
 
 fn finish_running(running: Vec<Delivery>) {
     for delivery in running {
-        delivery.ticket.ack();
-        delivery.ticket.stop();
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
     }
 }
 

@@ -105,7 +105,7 @@ async fn work(source: impl Source, effects: Arc<Effects>, mut told: oneshot::Rec
         };
         for delivery in batch {
             let permit = Arc::clone(&permits).acquire_owned().await.expect("open");
-            if delivery.ticket.start() {
+            if delivery.ack_handle.start() {
                 let effects = Arc::clone(&effects);
                 running.spawn(async move {
                     handle(delivery, &effects).await;
@@ -122,8 +122,8 @@ async fn work(source: impl Source, effects: Arc<Effects>, mut told: oneshot::Rec
 async fn handle(delivery: Delivery, effects: &Effects) {
     tokio::time::sleep(Duration::from_millis(fastrand::u64(HANDLER_MS))).await;
     effects.happened(place(&delivery.message));
-    delivery.ticket.ack();
-    delivery.ticket.stop();
+    delivery.ack_handle.ack();
+    delivery.ack_handle.stop();
 }
 
 /// Another client that looks at the committed offsets, and at nothing of ours but the effects.

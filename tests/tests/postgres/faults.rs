@@ -70,7 +70,7 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
             // After a commit there is nothing left to be committed.
             assert_eq!(proxy.cuts_left(), usize::from(cut == Cut::After));
             proxy.cut(&[]);
-            let seen = direct.look(vec![key.clone()]).await.remove(0).unwrap();
+            let seen = direct.read(vec![key.clone()]).await.remove(0).unwrap();
             let state = seen.map(|looked| looked.record.state);
             let reply = match (cut, cut_off) {
                 (Cut::After, Ok(reply)) => reply,
@@ -113,7 +113,7 @@ async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
         let lost = apply(&store, &key, fail()).await;
         assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{cut:?}: {lost:?}");
         assert_eq!(proxy.cuts_left(), 0);
-        let state = direct.look(vec![key.clone()]).await.remove(0).unwrap().unwrap().record.state;
+        let state = direct.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record.state;
         assert_eq!(matches!(state, State::Failed { .. }), cut == Cut::After, "{state:?}");
         assert_eq!(until_answered(&store, &key, &fail()).await, HELD);
     }

@@ -47,7 +47,7 @@ async fn it_removes_what_has_expired_and_passes_over_what_is_locked() {
     assert_eq!(store.purge().await.unwrap(), 1_499);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
+    let left = store.read(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 
@@ -72,7 +72,7 @@ async fn a_partitioned_table_is_purged_in_all_its_partitions() {
     assert_eq!(store.purge().await.unwrap(), 1_499);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
+    let left = store.read(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 

@@ -150,7 +150,7 @@ async fn the_fewest_rights_are_enough() {
     let extend = Operation::Extend { token: owner, lease: Duration::from_secs(900) };
     assert_eq!(apply(&store, &own, extend).await.unwrap(), HELD);
     assert_eq!(apply(&store, &own, complete(owner, b"done")).await.unwrap(), HELD);
-    assert!(store.look(vec![own]).await[0].as_ref().unwrap().is_some());
+    assert!(store.read(vec![own]).await[0].as_ref().unwrap().is_some());
     store.purge().await.unwrap();
     // The tables are there: it need not make any.
     store.create_schema().await.unwrap();
@@ -218,7 +218,7 @@ async fn no_statement_reads_the_whole_table() {
             let commands = keys.iter().map(|key| Command { key: key.clone(), operation: operation.clone() });
             assert!(store.execute(commands.collect()).await.iter().all(Result::is_ok));
         }
-        assert!(store.look(keys.to_vec()).await.iter().all(|looked| matches!(looked, Ok(Some(_)))));
+        assert!(store.read(keys.to_vec()).await.iter().all(|looked| matches!(looked, Ok(Some(_)))));
     }
     let client = server.connection().await;
     let scans = "SELECT n_tup_ins, seq_scan FROM pg_stat_user_tables WHERE relname = 'oncegate_records'";
@@ -244,10 +244,10 @@ async fn nothing_is_left_of_a_question_about_an_absent_key() {
     let extend = Operation::Extend { token: owner, lease: Duration::from_secs(900) };
     let absent = Command { key: key(&scope, 1), operation: Operation::HandOver };
     let other = Command { key: key(&scope, 2), operation: claim(owner) };
-    assert_eq!(store.execute(vec![absent.clone()]).await[0].as_ref().unwrap(), &Reply::Lost);
-    assert_eq!(apply(&*store, &absent.key, extend).await.unwrap(), Reply::Lost);
+    assert_eq!(store.execute(vec![absent.clone()]).await[0].as_ref().unwrap(), &Reply::NotOwner);
+    assert_eq!(apply(&*store, &absent.key, extend).await.unwrap(), Reply::NotOwner);
     // In one transaction with a change, too.
-    assert_eq!(store.execute(vec![absent.clone(), other]).await[0].as_ref().unwrap(), &Reply::Lost);
+    assert_eq!(store.execute(vec![absent.clone(), other]).await[0].as_ref().unwrap(), &Reply::NotOwner);
     let rows = "SELECT count(*) FROM oncegate_records WHERE key = $1";
     let rows: i64 = client.query_one(rows, &[&absent.key.as_str()]).await.unwrap().get(0);
     assert_eq!(rows, 0);
@@ -333,5 +333,5 @@ async fn behind_a_pooler_each_transaction_has_its_limits() {
     assert!(held.as_ref().is_err_and(|error| error.to_string().contains("lock_timeout")), "{held:?}");
     transaction.rollback().await.unwrap();
     assert_eq!(apply(&*patient, &key, complete(owner, b"done")).await.unwrap(), HELD);
-    assert!(store.look(vec![key]).await.remove(0).unwrap().is_some());
+    assert!(store.read(vec![key]).await.remove(0).unwrap().is_some());
 }

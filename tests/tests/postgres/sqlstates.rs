@@ -174,7 +174,7 @@ async fn a_full_disk_refuses_and_forgets_nothing() {
     assert!(refused.class() == "unavailable" && refused.to_string().contains("53100"), "{refused}");
     client.batch_execute("DROP TABLE filler; CHECKPOINT").await.unwrap();
     assert_eq!(apply(&*store, &first, complete(owner, result())).await.unwrap(), hand::HELD);
-    let known = store.look(done.clone()).await;
+    let known = store.read(done.clone()).await;
     assert!(known.iter().all(|looked| matches!(looked, Ok(Some(_)))));
     drop((store, client));
     drop(server);
@@ -213,7 +213,7 @@ async fn a_server_that_takes_no_writes_is_waited_for() {
     let standby = PostgresStore::from_pool(pool).connect().await.unwrap();
     let refused = apply(&standby, &key, claim(owner)).await.unwrap_err();
     assert!(refused.class() == "unavailable" && refused.to_string().contains("25006"), "{refused}");
-    let refused = standby.look(vec![key]).await.remove(0).unwrap_err();
+    let refused = standby.read(vec![key]).await.remove(0).unwrap_err();
     assert!(refused.class() == "unavailable" && refused.to_string().contains("standby"), "{refused}");
     let refused = standby.check().await.unwrap_err();
     assert!(refused.class() == "refused" && refused.to_string().contains("primary"), "{refused}");

@@ -17,7 +17,7 @@ use oncegate_tests::{RedisCluster, until};
 use crate::faults::until_answered;
 use crate::hand::{self, Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn extend(token: Token) -> Operation {
@@ -134,7 +134,7 @@ async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
     for number in 0..240 {
         let key = key(&scope, number);
         let node = shard_of(slot_of(&hands[0], &key).await);
-        assert_eq!(*parts.entry(node).or_insert(store.part(&key)), store.part(&key));
+        assert_eq!(*parts.entry(node).or_insert(store.shard(&key)), store.shard(&key));
     }
     assert_eq!(parts.values().collect::<std::collections::BTreeSet<_>>().len(), 3, "three parts fail apart");
     let checkup = store.check().await.unwrap();
@@ -206,7 +206,7 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
         if offsets[0] == offsets[1] { Ok(()) } else { Err(format!("{offsets:?}")) }
     })
     .await;
-    let part = |key: &StoreKey| store.part(key);
+    let part = |key: &StoreKey| store.shard(key);
     let mut down = None;
     for key in &keys {
         if shard_of(slot_of(&hands[0], key).await) == 0 {
@@ -270,7 +270,7 @@ async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
         other => Err(format!("{other:?}")),
     })
     .await;
-    let looked = store.look(vec![running.clone()]).await.remove(0);
+    let looked = store.read(vec![running.clone()]).await.remove(0);
     assert!(matches!(looked, Err(StoreError::Unavailable { .. })), "{looked:?}");
     cluster.node(0).start_again().await;
     assert_eq!(until_answered(&store, &running, &complete(owner, b"done")).await, HELD);

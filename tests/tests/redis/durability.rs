@@ -12,7 +12,7 @@ use crate::faults::unwatched;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 use crate::lost_replies::WAYS;
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine, and short enough to be waited for.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -79,7 +79,7 @@ async fn does_not_count(pair: RedisPair) {
         let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&apply(&fresh, key, claim(token())).await), "{key}");
         let fresh = waiting_store(&pair).await;
-        assert!(is_unknown(&fresh.look_ahead(vec![key.clone()]).await.remove(0)), "{key}");
+        assert!(is_unknown(&fresh.prefetch(vec![key.clone()]).await.remove(0)), "{key}");
     }
     for (key, operation) in
         [(&completing, complete(owner, b"2")), (&failed, fail.clone()), (&failed, Operation::HandOver)]
@@ -107,7 +107,7 @@ async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'st
     let settled = Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
     assert_eq!(until_held(store, key, claim(token())).await, settled);
     let ahead = until("the replica to confirm", LIMIT, async || {
-        store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+        store.prefetch(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
     });
     let ahead = ahead.await.unwrap();
     assert_eq!(ahead.result, result);

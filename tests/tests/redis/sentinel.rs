@@ -8,7 +8,7 @@ use oncegate_tests::RedisSentinels;
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 fn completed() -> Reply {
     Reply::Verdict { verdict: Verdict::Completed { result: b"done".as_slice().into() }, uncompared: false }

@@ -24,7 +24,7 @@ fn message(id: u64) -> Message {
 async fn complete(gate: &Gate, id: u64) -> String {
     let Entry::Granted(lease) = gate.enter(&message(id)).await.unwrap() else { panic!("{id} is new") };
     let result = unique("receipt").chars().cycle().take(1_000_000).collect();
-    assert_eq!(lease.complete(&result).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&result).await.unwrap(), Completion::Applied);
     result
 }
 

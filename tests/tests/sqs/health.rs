@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use aws_sdk_sqs::types::QueueAttributeName;
 use oncegate::consumer::Monitor;
+use oncegate::dead_letter_reader::DeadLetterReader as _;
 use oncegate::health::{Health, Reason, Status};
-use oncegate::letter_box::LetterBox as _;
 use oncegate::operate::{Redrive, Wanted};
-use oncegate::sqs::SqsLetterBox;
+use oncegate::sqs::SqsDeadLetterReader;
 use oncegate::{Attempt, Consumer, Failure, Handler, MemoryStore, Message};
 use oncegate_tests::{ElasticmqServer, Fault, Moto, Sqs, SqsProxy, until};
 
@@ -252,7 +252,7 @@ async fn attributes_are_left_out_of_a_letter_that_would_not_fit_and_it_is_not_re
     running.watched.until("dead_letters", 1).await;
     running.stop().await;
 
-    let mut letters = SqsLetterBox::from_client(sqs.client().clone(), stage.dead.url());
+    let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), stage.dead.url());
     letters.open().await.unwrap();
     let mut courses = Vec::new();
     let redrive = Redrive::new(std::sync::Arc::new(MemoryStore::new()));
@@ -282,7 +282,7 @@ async fn a_redrive_keeps_the_order_of_each_group() {
     for group in 0..GROUPS {
         stage.dead.send_to_group(&format!("g{group}"), (0..EACH).map(body)).await;
     }
-    let mut letters = SqsLetterBox::from_client(sqs.client().clone(), stage.dead.url());
+    let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), stage.dead.url());
     letters.open().await.unwrap();
     let redrive = Redrive::new(std::sync::Arc::new(MemoryStore::new())).to(stage.queue.url());
     let redriven = redrive.run(&mut letters, |_| Wanted::Yes, |_| {}).await.unwrap();

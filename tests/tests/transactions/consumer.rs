@@ -49,7 +49,7 @@ async fn an_effect_and_its_completion_are_committed_together() {
         assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1]], "{client}");
         assert_eq!(*told.lock().unwrap(), ["receipt of attempt 1"], "{client}");
         assert_eq!(bench.counters.total("retries"), 0, "{client}");
-        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
         let State::Completed { result, .. } = looked.record.state else { panic!("{looked:?}") };
         let stored = "receipt of attempt 1".to_owned().to_stored(Codec::Json).unwrap();
         assert_eq!(result, stored, "{client}: byte for byte what the codec stores");
@@ -153,7 +153,7 @@ async fn a_transactional_gate_takes_no_ok_without_a_transaction() {
     bench.run(place.gate(LEASE).transactional(), handler, 1).await;
     assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), u64::from(Bench::MAX_ATTEMPTS));
-    let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+    let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
     let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
     assert!(reason.contains("commit_with"), "{reason}");
     // Without the option it is a completion as any other.

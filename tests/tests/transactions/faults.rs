@@ -55,7 +55,7 @@ async fn a_transaction_of_another_database_is_never_taken_for_success() {
         bench.run(place.gate(LEASE), Charge(till.clone()), 3).await;
         assert!(till.charges().await.is_empty(), "{client}");
         assert_eq!(bench.letters.causes(), ["attempts_used_up"; 3], "{client}");
-        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
         assert!(matches!(looked.record.state, State::Failed { .. }), "{client}: {looked:?}");
     }
 }
@@ -79,7 +79,7 @@ async fn a_database_without_records_is_refused_in_words() {
         let bench = Bench::of(&[1]);
         bench.run(place.gate(LEASE), Charge(till.clone()), 1).await;
         assert!(till.charges().await.is_empty(), "{client}");
-        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
         let State::Failed { reason, .. } = looked.record.state else { panic!("{client}: {looked:?}") };
         assert!(reason.contains(expected), "{client}: {reason}");
     }
@@ -104,7 +104,7 @@ async fn a_file_whose_commits_a_power_cut_takes_back_is_refused() {
     assert!(refused.contains("PRAGMA synchronous = FULL"), "{refused}");
     assert!(place.till.charges().await.is_empty());
     charge("FULL").unwrap();
-    assert_eq!(lease.committed().await.unwrap(), Completion::Held);
+    assert_eq!(lease.committed().await.unwrap(), Completion::Applied);
 }
 
 /// Where the first commit's connection is cut.

@@ -127,7 +127,7 @@ async fn apply(store: &dyn Store, key: &StoreKey, operation: Operation) -> Reply
 }
 
 async fn look(store: &dyn Store, key: &StoreKey) -> Option<Record> {
-    store.look(vec![key.clone()]).await.remove(0).unwrap().map(|looked| looked.record)
+    store.read(vec![key.clone()]).await.remove(0).unwrap().map(|looked| looked.record)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,7 +215,7 @@ async fn a_batch_has_an_entry_for_each_of_its_keys() {
         ] {
             let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
             let replies = place.store.execute(keys.iter().map(command).collect()).await;
-            assert!(replies.into_iter().all(|reply| reply.unwrap() != Reply::Lost), "{client}");
+            assert!(replies.into_iter().all(|reply| reply.unwrap() != Reply::NotOwner), "{client}");
         }
         for key in &keys {
             let entries = place.history(key).await;
@@ -271,7 +271,7 @@ async fn a_role_that_runs_consumers_writes_a_journal_that_it_cannot_touch() {
     let key = StoreKey::new(&Scope::new(unique("t")).unwrap(), Digest::from_bytes([1; 16]));
     let claim =
         Operation::Claim { token: Token::from_bits(1), lease: HOUR, fingerprint: None, fenced: false };
-    assert_ne!(apply(&worker, &key, claim).await, Reply::Lost);
+    assert_ne!(apply(&worker, &key, claim).await, Reply::NotOwner);
     let entries = owner.journal(&key, 10).await.unwrap();
     assert_eq!((events(&entries), entries[0].by.as_deref()), (vec!["claimed"], Some("oncegate")));
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use oncegate::consumer::{Breaker, FloodLimit};
+use oncegate::consumer::{Breaker, DeadLetterLimit};
 use oncegate::{Consumer as Runtime, Gate};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -132,7 +132,7 @@ pub(crate) struct Consumer {
     #[schemars(extend("default" = time(Runtime::DEFAULT_STOP_DEADLINE)))]
     pub(crate) stop_deadline: Option<Time>,
     /// When so many messages are given up that the consumer must be wrong, and stops.
-    pub(crate) flood_limit: Option<Flood>,
+    pub(crate) dead_letter_limit: Option<Flood>,
     /// When the worker fails for all messages alike, and is paused.
     pub(crate) breaker: Option<BreakerLimits>,
     /// The largest result that a record keeps.
@@ -291,10 +291,10 @@ pub(crate) struct Backoff {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Flood {
     /// This many in a row.
-    #[schemars(extend("default" = FloodLimit::default().in_a_row))]
+    #[schemars(extend("default" = DeadLetterLimit::default().in_a_row))]
     pub(crate) in_a_row: Option<u32>,
     /// This share of the last 1,000.
-    #[schemars(extend("default" = FloodLimit::default().share))]
+    #[schemars(extend("default" = DeadLetterLimit::default().share))]
     pub(crate) share: Option<f64>,
 }
 

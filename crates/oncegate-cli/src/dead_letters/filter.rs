@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use oncegate::Origin;
 use oncegate::core::key::{Scope, StoreKey};
+use oncegate::dead_letter_reader::StoredDeadLetter;
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause};
-use oncegate::letter_box::Buried;
 use oncegate::operate::Wanted;
 
 use crate::args::duration;
@@ -53,7 +53,7 @@ impl FilterArgs {
         Self { places: vec![place.to_owned()], ..Self::default() }
     }
 
-    pub(super) fn judge(&self, buried: &Buried) -> Wanted {
+    pub(super) fn judge(&self, buried: &StoredDeadLetter) -> Wanted {
         let place = buried.place.to_string();
         let from_there = |name: &str| match buried.message().origin() {
             Origin::Kafka { topic, .. } => &**topic == name,
@@ -138,7 +138,7 @@ impl std::str::FromStr for Moment {
 mod tests {
     use clap::Parser;
     use oncegate::Message;
-    use oncegate::letter_box::Letter;
+    use oncegate::dead_letter_reader::Letter;
 
     use super::*;
 
@@ -156,7 +156,7 @@ mod tests {
         Origin::Kafka { topic: topic.into(), partition: 0, offset }
     }
 
-    fn letter(failed_ago: Duration) -> Buried {
+    fn letter(failed_ago: Duration) -> StoredDeadLetter {
         let failed_at = SystemTime::now() - failed_ago;
         let letter = DeadLetter {
             message: Message::new("orders", origin("orders", 7), None),
@@ -168,7 +168,7 @@ mod tests {
             first_failed_at: None,
             failed_at,
         };
-        Buried { place: origin("dead", 3), what: Letter::Known(letter) }
+        StoredDeadLetter { place: origin("dead", 3), what: Letter::Known(letter) }
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn what_has_no_reason_is_meant_only_when_nobody_asks_for_one() {
         let message = Message::new("dead", origin("dead", 3), None);
-        let foreign = Buried { place: origin("dead", 3), what: Letter::Foreign(message) };
+        let foreign = StoredDeadLetter { place: origin("dead", 3), what: Letter::Foreign(message) };
         assert_eq!(filter("--at dead/0@3").judge(&foreign), Wanted::Yes);
         assert_eq!(filter("--cause permanent").judge(&foreign), Wanted::No);
         assert_eq!(filter("--since 2h").judge(&foreign), Wanted::No);

@@ -1,8 +1,8 @@
 //! `oncegate dead-letters`: look through a topic or queue of dead letters, and send their messages back.
 
-use oncegate::kafka::KafkaLetterBox;
-use oncegate::letter_box::{Buried, LetterBox};
-use oncegate::sqs::SqsLetterBox;
+use oncegate::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
+use oncegate::kafka::KafkaDeadLetterReader;
+use oncegate::sqs::SqsDeadLetterReader;
 
 use crate::args::pair;
 use crate::exit::{Exit, Problem, not_opened};
@@ -63,10 +63,10 @@ impl PlaceArgs {
     }
 
     /// Opens the place; `progress` names what remembers how far a redrive came in a topic.
-    async fn open(&self, progress: Option<String>) -> Result<Box<dyn LetterBox>, Problem> {
-        let mut letters: Box<dyn LetterBox> = match (&self.topic, &self.brokers, &self.queue) {
+    async fn open(&self, progress: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
+        let mut letters: Box<dyn DeadLetterReader> = match (&self.topic, &self.brokers, &self.queue) {
             (Some(topic), Some(brokers), _) => {
-                let mut letters = KafkaLetterBox::new(brokers.as_str(), topic.as_str());
+                let mut letters = KafkaDeadLetterReader::new(brokers.as_str(), topic.as_str());
                 for (name, value) in &self.properties {
                     letters = letters.property(name, value);
                 }
@@ -82,7 +82,7 @@ impl PlaceArgs {
                                 --use-up-a-receive if that may be";
                     return Err(Problem::new(Exit::Usage, text));
                 }
-                let letters = SqsLetterBox::new(queue.as_str());
+                let letters = SqsDeadLetterReader::new(queue.as_str());
                 match &self.endpoint_url {
                     Some(url) => Box::new(letters.endpoint_url(url)),
                     None => Box::new(letters),
@@ -96,7 +96,7 @@ impl PlaceArgs {
 }
 
 /// Calls `each` for every letter.
-async fn read(place: &PlaceArgs, mut each: impl FnMut(Buried) + Send) -> Result<(), Problem> {
+async fn read(place: &PlaceArgs, mut each: impl FnMut(StoredDeadLetter) + Send) -> Result<(), Problem> {
     if place.queue.as_deref().is_some_and(|queue| queue.ends_with(".fifo")) {
         let text = "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are \
                     held, so most of it would not be seen; it can be redriven";

@@ -1,7 +1,7 @@
 //! `oncegate dead-letters redrive`: send messages back to where they came from.
 
+use oncegate::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
 use oncegate::journal::Entry;
-use oncegate::letter_box::{Buried, LetterBox};
 use oncegate::operate::{Redrive, RedriveError, Redriven, Step};
 use serde::Serialize;
 
@@ -140,13 +140,13 @@ async fn begin(args: &Args) -> Result<Written, Problem> {
 
 async fn redrive(
     args: &Args,
-    letters: &mut dyn LetterBox,
+    letters: &mut dyn DeadLetterReader,
     journal: Option<&Written>,
     troubles: &mut Vec<Trouble>,
 ) -> Result<Redriven, Problem> {
     let mut unwritten = None;
     let tell = |step: Step<'_>| {
-        let Step { buried, course } = step;
+        let Step { letter: buried, course } = step;
         if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
             troubles.push(trouble(buried, course));
         }
@@ -170,11 +170,11 @@ async fn redrive(
     unwritten.map_or(Ok(redriven), Err)
 }
 
-fn trouble(buried: &Buried, course: &oncegate::operate::Course) -> Trouble {
-    use oncegate::operate::Course;
+fn trouble(buried: &StoredDeadLetter, course: &oncegate::operate::RedriveAction) -> Trouble {
+    use oncegate::operate::RedriveAction;
     let why = match course {
-        Course::Unreadable(why) => format!("its record cannot be read: {why}"),
-        Course::NoWayBack(why) => why.clone(),
+        RedriveAction::Unreadable(why) => format!("its record cannot be read: {why}"),
+        RedriveAction::NoWayBack(why) => why.clone(),
         _ => "another message holds its key, with other content: reset that first, if it may be forgotten"
             .to_owned(),
     };

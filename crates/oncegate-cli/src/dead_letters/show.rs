@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use oncegate::Header;
-use oncegate::letter_box::Buried;
+use oncegate::dead_letter_reader::StoredDeadLetter;
 use oncegate::operate::Wanted;
 use serde::Serialize;
 
@@ -71,7 +71,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn of(buried: &Buried) -> Self {
+    pub(super) fn of(buried: &StoredDeadLetter) -> Self {
         let (message, letter) = (buried.message(), buried.letter());
         let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
         let produced =
@@ -130,7 +130,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn find(args: &Args) -> Result<Option<Buried>, Problem> {
+async fn find(args: &Args) -> Result<Option<StoredDeadLetter>, Problem> {
     let (filter, mut found) = (FilterArgs::at(&args.at), None);
     super::read(&args.place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {
@@ -141,7 +141,7 @@ async fn find(args: &Args) -> Result<Option<Buried>, Problem> {
     Ok(found)
 }
 
-fn content(buried: &Buried) -> Content {
+fn content(buried: &StoredDeadLetter) -> Content {
     let message = buried.message();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let header = |header: &Header| (header.name.to_string(), header.value.as_deref().map(text));

@@ -7,8 +7,8 @@ use bytesize::ByteSize;
 use oncegate::Key;
 use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
+use oncegate::dry_run::DryRun;
 use oncegate::kafka::TopicReader;
-use oncegate::proof::Proof;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, duration, pair, within};
@@ -147,7 +147,7 @@ async fn sample(args: &Args) -> Result<Option<Sample>, Problem> {
         return Ok(None);
     };
     let store = Arc::new(MemoryStore::new());
-    let mut examination = Proof::new(args.scope.as_str(), key.clone(), store).open().await?;
+    let mut examination = DryRun::new(args.scope.as_str(), key.clone(), store).open().await?;
     let reader = TopicReader::open(brokers, topic, args.properties.iter().cloned()).await;
     let mut reader = reader.map_err(|error| not_opened(&error))?;
     let (mut messages, mut bytes, mut first, mut last) = (0_u64, 0_u64, i64::MAX, i64::MIN);

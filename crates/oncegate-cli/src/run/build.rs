@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::consumer::{BadKeys, Breaker, FloodLimit};
+use oncegate::consumer::{BadKeys, Breaker, DeadLetterLimit};
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
 use oncegate::journal::FileJournal;
@@ -235,11 +235,13 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     if let Some(Time(deadline)) = settings.stop_deadline {
         consumer = consumer.stop_deadline(deadline);
     }
-    if let Some(flood) = &settings.flood_limit {
-        let FloodLimit { in_a_row, share } = FloodLimit::default();
-        let limit =
-            FloodLimit { in_a_row: flood.in_a_row.unwrap_or(in_a_row), share: flood.share.unwrap_or(share) };
-        consumer = consumer.flood_limit(limit);
+    if let Some(flood) = &settings.dead_letter_limit {
+        let DeadLetterLimit { in_a_row, share } = DeadLetterLimit::default();
+        let limit = DeadLetterLimit {
+            in_a_row: flood.in_a_row.unwrap_or(in_a_row),
+            share: flood.share.unwrap_or(share),
+        };
+        consumer = consumer.dead_letter_limit(limit);
     }
     consumer = match &settings.breaker {
         None => consumer,

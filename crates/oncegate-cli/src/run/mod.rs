@@ -173,9 +173,9 @@ fn problem(name: &str, error: ConsumerError) -> Problem {
         ConsumerError::Source(error) => not_opened(&error),
         ConsumerError::Gate(oncegate::GateError::Store(error)) => error.into(),
         ConsumerError::Settings(_) | ConsumerError::Gate(_) => Problem::caused(Exit::Configuration, &error),
-        ConsumerError::NoDeadLetters { .. } | ConsumerError::Flood { .. } | ConsumerError::BadKey { .. } => {
-            Problem::caused(Exit::BadData, &error)
-        }
+        ConsumerError::NoDeadLetters { .. }
+        | ConsumerError::TooManyDeadLetters { .. }
+        | ConsumerError::BadKey { .. } => Problem::caused(Exit::BadData, &error),
         ConsumerError::Bug(_) => Problem::caused(Exit::Bug, &error),
         _ => Problem::caused(Exit::Unreachable, &error),
     };

@@ -17,7 +17,7 @@ async fn results_that_are_over_are_counted_and_then_deleted() {
         let payload = format!(r#"{{"id":{id}}}"#);
         let message = Message::new("orders", Origin::Other("a test".into()), Some(payload.into()));
         let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!("{id} is new") };
-        assert_eq!(lease.complete(&"4111".repeat(50_000)).await.unwrap(), Completion::Held);
+        assert_eq!(lease.complete(&"4111".repeat(50_000)).await.unwrap(), Completion::Applied);
     }
     let shards = std::fs::read_dir(folder.path().join("billing")).unwrap().map(|entry| entry.unwrap().path());
     let old = shards

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
-use super::{Checkup, Command, Looked, Store, StoreError, Survives};
+use super::{Checkup, Command, RecordSnapshot, Store, StoreError, Survives};
 use crate::key::{Scope, StoreKey};
 use crate::record::{Record, StoreTime};
 use crate::rules::{Reply, apply};
@@ -69,12 +69,12 @@ impl Store for MemoryStore {
         commands.into_iter().map(execute).collect()
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = (self.clock)();
         let held = self.held();
         let look = |key| {
             let record = held.records.get(&key).filter(|record| record.kept(now));
-            Ok(record.map(|record| Looked { now, record: record.clone() }))
+            Ok(record.map(|record| RecordSnapshot { now, record: record.clone() }))
         };
         keys.into_iter().map(look).collect()
     }

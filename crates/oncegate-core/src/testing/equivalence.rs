@@ -21,7 +21,7 @@ use self::random::Choices;
 use crate::key::{Digest, Scope, StoreKey};
 use crate::record::{Fence, Record, Recovery, State, StoreTime};
 use crate::rules::{Grant, Operation, Reply, Verdict, apply};
-use crate::store::{Command, Looked, Store};
+use crate::store::{Command, RecordSnapshot, Store};
 
 /// What time passes in.
 pub const STEP: Duration = Duration::from_secs(3_600);
@@ -125,7 +125,7 @@ pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, Strin
             operation: operations.real.clone(),
         };
         let replies = store.execute(sequences.iter().zip(&operations).map(command).collect()).await;
-        let looks = store.look(sequences.iter().map(|sequence| sequence.key.clone()).collect()).await;
+        let looks = store.read(sequences.iter().map(|sequence| sequence.key.clone()).collect()).await;
         if replies.len() != sequences.len() || looks.len() != sequences.len() {
             return Err("a batch has another number of answers than of commands".to_owned());
         }
@@ -232,7 +232,7 @@ impl Sequence {
         &mut self,
         operations: &Operations,
         real_reply: &Reply,
-        looked: Option<Looked>,
+        looked: Option<RecordSnapshot>,
         reached: &mut Reached,
     ) -> Result<(), String> {
         let before = self.model.take();
@@ -253,7 +253,12 @@ impl Sequence {
         Ok(())
     }
 
-    fn compare_fences(&mut self, model: &Reply, real: &Reply, looked: Option<&Looked>) -> Result<(), String> {
+    fn compare_fences(
+        &mut self,
+        model: &Reply,
+        real: &Reply,
+        looked: Option<&RecordSnapshot>,
+    ) -> Result<(), String> {
         let (Some(model), Some(real)) = (granted_fence(model), granted_fence(real)) else {
             return Ok(());
         };
@@ -315,8 +320,8 @@ fn same_reply(model: &Reply, real: &Reply) -> bool {
     model_uncompared == uncompared && same_verdict
 }
 
-fn same_record(model: Option<&Record>, now: StoreTime, looked: Option<&Looked>) -> bool {
-    let (Some(model), Some(Looked { now: real_now, record: real })) = (model, looked) else {
+fn same_record(model: Option<&Record>, now: StoreTime, looked: Option<&RecordSnapshot>) -> bool {
+    let (Some(model), Some(RecordSnapshot { now: real_now, record: real })) = (model, looked) else {
         return model.is_none() && looked.is_none();
     };
     let left = |record: &Record, now: StoreTime| record.expires_at.millis().saturating_sub(now.millis());
@@ -351,9 +356,9 @@ fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&
         Operation::Reopen { .. } => ("reopen held", "reopen lost"),
     };
     vec![match reply {
-        Reply::Held { recreated: true } => "complete recreated",
-        Reply::Held { recreated: false } => held,
-        Reply::Lost | Reply::Verdict { .. } => lost,
+        Reply::Applied { recreated: true } => "complete recreated",
+        Reply::Applied { recreated: false } => held,
+        Reply::NotOwner | Reply::Verdict { .. } => lost,
     }]
 }
 

@@ -12,7 +12,7 @@ use fastrand::Rng;
 
 use crate::key::{Scope, StoreKey};
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Looked, Store, StoreError, StoreLoss};
+use crate::store::{Checkup, Command, RecordSnapshot, Store, StoreError, StoreLoss};
 
 /// The most commands that wait to be executed late; further ones are lost for good.
 const MAX_STRAYS: usize = 64;
@@ -319,7 +319,7 @@ impl Store for FaultStore {
         answers
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let plan = self.plan(keys.len());
         self.wait(plan.before).await;
         self.forget_if(plan.forget);
@@ -329,7 +329,7 @@ impl Store for FaultStore {
         if !plan.strays.is_empty() {
             self.inner.execute(plan.strays).await;
         }
-        let answers = self.inner.look(keys).await.into_iter().zip(&plan.fates);
+        let answers = self.inner.read(keys).await.into_iter().zip(&plan.fates);
         let answers = answers.map(|(answer, fate)| match fate {
             Fate::Answered => answer,
             _ => Err(StoreError::unavailable("injected: the answer to a look was lost")),

@@ -185,8 +185,8 @@ impl History {
                 self.verdict(now, by, &attempts[by], verdict, *uncompared)?;
             }
             (Step::Claim(_), _) | (_, Reply::Verdict { .. }) => return Err("claims get verdicts"),
-            (step, Reply::Lost) => self.lost(step)?,
-            (step, Reply::Held { recreated }) => self.held(now, step, attempts, *recreated)?,
+            (step, Reply::NotOwner) => self.lost(step)?,
+            (step, Reply::Applied { recreated }) => self.held(now, step, attempts, *recreated)?,
         }
         let settled = Self { asked: earlier.asked, ..self.clone() } == earlier;
         ensure(!settled || before == after, "a reply that changes nothing leaves the record as it was")?;

@@ -7,7 +7,7 @@ use oncegate_core::rules::{Grant, Operation, Reply, Verdict, apply};
 
 use crate::Rules;
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 /// Every mutant with its name.
 pub(crate) const ALL: &[(&str, Rules)] = &[
@@ -126,7 +126,7 @@ fn complete_of_lost_claim_is_lost(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
-        (Operation::Complete { .. }, None) => (None, Reply::Lost),
+        (Operation::Complete { .. }, None) => (None, Reply::NotOwner),
         _ => apply(now, record, op),
     }
 }
@@ -364,7 +364,7 @@ fn reopen_untold(now: StoreTime, record: Option<Record>, op: &Operation) -> (Opt
 
 fn lost_changes(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
-    if let (Reply::Lost, Some(record)) = (&reply, &mut after) {
+    if let (Reply::NotOwner, Some(record)) = (&reply, &mut after) {
         record.expires_at = record.expires_at.max(now + TAIL + Duration::from_millis(9));
     }
     (after, reply)

@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{Instrument as _, warn};
 
-use super::breaker::Ran as Passed;
+use super::breaker::RunResult;
 use super::engine::breaker_key;
 use super::{Item, Shared, trace};
 use crate::attempt::CANCELLATION_GRACE;
@@ -128,12 +128,12 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
 /// Asks for the item's key. After a lost answer the same claim asks again: it may have been granted.
 async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
     if item.without_store
-        && let Some(stand_in) = &item.route.stand_in
+        && let Some(fail_open) = &item.route.fail_open
     {
         if let Some(claim) = item.claim.take() {
             item.route.gate.abandon(identity, claim.token);
         }
-        return stand_in.claim(&item.delivery.message, identity, stand_in.new_claim()).await;
+        return fail_open.claim(&item.delivery.message, identity, fail_open.new_claim()).await;
     }
     let claim = *item.claim.get_or_insert_with(|| item.route.gate.new_claim());
     let claimed = item.route.gate.claim(&item.delivery.message, identity, claim).await;
@@ -226,7 +226,7 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, spent: 
             }
             Ending::Completed
         }
-        (Committed::Lost, _) => TAKEN_OVER,
+        (Committed::NotOwner, _) => TAKEN_OVER,
         (Committed::No, Ran::Returned(Err(failure))) => failed(shared, item, lease, &failure, spent),
         (Committed::No, Ran::Panicked) => failed(shared, item, lease, &Failure::retry(PANICKED), spent),
         (Committed::No, Ran::Returned(Ok(_))) => {
@@ -280,7 +280,7 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
     let work = async move { handler.handle(message, attempt, settings.codec).await };
     let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
     let stop = async {
-        match item.delivery.ticket.lost() {
+        match item.delivery.ack_handle.lost() {
             None => lease.cancelled().cancelled().await,
             Some(lost) => tokio::select! {
                 () = lease.cancelled().cancelled() => {}
@@ -306,8 +306,8 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
 async fn complete(lease: Lease, encoded: Encoded) -> Ending {
     let storable = lease.storable(encoded).await;
     match lease.record_result(storable.stored).await {
-        Completion::Held => Ending::Completed,
-        Completion::Lost => TAKEN_OVER,
+        Completion::Applied => Ending::Completed,
+        Completion::NotOwner => TAKEN_OVER,
     }
 }
 
@@ -321,9 +321,9 @@ enum Spent {
 /// A run that an outage or a stop cut short says nothing about the handler, and costs nothing.
 fn tell_breaker(item: &Item, lease: &Lease, outcome: RunOutcome) -> Spent {
     let passed = match outcome {
-        RunOutcome::Succeeded | RunOutcome::GaveUp => Passed::Through,
+        RunOutcome::Succeeded | RunOutcome::GaveUp => RunResult::Success,
         _ if lease.was_cut_short() => return Spent::No,
-        _ => Passed::Failed,
+        _ => RunResult::Failure,
     };
     let gate = &item.route.gate;
     match breaker_key(item).is_none_or(|key| item.route.breaker.ran(gate, key, passed)) {

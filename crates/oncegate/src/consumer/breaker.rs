@@ -76,7 +76,7 @@ impl Default for Breaker {
 struct State {
     phase: Phase,
     /// The last keys with what came of their last run, the latest at the end.
-    last: VecDeque<(u64, Ran)>,
+    last: VecDeque<(u64, RunResult)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -92,43 +92,45 @@ enum Phase {
 
 /// What came of a run, as far as it says something about what the handler needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ran {
+pub(super) enum RunResult {
     /// It succeeded, or gave the message up: an answer in any case.
-    Through,
-    Failed,
+    Success,
+    Failure,
 }
 
 /// What the breaker is told.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Told {
+enum BreakerEvent {
     /// A message of this key is about to start.
     Asks { key: u64 },
     /// The handler has run for this key. `fraction` is random, for the jitter of the pause.
-    Ran { key: u64, ran: Ran, fraction: f64 },
+    Ran { key: u64, ran: RunResult, fraction: f64 },
     /// The attempt for this key is over; its handler need not have run.
     Over { key: u64 },
 }
 
 /// The breaker after it was told something.
-fn apply(now: Instant, limits: &Breaker, mut state: State, told: Told) -> State {
+fn apply(now: Instant, limits: &Breaker, mut state: State, told: BreakerEvent) -> State {
     match (state.phase, told) {
-        (Phase::Open { probe_at, pauses }, Told::Asks { key }) if now >= probe_at => {
+        (Phase::Open { probe_at, pauses }, BreakerEvent::Asks { key }) if now >= probe_at => {
             state.phase = Phase::HalfOpen { probe: key, pauses };
         }
-        (Phase::HalfOpen { probe, .. }, Told::Ran { key, ran: Ran::Through, .. }) if key == probe => {
+        (Phase::HalfOpen { probe, .. }, BreakerEvent::Ran { key, ran: RunResult::Success, .. })
+            if key == probe =>
+        {
             return State::default();
         }
-        (Phase::HalfOpen { probe, pauses }, Told::Ran { key, ran: Ran::Failed, fraction })
+        (Phase::HalfOpen { probe, pauses }, BreakerEvent::Ran { key, ran: RunResult::Failure, fraction })
             if key == probe =>
         {
             let pauses = pauses.saturating_add(1);
             state.phase = Phase::Open { probe_at: now + limits.pause.wait(pauses, fraction), pauses };
         }
         // A duplicate, or a message that is busy elsewhere: it has found out nothing, so the next one may.
-        (Phase::HalfOpen { probe, pauses }, Told::Over { key }) if key == probe => {
+        (Phase::HalfOpen { probe, pauses }, BreakerEvent::Over { key }) if key == probe => {
             state.phase = Phase::Open { probe_at: now, pauses };
         }
-        (Phase::Closed, Told::Ran { key, ran, fraction }) => {
+        (Phase::Closed, BreakerEvent::Ran { key, ran, fraction }) => {
             state.note(limits, key, ran);
             if state.must_open(limits) {
                 state.phase = Phase::Open { probe_at: now + limits.pause.wait(1, fraction), pauses: 1 };
@@ -140,7 +142,7 @@ fn apply(now: Instant, limits: &Breaker, mut state: State, told: Told) -> State 
 }
 
 impl State {
-    fn note(&mut self, limits: &Breaker, key: u64, ran: Ran) {
+    fn note(&mut self, limits: &Breaker, key: u64, ran: RunResult) {
         self.last.retain(|(known, _)| *known != key);
         self.last.push_back((key, ran));
         if self.last.len() > limits.keys as usize {
@@ -149,7 +151,7 @@ impl State {
     }
 
     fn must_open(&self, limits: &Breaker) -> bool {
-        let failed = self.last.iter().filter(|(_, ran)| *ran == Ran::Failed).count();
+        let failed = self.last.iter().filter(|(_, ran)| *ran == RunResult::Failure).count();
         #[expect(clippy::cast_precision_loss, reason = "at most a thousand")]
         let share = failed as f64 / f64::from(limits.keys);
         self.last.len() >= limits.keys as usize && share >= limits.share
@@ -177,7 +179,7 @@ impl Switch {
 
     /// Called right before a message starts; whoever is told to run must call [`over`](Self::over) at its end.
     pub(super) fn admit(&self, gate: &OpenGate, key: u64) -> Admission {
-        match self.tell(gate, Told::Asks { key }) {
+        match self.tell(gate, BreakerEvent::Asks { key }) {
             (Phase::Closed, _) => Admission::Run,
             (Phase::Open { .. }, Phase::HalfOpen { .. }) => Admission::Run,
             _ => Admission::Wait,
@@ -185,15 +187,15 @@ impl Switch {
     }
 
     /// The handler has run. Whether that run, if it failed, counts as an attempt.
-    pub(super) fn ran(&self, gate: &OpenGate, key: u64, ran: Ran) -> bool {
+    pub(super) fn ran(&self, gate: &OpenGate, key: u64, ran: RunResult) -> bool {
         let fraction = gate.fraction();
-        let (before, after) = self.tell(gate, Told::Ran { key, ran, fraction });
+        let (before, after) = self.tell(gate, BreakerEvent::Ran { key, ran, fraction });
         (before, after) == (Phase::Closed, Phase::Closed)
     }
 
     /// The attempt is over, whether or not the handler has run.
     pub(super) fn over(&self, gate: &OpenGate, key: u64) {
-        self.tell(gate, Told::Over { key });
+        self.tell(gate, BreakerEvent::Over { key });
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -205,7 +207,7 @@ impl Switch {
     }
 
     /// The phases before and after.
-    fn tell(&self, gate: &OpenGate, told: Told) -> (Phase, Phase) {
+    fn tell(&self, gate: &OpenGate, told: BreakerEvent) -> (Phase, Phase) {
         let Some(limits) = &self.limits else { return (Phase::Closed, Phase::Closed) };
         let (before, after) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,19 +300,19 @@ mod tests {
             Self { now: Instant::now(), state: State::default() }
         }
 
-        fn tell(&mut self, told: Told) -> Phase {
+        fn tell(&mut self, told: BreakerEvent) -> Phase {
             self.state = apply(self.now, &LIMITS, std::mem::take(&mut self.state), told);
             self.state.phase
         }
 
-        fn ran(&mut self, key: u64, ran: Ran) -> Phase {
-            self.tell(Told::Ran { key, ran, fraction: 0.0 })
+        fn ran(&mut self, key: u64, ran: RunResult) -> Phase {
+            self.tell(BreakerEvent::Ran { key, ran, fraction: 0.0 })
         }
 
         fn opened() -> Self {
             let mut bench = Self::new();
             for key in 1..=4 {
-                bench.ran(key, Ran::Failed);
+                bench.ran(key, RunResult::Failure);
             }
             assert_ne!(bench.state.phase, Phase::Closed);
             bench
@@ -318,18 +320,18 @@ mod tests {
 
         fn probe(&mut self, after_ms: u64, key: u64) -> Phase {
             self.now += Duration::from_millis(after_ms);
-            self.tell(Told::Asks { key })
+            self.tell(BreakerEvent::Asks { key })
         }
     }
 
     #[test]
     fn it_opens_when_half_of_enough_distinct_keys_failed() {
         let mut bench = Bench::new();
-        bench.ran(1, Ran::Through);
-        bench.ran(2, Ran::Through);
-        assert_eq!(bench.ran(3, Ran::Failed), Phase::Closed, "three keys are not enough to judge");
+        bench.ran(1, RunResult::Success);
+        bench.ran(2, RunResult::Success);
+        assert_eq!(bench.ran(3, RunResult::Failure), Phase::Closed, "three keys are not enough to judge");
         let probe_at = bench.now + Duration::from_secs(1);
-        assert_eq!(bench.ran(4, Ran::Failed), Phase::Open { probe_at, pauses: 1 });
+        assert_eq!(bench.ran(4, RunResult::Failure), Phase::Open { probe_at, pauses: 1 });
     }
 
     #[test]
@@ -337,13 +339,13 @@ mod tests {
         let mut bench = Bench::new();
         for _ in 0..100 {
             for key in 1..=3 {
-                assert_eq!(bench.ran(key, Ran::Failed), Phase::Closed);
+                assert_eq!(bench.ran(key, RunResult::Failure), Phase::Closed);
             }
         }
         let mut bench = Bench::new();
         for key in 1..100 {
-            bench.ran(0, Ran::Failed);
-            assert_eq!(bench.ran(key, Ran::Through), Phase::Closed, "one key in four");
+            bench.ran(0, RunResult::Failure);
+            assert_eq!(bench.ran(key, RunResult::Success), Phase::Closed, "one key in four");
         }
     }
 
@@ -352,7 +354,11 @@ mod tests {
         let mut bench = Bench::new();
         for _ in 0..100 {
             for key in 1..=3 {
-                assert_eq!(bench.ran(key, Ran::Failed), Phase::Closed, "three keys are not enough to judge");
+                assert_eq!(
+                    bench.ran(key, RunResult::Failure),
+                    Phase::Closed,
+                    "three keys are not enough to judge"
+                );
             }
         }
     }
@@ -364,11 +370,11 @@ mod tests {
         assert_eq!(bench.probe(1, 5), Phase::HalfOpen { probe: 5, pauses: 1 });
         assert_eq!(bench.probe(60_000, 6), Phase::HalfOpen { probe: 5, pauses: 1 }, "one at a time");
         // Whoever had begun before says nothing about now.
-        assert_eq!(bench.ran(1, Ran::Through), Phase::HalfOpen { probe: 5, pauses: 1 });
-        assert_eq!(bench.ran(1, Ran::Failed), Phase::HalfOpen { probe: 5, pauses: 1 });
-        assert_eq!(bench.ran(5, Ran::Through), Phase::Closed);
+        assert_eq!(bench.ran(1, RunResult::Success), Phase::HalfOpen { probe: 5, pauses: 1 });
+        assert_eq!(bench.ran(1, RunResult::Failure), Phase::HalfOpen { probe: 5, pauses: 1 });
+        assert_eq!(bench.ran(5, RunResult::Success), Phase::Closed);
         for key in 10..13 {
-            assert_eq!(bench.ran(key, Ran::Failed), Phase::Closed, "what was before is forgotten");
+            assert_eq!(bench.ran(key, RunResult::Failure), Phase::Closed, "what was before is forgotten");
         }
     }
 
@@ -378,9 +384,9 @@ mod tests {
         for (key, wait_s) in [(5, 1), (6, 2), (7, 4), (8, 4)] {
             assert!(matches!(bench.probe(wait_s * 1_000 - 1, key), Phase::Open { .. }), "{key}");
             assert!(matches!(bench.probe(1, key), Phase::HalfOpen { .. }), "{key}");
-            bench.ran(key, Ran::Failed);
+            bench.ran(key, RunResult::Failure);
             // The end of an attempt whose handler has run changes nothing more.
-            assert!(matches!(bench.tell(Told::Over { key }), Phase::Open { .. }));
+            assert!(matches!(bench.tell(BreakerEvent::Over { key }), Phase::Open { .. }));
         }
     }
 
@@ -388,7 +394,7 @@ mod tests {
     fn a_probe_that_never_ran_leaves_its_turn_to_the_next() {
         let mut bench = Bench::opened();
         bench.probe(1_000, 5);
-        bench.tell(Told::Over { key: 5 });
+        bench.tell(BreakerEvent::Over { key: 5 });
         assert_eq!(bench.probe(0, 6), Phase::HalfOpen { probe: 6, pauses: 1 });
     }
 

@@ -50,19 +50,19 @@ pub(super) struct Engine {
     /// Waiting for their time, without a permit.
     parked: BinaryHeap<Reverse<(Instant, PlaceId)>>,
     running: JoinSet<Done>,
-    /// The parts of the store that were asked so far.
-    parts: BTreeSet<Part>,
+    /// The shards of the store that were asked so far.
+    shards: BTreeSet<Shard>,
     /// Those of them that do not answer.
-    outages: BTreeMap<Part, Outage>,
+    outages: BTreeMap<Shard, Outage>,
     /// First in their lanes, waiting for a handler that is paused.
     held: Held,
     tenants: Tenants,
     failed: Option<ConsumerError>,
 }
 
-/// A part of a route's store. Each route may have a store of its own.
+/// A shard of a route's store. Each route may have a store of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Part {
+struct Shard {
     route: usize,
     number: u64,
 }
@@ -73,11 +73,11 @@ struct Part {
     reason = "nearly all are of the large kind, and a box for each costs more"
 )]
 enum Done {
-    /// `asked` is the part of the store that was asked, if any was.
+    /// `asked` is the shard of the store that was asked, if any was.
     Attempted {
         place: PlaceId,
         bytes: usize,
-        asked: Option<Part>,
+        asked: Option<Shard>,
         outcome: Outcome,
     },
     Answered {
@@ -85,7 +85,7 @@ enum Done {
     },
 }
 
-/// A part of the store does not answer: of its keys, nothing is dispatched but one probe at a time.
+/// A shard of the store does not answer: of its keys, nothing is dispatched but one probe at a time.
 #[derive(Debug)]
 struct Outage {
     since: Instant,
@@ -147,7 +147,7 @@ impl Engine {
             found: VecDeque::new(),
             parked: BinaryHeap::new(),
             running: JoinSet::new(),
-            parts: BTreeSet::new(),
+            shards: BTreeSet::new(),
             outages: BTreeMap::new(),
             held: Held::default(),
             failed: None,
@@ -248,7 +248,7 @@ impl Engine {
                 continue;
             }
             let (place, probed) = match self.due_probe() {
-                Some((part, place)) => (place, Some(part)),
+                Some((shard, place)) => (place, Some(shard)),
                 None => match self.ready.pop_front() {
                     Some(place) => (place, None),
                     None => return,
@@ -262,11 +262,11 @@ impl Engine {
                 self.shared.in_flight.waits();
                 continue;
             }
-            // What was held back with a part speaks for it, even if the store has moved its key since.
-            let part = probed.or_else(|| part_of(&item));
-            self.parts.extend(part);
+            // What was held back with a shard speaks for it, even if the store has moved its key since.
+            let shard = probed.or_else(|| shard_of(&item));
+            self.shards.extend(shard);
             item.without_store = false;
-            if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+            if let Some(outage) = shard.and_then(|shard| self.outages.get_mut(&shard)) {
                 if outage.probing.is_none() && Instant::now() >= outage.probe_at {
                     outage.probing = Some(place);
                 } else if outage.open {
@@ -281,7 +281,7 @@ impl Engine {
             if let Some(key) = breaker_key(&item)
                 && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
             {
-                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part))
+                if let Some(outage) = shard.and_then(|shard| self.outages.get_mut(&shard))
                     && !item.without_store
                 {
                     outage.probing = None;
@@ -293,7 +293,7 @@ impl Engine {
             self.tenants.enter(tenant, place);
             let origin = item.delivery.message.origin();
             item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
-            let asked = part.filter(|_| !item.without_store);
+            let asked = shard.filter(|_| !item.without_store);
             self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, asked, permit));
         }
     }
@@ -306,14 +306,14 @@ impl Engine {
         if waiting { Arc::clone(&self.shared.permits).try_acquire_owned().ok() } else { None }
     }
 
-    /// Takes a probe that is due, with the part of the store that it is for.
-    fn due_probe(&mut self) -> Option<(Part, PlaceId)> {
+    /// Takes a probe that is due, with the shard of the store that it is for.
+    fn due_probe(&mut self) -> Option<(Shard, PlaceId)> {
         let now = Instant::now();
         let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
-        let (part, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
+        let (shard, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
         let place = outage.waiting.pop_front()?;
         self.shared.in_flight.hold_back_no_more();
-        Some((*part, place))
+        Some((*shard, place))
     }
 
     /// When the loop must look again although nothing else happens.
@@ -356,12 +356,12 @@ impl Engine {
         }
     }
 
-    /// An outage is over when that part of the store has answered, not when a message ended that never asked it.
-    fn note_answers(&mut self, place: PlaceId, asked: Option<Part>, outcome: &Outcome) {
+    /// An outage is over when that shard of the store has answered, not when a message ended that never asked it.
+    fn note_answers(&mut self, place: PlaceId, asked: Option<Shard>, outcome: &Outcome) {
         match (asked, outcome) {
-            (Some(part), Outcome::NoAnswer { error, .. }) => self.no_answer(part, place, error),
-            (Some(part), _) => {
-                if let Some(outage) = self.outages.remove(&part) {
+            (Some(shard), Outcome::NoAnswer { error, .. }) => self.no_answer(shard, place, error),
+            (Some(shard), _) => {
+                if let Some(outage) = self.outages.remove(&shard) {
                     // They were first before what became ready meanwhile.
                     for place in outage.waiting.into_iter().rev() {
                         self.shared.in_flight.hold_back_no_more();
@@ -383,12 +383,12 @@ impl Engine {
         }
     }
 
-    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<Part>, outcome: Outcome) {
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<Shard>, outcome: Outcome) {
         match outcome {
             Outcome::NoAnswer { mut item, .. } => {
                 item.attempt = None;
                 self.lanes.put_back(place, item);
-                match asked.and_then(|part| self.outages.get_mut(&part)) {
+                match asked.and_then(|shard| self.outages.get_mut(&shard)) {
                     Some(outage) => {
                         self.shared.in_flight.hold_back();
                         outage.waiting.push_front(place);
@@ -416,11 +416,11 @@ impl Engine {
         }
     }
 
-    /// Stops dispatching that part's keys, and probes with one message until an answer comes.
-    fn no_answer(&mut self, part: Part, place: PlaceId, reason: &StoreError) {
-        let fresh = !self.outages.contains_key(&part);
+    /// Stops dispatching that shard's keys, and probes with one message until an answer comes.
+    fn no_answer(&mut self, shard: Shard, place: PlaceId, reason: &StoreError) {
+        let fresh = !self.outages.contains_key(&shard);
         let new = || Outage::new(Instant::now());
-        let outage = self.outages.entry(part).or_insert_with(new);
+        let outage = self.outages.entry(shard).or_insert_with(new);
         outage.error = reason.to_string().into();
         outage.is_refusal = matches!(reason, StoreError::Refused { .. });
         outage.open &= !outage.is_refusal;
@@ -435,9 +435,9 @@ impl Engine {
                 StoreError::Refused { .. } => error!(%reason, "nothing is dispatched until this is changed"),
                 _ => warn!(%reason, "nothing is dispatched until the store answers"),
             }
-            // While another part answers, the messages of this one wait, and others come in.
+            // While another shard answers, the messages of this one wait, and others come in.
             let open = self.outages.values().any(|outage| outage.open);
-            self.shared.in_flight.pause(self.outages.len() >= self.parts.len() && !open);
+            self.shared.in_flight.pause(self.outages.len() >= self.shards.len() && !open);
             self.shared.observer.observe(Event::StorePaused { paused: true });
         }
     }
@@ -467,12 +467,12 @@ impl Engine {
     }
 }
 
-/// The part of the store that the message's attempt will ask.
+/// The shard of the store that the message's attempt will ask.
 ///
 /// A bad key needs no store, and neither does what a look ahead has found.
-fn part_of(item: &Item) -> Option<Part> {
+fn shard_of(item: &Item) -> Option<Shard> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
-    Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
+    Some(Shard { route: item.route.number, number: item.route.gate.shard(&identity.key) })
 }
 
 /// What the breaker of its handler knows the message by, unless it is one that no handler will run for.

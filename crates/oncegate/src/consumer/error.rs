@@ -40,8 +40,8 @@ pub enum ConsumerError {
         reason: String,
     },
     /// So many messages were given up that the consumer must be wrong, not the messages.
-    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `flood_limit`")]
-    Flood {
+    #[error("{what}, the last one because: {last_reason}. Mend that, or raise `dead_letter_limit`")]
+    TooManyDeadLetters {
         /// How many.
         what: String,
         /// Why the last one was.

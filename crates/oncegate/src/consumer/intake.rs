@@ -170,7 +170,7 @@ async fn receive_all(
     source: &dyn Source,
     engine: mpsc::Sender<Vec<Item>>,
 ) -> Result<(), SourceError> {
-    let batches = received(shared, source).map(|batch| look_ahead(shared, batch)).buffered(LOOKS_AHEAD);
+    let batches = received(shared, source).map(|batch| prefetch(shared, batch)).buffered(LOOKS_AHEAD);
     let mut batches = std::pin::pin!(batches);
     loop {
         let batch = tokio::select! {
@@ -237,10 +237,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
 }
 
 /// In a replay, asks the store in bulk what is completed. It only reads: whatever it does not find is claimed.
-async fn look_ahead(
-    shared: &Shared,
-    batch: Result<Vec<Item>, SourceError>,
-) -> Result<Vec<Item>, SourceError> {
+async fn prefetch(shared: &Shared, batch: Result<Vec<Item>, SourceError>) -> Result<Vec<Item>, SourceError> {
     let mut items = batch?;
     if !shared.mostly_duplicates() {
         return Ok(items);

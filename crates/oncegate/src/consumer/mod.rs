@@ -25,9 +25,9 @@ use crate::source::{Delivery, RetryQueue, Source, Terms};
 
 mod attempt;
 mod breaker;
+mod dead_letter_limit;
 mod engine;
 mod error;
-mod flood;
 mod intake;
 mod lanes;
 mod monitor;
@@ -41,15 +41,15 @@ mod trace;
 mod watch;
 
 pub use breaker::Breaker;
+pub use dead_letter_limit::DeadLetterLimit;
 pub use error::ConsumerError;
-pub use flood::FloodLimit;
 pub use monitor::Monitor;
 pub use settings::{BadKeys, Ordering};
 #[cfg(feature = "otel")]
 pub use trace::TraceParent;
 
 use breaker::Switch;
-use flood::FloodGuard;
+use dead_letter_limit::DeadLetterGuard;
 use intake::InFlight;
 use monitor::Life;
 use settings::Settings;
@@ -66,7 +66,7 @@ pub struct Consumer {
     dead_letters: Option<Arc<dyn DeadLetters>>,
     observer: Arc<dyn Observer>,
     settings: Settings,
-    flood_limit: FloodLimit,
+    dead_letter_limit: DeadLetterLimit,
     breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
@@ -113,7 +113,7 @@ impl Consumer {
                 #[cfg(feature = "otel")]
                 trace_parent: TraceParent::default(),
             },
-            flood_limit: FloodLimit::default(),
+            dead_letter_limit: DeadLetterLimit::default(),
             breaker: Some(Breaker::default()),
             most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
             most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
@@ -186,8 +186,8 @@ impl Consumer {
 
     /// When giving up messages means that the consumer itself is wrong: 100 in a row or half of the last 1,000,
     /// by default. Then it stops.
-    pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
-        self.flood_limit = limit;
+    pub fn dead_letter_limit(mut self, limit: DeadLetterLimit) -> Self {
+        self.dead_letter_limit = limit;
         self
     }
 
@@ -241,7 +241,7 @@ impl Consumer {
     ///
     /// This gives up the promise for as long as the store is away. A message may run that was completed before, that
     /// another process runs at the same time, or that comes again, then or later: nothing of these runs is remembered.
-    /// Each is counted, as `extra_runs{unguarded}`; the handler is told by [`Attempt::is_fail_open`], and by
+    /// Each is counted, as `extra_runs{fail_open}`; the handler is told by [`Attempt::is_fail_open`], and by
     /// [`Attempt::recovered`]. What stays: a message is acknowledged only after its handler has succeeded, failures are
     /// tried again in this process and counted there, messages keep their order, and what is hopeless goes to the dead
     /// letters. A completion that was under way when the store went is not waited for beyond `patience` either; the gate
@@ -313,7 +313,7 @@ impl Consumer {
                     "it fails open: when its store is away for longer, messages run without it, and repetitions run again"
                 );
             }
-            let stand_in = gate.stand_in()?;
+            let fail_open = gate.fail_open()?;
             let gate = Arc::clone(gate.opened().await?);
             let (checkup, promise) = (gate.checkup(), gate.promise());
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
@@ -321,14 +321,14 @@ impl Consumer {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
             let (number, breaker) = (routes.len(), Switch::new(self.breaker));
-            routes.push((name, Arc::new(Route { number, gate, stand_in, handler, breaker })));
+            routes.push((name, Arc::new(Route { number, gate, fail_open, handler, breaker })));
         }
         Ok(Shared {
             routes,
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
             permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
-            flood: Mutex::new(FloodGuard::new(self.flood_limit)),
+            flood: Mutex::new(DeadLetterGuard::new(self.dead_letter_limit)),
             in_flight: InFlight::new(self.most_messages, self.most_bytes),
             duplicates: AtomicU32::new(0),
             watch: Arc::new(Watch::new()),
@@ -358,7 +358,7 @@ struct Route {
     number: usize,
     gate: Arc<OpenGate>,
     /// What lets messages in while the store is away, if the consumer fails open.
-    stand_in: Option<Arc<OpenGate>>,
+    fail_open: Option<Arc<OpenGate>>,
     handler: Arc<dyn ErasedHandler>,
     breaker: Switch,
 }
@@ -367,7 +367,7 @@ impl Route {
     /// Tells every running handler to stop.
     fn cancel_all(&self) {
         self.gate.cancel_all();
-        self.stand_in.iter().for_each(|gate| gate.cancel_all());
+        self.fail_open.iter().for_each(|gate| gate.cancel_all());
     }
 }
 
@@ -424,7 +424,7 @@ struct Shared {
     observer: Arc<dyn Observer>,
     /// One for each handler that may run.
     permits: Arc<Semaphore>,
-    flood: Mutex<FloodGuard>,
+    flood: Mutex<DeadLetterGuard>,
     in_flight: InFlight,
     watch: Arc<Watch>,
     /// What fails of the dead letters.

@@ -174,13 +174,13 @@ impl Shared {
             let (settings, checkup) = (route.gate.settings(), route.gate.checkup());
             let outages = look.outages.iter().filter(|outage| outage.route == route.number);
             let outage = |outage: &super::watch::SeenOutage| StoreOutage {
-                part: outage.part,
+                shard: outage.shard,
                 lasts: now.duration_since(outage.since),
                 error: outage.error.to_string(),
                 waiting: outage.waiting,
                 open: outage.open,
             };
-            let parts = look.parts.iter().find(|(number, _)| *number == route.number);
+            let shards = look.shards.iter().find(|(number, _)| *number == route.number);
             let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
@@ -195,7 +195,7 @@ impl Shared {
                 max_run: settings.max_run,
                 oldest_expired: upkeep.oldest_expired,
                 log_bytes: upkeep.log_bytes,
-                parts: parts.map_or(0, |(_, parts)| *parts),
+                shards: shards.map_or(0, |(_, shards)| *shards),
                 outages: outages.map(outage).collect(),
                 handler_paused: !route.breaker.is_closed(),
             }

@@ -50,8 +50,8 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
         Ending::HandedOver => {}
         Ending::GiveUp { lease, cause, reason, attempts } => {
             match give_up(shared, &item, lease, cause, reason, attempts).await {
-                Ok(Completion::Held) => {}
-                Ok(Completion::Lost) => {
+                Ok(Completion::Applied) => {}
+                Ok(Completion::NotOwner) => {
                     return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
                 }
                 Err(error) => return Outcome::Stop(Box::new(error)),
@@ -85,7 +85,7 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
         }
         Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
     }
-    item.delivery.ticket.ack();
+    item.delivery.ack_handle.ack();
     shared.watch.ended();
     shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
     Outcome::Acked
@@ -123,7 +123,7 @@ async fn retry(
     item.past.last_failure = Some(reason.into());
     match handed_on {
         Some(_) => Next::HandedOn,
-        None if item.delivery.ticket.hand_back(delay) => Next::HandedBack,
+        None if item.delivery.ack_handle.nack_after(delay) => Next::HandedBack,
         None => Next::Here,
     }
 }
@@ -162,12 +162,12 @@ async fn give_up(
         return Err(error);
     }
     if let Some(lease) = lease
-        && lease.fail(&reason).await == Completion::Lost
+        && lease.fail(&reason).await == Completion::NotOwner
     {
-        return Ok(Completion::Lost);
+        return Ok(Completion::NotOwner);
     }
     hand_over(shared, item, cause, reason, attempts).await?;
-    Ok(Completion::Held)
+    Ok(Completion::Applied)
 }
 
 /// A message may be given up when there is somewhere to put it, and when not everything is given up.
@@ -186,7 +186,9 @@ fn may_give_up(
         return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
     }
     let mut flood = shared.flood.lock().unwrap_or_else(PoisonError::into_inner);
-    flood.giving_up().map_err(|what| ConsumerError::Flood { what, last_reason: reason.to_owned() })
+    flood
+        .giving_up()
+        .map_err(|what| ConsumerError::TooManyDeadLetters { what, last_reason: reason.to_owned() })
 }
 
 /// Writes the dead letter, awaits it, and marks the record so that no other worker writes it again.

@@ -55,7 +55,7 @@ pub(super) struct Look {
     /// Those under way are not counted here.
     pub(super) messages: Messages,
     /// By the number of their route.
-    pub(super) parts: Vec<(usize, u32)>,
+    pub(super) shards: Vec<(usize, u32)>,
     pub(super) outages: Vec<SeenOutage>,
     pub(super) partitions: BTreeMap<Place, SeenPartition>,
     /// Parked for a cause that an operator should know.
@@ -70,7 +70,7 @@ pub(super) struct Look {
 #[derive(Clone, Debug)]
 pub(super) struct SeenOutage {
     pub(super) route: usize,
-    pub(super) part: u64,
+    pub(super) shard: u64,
     pub(super) since: Instant,
     pub(super) error: Arc<str>,
     pub(super) waiting: usize,

@@ -35,7 +35,7 @@ impl OpenGate {
     /// Asks once. After an error, ask again with the same claim: it may have been granted.
     ///
     /// A future that is dropped before its answer came leaves no lease behind that nobody knows of: the
-    /// keeper releases whatever this token was or will be granted.
+    /// lease_renewer releases whatever this token was or will be granted.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         message: &Message,
@@ -71,7 +71,7 @@ impl OpenGate {
                 }
                 verdict
             }
-            Ok(Reply::Held { .. } | Reply::Lost) => {
+            Ok(Reply::Applied { .. } | Reply::NotOwner) => {
                 return Err(StoreError::unknown("the store answered a claim with something else"));
             }
             Err(error) => {
@@ -98,7 +98,7 @@ impl OpenGate {
             Verdict::Failed { reason, handed_over } => ("failed", Claimed::Failed { reason, handed_over }),
             Verdict::Mismatch => ("mismatch", Claimed::Mismatch),
         };
-        if !self.is_stand_in {
+        if !self.is_fail_open {
             self.observe(Event::Claimed { scope, verdict: word });
         }
         Ok(claimed)
@@ -107,8 +107,8 @@ impl OpenGate {
     /// Why the message may have run before, if it may have.
     fn cause_of_extra_run(&self, message: &Message, grant: &Grant) -> Option<ExtraRunCause> {
         let is_lost = || self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at));
-        if self.is_stand_in {
-            Some(ExtraRunCause::Unguarded)
+        if self.is_fail_open {
+            Some(ExtraRunCause::FailOpen)
         } else if grant.reopened {
             Some(ExtraRunCause::Reset)
         } else if grant.recovery == Recovery::Takeover {
@@ -127,7 +127,7 @@ impl OpenGate {
 
     /// Gives back, in the background, what a claim with this token may have been granted.
     pub(crate) fn abandon(&self, identity: &Identity, token: Token) {
-        self.keeper.release_later(identity.key.clone(), token);
+        self.lease_renewer.release_later(identity.key.clone(), token);
     }
 }
 

@@ -8,7 +8,7 @@ use oncegate_core::rules::Operation;
 use oncegate_core::store::StoreError;
 use tracing::warn;
 
-use super::keeper::REPEAT_BACKOFF;
+use super::lease_renewer::REPEAT_BACKOFF;
 use super::{Completion, Lease};
 use crate::codec::ToStored;
 use crate::failure::Failure;
@@ -23,7 +23,7 @@ pub(crate) enum Committed {
     /// Still PENDING under this lease, and no transaction that would change this is under way.
     No,
     /// It is somebody else's, or gone.
-    Lost,
+    NotOwner,
 }
 
 /// Why a lease's transaction was not committed, and the lease, which still is good.
@@ -81,8 +81,8 @@ impl Lease {
     /// When it was not committed, and will not be: nothing of it has happened.
     pub async fn committed(self) -> Result<Completion, NotCommitted> {
         match self.read_back().await {
-            Committed::Yes => Ok(Completion::Held),
-            Committed::Lost => Ok(Completion::Lost),
+            Committed::Yes => Ok(Completion::Applied),
+            Committed::NotOwner => Ok(Completion::NotOwner),
             Committed::No => {
                 let reason = self.not_committed().reason();
                 Err(NotCommitted { lease: Box::new(self), reason })
@@ -126,7 +126,7 @@ impl Lease {
                 self.gate.note_completed(&self.identity.key, &self.token);
                 self.note_ended("completed", "");
             }
-            Committed::Lost => {
+            Committed::NotOwner => {
                 self.gate.observe(Event::CompleteLost { scope });
                 self.note_ended("lost", "");
             }
@@ -149,12 +149,12 @@ impl Lease {
 
     /// What the record says at this moment.
     async fn look(&self) -> Result<Committed, StoreError> {
-        let looked = self.gate.store.look(vec![self.identity.key.clone()]).await.into_iter().next();
+        let looked = self.gate.store.read(vec![self.identity.key.clone()]).await.into_iter().next();
         let looked = looked.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
         Ok(match looked.map(|looked| looked.record.state) {
             Some(State::Completed { by, .. }) if by == self.token.tag() => Committed::Yes,
             Some(State::Pending { token, .. }) if token == self.token => Committed::No,
-            Some(_) | None => Committed::Lost,
+            Some(_) | None => Committed::NotOwner,
         })
     }
 

@@ -12,7 +12,7 @@ use crate::journal::{Entry, Journal, TAKEOVER};
 use crate::observe::{Event, Observer};
 
 /// Why an entry of a run that was let in without the store has no record beside it.
-pub(super) const UNGUARDED: &str = "without the store, which was away";
+pub(super) const FAIL_OPEN: &str = "without the store, which was away";
 
 impl Gate {
     /// Writes down what happens to each key: `claimed`, `completed`, `released`, `failed`, `handed_over`, and `lost` for
@@ -55,7 +55,7 @@ impl Notes {
             _ => return,
         };
         // Lost: there was nothing to end, or somebody else has noted it.
-        if matches!(reply, Reply::Held { .. }) {
+        if matches!(reply, Reply::Applied { .. }) {
             self.note(|| Entry::now(event).key(&command.key).run(token.tag()).why(reason));
         }
     }
@@ -80,7 +80,7 @@ impl Lease {
 
     fn entry(&self, event: &str, reason: &str) -> Entry {
         let fence = self.attempt.fencing_token();
-        let reason = if self.gate.is_stand_in && reason.is_empty() { UNGUARDED } else { reason };
+        let reason = if self.gate.is_fail_open && reason.is_empty() { FAIL_OPEN } else { reason };
         let entry = Entry::now(event)
             .key(&self.identity.key)
             .attempt(self.attempt.number())
@@ -146,12 +146,12 @@ mod tests {
         granted(&gate).await.release(Duration::ZERO, true, "closed").await;
         let late = granted(&gate).await;
         let key = late.store_key().clone();
-        let expected = store.look(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
+        let expected = store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
         let reopen = Command { key: key.clone(), operation: Operation::Reopen { expected } };
         store.execute(vec![reopen]).await.remove(0).unwrap();
         let owner = granted(&gate).await;
         late.release(Duration::ZERO, true, "too late").await;
-        assert_eq!(owner.fail("never").await, Completion::Held);
+        assert_eq!(owner.fail("never").await, Completion::Applied);
         gate.opened().await.unwrap().hand_over(&key).await.unwrap();
         // It is marked already, and there is nothing to say.
         store
@@ -193,7 +193,7 @@ mod tests {
         let lease = granted(&gate).await;
         let key = lease.store_key().clone();
         let open = Arc::clone(gate.opened().await.unwrap());
-        open.keeper.finish_later(key, lease.completion(bytes::Bytes::new()));
+        open.lease_renewer.finish_later(key, lease.completion(bytes::Bytes::new()));
         let completed = async {
             while kept.0.lock().unwrap().len() < 2 {
                 kept.1.notified().await;

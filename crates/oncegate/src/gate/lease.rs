@@ -12,8 +12,8 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::journal::UNGUARDED;
-use super::keeper::{Kept, REPEAT_BACKOFF};
+use super::journal::FAIL_OPEN;
+use super::lease_renewer::{LeaseGuard, REPEAT_BACKOFF};
 use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
 use crate::attempt::Attempt;
 use crate::codec::{FromStored, ToStored};
@@ -79,9 +79,9 @@ impl fmt::Debug for Stored {
 #[must_use = "only a held completion may be acknowledged"]
 pub enum Completion {
     /// COMPLETED is in the store: acknowledge.
-    Held,
+    Applied,
     /// The lease was lost and somebody else has taken over: acknowledge nothing, ask the gate again.
-    Lost,
+    NotOwner,
 }
 
 impl Gate {
@@ -139,7 +139,7 @@ pub struct Lease {
     grant: Grant,
     pub(super) message: Message,
     pub(super) attempt: Attempt,
-    pub(super) kept: Kept,
+    pub(super) kept: LeaseGuard,
     pub(super) granted_at: Instant,
 }
 
@@ -152,7 +152,7 @@ impl Lease {
         grant: Grant,
         sent_at: Instant,
     ) -> Self {
-        let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
+        let kept = gate.lease_renewer.keep(identity.key.clone(), token, sent_at);
         let unit = Unit {
             key: identity.key.clone(),
             token,
@@ -163,7 +163,7 @@ impl Lease {
             max_result_bytes: gate.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let attempt = Attempt::new(grant, kept.cancelled().clone(), unit, gate.is_stand_in);
+        let attempt = Attempt::new(grant, kept.cancelled().clone(), unit, gate.is_fail_open);
         Self {
             gate: Arc::clone(gate),
             identity: identity.clone(),
@@ -242,7 +242,7 @@ impl Lease {
         async move {
             let storable = self.storable(encoded).await;
             match (self.record_result(storable.stored).await, storable.trouble) {
-                (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
+                (Completion::Applied, Some(reason)) => Err(ResultNotKept { reason }),
                 (completion, _) => Ok(completion),
             }
         }
@@ -254,25 +254,25 @@ impl Lease {
         let finished = self.finish(self.completion(result)).await;
         let scope = self.gate.scope();
         match finished {
-            Some(Reply::Held { recreated }) => {
+            Some(Reply::Applied { recreated }) => {
                 if recreated {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
                 self.gate.observe(Event::Completed { scope, result_bytes });
                 self.gate.note_completed(&self.identity.key, &self.token);
                 self.note_ended("completed", "");
-                Completion::Held
+                Completion::Applied
             }
-            Some(Reply::Lost | Reply::Verdict { .. }) => {
+            Some(Reply::NotOwner | Reply::Verdict { .. }) => {
                 self.gate.observe(Event::CompleteLost { scope });
                 self.note_ended("lost", "");
-                Completion::Lost
+                Completion::NotOwner
             }
             // The work is done, and the consumer has chosen not to wait for its record.
             None => {
-                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
-                self.note_ended("completed", UNGUARDED);
-                Completion::Held
+                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+                self.note_ended("completed", FAIL_OPEN);
+                Completion::Applied
             }
         }
     }
@@ -295,7 +295,7 @@ impl Lease {
         let unfinished = Unfinished::new(&self, operation);
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
-            self.note_ended(if matches!(reply, Reply::Held { .. }) { "released" } else { "lost" }, reason);
+            self.note_ended(if matches!(reply, Reply::Applied { .. }) { "released" } else { "lost" }, reason);
         }
     }
 
@@ -305,8 +305,8 @@ impl Lease {
         let retention = self.gate.settings.retention;
         let operation = Operation::Fail { token: self.token, reason: reason.to_owned(), retention };
         let (event, completion) = match self.finish(operation).await {
-            Some(Reply::Held { .. }) | None => ("failed", Completion::Held),
-            Some(Reply::Lost | Reply::Verdict { .. }) => ("lost", Completion::Lost),
+            Some(Reply::Applied { .. }) | None => ("failed", Completion::Applied),
+            Some(Reply::NotOwner | Reply::Verdict { .. }) => ("lost", Completion::NotOwner),
         };
         self.note_ended(event, reason);
         completion
@@ -314,7 +314,7 @@ impl Lease {
 
     /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
     ///
-    /// `None`: the gate fails open, and the keeper goes on in the background.
+    /// `None`: the gate fails open, and the lease_renewer goes on in the background.
     fn finish(&self, operation: Operation) -> impl Future<Output = Option<Reply>> + Send {
         let (unfinished, began) = (Unfinished::new(self, operation), Instant::now());
         async move {
@@ -356,7 +356,7 @@ impl Lease {
     }
 }
 
-/// Leaves the operation to the keeper when the one who waits for it goes away.
+/// Leaves the operation to the lease_renewer when the one who waits for it goes away.
 pub(super) struct Unfinished<'a> {
     lease: &'a Lease,
     operation: Operation,
@@ -382,7 +382,7 @@ impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if !self.finished {
             let Lease { gate, identity, .. } = self.lease;
-            gate.keeper.finish_later(identity.key.clone(), self.operation.clone());
+            gate.lease_renewer.finish_later(identity.key.clone(), self.operation.clone());
         }
     }
 }
@@ -412,6 +412,6 @@ mod tests {
         let Entry::Granted(lease) = entering.await.unwrap() else { panic!("the key is new") };
         let completing = lease.complete(&());
         assert!(size_of_val(&completing) <= MOST_BYTES, "`complete` has {} bytes", size_of_val(&completing));
-        assert_eq!(completing.await.unwrap(), Completion::Held);
+        assert_eq!(completing.await.unwrap(), Completion::Applied);
     }
 }

@@ -445,7 +445,7 @@ impl LossWatch {
         let keys: Vec<StoreKey> =
             known.markers.iter().map(|number| known.marker(&self.scope, *number)).collect();
         if !keys.is_empty() {
-            let found = self.store.look(keys).await;
+            let found = self.store.read(keys).await;
             if found.iter().any(|found| matches!(found, Ok(None))) {
                 return Some("a shard of the store was emptied");
             }
@@ -459,13 +459,13 @@ impl LossWatch {
             return None;
         }
         let keys = asked.iter().map(|asked| asked.key.clone()).collect();
-        let found = self.store.look(keys).await;
+        let found = self.store.read(keys).await;
         self.witnesses.hear(asked, found).then_some("a completed record is missing")
     }
 
     /// Writes a marker into each shard that has none. A store that is one whole needs none: its descriptor is one.
     async fn mark_shards(&self, known: &ScopeDescriptor) -> Result<(), StoreError> {
-        let shard = |number: u16| self.store.part(&known.marker(&self.scope, number));
+        let shard = |number: u16| self.store.shard(&known.marker(&self.scope, number));
         let marked: BTreeSet<u64> = known.markers.iter().map(|number| shard(*number)).collect();
         let mut unmarked: HashMap<u64, u16> = HashMap::new();
         let (mut seen, mut since_new) = (BTreeSet::new(), 0);

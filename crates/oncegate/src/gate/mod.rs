@@ -17,13 +17,13 @@ use crate::results::{ResultStore, ResultStoreError};
 
 mod claim;
 mod committed;
+mod fail_open;
 mod journal;
-mod keeper;
 mod lease;
+mod lease_renewer;
 mod loss;
 mod open;
 mod results;
-mod stand_in;
 mod witnesses;
 
 pub(crate) use claim::{Claim, Claimed};
@@ -35,10 +35,10 @@ pub(crate) use loss::StorePosition;
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 
+use fail_open::FailOpenStore;
 use journal::Notes;
-use keeper::Keeper;
+use lease_renewer::LeaseRenewer;
 use loss::LossWatch;
-use stand_in::StandIn;
 
 /// Decides for each message whether its handler runs.
 ///
@@ -60,7 +60,7 @@ use stand_in::StandIn;
 /// match gate.enter(&message).await? {
 ///     Entry::Granted(lease) => {
 ///         // … charge the card, with `lease.attempt().idempotency_key("charge")` …
-///         if lease.complete("receipt 42").await? == Completion::Held {
+///         if lease.complete("receipt 42").await? == Completion::Applied {
 ///             // … and only now acknowledge.
 ///         }
 ///     }
@@ -82,7 +82,7 @@ pub struct Gate {
     journal: Option<Arc<dyn Journal>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
-    heartbeats: keeper::Place,
+    heartbeats: lease_renewer::Place,
     opened: OnceCell<Arc<OpenGate>>,
 }
 
@@ -149,7 +149,7 @@ impl Gate {
             journal: None,
             observer: Arc::new(Counters::default()),
             entropy: Arc::default(),
-            heartbeats: keeper::Place::OwnThread,
+            heartbeats: lease_renewer::Place::OwnThread,
             opened: OnceCell::new(),
         }
     }
@@ -283,7 +283,7 @@ impl Gate {
         self.observer.observe(event);
     }
 
-    /// A gate that was opened before is opened again: its keeper tells the old observer.
+    /// A gate that was opened before is opened again: its lease_renewer tells the old observer.
     pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
         self.observer = observer;
         self.opened = OnceCell::new();
@@ -304,7 +304,7 @@ impl Gate {
     #[cfg(feature = "testing")]
     pub fn simulated(mut self, seed: u64) -> Self {
         self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(fastrand::Rng::with_seed(seed))));
-        self.heartbeats = keeper::Place::CallersRuntime;
+        self.heartbeats = lease_renewer::Place::CallersRuntime;
         self
     }
 
@@ -351,8 +351,8 @@ impl Gate {
         );
         let losses = Arc::new(losses.await?);
         let notes = self.notes(&scope, Arc::clone(&self.observer));
-        let keeper =
-            self.keeper(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
+        let lease_renewer =
+            self.lease_renewer(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
         let gate = OpenGate {
             scope,
             key,
@@ -363,10 +363,10 @@ impl Gate {
             notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
-            keeper,
+            lease_renewer,
             losses: Some(losses),
             checkup,
-            is_stand_in: false,
+            is_fail_open: false,
         };
         gate.check_results().await?;
         Ok(Arc::new(gate))
@@ -374,15 +374,15 @@ impl Gate {
 
     /// A gate of the same settings that asks no store: it lets everything in that does not run in this process already,
     /// and counts it. `None` unless that was chosen.
-    pub(crate) fn stand_in(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
+    pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
         if self.settings.fail_open_after.is_none() {
             return Ok(None);
         }
         let scope = Scope::new(&self.scope)?;
-        let store: Arc<dyn Store> = Arc::new(StandIn::new());
+        let store: Arc<dyn Store> = Arc::new(FailOpenStore::new());
         // Its heartbeats say nothing about the store, so nobody hears of them.
         let unheard = self.notes(&scope, Arc::new(Counters::default()));
-        let keeper = self.keeper(&scope, Arc::clone(&store), unheard, None)?;
+        let lease_renewer = self.lease_renewer(&scope, Arc::clone(&store), unheard, None)?;
         let notes = self.notes(&scope, Arc::clone(&self.observer));
         Ok(Some(Arc::new(OpenGate {
             key: self.key.compile(&scope)?,
@@ -394,10 +394,10 @@ impl Gate {
             notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
-            keeper,
+            lease_renewer,
             losses: None,
-            checkup: StandIn::checkup(),
-            is_stand_in: true,
+            checkup: FailOpenStore::checkup(),
+            is_fail_open: true,
         })))
     }
 
@@ -406,14 +406,14 @@ impl Gate {
     }
 
     /// Heartbeats, operations that callers left behind, and looks for losses.
-    fn keeper(
+    fn lease_renewer(
         &self,
         scope: &Scope,
         store: Arc<dyn Store>,
         notes: Notes,
         losses: Option<Arc<LossWatch>>,
-    ) -> Result<Keeper, GateError> {
-        Keeper::start(keeper::Duty {
+    ) -> Result<LeaseRenewer, GateError> {
+        LeaseRenewer::start(lease_renewer::Duty {
             scope: scope.clone(),
             store,
             observer: Arc::clone(&notes.observer),

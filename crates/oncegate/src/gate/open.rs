@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Settings;
 use super::claim::Claim;
 use super::journal::Notes;
-use super::keeper::Keeper;
+use super::lease_renewer::LeaseRenewer;
 use super::loss::{LossWatch, StorePosition};
 use crate::entropy::Entropy;
 use crate::journal::Entry;
@@ -33,12 +33,12 @@ pub(crate) struct OpenGate {
     pub(super) notes: Notes,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) entropy: Arc<Entropy>,
-    pub(super) keeper: Keeper,
+    pub(super) lease_renewer: LeaseRenewer,
     /// `None` where no store is asked.
     pub(super) losses: Option<Arc<LossWatch>>,
     pub(super) checkup: Checkup,
     /// It asks no store: what it grants may run, or have run, elsewhere.
-    pub(super) is_stand_in: bool,
+    pub(super) is_fail_open: bool,
 }
 
 /// What makes a message the same as another.
@@ -107,7 +107,7 @@ impl OpenGate {
     /// answered here asks by a claim.
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
         let keys = identities.iter().map(|identity| identity.key.clone()).collect();
-        let found = self.store.look_ahead(keys).await.into_iter().zip(identities);
+        let found = self.store.prefetch(keys).await.into_iter().zip(identities);
         let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
             let same = |found: &Completed| found.fingerprint == identity.fingerprint;
             let result = found.ok()?.filter(same)?.result;
@@ -119,7 +119,7 @@ impl OpenGate {
     /// Marks a failed record as handed over to the dead letters.
     pub(crate) async fn hand_over(&self, key: &StoreKey) -> Result<(), StoreError> {
         // Lost means that the record is gone or reopened meanwhile: there is nothing left to mark.
-        if let Reply::Held { .. } = self.execute(key, Operation::HandOver).await? {
+        if let Reply::Applied { .. } = self.execute(key, Operation::HandOver).await? {
             self.notes.note(|| Entry::now("handed_over").key(key));
         }
         Ok(())
@@ -158,8 +158,8 @@ impl OpenGate {
     }
 
     /// Which part of the store answers for `key`.
-    pub(crate) fn part(&self, key: &StoreKey) -> u64 {
-        self.store.part(key)
+    pub(crate) fn shard(&self, key: &StoreKey) -> u64 {
+        self.store.shard(key)
     }
 
     /// Whether a store that has not answered since `began` is one that nobody waits for any longer.
@@ -176,12 +176,12 @@ impl OpenGate {
 
     /// The least that is left of a running lease; the whole lease when none runs.
     pub(crate) fn least_lease_remaining(&self) -> Duration {
-        self.keeper.least_remaining()
+        self.lease_renewer.least_remaining()
     }
 
     /// Tells every running handler to stop.
     pub(crate) fn cancel_all(&self) {
-        self.keeper.cancel_all();
+        self.lease_renewer.cancel_all();
     }
 
     /// Asks the store, once.
@@ -195,7 +195,7 @@ impl OpenGate {
         let asked = self.store.as_ref().execute_one(Command { key: key.clone(), operation });
         async move {
             let reply = asked.await;
-            if !self.is_stand_in {
+            if !self.is_fail_open {
                 let took = sent_at.elapsed();
                 self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
             }

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
 
-use super::keeper::REPEAT_BACKOFF;
 use super::lease::{Lease, Unfinished};
+use super::lease_renewer::REPEAT_BACKOFF;
 use super::{Gate, GateError, OpenGate};
 use crate::codec::not_kept;
 use crate::failure::BoxError;

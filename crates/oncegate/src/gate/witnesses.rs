@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{State, Token, TokenTag};
-use oncegate_core::store::{Looked, StoreError};
+use oncegate_core::store::{RecordSnapshot, StoreError};
 use tokio::time::Instant;
 
 /// How many records of earlier looks are asked for.
@@ -87,7 +87,11 @@ impl Witnesses {
     }
 
     /// Whether what the store holds contradicts one of the witnesses. Each is heard once.
-    pub(super) fn hear(&self, asked: Vec<Witness>, found: Vec<Result<Option<Looked>, StoreError>>) -> bool {
+    pub(super) fn hear(
+        &self,
+        asked: Vec<Witness>,
+        found: Vec<Result<Option<RecordSnapshot>, StoreError>>,
+    ) -> bool {
         let mut is_contradicted = false;
         let mut kept = self.lock();
         for (witness, found) in asked.into_iter().zip(found) {
@@ -106,7 +110,7 @@ impl Witnesses {
 
 impl Kept {
     /// The record is there: it is a witness of later looks.
-    fn confirm(&mut self, witness: Witness, found: &Looked) {
+    fn confirm(&mut self, witness: Witness, found: &RecordSnapshot) {
         let is_completed = matches!(found.record.state, State::Completed { .. });
         if !is_completed || self.earlier.iter().any(|earlier| earlier.key == witness.key) {
             return;
@@ -122,7 +126,7 @@ impl Kept {
 
 impl Witness {
     /// Whether what the store holds now cannot have followed the completion.
-    fn is_contradicted_by(&self, found: Option<&Looked>) -> bool {
+    fn is_contradicted_by(&self, found: Option<&RecordSnapshot>) -> bool {
         let Some(found) = found else {
             // Of an unknown expiry, it may have been over.
             return self.until.is_some();

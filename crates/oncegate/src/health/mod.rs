@@ -137,7 +137,7 @@ pub enum Reason {
         /// Why it ended by itself; `None` when it was told to.
         error: Option<String>,
     },
-    /// A part of a scope's store does not answer: nothing of its keys runs, and nothing is acknowledged.
+    /// A shard of a scope's store does not answer: nothing of its keys runs, and nothing is acknowledged.
     StoreAway {
         /// The scope.
         scope: String,
@@ -146,7 +146,7 @@ pub enum Reason {
         /// For how long.
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
-        /// Whether every part that was asked is away, so that nothing runs at all.
+        /// Whether every shard that was asked is away, so that nothing runs at all.
         all: bool,
     },
     /// An operation of the source fails, again and again: the broker is away, does not answer, or refuses.

@@ -9,7 +9,7 @@ use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT,
 
 /// A handler is slow when it takes this often as long as 99 of 100 …
 const SLOW_FACTOR: u32 = 3;
-/// Of the flood limit, the part at which it is told.
+/// Of the flood limit, the shard at which it is told.
 const FLOOD_PART: u32 = 2;
 /// The most reasons of one kind: a hundred slow handlers are one fact.
 const MOST_OF_A_KIND: usize = 3;
@@ -203,7 +203,7 @@ mod tests {
             max_run: S * 900,
             oldest_expired: None,
             log_bytes: None,
-            parts: 2,
+            shards: 2,
             outages: Vec::new(),
             handler_paused: false,
         };
@@ -240,8 +240,8 @@ mod tests {
         Unfinished { scope, origin, stage: Stage::Parked(cause), in_stage_for: S * seconds, age: S * seconds }
     }
 
-    fn outage(part: u64) -> StoreOutage {
-        StoreOutage { part, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
+    fn outage(shard: u64) -> StoreOutage {
+        StoreOutage { shard, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
     }
 
     fn failure(operation: &str, seconds: u32) -> SourceFailure {

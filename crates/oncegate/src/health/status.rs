@@ -120,8 +120,8 @@ pub struct ScopeStatus {
     /// The size of the write-ahead log of an embedded store, in bytes.
     #[serde(default)]
     pub log_bytes: Option<u64>,
-    /// How many parts of its store were asked so far; a store that is one whole has one.
-    pub parts: u32,
+    /// How many shards of its store were asked so far; a store that is one whole has one.
+    pub shards: u32,
     /// Those of them that do not answer.
     pub outages: Vec<StoreOutage>,
     /// Whether its handler fails for all alike, and is paused.
@@ -129,23 +129,23 @@ pub struct ScopeStatus {
 }
 
 impl ScopeStatus {
-    /// Whether every part of the store answers, as far as it was asked.
+    /// Whether every shard of the store answers, as far as it was asked.
     pub fn is_store_up(&self) -> bool {
         self.outages.is_empty()
     }
 
-    /// Whether no part of the store that was asked answers.
+    /// Whether no shard of the store that was asked answers.
     pub fn is_store_away(&self) -> bool {
-        !self.outages.is_empty() && self.outages.len() >= self.parts as usize
+        !self.outages.is_empty() && self.outages.len() >= self.shards as usize
     }
 }
 
-/// A part of a store that does not answer.
+/// A shard of a store that does not answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StoreOutage {
-    /// The part's number, which means nothing else; 0 for a store that is one whole.
-    pub part: u64,
+    /// The shard's number, which means nothing else; 0 for a store that is one whole.
+    pub shard: u64,
     /// For how long.
     #[serde(rename = "for_seconds", with = "seconds")]
     pub lasts: Duration,
@@ -189,7 +189,7 @@ pub struct Messages {
     pub behind: usize,
     /// Those that wait for their time: a retry, a claim of somebody else's, a handler that is paused.
     pub parked: usize,
-    /// Those whose part of the store is away.
+    /// Those whose shard of the store is away.
     pub held_back: usize,
 }
 
@@ -289,7 +289,7 @@ pub enum Stage {
     Ready,
     /// Waiting for its time.
     Parked(WaitCause),
-    /// Its part of the store is away.
+    /// Its shard of the store is away.
     HeldBack,
     /// Asking the store for the right to run.
     Claiming,

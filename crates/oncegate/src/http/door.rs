@@ -40,7 +40,7 @@ pub(super) enum Door {
     /// Another one has its key, for this long at the most.
     Busy { retry_in: Duration },
     /// The store is away, and the route chose to run without it.
-    Unguarded,
+    FailOpen,
 }
 
 pub(super) async fn serve<E: Send + 'static>(
@@ -70,7 +70,7 @@ pub(super) async fn serve<E: Send + 'static>(
                 return run::start(layer, place, lease, request, handle).await;
             }
             Door::Answered(response) => return Ok(response),
-            Door::Unguarded => return handle(Request::from_parts(parts, Body::from(body))).await,
+            Door::FailOpen => return handle(Request::from_parts(parts, Body::from(body))).await,
             Door::Busy { retry_in } => retry_in,
         };
         drop(place);
@@ -157,9 +157,9 @@ impl IdempotencyLayer {
         let may_run = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         if self.settings.fail_open && may_run {
             warn!(scope, %error, "a request runs without protection against its repetition");
-            self.gate.observe(Event::Answered { scope, answer: "unguarded" });
-            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
-            return Door::Unguarded;
+            self.gate.observe(Event::Answered { scope, answer: "fail_open" });
+            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+            return Door::FailOpen;
         }
         warn!(scope, %error, "a request is refused because the store gives no answer");
         Door::Answered(self.refuse(&Problem::StoreUnavailable))

@@ -282,7 +282,7 @@ impl IdempotencyLayer {
     }
 
     /// Runs requests *without protection* when the store does not answer their claim. By default they get 503,
-    /// and nothing runs. Each is counted as the answer `unguarded`, and as `extra_runs{unguarded}`.
+    /// and nothing runs. Each is counted as the answer `fail_open`, and as `extra_runs{fail_open}`.
     pub fn fail_open(mut self) -> Self {
         self.settings.fail_open = true;
         self

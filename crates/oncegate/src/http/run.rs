@@ -174,8 +174,8 @@ impl<E: Send + 'static> Run<E> {
             }
         };
         match completed {
-            Ok(Completion::Held) => {}
-            Ok(Completion::Lost) => return self.follow(&message).await,
+            Ok(Completion::Applied) => {}
+            Ok(Completion::NotOwner) => return self.follow(&message).await,
             Err(error) => {
                 let scope = self.layer.gate.scope();
                 warn!(scope, %key, %error, "the work is recorded without its response");
@@ -230,8 +230,8 @@ impl<E: Send + 'static> Run<E> {
             }
         };
         match failed {
-            Completion::Held => self.send(response, "given-up"),
-            Completion::Lost => self.follow(&message).await,
+            Completion::Applied => self.send(response, "given-up"),
+            Completion::NotOwner => self.follow(&message).await,
         }
     }
 

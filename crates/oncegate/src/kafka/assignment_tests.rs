@@ -82,7 +82,7 @@ impl Epoch {
     }
 }
 
-/// A ticket of the run: the real one, and where the model has it.
+/// A ack_handle of the run: the real one, and where the model has it.
 struct Given {
     assignment: Arc<Assignment>,
     receipt: Receipt,

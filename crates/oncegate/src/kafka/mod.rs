@@ -39,6 +39,7 @@
 
 mod source;
 
+mod ack_handle;
 mod annotations;
 mod assignment;
 mod begin;
@@ -46,9 +47,9 @@ mod buffer;
 mod commit;
 mod connection;
 mod convert;
+mod dead_letter_reader;
 mod dead_letters;
 mod facts;
-mod letter_box;
 mod member;
 mod membership;
 mod notices;
@@ -59,14 +60,13 @@ mod settings;
 mod standing;
 mod statistics;
 mod status;
-mod ticket;
 mod topics;
 mod trouble;
 mod watermark;
 
+pub use dead_letter_reader::KafkaDeadLetterReader;
 pub use dead_letters::KafkaDeadLetters;
 pub use facts::{TopicFacts, describe_topics};
-pub use letter_box::KafkaLetterBox;
 pub use reader::TopicReader;
 pub use retries::KafkaRetries;
 pub use source::KafkaSource;

@@ -296,9 +296,9 @@ fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
 
 /// The message as it was before it waited. One that somebody else has written there is due, and stays as it is.
 fn restore(delivery: Delivery) -> Waiting {
-    let Delivery { message, ticket } = delivery;
+    let Delivery { message, ack_handle } = delivery;
     let Some(due_ms) = number::<u64>(&message, DUE_HEADER) else {
-        return Waiting { due: UNIX_EPOCH, delivery: Delivery { message, ticket } };
+        return Waiting { due: UNIX_EPOCH, delivery: Delivery { message, ack_handle } };
     };
     let due = time_of(due_ms).unwrap_or(UNIX_EPOCH);
     let route: Arc<str> = text(&message, ROUTE_HEADER).unwrap_or_else(|| message.route()).into();
@@ -315,7 +315,7 @@ fn restore(delivery: Delivery) -> Waiting {
     }
     let is_own = |header: &&crate::message::Header| !header.name.starts_with(dead_letters::PREFIX);
     let headers = message.headers().iter().filter(is_own).cloned().collect();
-    Waiting { due, delivery: Delivery { message: restored.with_headers(headers), ticket } }
+    Waiting { due, delivery: Delivery { message: restored.with_headers(headers), ack_handle } }
 }
 
 fn first_origin(message: &Message) -> Option<Origin> {

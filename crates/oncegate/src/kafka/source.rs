@@ -13,7 +13,7 @@ use super::convert::Routes;
 use super::dead_letters::KafkaDeadLetters;
 use super::member::Member;
 use super::settings::{self, Property, Start};
-use super::{annotations, membership, status, ticket};
+use super::{ack_handle, annotations, membership, status};
 use crate::health::SourceStatus;
 use crate::observe::Observer;
 use crate::source::{CommitAnnotation, Delivery, Source, SourceError};
@@ -308,7 +308,7 @@ impl Source for KafkaSource {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         match self.member()?.buffer.take(most).await {
-            Ok(fetched) => Ok(Some(fetched.into_iter().map(ticket::delivery).collect())),
+            Ok(fetched) => Ok(Some(fetched.into_iter().map(ack_handle::delivery).collect())),
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),
         }

@@ -122,7 +122,7 @@ pub enum Event<'a> {
     Answered {
         /// The gate's scope.
         scope: &'a str,
-        /// `handled`, `replayed`, `released`, `given-up`, `unguarded`, or the name of a problem.
+        /// `handled`, `replayed`, `released`, `given-up`, `fail_open`, or the name of a problem.
         answer: &'static str,
     },
     /// Messages were acknowledged to the source.
@@ -290,7 +290,7 @@ pub enum ExtraRunCause {
     Reset,
     /// The store was away, and the consumer or the layer fails open: the handler ran without asking it, or a completion
     /// was not waited for.
-    Unguarded,
+    FailOpen,
 }
 
 impl RunOutcome {
@@ -316,7 +316,7 @@ impl ExtraRunCause {
             Self::StoreLoss => "store_loss",
             Self::Retention => "retention",
             Self::Reset => "reset",
-            Self::Unguarded => "unguarded",
+            Self::FailOpen => "fail_open",
         }
     }
 }

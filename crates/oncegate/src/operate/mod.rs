@@ -8,13 +8,13 @@ use std::time::Duration;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Command, Looked, Store, StoreError};
+use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 
 mod loss;
 mod redrive;
 
 pub use loss::{AcceptedLoss, accept_loss, halt_of};
-pub use redrive::{Course, Redrive, RedriveError, Redriven, Step, Wanted};
+pub use redrive::{Redrive, RedriveAction, RedriveError, Redriven, Step, Wanted};
 
 /// How often a reopen is repeated whose answer was lost.
 const REPEATS: u32 = 5;
@@ -29,7 +29,7 @@ pub enum Reopened {
     /// The next delivery of the message runs its handler, as attempt 1. It is counted as `extra_runs{reset}` then.
     Opened,
     /// The record is not the one that was seen, and nothing was changed. This is what it is now; `None`: there is none.
-    Changed(Option<Looked>),
+    Changed(Option<RecordSnapshot>),
 }
 
 /// Opens a record again, whatever its state, provided it still says what the caller has `seen`.
@@ -47,9 +47,9 @@ pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<
         let mut replies = store.execute(vec![command]).await;
         let reply = replies.pop().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
         match reply {
-            Ok(Reply::Held { .. }) => return Ok(Reopened::Opened),
-            Ok(Reply::Lost | Reply::Verdict { .. }) => {
-                let found = look(store, key).await?;
+            Ok(Reply::Applied { .. }) => return Ok(Reopened::Opened),
+            Ok(Reply::NotOwner | Reply::Verdict { .. }) => {
+                let found = read(store, key).await?;
                 // Only a repeat can have met its own work.
                 let ours = repeats > 0 && found.as_ref().is_some_and(|found| is_reopened(&found.record));
                 return Ok(if ours { Reopened::Opened } else { Reopened::Changed(found) });
@@ -67,8 +67,8 @@ pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<
 ///
 /// # Errors
 /// When the store gives no answer, or the record cannot be read.
-pub async fn look(store: &dyn Store, key: &StoreKey) -> Result<Option<Looked>, StoreError> {
-    let mut answers = store.look(vec![key.clone()]).await;
+pub async fn read(store: &dyn Store, key: &StoreKey) -> Result<Option<RecordSnapshot>, StoreError> {
+    let mut answers = store.read(vec![key.clone()]).await;
     answers.pop().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
 }
 

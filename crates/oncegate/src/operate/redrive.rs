@@ -10,13 +10,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::State;
-use oncegate_core::store::{Looked, Store, StoreError};
+use oncegate_core::store::{RecordSnapshot, Store, StoreError};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Reopened, is_reopened, reopen};
+use crate::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::source::SourceError;
 
 /// How many letters are on their way at once.
@@ -29,7 +29,7 @@ const KEYS_REMEMBERED_MOST: usize = 1_000_000;
 /// What is to be done with a letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Course {
+pub enum RedriveAction {
     /// Open its record, then send its message to this topic or queue.
     Reopen {
         /// Where to.
@@ -55,7 +55,7 @@ pub enum Course {
     NoWayBack(String),
 }
 
-impl Course {
+impl RedriveAction {
     /// One lower-case word.
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -88,9 +88,9 @@ impl Course {
 #[derive(Debug)]
 pub struct Step<'a> {
     /// The letter.
-    pub buried: &'a Buried,
+    pub letter: &'a StoredDeadLetter,
     /// What is to be done with it.
-    pub course: &'a Course,
+    pub course: &'a RedriveAction,
 }
 
 /// How many letters went which way.
@@ -124,19 +124,19 @@ impl Redriven {
         self.mismatched + self.unreadable + self.no_way_back
     }
 
-    fn count(&mut self, course: &Course) {
+    fn count(&mut self, course: &RedriveAction) {
         let counter = match course {
-            Course::Reopen { .. } => {
+            RedriveAction::Reopen { .. } => {
                 self.reopened += 1;
                 &mut self.sent
             }
-            Course::Send { .. } => &mut self.sent,
-            Course::Completed => &mut self.completed,
-            Course::UnderWay => &mut self.under_way,
-            Course::SentAlready => &mut self.sent_already,
-            Course::Mismatched => &mut self.mismatched,
-            Course::Unreadable(_) => &mut self.unreadable,
-            Course::NoWayBack(_) => &mut self.no_way_back,
+            RedriveAction::Send { .. } => &mut self.sent,
+            RedriveAction::Completed => &mut self.completed,
+            RedriveAction::UnderWay => &mut self.under_way,
+            RedriveAction::SentAlready => &mut self.sent_already,
+            RedriveAction::Mismatched => &mut self.mismatched,
+            RedriveAction::Unreadable(_) => &mut self.unreadable,
+            RedriveAction::NoWayBack(_) => &mut self.no_way_back,
         };
         *counter += 1;
     }
@@ -211,15 +211,15 @@ impl Redrive {
     /// When the letter box, the store, or a topic or queue gives no answer. What was sent until then is remembered.
     pub async fn run(
         &self,
-        letters: &mut dyn LetterBox,
-        wanted: impl Fn(&Buried) -> Wanted + Send + Sync,
+        letters: &mut dyn DeadLetterReader,
+        wanted: impl Fn(&StoredDeadLetter) -> Wanted + Send + Sync,
         mut tell: impl FnMut(Step<'_>) + Send,
     ) -> Result<Redriven, RedriveError> {
         let mut run = Run { redriven: Redriven::default(), sent: HashSet::new(), next: Instant::now() };
         while let Some(batch) = letters.next_batch().await? {
-            for part in batch.chunks(self.at_once()) {
-                let part: Vec<_> = part.iter().map(|buried| (buried, wanted(buried))).collect();
-                let outcome = self.part(&mut run, letters, &part, &mut tell).await;
+            for chunk in batch.chunks(self.at_once()) {
+                let chunk: Vec<_> = chunk.iter().map(|letter| (letter, wanted(letter))).collect();
+                let outcome = self.redrive_chunk(&mut run, letters, &chunk, &mut tell).await;
                 if !self.dry_run {
                     // What was sent is worth remembering, whatever else went wrong.
                     letters.save().await?;
@@ -235,54 +235,54 @@ impl Redrive {
         self.per_second.map_or(AT_ONCE, |per_second| AT_ONCE.min(per_second as usize))
     }
 
-    async fn part(
+    async fn redrive_chunk(
         &self,
         run: &mut Run,
-        letters: &mut dyn LetterBox,
-        part: &[(&Buried, Wanted)],
+        letters: &mut dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
         tell: &mut (impl FnMut(Step<'_>) + Send),
     ) -> Result<(), RedriveError> {
-        let courses = self.courses(run, letters, part).await?;
+        let courses = self.courses(run, letters, chunk).await?;
         if let Some(per_second) = self.per_second.filter(|_| !self.dry_run) {
             sleep_until(run.next).await;
             let sending = courses.iter().flatten().filter(|course| course.to().is_some()).count();
             let took = Duration::from_secs_f64(sending as f64 / f64::from(per_second));
             run.next = run.next.max(Instant::now()) + took;
         }
-        let done = self.act_in_order(&*letters, part, &courses).await;
+        let done = self.act_in_order(&*letters, chunk, &courses).await;
         let mut failed = None;
-        for ((buried, wanted), done) in part.iter().zip(done) {
+        for ((letter, wanted), done) in chunk.iter().zip(done) {
             run.redriven.seen += 1;
             let course = match (wanted, done) {
                 (_, Ok(Some(course))) => course,
                 (_, Err(error)) => {
-                    letters.settle(buried, Settled::Left);
+                    letters.settle(letter, Disposition::Left);
                     failed = failed.or(Some(error));
                     continue;
                 }
                 (Wanted::NotNow, Ok(None)) => {
-                    letters.settle(buried, Settled::Left);
+                    letters.settle(letter, Disposition::Left);
                     continue;
                 }
                 (_, Ok(None)) => {
-                    letters.settle(buried, Settled::Passed);
+                    letters.settle(letter, Disposition::Passed);
                     continue;
                 }
             };
             run.redriven.wanted += 1;
             run.redriven.count(&course);
-            letters.settle(buried, self.settled(&course));
-            tell(Step { buried, course: &course });
+            letters.settle(letter, self.settled(&course));
+            tell(Step { letter, course: &course });
         }
         failed.map_or(Ok(()), Err)
     }
 
-    fn settled(&self, course: &Course) -> Settled {
+    fn settled(&self, course: &RedriveAction) -> Disposition {
         match course {
-            _ if self.dry_run => Settled::Left,
-            Course::Reopen { .. } | Course::Send { .. } => Settled::Sent,
-            Course::Unreadable(_) => Settled::Left,
-            _ => Settled::Passed,
+            _ if self.dry_run => Disposition::Left,
+            RedriveAction::Reopen { .. } | RedriveAction::Send { .. } => Disposition::Sent,
+            RedriveAction::Unreadable(_) => Disposition::Left,
+            _ => Disposition::Passed,
         }
     }
 
@@ -290,75 +290,80 @@ impl Redrive {
     async fn courses(
         &self,
         run: &mut Run,
-        letters: &dyn LetterBox,
-        part: &[(&Buried, Wanted)],
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
     ) -> Result<Vec<Option<Planned>>, RedriveError> {
-        let keys: Vec<Option<StoreKey>> = part.iter().map(|(buried, wanted)| key(buried, *wanted)).collect();
+        let keys: Vec<Option<StoreKey>> = chunk.iter().map(|(letter, wanted)| key(letter, *wanted)).collect();
         let asked: Vec<StoreKey> = keys.iter().flatten().cloned().collect();
-        let mut looked = self.store.look(asked).await.into_iter();
-        let mut courses = Vec::with_capacity(part.len());
-        for ((buried, wanted), key) in part.iter().zip(keys) {
+        let mut looked = self.store.read(asked).await.into_iter();
+        let mut courses = Vec::with_capacity(chunk.len());
+        for ((letter, wanted), key) in chunk.iter().zip(keys) {
             if *wanted != Wanted::Yes {
                 courses.push(None);
                 continue;
             }
             let Some(key) = key else {
-                courses.push(Some(Planned::new(self.open_way(letters, buried))));
+                courses.push(Some(Planned::new(self.open_way(letters, letter))));
                 continue;
             };
             let found = match looked.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))) {
                 Ok(found) => found,
                 Err(StoreError::Unreadable { reason, .. }) => {
-                    courses.push(Some(Planned::new(Course::Unreadable(reason.to_string()))));
+                    courses.push(Some(Planned::new(RedriveAction::Unreadable(reason.to_string()))));
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            let course = self.course(letters, buried, found.as_ref());
+            let course = self.course(letters, letter, found.as_ref());
             let again = course.to().is_some() && !run.first(&key);
-            let course = if again { Course::SentAlready } else { course };
+            let course = if again { RedriveAction::SentAlready } else { course };
             courses.push(Some(Planned { course, record: found.map(|found| (key, found)) }));
         }
         Ok(courses)
     }
 
     /// What the record says about a letter.
-    fn course(&self, letters: &dyn LetterBox, buried: &Buried, found: Option<&Looked>) -> Course {
-        let mismatch = buried.letter().is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
-        let Some(Looked { record, .. }) = found else {
-            return self.open_way(letters, buried);
+    fn course(
+        &self,
+        letters: &dyn DeadLetterReader,
+        letter: &StoredDeadLetter,
+        found: Option<&RecordSnapshot>,
+    ) -> RedriveAction {
+        let mismatch = letter.letter().is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
+        let Some(RecordSnapshot { record, .. }) = found else {
+            return self.open_way(letters, letter);
         };
         match record.state {
-            _ if mismatch => Course::Mismatched,
-            State::Completed { .. } => Course::Completed,
-            State::Failed { .. } => match self.open_way(letters, buried) {
-                Course::Send { to } => Course::Reopen { to },
+            _ if mismatch => RedriveAction::Mismatched,
+            State::Completed { .. } => RedriveAction::Completed,
+            State::Failed { .. } => match self.open_way(letters, letter) {
+                RedriveAction::Send { to } => RedriveAction::Reopen { to },
                 other => other,
             },
-            State::Released { .. } if is_reopened(record) => self.open_way(letters, buried),
-            State::Released { .. } | State::Pending { .. } => Course::UnderWay,
+            State::Released { .. } if is_reopened(record) => self.open_way(letters, letter),
+            State::Released { .. } | State::Pending { .. } => RedriveAction::UnderWay,
         }
     }
 
-    fn open_way(&self, letters: &dyn LetterBox, buried: &Buried) -> Course {
-        match letters.destination(buried, self.to.as_deref()) {
-            Ok(to) => Course::Send { to },
-            Err(why) => Course::NoWayBack(why),
+    fn open_way(&self, letters: &dyn DeadLetterReader, letter: &StoredDeadLetter) -> RedriveAction {
+        match letters.destination(letter, self.to.as_deref()) {
+            Ok(to) => RedriveAction::Send { to },
+            Err(why) => RedriveAction::NoWayBack(why),
         }
     }
 
-    /// Does it for each letter: for those of one [order](LetterBox::order) one after another, for others at once. After a failure
+    /// Does it for each letter: for those of one [order](DeadLetterReader::order) one after another, for others at once. After a failure
     /// nothing later of its order is sent.
     async fn act_in_order(
         &self,
-        letters: &dyn LetterBox,
-        part: &[(&Buried, Wanted)],
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
         courses: &[Option<Planned>],
-    ) -> Vec<Result<Option<Course>, RedriveError>> {
+    ) -> Vec<Result<Option<RedriveAction>, RedriveError>> {
         let mut orders: Vec<Vec<usize>> = Vec::new();
         let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
-        for (place, (buried, _)) in part.iter().enumerate() {
-            let order = letters.order(buried).map(|order| *known.entry(order).or_insert(orders.len()));
+        for (place, (letter, _)) in chunk.iter().enumerate() {
+            let order = letters.order(letter).map(|order| *known.entry(order).or_insert(orders.len()));
             match order.and_then(|order| orders.get_mut(order)) {
                 Some(order) => order.push(place),
                 None => orders.push(vec![place]),
@@ -367,11 +372,11 @@ impl Redrive {
         let act = async |places: Vec<usize>| {
             let (mut done, mut failed) = (Vec::with_capacity(places.len()), false);
             for place in places {
-                let (Some((buried, _)), Some(course)) = (part.get(place), courses.get(place)) else {
+                let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place)) else {
                     continue;
                 };
                 let acted = match failed {
-                    false => self.act(letters, buried, course.as_ref()).await,
+                    false => self.act(letters, letter, course.as_ref()).await,
                     true => Err(RedriveError::Send("an earlier message of its order was not sent".into())),
                 };
                 failed |= acted.is_err();
@@ -387,23 +392,23 @@ impl Redrive {
     /// Does it, and says what was done.
     async fn act(
         &self,
-        letters: &dyn LetterBox,
-        buried: &Buried,
+        letters: &dyn DeadLetterReader,
+        letter: &StoredDeadLetter,
         planned: Option<&Planned>,
-    ) -> Result<Option<Course>, RedriveError> {
+    ) -> Result<Option<RedriveAction>, RedriveError> {
         let Some(Planned { course, record }) = planned else { return Ok(None) };
         let Some(to) = course.to().filter(|_| !self.dry_run) else { return Ok(Some(course.clone())) };
-        if let (Course::Reopen { .. }, Some((key, seen))) = (course, record) {
+        if let (RedriveAction::Reopen { .. }, Some((key, seen))) = (course, record) {
             match reopen(&*self.store, key, &seen.record).await? {
                 Reopened::Opened => {}
                 Reopened::Changed(found) => {
-                    let course = self.course(letters, buried, found.as_ref());
+                    let course = self.course(letters, letter, found.as_ref());
                     // Somebody else is at it: another redrive, or a consumer that has given it up once more.
-                    return Ok(Some(if course.to().is_some() { Course::UnderWay } else { course }));
+                    return Ok(Some(if course.to().is_some() { RedriveAction::UnderWay } else { course }));
                 }
             }
         }
-        letters.send(buried, to).await.map_err(RedriveError::Send)?;
+        letters.send(letter, to).await.map_err(RedriveError::Send)?;
         Ok(Some(course.clone()))
     }
 }
@@ -422,12 +427,12 @@ pub enum Wanted {
 /// What is to be done, and the record that says so.
 #[derive(Debug)]
 struct Planned {
-    course: Course,
-    record: Option<(StoreKey, Looked)>,
+    course: RedriveAction,
+    record: Option<(StoreKey, RecordSnapshot)>,
 }
 
 impl Planned {
-    fn new(course: Course) -> Self {
+    fn new(course: RedriveAction) -> Self {
         Self { course, record: None }
     }
 
@@ -457,7 +462,7 @@ impl Run {
 }
 
 /// The key under which a letter's message has its record, if any.
-fn key(buried: &Buried, wanted: Wanted) -> Option<StoreKey> {
-    let letter = buried.letter().filter(|_| wanted == Wanted::Yes)?;
+fn key(letter: &StoredDeadLetter, wanted: Wanted) -> Option<StoreKey> {
+    let letter = letter.letter().filter(|_| wanted == Wanted::Yes)?;
     letter.key.as_deref()?.parse().ok()
 }

@@ -92,7 +92,7 @@ async fn complete_own(shared: &Shared, commands: &[Command]) -> Result<Settled, 
         retentions_ms.push(millis(whole_millis(*retention)));
     }
     let parameters: [&(dyn ToSql + Sync); 4] = [&keys, &tokens, &results, &retentions_ms];
-    send(shared, row::COMPLETE_OWN, &parameters, &ends, |_| Reply::Held { recreated: false }).await
+    send(shared, row::COMPLETE_OWN, &parameters, &ends, |_| Reply::Applied { recreated: false }).await
 }
 
 /// The first command about a key.

@@ -367,8 +367,11 @@ impl Item for StoreKey {
 }
 
 /// Carries batch after batch, at most `flights` at once, until every caller is gone.
-async fn carry<T: Item, A, F>(mut carrier: Carrier<T, A>, flights: usize, fly: impl Fn(Batch<T, A>) -> F)
-where
+async fn carry<T: Item, A, F>(
+    mut carrier: Carrier<T, A>,
+    flights: usize,
+    send_batch: impl Fn(Batch<T, A>) -> F,
+) where
     F: Future<Output = ()>,
 {
     let mut under_way = FuturesUnordered::new();
@@ -377,7 +380,7 @@ where
             biased;
             Some(()) = under_way.next(), if !under_way.is_empty() => {}
             batch = carrier.next(|| UNDIVIDED_ITEMS), if under_way.len() < flights => match batch {
-                Some(batch) => under_way.push(fly(batch)),
+                Some(batch) => under_way.push(send_batch(batch)),
                 None => break,
             },
         }

@@ -44,7 +44,7 @@ use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Upkeep};
+use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Upkeep};
 
 use self::builder::{Allowed, Origin};
 use self::errors::Trouble;
@@ -220,7 +220,7 @@ impl Store for PostgresStore {
         joiner.submit_one(command).await.unwrap_or_else(|gone| Err(ended(&gone)))
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         ask(&self.inner.link.looks, keys).await
     }
 

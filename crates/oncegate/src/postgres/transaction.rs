@@ -11,7 +11,7 @@ use futures_util::future::{join, join3, try_join3};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, StoreTime};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
-use oncegate_core::store::{Command, Looked, StoreError};
+use oncegate_core::store::{Command, RecordSnapshot, StoreError};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -26,7 +26,7 @@ const MAX_TRIES: usize = 3;
 pub(super) type Answer = Result<Reply, StoreError>;
 
 /// The answer to one look.
-pub(super) type LookAnswer = Result<Option<Looked>, StoreError>;
+pub(super) type LookAnswer = Result<Option<RecordSnapshot>, StoreError>;
 
 /// Applies the commands; there is one answer for each.
 pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
@@ -245,7 +245,7 @@ async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result
     let answer = |key: &StoreKey| match records.get(key.as_str()) {
         None | Some(Ok(None)) => Ok(None),
         Some(Ok(Some(record))) if !record.kept(now) => Ok(None),
-        Some(Ok(Some(record))) => Ok(Some(Looked { now, record: record.clone() })),
+        Some(Ok(Some(record))) => Ok(Some(RecordSnapshot { now, record: record.clone() })),
         Some(Err(reason)) => Err(StoreError::unreadable(key.clone(), reason)),
     };
     Ok(keys.iter().map(answer).collect())

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::connector::Connector;
 use super::driver::Jobs;
 use super::durability::Durability;
-use super::flight::{self, Greeted};
 use super::losses::Losses;
+use super::pipeline::{self, ReadyConnection};
 use super::scripts::{Request, Scripts};
 use crate::batch::{self, Carrier, CarrierGone, Joiner};
 
@@ -139,12 +139,12 @@ struct Lane {
 
 /// Where a lane stands.
 enum Standing {
-    Up(Greeted),
+    Up(ReadyConnection),
     Down(StoreError),
     Ended,
 }
 
-type Flights = FuturesUnordered<BoxFuture<'static, Landing>>;
+type Flights = FuturesUnordered<BoxFuture<'static, PipelineResult>>;
 
 /// How many pipelines of this process are on their way, of whichever store.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
@@ -166,7 +166,7 @@ impl Drop for UnderWay {
 }
 
 /// What comes back from a pipeline: why its connection should be replaced, if it should.
-struct Landing {
+struct PipelineResult {
     generation: u64,
     broken: Option<StoreError>,
 }
@@ -201,7 +201,7 @@ impl Lane {
     }
 
     /// Sends batch after batch until the connection breaks.
-    async fn serve(&mut self, greeted: &Greeted, generation: u64, flights: &mut Flights) -> Standing {
+    async fn serve(&mut self, greeted: &ReadyConnection, generation: u64, flights: &mut Flights) -> Standing {
         loop {
             let own = flights.len();
             let undivided = || match UNDER_WAY.load(Ordering::Relaxed) > own {
@@ -219,11 +219,11 @@ impl Lane {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
-                    let flight = flight::fly(self.shared.clone(), Arc::clone(&self.node), greeted.clone(), batch);
+                    let flight = pipeline::send_pipeline(self.shared.clone(), Arc::clone(&self.node), greeted.clone(), batch);
                     let under_way = UnderWay::begin();
                     let land = move |broken| {
                         drop(under_way);
-                        Landing { generation, broken }
+                        PipelineResult { generation, broken }
                     };
                     flights.push(flight.map(land).boxed());
                 }
@@ -245,7 +245,7 @@ impl Lane {
             let pause_now = *pause;
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;
-                flight::connect(&connector, &shared, &node).await
+                pipeline::connect(&connector, &shared, &node).await
             };
             tokio::pin!(attempt);
             let outcome = loop {

@@ -12,10 +12,10 @@ mod connector;
 mod driver;
 mod durability;
 mod errors;
-mod flight;
 mod layout;
 mod link;
 mod losses;
+mod pipeline;
 mod rights;
 mod scripts;
 mod sentinel;
@@ -36,7 +36,7 @@ use futures_util::future::join;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreError, StoreLoss};
+use oncegate_core::store::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss};
 use redis::Value;
 
 use self::buckets::{marked, unmarked};
@@ -287,7 +287,7 @@ impl Store for RedisStore {
         refusal().map_or(reply, Err)
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
         let look = |key: &StoreKey| scripts.look(key);
         let answers = topology.ask(LaneName::Bulk, &keys, |key| scripts.slot(key), look).await;
@@ -299,7 +299,7 @@ impl Store for RedisStore {
     /// The first of each batch goes through a script that a demoted primary refuses, and its refusal stands
     /// for the whole batch: what such a server once knew must not be acknowledged. A node of a cluster that
     /// was demoted sends every reader to the primary, so there all are bare.
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
         // What is to be durable has to be written once more, and only a script can do that; or look into buckets.
         let all = self.inner.durability != Durability::Primary || scripts.buckets().is_some();
@@ -308,7 +308,7 @@ impl Store for RedisStore {
         };
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
         let request = |(position, key): &(usize, &StoreKey)| {
-            if is_guard(*position) { scripts.look_ahead(key) } else { Request::get(key.as_str()) }
+            if is_guard(*position) { scripts.prefetch(key) } else { Request::get(key.as_str()) }
         };
         let answers = topology.ask(LaneName::Bulk, &items, |(_, key)| scripts.slot(key), request).await;
         let mut refusal = None;
@@ -355,7 +355,7 @@ impl Store for RedisStore {
         }
     }
 
-    fn part(&self, key: &StoreKey) -> u64 {
+    fn shard(&self, key: &StoreKey) -> u64 {
         match &self.inner.topology {
             Topology::One(_) => 0,
             Topology::Cluster(cluster) => cluster.part(self.inner.scripts.slot(key)),
@@ -447,7 +447,7 @@ fn bulk_string(answer: Answer, key: &StoreKey) -> Result<Option<Vec<u8>>, StoreE
 }
 
 /// What look.lua answered.
-fn looked(answer: Answer, key: &StoreKey) -> Result<Option<Looked>, StoreError> {
+fn looked(answer: Answer, key: &StoreKey) -> Result<Option<RecordSnapshot>, StoreError> {
     let record = bulk_string(answer, key)?.map(scripts::shown).transpose();
     record.map_err(|why| StoreError::unreadable(key.clone(), why))
 }

@@ -70,7 +70,7 @@ impl RedisStore {
         {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
         }
-        let looked = self.look(vec![key.clone()]).await.into_iter().find_map(Result::err);
+        let looked = self.read(vec![key.clone()]).await.into_iter().find_map(Result::err);
         refusal = refusal.or(looked.filter(is_refusal));
         for operation in [complete, claim(other, false)] {
             refusal = refusal.or(self.refusal_of(&key, operation).await);

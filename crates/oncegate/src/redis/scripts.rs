@@ -7,7 +7,7 @@ use bytes::Bytes;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
-use oncegate_core::store::{Command, Looked, StoreError};
+use oncegate_core::store::{Command, RecordSnapshot, StoreError};
 use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
@@ -292,7 +292,7 @@ impl Scripts {
     }
 
     /// The same, for what will be acknowledged if it is completed.
-    pub(super) fn look_ahead(&self, key: &StoreKey) -> Request {
+    pub(super) fn prefetch(&self, key: &StoreKey) -> Request {
         let mut request = self.look(key);
         if let (true, What::Cmd(cmd)) = (self.durable, &mut request.what) {
             cmd.arg("1");
@@ -428,9 +428,9 @@ fn reply(operation: &Operation, said: Vec<u8>) -> Result<Reply, Garbage> {
         return verdict(Bytes::from(said));
     }
     match said.as_slice() {
-        b"H" => Ok(Reply::Held { recreated: false }),
-        b"R" => Ok(Reply::Held { recreated: true }),
-        b"L" => Ok(Reply::Lost),
+        b"H" => Ok(Reply::Applied { recreated: false }),
+        b"R" => Ok(Reply::Applied { recreated: true }),
+        b"L" => Ok(Reply::NotOwner),
         _ => Err("the script said something unheard of"),
     }
 }
@@ -454,7 +454,7 @@ fn verdict(said: Bytes) -> Result<Reply, Garbage> {
 const NEVER: StoreTime = StoreTime::from_millis(253_402_300_799_000);
 
 /// The record that look.lua showed.
-pub(super) fn shown(said: Vec<u8>) -> Result<Looked, Garbage> {
+pub(super) fn shown(said: Vec<u8>) -> Result<RecordSnapshot, Garbage> {
     let said = Bytes::from(said);
     let mut parts = said.splitn(3, |byte| *byte == b' ');
     let (Some(now), Some(expires_at), Some(record)) = (parts.next(), parts.next(), parts.next()) else {
@@ -468,7 +468,7 @@ pub(super) fn shown(said: Vec<u8>) -> Result<Looked, Garbage> {
     if expires_at.is_none() && !is_settled {
         return Err("it has no expiry");
     }
-    Ok(Looked { now, record })
+    Ok(RecordSnapshot { now, record })
 }
 
 fn number(digits: &[u8]) -> Result<u64, Garbage> {

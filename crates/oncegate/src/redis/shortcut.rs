@@ -216,7 +216,7 @@ pub(super) fn settled(command: &Command, answer: Answer, durable: bool) -> Optio
         (Operation::Claim { fingerprint, .. }, Ok(Value::BulkString(record))) if !durable => {
             verdict(layout::fingerprint_bytes(*fingerprint), record.into()).map(Ok)
         }
-        (Operation::Complete { .. }, Ok(Value::Okay)) => Some(Ok(Reply::Held { recreated: false })),
+        (Operation::Complete { .. }, Ok(Value::Okay)) => Some(Ok(Reply::Applied { recreated: false })),
         _ => None,
     }
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Upkeep};
+use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Upkeep};
 use tokio::sync::oneshot;
 
 use self::file::Settings;
@@ -273,11 +273,11 @@ impl Store for SqliteStore {
         answered.map_err(|_| no_answer())?.answers().next().unwrap_or_else(|| Err(no_answer()))
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let mut answers = Vec::with_capacity(keys.len());
         for piece in pieces(keys, MAX_LOOK_KEYS) {
             let count = piece.len();
-            answers.extend(answered(self.inner.reader.look(piece), count).await);
+            answers.extend(answered(self.inner.reader.read(piece), count).await);
         }
         answers
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
-use oncegate_core::store::{Looked, StoreError};
+use oncegate_core::store::{RecordSnapshot, StoreError};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -20,7 +20,7 @@ const MAX_TRANSACTION_KEYS: usize = 1_024;
 /// How long the thread sleeps when nothing comes; any time would do.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-type Answers = Vec<Result<Option<Looked>, StoreError>>;
+type Answers = Vec<Result<Option<RecordSnapshot>, StoreError>>;
 
 /// Keys that somebody wants to see.
 struct Look {
@@ -68,7 +68,7 @@ impl Reader {
     }
 
     /// Queues keys. The answers show at least what was committed before.
-    pub(super) fn look(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
+    pub(super) fn read(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
         let (answer, answered) = oneshot::channel();
         self.worker.push(Question::Look(Look { keys, answer }))?;
         Ok(answered)
@@ -141,7 +141,7 @@ impl Thread {
             let mut look = |key: &StoreKey| match rows.read(key) {
                 Ok(record) => {
                     let kept = record.filter(|record| record.kept(now));
-                    Ok(Ok(kept.map(|record| Looked { now, record })))
+                    Ok(Ok(kept.map(|record| RecordSnapshot { now, record })))
                 }
                 Err(Trouble::Sqlite(error)) => Err(error),
                 Err(unreadable) => Ok(Err(StoreError::from(unreadable))),

@@ -185,7 +185,7 @@ impl<'c> Rows<'c> {
             millis(now),
             id,
         ])?;
-        Ok((rows == 1).then_some(Reply::Held { recreated: false }))
+        Ok((rows == 1).then_some(Reply::Applied { recreated: false }))
     }
 
     fn by_the_rules(&mut self, now: StoreTime, command: &Command) -> Result<Reply, Trouble> {

@@ -61,23 +61,23 @@
 
 mod source;
 
+mod ack_handle;
 mod api;
 mod convert;
+mod dead_letter_reader;
 mod dead_letters;
 mod drive;
 mod held;
 mod hub;
 mod letter;
-mod letter_box;
 mod outbox;
 mod queue;
 mod receivers;
 mod settings;
 mod sns;
-mod ticket;
 
+pub use dead_letter_reader::SqsDeadLetterReader;
 pub use dead_letters::SqsDeadLetters;
-pub use letter_box::SqsLetterBox;
 pub use settings::Body;
 pub use source::SqsSource;
 

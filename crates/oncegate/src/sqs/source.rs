@@ -16,7 +16,7 @@ use super::dead_letters::SqsDeadLetters;
 use super::drive::Driver;
 use super::hub::{End, Hub};
 use super::settings::{Body, Connection, Settings, name, wait_within};
-use super::{queue, ticket};
+use super::{ack_handle, queue};
 use crate::health::SourceStatus;
 use crate::observe::Observer;
 use crate::source::{Delivery, Source, SourceError, Supply, Terms};
@@ -209,7 +209,7 @@ impl Source for SqsSource {
         let hub = self.hub()?;
         match hub.take(most).await {
             Ok(fetched) => {
-                Ok(Some(fetched.into_iter().map(|fetched| ticket::delivery(&hub, fetched)).collect()))
+                Ok(Some(fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched)).collect()))
             }
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),

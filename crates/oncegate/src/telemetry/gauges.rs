@@ -144,7 +144,7 @@ mod tests {
             ..SourceStatus::default()
         };
         let away = crate::health::StoreOutage {
-            part: 0,
+            shard: 0,
             lasts: Duration::from_secs(5),
             error: "away".to_owned(),
             waiting: 1,
@@ -163,7 +163,7 @@ mod tests {
             max_run: Duration::from_secs(900),
             oldest_expired: Some(Duration::from_secs(75)),
             log_bytes: Some(4_096),
-            parts: 1,
+            shards: 1,
             outages: vec![away],
             handler_paused: false,
         };

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use list::{Letters, List, Listed};
-use oncegate::consumer::{BadKeys, FloodLimit};
+use oncegate::consumer::{BadKeys, DeadLetterLimit};
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
 use oncegate::core::store::Store;
@@ -188,10 +188,11 @@ async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
 async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
     let typo = (0..100).map(|id| ("", format!(r#"{{"identity":{id}}}"#)));
     let bench = Bench::of(typo);
-    let limit = FloodLimit { in_a_row: 10, ..FloodLimit::default() };
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).flood_limit(limit).concurrency(1);
+    let limit = DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() };
+    let consumer =
+        bench.consumer(async |_: Message, _: Attempt| Ok(())).dead_letter_limit(limit).concurrency(1);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::Flood { .. }), "{error}");
+    assert!(matches!(error, ConsumerError::TooManyDeadLetters { .. }), "{error}");
     assert_eq!(bench.letters.causes(), ["bad_key"; 10]);
     assert_eq!(bench.list.acked().len(), 10, "only what is in the dead letters is acknowledged");
 }
@@ -441,7 +442,7 @@ async fn no_handler_begins_on_a_lease_that_is_over() {
         let store_key = key.derive(message.route(), &message).unwrap();
         let memory = Arc::clone(&memory);
         async move {
-            let looked = memory.look(vec![store_key]).await.remove(0).unwrap().expect("a record of its own");
+            let looked = memory.read(vec![store_key]).await.remove(0).unwrap().expect("a record of its own");
             assert!(
                 looked.record.protected_for(looked.now).is_some(),
                 "the lease was over when the handler began"

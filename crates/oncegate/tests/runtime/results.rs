@@ -349,7 +349,7 @@ async fn limits_decide_where_a_result_goes() {
             panic!("{id} is done")
         };
         if id < 4 {
-            assert_eq!(completed.unwrap(), Completion::Held);
+            assert_eq!(completed.unwrap(), Completion::Applied);
             assert_eq!(stored.decode::<String>().unwrap(), result);
         } else {
             assert!(completed.unwrap_err().to_string().contains("max_large_result_bytes"));

@@ -90,7 +90,7 @@ impl Till {
     /// Nothing else happens meanwhile: no future in here ever waits.
     async fn commit(&self, id: u64, completing: &Completing) -> Result<(), BoxError> {
         let key = completing.key().clone();
-        let looked = self.memory.look(vec![key.clone()]).await.remove(0)?;
+        let looked = self.memory.read(vec![key.clone()]).await.remove(0)?;
         let (now, record) = looked.map_or_else(Default::default, |looked| (looked.now, Some(looked.record)));
         completing.apply(now, record)?;
         self.memory.execute(vec![Command { key, operation: completing.operation() }]).await.remove(0)?;

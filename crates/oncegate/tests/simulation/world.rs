@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fastrand::Rng;
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::Scope;
 use oncegate::core::record::{Record, State};
 use oncegate::core::store::Store;
@@ -179,7 +179,7 @@ impl World {
             .max_attempts(MAX_ATTEMPTS)
             .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(5)))
             .in_flight(self.rng.usize(1..50), 1 << 20)
-            .flood_limit(FloodLimit { in_a_row: 1_000, share: 1.1 })
+            .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
             .overtaking_retries()
             .stop_deadline(Duration::from_secs(3))
             .dead_letters(letters)
@@ -211,7 +211,7 @@ impl World {
         sleep(Duration::from_millis(LONGEST_MS)).await;
         let before = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
         let dead = self.ledger.letters.lock().unwrap().len();
-        if self.losses() == 0 && self.unguarded() == 0 {
+        if self.losses() == 0 && self.fail_open() == 0 {
             self.broker.rewind();
             self.finish().await;
             let after = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
@@ -346,8 +346,8 @@ impl World {
         self.seed.is_multiple_of(5).then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
     }
 
-    fn unguarded(&self) -> u64 {
-        self.counters.get("extra_runs", "unguarded")
+    fn fail_open(&self) -> u64 {
+        self.counters.get("extra_runs", "fail_open")
     }
 
     fn losses(&self) -> u32 {
@@ -359,7 +359,7 @@ impl World {
         let effects = self.ledger.effects.lock().unwrap();
         let letters = self.ledger.letters.lock().unwrap();
         // What ran without the store has left nothing there.
-        let (charges, lost) = (self.till.charges(), self.losses() > 0 || self.unguarded() > 0);
+        let (charges, lost) = (self.till.charges(), self.losses() > 0 || self.fail_open() > 0);
         // No fault explains a second one.
         assert!(charges.values().all(|count| *count == 1), "seed {}: charged {charges:?}", self.seed);
         let explained = self.counters.total("extra_runs");

@@ -36,7 +36,7 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject
     let answers = subject.store.execute(mixed.collect()).await;
     assert_eq!(answers.len(), MANY);
     for (index, answer) in answers.into_iter().enumerate() {
-        let expected = if index % 3 == 2 { Reply::Lost } else { HELD };
+        let expected = if index % 3 == 2 { Reply::NotOwner } else { HELD };
         assert_eq!(answer.expect("the store answers"), expected, "command {index}");
     }
     let claims = keys.iter().map(|(key, _)| claim(key, subject.token())).collect();
@@ -53,7 +53,7 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject
 
 pub(super) async fn empty_batches_are_answered(subject: &Subject<'_>) {
     assert!(subject.store.execute(Vec::new()).await.is_empty());
-    assert!(subject.store.look(Vec::new()).await.is_empty());
+    assert!(subject.store.read(Vec::new()).await.is_empty());
 }
 
 pub(super) async fn many_keys_are_looked_up_at_once(subject: &Subject<'_>) {
@@ -65,7 +65,7 @@ pub(super) async fn many_keys_are_looked_up_at_once(subject: &Subject<'_>) {
 
     let mut asked: Vec<StoreKey> = keys.iter().map(|(key, _)| key.clone()).collect();
     asked.extend(keys.first().map(|(key, _)| key.clone()));
-    let found = subject.store.look(asked).await;
+    let found = subject.store.read(asked).await;
     assert_eq!(found.len(), MANY + 1, "a key that is asked for twice is answered twice");
     for (index, answer) in found.into_iter().enumerate() {
         let record = answer.expect("the store answers");

@@ -35,7 +35,7 @@ pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &Subject<
     let grant = subject.granted(&key, second).await;
     assert_eq!(grant, Grant { attempt: 2, recovery: Recovery::Takeover, fence: None, reopened: false });
     assert!(matches!(subject.claim(&key, first).await, Verdict::Busy { .. }), "the first owner waits");
-    assert_eq!(subject.extend(&key, first, LEASE).await, Reply::Lost);
+    assert_eq!(subject.extend(&key, first, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.extend(&key, second, LEASE).await, HELD);
 }
 
@@ -84,18 +84,18 @@ pub(super) async fn an_extend_revives_a_lease_that_nobody_took(subject: &Subject
 pub(super) async fn an_extend_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.extend(&key, subject.token(), 9 * LEASE).await, Reply::Lost, "{state}");
+        assert_eq!(subject.extend(&key, subject.token(), 9 * LEASE).await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
 }
 
 pub(super) async fn an_extend_recreates_nothing(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost);
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, None);
     subject.granted(&key, token).await;
     subject.pass(&key, LEASE + crate::record::TAIL + STEP).await;
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost, "the record had expired");
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner, "the record had expired");
     assert_eq!(subject.look(&key).await, None);
 }
 

@@ -35,10 +35,10 @@ pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &Subject<'_>) {
     subject.pass(&key, 2 * STEP).await;
     subject.granted(&key, second).await;
     let before = subject.look(&key).await;
-    assert_eq!(subject.complete(&key, first, "stale").await, Reply::Lost);
+    assert_eq!(subject.complete(&key, first, "stale").await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before, "a lost complete changes nothing");
     assert_eq!(subject.complete(&key, second, "fresh").await, HELD);
-    assert_eq!(subject.complete(&key, first, "stale").await, Reply::Lost);
+    assert_eq!(subject.complete(&key, first, "stale").await, Reply::NotOwner);
     assert_eq!(subject.claim(&key, subject.token()).await, done("fresh"));
 }
 
@@ -53,7 +53,7 @@ pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &Subject
 pub(super) async fn a_complete_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.complete(&key, subject.token(), "stolen").await, Reply::Lost, "{state}");
+        assert_eq!(subject.complete(&key, subject.token(), "stolen").await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
 }
@@ -63,10 +63,10 @@ pub(super) async fn a_complete_after_another_end_is_lost(subject: &Subject<'_>) 
     let (first, second) = (subject.token(), subject.token());
     subject.granted(&released, first).await;
     assert_eq!(subject.release(&released, first, LEASE, true).await, HELD);
-    assert_eq!(subject.complete(&released, first, "late").await, Reply::Lost);
+    assert_eq!(subject.complete(&released, first, "late").await, Reply::NotOwner);
     subject.granted(&failed, second).await;
     assert_eq!(subject.fail(&failed, second, "broken").await, HELD);
-    assert_eq!(subject.complete(&failed, second, "late").await, Reply::Lost);
+    assert_eq!(subject.complete(&failed, second, "late").await, Reply::NotOwner);
 }
 
 pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Subject<'_>) {
@@ -78,7 +78,7 @@ pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Su
         result: Bytes::from_static(b"kept"),
         retention: LEASE,
     };
-    assert_eq!(subject.apply(&key, complete.clone()).await, Reply::Held { recreated: true });
+    assert_eq!(subject.apply(&key, complete.clone()).await, Reply::Applied { recreated: true });
     assert_eq!(subject.apply(&key, complete).await, HELD, "a repeat finds the record");
     let record = subject.look(&key).await.expect("the effect is on record");
     assert_eq!(record.fingerprint, Some(print));
@@ -142,11 +142,11 @@ pub(super) async fn a_repeated_release_changes_nothing(subject: &Subject<'_>) {
 pub(super) async fn a_release_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::Lost, "{state}");
+        assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::Lost);
+    assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 }
 
@@ -186,11 +186,11 @@ pub(super) async fn a_repeated_fail_changes_nothing(subject: &Subject<'_>) {
 pub(super) async fn a_fail_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.fail(&key, subject.token(), "broken").await, Reply::Lost, "{state}");
+        assert_eq!(subject.fail(&key, subject.token(), "broken").await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.fail(&absent, subject.token(), "broken").await, Reply::Lost);
+    assert_eq!(subject.fail(&absent, subject.token(), "broken").await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 }
 
@@ -239,7 +239,7 @@ pub(super) async fn results_of_every_size_come_back(subject: &Subject<'_>) {
         assert_eq!(subject.apply(&key, complete).await, HELD);
         let verdict = subject.claim(&key, subject.token()).await;
         assert!(verdict == Verdict::Completed { result: result.clone() }, "a claim shows it changed: {name}");
-        let ahead = subject.store.look_ahead(vec![key.clone()]).await;
+        let ahead = subject.store.prefetch(vec![key.clone()]).await;
         let ahead = ahead.into_iter().next().expect("one answer").expect("the store answers");
         assert!(ahead.is_some_and(|ahead| ahead.result == result), "a look ahead shows it changed: {name}");
         let looked = subject.look(&key).await.and_then(crate::store::Completed::of);

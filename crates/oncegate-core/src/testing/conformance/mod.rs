@@ -180,7 +180,7 @@ const RETENTION: Duration = Duration::from_secs(86_400);
 /// The most real time that may pass unnoticed: half a step.
 const SLACK: Duration = Duration::from_secs(5);
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 /// The store under test, and short words for what the cases do with it.
 struct Subject<'a> {
@@ -268,7 +268,7 @@ impl Subject<'_> {
     }
 
     async fn look(&self, key: &StoreKey) -> Option<Record> {
-        let mut answers = self.store.look(vec![key.clone()]).await;
+        let mut answers = self.store.read(vec![key.clone()]).await;
         assert_eq!(answers.len(), 1, "one key, one answer");
         answers.pop().expect("one answer").expect("the store answers").map(|looked| looked.record)
     }

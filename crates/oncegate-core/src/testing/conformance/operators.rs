@@ -24,12 +24,12 @@ pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &Subject<'_>) 
     for (key, state) in subject.in_every_state(None).await {
         if state != "failed" {
             let before = subject.look(&key).await;
-            assert_eq!(subject.apply(&key, Operation::HandOver).await, Reply::Lost, "{state}");
+            assert_eq!(subject.apply(&key, Operation::HandOver).await, Reply::NotOwner, "{state}");
             assert_eq!(subject.look(&key).await, before, "{state}");
         }
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.apply(&absent, Operation::HandOver).await, Reply::Lost);
+    assert_eq!(subject.apply(&absent, Operation::HandOver).await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 }
 
@@ -54,24 +54,28 @@ pub(super) async fn a_reopen_compares_the_record(subject: &Subject<'_>) {
     let seen = subject.look(&key).await.expect("a claimed key has a record");
     assert_eq!(subject.fail(&key, first, "broken").await, HELD);
     let before = subject.look(&key).await;
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::Lost);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before);
 
     let mut altered = before.clone().expect("a failed key has a record");
     altered.fingerprint = Some(super::super::fingerprint(1, 1));
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered }).await, Reply::Lost);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
     let mut altered = before.clone().expect("a failed key has a record");
     altered.state = State::Completed { by: first.tag(), result: Bytes::new() };
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::Lost);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before);
 
     let absent = subject.key("absent");
-    assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::Lost);
+    assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 
     let expected = before.expect("a failed key has a record");
     assert_eq!(subject.apply(&key, Operation::Reopen { expected: expected.clone() }).await, HELD);
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, Reply::Lost, "it is open already");
+    assert_eq!(
+        subject.apply(&key, Operation::Reopen { expected }).await,
+        Reply::NotOwner,
+        "it is open already"
+    );
     subject.granted(&key, second).await;
 }
 
@@ -90,10 +94,10 @@ pub(super) async fn a_reopen_takes_the_claim_away(subject: &Subject<'_>) {
     let expected = subject.look(&key).await.expect("a claimed key has a record");
     assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
     let before = subject.look(&key).await;
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost);
-    assert_eq!(subject.complete(&key, token, "stale").await, Reply::Lost);
-    assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::Lost);
-    assert_eq!(subject.fail(&key, token, "stale").await, Reply::Lost);
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
+    assert_eq!(subject.complete(&key, token, "stale").await, Reply::NotOwner);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::NotOwner);
+    assert_eq!(subject.fail(&key, token, "stale").await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before);
 }
 
@@ -164,7 +168,7 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
         let what = format!("{operation:?}");
         unreadable(subject.try_apply(&key, operation).await.map(|_| ()), &what);
     }
-    let mut looked = subject.store.look(vec![key.clone()]).await;
+    let mut looked = subject.store.read(vec![key.clone()]).await;
     unreadable(looked.pop().expect("one answer").map(|_| ()), "look");
     // Nothing of the above has overwritten it, and other keys are none the worse.
     unreadable(subject.try_apply(&key, Operation::HandOver).await.map(|_| ()), "afterwards");

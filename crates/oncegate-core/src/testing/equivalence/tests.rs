@@ -34,9 +34,9 @@ impl Store for Port {
         commands.into_iter().map(execute).collect()
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let (now, records) = (wall_clock(), self.records.lock().unwrap());
-        let look = |key| Ok(records.get(&key).map(|record| Looked { now, record: record.clone() }));
+        let look = |key| Ok(records.get(&key).map(|record| RecordSnapshot { now, record: record.clone() }));
         keys.into_iter().map(look).collect()
     }
 

@@ -146,7 +146,7 @@ async fn a_slow_archive_is_in_nobodys_way_and_what_is_claimed_meanwhile_stays() 
     assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "its time was over");
     leave.send(()).unwrap();
     until_purged(&store, 1).await;
-    let found = store.look(vec![key("0"), key("1")]).await;
+    let found = store.read(vec![key("0"), key("1")]).await;
     let found: Vec<bool> = found.into_iter().map(|record| record.unwrap().is_some()).collect();
     assert_eq!(found, [true, false], "the new claim stays");
     drop(leave);

@@ -13,7 +13,7 @@ use crate::source::SourceError;
 
 /// A topic or queue of dead letters.
 #[async_trait]
-pub trait LetterBox: Send + Sync + fmt::Debug {
+pub trait DeadLetterReader: Send + Sync + fmt::Debug {
     /// Connects. Called once, before the first `next_batch`.
     ///
     /// # Errors
@@ -24,28 +24,28 @@ pub trait LetterBox: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// When the broker does not answer, or refuses.
-    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError>;
+    async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError>;
 
     /// Where the message would go: to `to`, or else to where it was consumed.
     ///
     /// # Errors
     /// Says why it cannot go there.
-    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String>;
+    fn destination(&self, buried: &StoredDeadLetter, to: Option<&str>) -> Result<String, String>;
 
     /// Sends the message to `destination`, as it was and on its first route. Returns only when it is durable there.
     ///
     /// # Errors
     /// When it may not be there. It may be all the same, so whoever sends it again sends it twice.
-    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError>;
+    async fn send(&self, buried: &StoredDeadLetter, destination: &str) -> Result<(), BoxError>;
 
     /// What keeps an order: messages for which this is equal are sent one after another. `None`: any order will do. The
     /// message's key, which is the group in a FIFO queue, unless overridden.
-    fn order(&self, buried: &Buried) -> Option<Vec<u8>> {
+    fn order(&self, buried: &StoredDeadLetter) -> Option<Vec<u8>> {
         buried.message().key().map(<[u8]>::to_vec)
     }
 
     /// Notes what became of a letter; letters of one partition are settled in their order.
-    fn settle(&mut self, buried: &Buried, settled: Settled);
+    fn settle(&mut self, buried: &StoredDeadLetter, settled: Disposition);
 
     /// Makes what was settled so far survive a crash.
     ///
@@ -62,7 +62,7 @@ pub trait LetterBox: Send + Sync + fmt::Debug {
 
 /// What became of a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum Disposition {
     /// Its message is durably where it belongs. A queue deletes the letter; a topic keeps it, behind the progress.
     Sent,
     /// It is none of ours, or nothing is to be done: it stays, and this progress passes it.
@@ -73,7 +73,7 @@ pub enum Settled {
 
 /// A message of a letter box, as it lies there.
 #[derive(Clone, Debug)]
-pub struct Buried {
+pub struct StoredDeadLetter {
     /// Where it lies: partition and offset, or the queue's id of it.
     pub place: Origin,
     /// What it is.
@@ -90,7 +90,7 @@ pub enum Letter {
     Foreign(Message),
 }
 
-impl Buried {
+impl StoredDeadLetter {
     /// What lies there; `read` finds the letter as it was before it was written, if oncegate wrote it.
     pub(crate) fn of(message: Message, read: impl FnOnce(&Message) -> Option<DeadLetter>) -> Self {
         let (place, letter) = (message.origin().clone(), read(&message));

@@ -29,7 +29,7 @@ const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
 
 /// A connection whose server has the scripts.
 #[derive(Clone)]
-pub(super) struct Greeted {
+pub(super) struct ReadyConnection {
     connection: MultiplexedConnection,
     abilities: Abilities,
 }
@@ -40,7 +40,7 @@ pub(super) async fn connect(
     connector: &Connector,
     shared: &Shared,
     address: &str,
-) -> Result<Greeted, StoreError> {
+) -> Result<ReadyConnection, StoreError> {
     let question = shared.losses.question();
     let mut connection = connector.connect().await?;
     let mut greeting = Pipeline::new();
@@ -72,21 +72,21 @@ pub(super) async fn connect(
         return Err(refusal);
     }
     shared.losses.judge(&question, address, &info, held);
-    Ok(Greeted { connection, abilities: Abilities::of(&info) })
+    Ok(ReadyConnection { connection, abilities: Abilities::of(&info) })
 }
 
 /// Sends a batch as one pipeline and hands the answers to the callers; tells why the connection should be
 /// replaced, if it should.
-pub(super) async fn fly(
+pub(super) async fn send_pipeline(
     shared: Shared,
     address: Arc<str>,
-    greeted: Greeted,
+    greeted: ReadyConnection,
     mut batch: Batch<Request, Answer>,
 ) -> Option<StoreError> {
-    let Greeted { mut connection, abilities } = greeted;
+    let ReadyConnection { mut connection, abilities } = greeted;
     let requests = batch.take_items();
     let deadline = deadline(shared.response_timeout + shared.durability.patience(), &requests);
-    let freight = Freight::of(requests, &shared, abilities);
+    let freight = PipelineBuilder::of(requests, &shared, abilities);
     let mut values = match send(&mut connection, &freight.pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
@@ -125,7 +125,7 @@ pub(super) async fn fly(
 
 /// Requests as one pipeline.
 #[derive(Default)]
-struct Freight {
+struct PipelineBuilder {
     pipeline: Pipeline,
     /// What each command carries.
     carried: Vec<Carried>,
@@ -149,7 +149,7 @@ enum Carried {
     Many(Kind, Vec<usize>),
 }
 
-impl Freight {
+impl PipelineBuilder {
     fn of(requests: Vec<Request>, shared: &Shared, abilities: Abilities) -> Self {
         let count = requests.len();
         let mut freight = Self { pipeline: Pipeline::with_capacity(count + 1), count, ..Self::default() };
@@ -292,13 +292,13 @@ fn lacks_script(value: &Value) -> bool {
 async fn repair(
     shared: &Shared,
     connection: &mut MultiplexedConnection,
-    freight: &Freight,
+    freight: &PipelineBuilder,
     values: &mut [Value],
     deadline: Instant,
 ) -> Result<Option<StoreError>, String> {
     let mut missing = None;
     for _ in 0..MAX_REPAIRS {
-        let mut again = Freight::default();
+        let mut again = PipelineBuilder::default();
         if !values.iter().any(lacks_script) {
             break;
         }

@@ -1,6 +1,6 @@
 //! Keeps leases alive, and finishes what a caller left behind.
 //!
-//! One keeper serves a gate, on a thread of its own: a handler that blocks its runtime's threads must not
+//! One lease_renewer serves a gate, on a thread of its own: a handler that blocks its runtime's threads must not
 //! starve the heartbeats of others, nor its own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ const EXTENDS_PER_LEASE: u32 = 3;
 const REPEATS_PER_LEASE: u32 = 10;
 /// The handler's cancellation fires when a fifth of the lease is left.
 const MARGIN_OF_LEASE: u32 = 5;
-/// The keeper looks at its leases this often.
+/// The lease_renewer looks at its leases this often.
 const TICKS_PER_LEASE: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// The most extends in one call to the store.
@@ -38,7 +38,7 @@ const EXTENDS_PER_CALL: usize = 256;
 /// The waits between repeats of an operation whose outcome is not known.
 pub(super) const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
-/// Where the keeper runs.
+/// Where the lease_renewer runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     OwnThread,
@@ -46,7 +46,7 @@ pub(super) enum Place {
     CallersRuntime,
 }
 
-/// What a keeper is told when it starts.
+/// What a lease_renewer is told when it starts.
 #[derive(Debug)]
 pub(super) struct Duty {
     pub(super) scope: Scope,
@@ -60,9 +60,9 @@ pub(super) struct Duty {
     pub(super) losses: Option<Arc<LossWatch>>,
 }
 
-/// The handle to a running keeper; it ends with the handle.
+/// The handle to a running lease_renewer; it ends with the handle.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct LeaseRenewer {
     leases: Arc<Leases>,
     errands: mpsc::UnboundedSender<Command>,
     closed: CancellationToken,
@@ -71,7 +71,7 @@ pub(super) struct Keeper {
     max_run: Duration,
 }
 
-impl Keeper {
+impl LeaseRenewer {
     pub(super) fn start(duty: Duty) -> Result<Self, GateError> {
         let leases = Arc::new(Leases::default());
         let closed = CancellationToken::new();
@@ -99,7 +99,7 @@ impl Keeper {
                     Ok(runtime) => runtime,
                     Err(error) => return Err(refuse(error)),
                 };
-                let named = std::thread::Builder::new().name("oncegate-keeper".to_owned());
+                let named = std::thread::Builder::new().name("oncegate-leases".to_owned());
                 Some(named.spawn(move || runtime.block_on(rounds.run())).map_err(refuse)?)
             }
         };
@@ -107,7 +107,7 @@ impl Keeper {
     }
 
     /// Keeps a lease alive from now on that was asked for at `sent_at`, until the returned guard is dropped.
-    pub(super) fn keep(&self, key: StoreKey, token: Token, sent_at: Instant) -> Kept {
+    pub(super) fn keep(&self, key: StoreKey, token: Token, sent_at: Instant) -> LeaseGuard {
         let cancelled = CancellationToken::new();
         let held = Held {
             key,
@@ -121,7 +121,7 @@ impl Keeper {
         };
         let slot = self.leases.insert(held);
         let extended_from = sent_at + self.lease / EXTENDS_PER_LEASE;
-        Kept {
+        LeaseGuard {
             leases: Arc::clone(&self.leases),
             slot,
             token,
@@ -156,15 +156,15 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LeaseRenewer {
     fn drop(&mut self) {
         self.closed.cancel();
-        // The keeper itself may drop the last gate; nobody waits for himself.
+        // The lease_renewer itself may drop the last gate; nobody waits for himself.
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
             && thread.join().is_err()
         {
-            warn!("the keeper's thread has panicked");
+            warn!("the lease_renewer's thread has panicked");
         }
     }
 }
@@ -236,7 +236,7 @@ struct Held {
 
 /// Ends the heartbeats of a lease when it is dropped.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct LeaseGuard {
     leases: Arc<Leases>,
     slot: usize,
     token: Token,
@@ -246,7 +246,7 @@ pub(super) struct Kept {
     margin: Duration,
 }
 
-impl Kept {
+impl LeaseGuard {
     /// Whether no more than the margin is left of the lease, or of the time that the run may take.
     pub(super) fn is_over(&self) -> bool {
         let now = Instant::now();
@@ -279,13 +279,13 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         self.leases.remove(self.slot);
     }
 }
 
-/// What the keeper's thread goes through again and again.
+/// What the lease_renewer's thread goes through again and again.
 struct Rounds {
     duty: Arc<Duty>,
     leases: Arc<Leases>,
@@ -373,7 +373,7 @@ impl Rounds {
             }
         }
         // A part of the store that hangs delays the answers of its own keys alone.
-        let part = |(_, _, key): &(usize, Token, StoreKey)| self.duty.store.part(key);
+        let part = |(_, _, key): &(usize, Token, StoreKey)| self.duty.store.shard(key);
         due.sort_by_key(part);
         let by_part = due.chunk_by(|one, other| part(one) == part(other));
         for due in by_part.flat_map(|due| due.chunks(EXTENDS_PER_CALL)) {
@@ -432,11 +432,11 @@ impl Rounds {
             let Some(held) = slots.get_mut(slot, token) else { continue };
             held.waiting = false;
             match reply {
-                Ok(Reply::Held { .. }) => {
+                Ok(Reply::Applied { .. }) => {
                     held.valid_until = extended.sent_at + self.duty.lease;
                     held.extend_at = extended.sent_at + self.duty.lease / EXTENDS_PER_LEASE;
                 }
-                Ok(Reply::Lost | Reply::Verdict { .. }) => {
+                Ok(Reply::NotOwner | Reply::Verdict { .. }) => {
                     self.cancel(held, Cause::NotOwner);
                     // Nothing is left to extend; the owner finds out for himself when he completes.
                     held.extend_at = held.run_until;

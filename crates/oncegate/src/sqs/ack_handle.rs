@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::held::MessageId;
 use super::hub::{Fetched, Hub};
-use crate::source::{Delivery, Ticket};
+use crate::source::{AckHandle, Delivery};
 
 /// A queue counts visibility in whole seconds: a retry that comes sooner waits here.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
@@ -27,10 +27,10 @@ struct SqsTicket {
 pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
     let Fetched { message, id, admitted, stays } = fetched;
     let (hub, delivery, lost) = (Arc::clone(hub), admitted.delivery, admitted.lost);
-    Delivery { message, ticket: Arc::new(SqsTicket { hub, id, delivery, lost, stays }) }
+    Delivery { message, ack_handle: Arc::new(SqsTicket { hub, id, delivery, lost, stays }) }
 }
 
-impl Ticket for SqsTicket {
+impl AckHandle for SqsTicket {
     fn start(&self) -> bool {
         self.hub.may_start(&self.id, self.delivery)
     }
@@ -41,7 +41,7 @@ impl Ticket for SqsTicket {
 
     fn stop(&self) {}
 
-    fn hand_back(&self, delay: Duration) -> bool {
+    fn nack_after(&self, delay: Duration) -> bool {
         if self.stays || delay < SHORTEST_RETRY {
             return false;
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::assignment::{Assignment, Receipt};
 use super::buffer::Fetched;
-use crate::source::{Delivery, Ticket};
+use crate::source::{AckHandle, Delivery};
 
 /// The right to finish one message. Dropped without an ack, it leaves the offset unfinished for as long as
 /// the partition is ours, and the next owner gets the message again.
@@ -18,11 +18,11 @@ struct KafkaTicket {
 
 pub(crate) fn delivery(fetched: Fetched) -> Delivery {
     let Fetched { message, assignment, receipt, .. } = fetched;
-    let ticket = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
-    Delivery { message, ticket: Arc::new(ticket) }
+    let ack_handle = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
+    Delivery { message, ack_handle: Arc::new(ack_handle) }
 }
 
-impl Ticket for KafkaTicket {
+impl AckHandle for KafkaTicket {
     fn start(&self) -> bool {
         let started = self.assignment.start();
         if started && self.running.swap(true, Ordering::AcqRel) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// How many examples of each kind a [`Report`] keeps: the first ones.
+/// How many examples of each kind a [`ReplayReport`] keeps: the first ones.
 pub const EXAMPLES_MAX: usize = 10;
 
 /// What a replay would meet, counted by message.
@@ -13,7 +13,7 @@ pub const EXAMPLES_MAX: usize = 10;
 /// `failed_handed_over`, `failed_not_handed_over`, `mismatched`, `unreadable` and `undecodable`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Report {
+pub struct ReplayReport {
     /// Messages examined.
     pub messages: u64,
     /// Different keys among them.
@@ -86,7 +86,7 @@ pub struct Example {
     pub why: String,
 }
 
-impl Report {
+impl ReplayReport {
     /// Messages for which a handler would run, or runs at this moment, or will.
     #[must_use]
     pub fn handler_runs(&self) -> u64 {
@@ -128,7 +128,7 @@ pub(super) enum Standing {
     Undecodable { kind: &'static str, why: String },
 }
 
-impl Report {
+impl ReplayReport {
     /// Counts a message; `example` is only called when it is worth keeping.
     pub(super) fn count(&mut self, standing: &Standing, example: impl Fn(&str) -> Example) {
         self.messages += 1;

@@ -18,12 +18,12 @@ use super::letter::{self, Provenance, Redriven};
 use super::queue::{self, Queue};
 use super::settings::{Connection, name};
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE, SqsSource};
+use crate::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use crate::dead_letters::{DeadLetter, time_of};
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::message::{Header, Message, Origin};
 use crate::observe::Counters;
-use crate::source::{Delivery, Source as _, SourceError, Ticket};
+use crate::source::{AckHandle, Delivery, Source as _, SourceError};
 
 /// How long the queue hides what was received, unless it is extended; what a killed process leaves hidden for.
 const VISIBILITY: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 /// A queue cannot be read without receiving: that hides its messages until the letter box is closed, and uses up one
 /// receive of each. Letters that were sent are deleted, the others become visible again. A FIFO queue shows nothing
 /// behind a letter of the same group that was not sent.
-pub struct SqsLetterBox {
+pub struct SqsDeadLetterReader {
     connection: Connection,
     queue: String,
     most: usize,
@@ -54,12 +54,12 @@ struct Open {
     source: SqsSource,
     client: Client,
     /// Tickets of what was received and is not settled, by id.
-    held: HashMap<Arc<str>, Arc<dyn Ticket>>,
+    held: HashMap<Arc<str>, Arc<dyn AckHandle>>,
     seen: usize,
     destinations: tokio::sync::Mutex<BTreeMap<String, Queue>>,
 }
 
-impl SqsLetterBox {
+impl SqsDeadLetterReader {
     /// The letters in the queue of this name or URL, reached in the AWS SDK's usual ways.
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
@@ -94,7 +94,7 @@ impl SqsLetterBox {
 }
 
 #[async_trait]
-impl LetterBox for SqsLetterBox {
+impl DeadLetterReader for SqsDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
         let client = self.connection.client(&self.queue).await;
         let source = SqsSource::from_client(client.clone(), self.queue.as_str());
@@ -105,7 +105,7 @@ impl LetterBox for SqsLetterBox {
         Ok(())
     }
 
-    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
+    async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let most = self.most;
         let Some(open) = self.open.as_mut() else {
             return Err(SourceError::new("the letter box has not been opened"));
@@ -120,17 +120,17 @@ impl LetterBox for SqsLetterBox {
         let Some(deliveries) = received? else { return Ok(None) };
         open.seen += deliveries.len();
         let mut letters = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ticket } in deliveries {
-            let buried = Buried::of(message, read);
+        for Delivery { message, ack_handle } in deliveries {
+            let buried = StoredDeadLetter::of(message, read);
             if let Origin::Queue { id, .. } = &buried.place {
-                open.held.insert(Arc::clone(id), ticket);
+                open.held.insert(Arc::clone(id), ack_handle);
             }
             letters.push(buried);
         }
         Ok(Some(letters))
     }
 
-    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
+    fn destination(&self, buried: &StoredDeadLetter, to: Option<&str>) -> Result<String, String> {
         let message = buried.message();
         let arn = || std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?).ok()?.rsplit(':').next();
         let queue = match (to, message.origin(), buried.letter()) {
@@ -149,7 +149,7 @@ impl LetterBox for SqsLetterBox {
         redriven(buried, queue).map(|_| queue.to_owned())
     }
 
-    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError> {
+    async fn send(&self, buried: &StoredDeadLetter, destination: &str) -> Result<(), BoxError> {
         let open = self.opened()?;
         let queue = {
             let mut known = open.destinations.lock().await;
@@ -181,14 +181,14 @@ impl LetterBox for SqsLetterBox {
         Ok(())
     }
 
-    fn settle(&mut self, buried: &Buried, settled: Settled) {
+    fn settle(&mut self, buried: &StoredDeadLetter, settled: Disposition) {
         let Origin::Queue { id, .. } = &buried.place else { return };
         let Some(open) = self.open.as_mut() else { return };
         // What stays is held until the end, or it would come again at once.
-        if settled == Settled::Sent
-            && let Some(ticket) = open.held.remove(id)
+        if settled == Disposition::Sent
+            && let Some(ack_handle) = open.held.remove(id)
         {
-            ticket.ack();
+            ack_handle.ack();
         }
     }
 
@@ -199,16 +199,16 @@ impl LetterBox for SqsLetterBox {
 
     async fn close(&mut self) -> Result<(), SourceError> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        // A ticket that is dropped without an ack hands its message back.
+        // A ack_handle that is dropped without an ack hands its message back.
         drop(open.held);
         open.source.close(CLOSE_LIMIT).await
     }
 }
 
-impl fmt::Debug for SqsLetterBox {
+impl fmt::Debug for SqsDeadLetterReader {
     /// Shows no client: it knows credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqsLetterBox").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("SqsDeadLetterReader").field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 
@@ -216,7 +216,7 @@ impl fmt::Debug for SqsLetterBox {
 const LEFT_OUT_HEADER: &str = "AWS.AttributesLeftOut";
 
 /// The message on its first route; of what oncegate did not write, the queue decides the route.
-fn redriven(buried: &Buried, destination: &str) -> Result<Redriven, String> {
+fn redriven(buried: &StoredDeadLetter, destination: &str) -> Result<Redriven, String> {
     if let Some(names) = buried.message().header(LEFT_OUT_HEADER) {
         let names = String::from_utf8_lossy(names);
         return Err(format!(

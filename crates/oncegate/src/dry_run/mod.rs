@@ -16,7 +16,7 @@ use oncegate_core::key::{
 };
 use oncegate_core::record::{State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
-use oncegate_core::store::{Looked, ScopeDescriptor, Store, StoreError};
+use oncegate_core::store::{RecordSnapshot, ScopeDescriptor, Store, StoreError};
 use serde::Deserialize;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -26,7 +26,7 @@ use crate::message::{Message, Origin};
 mod distinct;
 mod report;
 
-pub use report::{EXAMPLES_MAX, Example, Examples, Report};
+pub use report::{EXAMPLES_MAX, Example, Examples, ReplayReport};
 
 use distinct::Distinct;
 use report::Standing;
@@ -47,7 +47,7 @@ const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 /// What to prove: that the messages of a scope, by this key, are done in this store.
 ///
 /// ```
-/// use oncegate::proof::Proof;
+/// use oncegate::dry_run::DryRun;
 /// use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
 /// use std::sync::Arc;
 ///
@@ -60,10 +60,10 @@ const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 /// let store = Arc::new(MemoryStore::new());
 /// let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store));
 /// if let Entry::Granted(lease) = gate.enter(&message(7)).await? {
-///     assert_eq!(lease.complete(&()).await?, Completion::Held);
+///     assert_eq!(lease.complete(&()).await?, Completion::Applied);
 /// }
 ///
-/// let mut examination = Proof::new("billing", Key::json(["order_id"]), store).open().await?;
+/// let mut examination = DryRun::new("billing", Key::json(["order_id"]), store).open().await?;
 /// examination.add(vec![message(7), message(7), message(8)]).await?;
 /// let report = examination.finish().await?;
 /// assert_eq!((report.messages, report.completed, report.would_run_again), (3, 2, 1));
@@ -72,7 +72,7 @@ const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Proof {
+pub struct DryRun {
     scope: String,
     key: Key,
     fingerprint: Option<FingerprintSpec>,
@@ -80,7 +80,7 @@ pub struct Proof {
     exact_keys_max: usize,
 }
 
-impl Proof {
+impl DryRun {
     /// 1,000,000: the set of their digests takes 36 MB at the most.
     pub const DEFAULT_EXACT_KEYS_MAX: usize = 1_000_000;
 
@@ -112,29 +112,28 @@ impl Proof {
     /// Checks the specifications, and compares them with those that the scope's records were made with.
     ///
     /// # Errors
-    /// [`ProofError`] says what to change.
-    pub async fn open(self) -> Result<Examination, ProofError> {
+    /// [`DryRunError`] says what to change.
+    pub async fn open(self) -> Result<Examination, DryRunError> {
         let scope = Scope::new(&self.scope)?;
         let key = self.key.compile(&scope)?;
         let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
         let ours = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
-        let known = match self.store.descriptor(&scope).await? {
-            None => Known::Nothing,
-            Some(held) => {
-                let held = ScopeDescriptor::parse(&scope, &held)?.keys;
-                compare(&held, &ours, self.fingerprint.is_some()).ok_or_else(|| ProofError::OtherKey {
-                    scope: self.scope,
-                    held,
-                    ours: ours.to_string(),
-                })?
-            }
-        };
+        let known =
+            match self.store.descriptor(&scope).await? {
+                None => Known::Nothing,
+                Some(held) => {
+                    let held = ScopeDescriptor::parse(&scope, &held)?.keys;
+                    compare(&held, &ours, self.fingerprint.is_some()).ok_or_else(|| {
+                        DryRunError::OtherKey { scope: self.scope, held, ours: ours.to_string() }
+                    })?
+                }
+            };
         let judge = Judge { key, fingerprint, store: self.store };
         Ok(Examination {
             judge: Arc::new(judge),
             known,
             looks: VecDeque::new(),
-            report: Report::default(),
+            report: ReplayReport::default(),
             distinct: Distinct::new(self.exact_keys_max),
             rerun: Distinct::new(EXACT_RERUN_KEYS_MAX),
         })
@@ -178,7 +177,7 @@ pub struct Examination {
     judge: Arc<Judge>,
     known: Known,
     looks: VecDeque<AbortOnDropHandle<Result<Vec<Finding>, StoreError>>>,
-    report: Report,
+    report: ReplayReport,
     distinct: Distinct,
     rerun: Distinct,
 }
@@ -195,7 +194,7 @@ impl Examination {
     ///
     /// # Errors
     /// When the store gave no answer for some ten seconds, or refuses: then there is no report.
-    pub async fn add(&mut self, messages: Vec<Message>) -> Result<(), ProofError> {
+    pub async fn add(&mut self, messages: Vec<Message>) -> Result<(), DryRunError> {
         let mut messages = messages.into_iter();
         loop {
             let some: Vec<Message> = messages.by_ref().take(LOOK_KEYS_MAX).collect();
@@ -215,7 +214,7 @@ impl Examination {
     ///
     /// # Errors
     /// As [`add`](Self::add).
-    pub async fn finish(mut self) -> Result<Report, ProofError> {
+    pub async fn finish(mut self) -> Result<ReplayReport, DryRunError> {
         while !self.looks.is_empty() {
             self.settle_oldest().await?;
         }
@@ -227,7 +226,7 @@ impl Examination {
     }
 
     /// In the order of the messages, so that the examples are the first ones.
-    async fn settle_oldest(&mut self) -> Result<(), ProofError> {
+    async fn settle_oldest(&mut self) -> Result<(), DryRunError> {
         let Some(oldest) = self.looks.front_mut() else { return Ok(()) };
         let findings = match oldest.await {
             Ok(findings) => findings?,
@@ -286,7 +285,7 @@ impl Judge {
         // The payloads are not needed any more, and looks may take their time.
         drop(messages);
         let keys = identified.iter().filter_map(|(_, identity)| Some(identity.as_ref().ok()?.0.clone()));
-        let mut records = self.look(keys.collect()).await?.into_iter();
+        let mut records = self.read(keys.collect()).await?.into_iter();
         let find = |(origin, identity)| match identity {
             Ok((key, fingerprint)) => {
                 let record = records.next().expect("there is one answer for each key");
@@ -310,7 +309,7 @@ impl Judge {
     }
 
     /// The records of the keys, in their order; a record that is none of ours is an answer too.
-    async fn look(&self, keys: Vec<StoreKey>) -> Result<Vec<Seen>, StoreError> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Result<Vec<Seen>, StoreError> {
         let mut seen: Vec<Option<Seen>> = keys.iter().map(|_| None).collect();
         let mut failures = 0;
         loop {
@@ -324,7 +323,7 @@ impl Judge {
                 return Ok(seen.into_iter().flatten().collect());
             }
             let asked = open.len();
-            let answers = self.store.look(open).await;
+            let answers = self.store.read(open).await;
             if answers.len() != asked {
                 return Err(StoreError::refused(format!(
                     "it gave {} answers for {asked} keys",
@@ -352,7 +351,7 @@ impl Judge {
 }
 
 /// A record, or why it cannot be read.
-type Seen = Result<Option<Looked>, Arc<str>>;
+type Seen = Result<Option<RecordSnapshot>, Arc<str>>;
 
 /// Asks the rules themselves what a claim would be answered, and throws away what it would change.
 ///
@@ -389,7 +388,7 @@ fn judge(seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ProofError {
+pub enum DryRunError {
     /// The scope, key or fingerprint specification makes no sense.
     #[error(transparent)]
     Specification(#[from] KeySpecError),

@@ -17,9 +17,9 @@ use rdkafka::topic_partition_list::Offset;
 use super::dead_letters::{self, Context, PREFIX};
 use super::settings::{self, Property};
 use super::{ROUTE_HEADER, TopicReader, topics};
+use crate::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use crate::dead_letters::{DeadLetter, time_of};
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::message::{Header, Message, Origin};
 use crate::source::SourceError;
 
@@ -30,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Letters stay in the topic, whatever becomes of them. What was settled is remembered as the offsets of a consumer
 /// group, if one is named by [`progress`](Self::progress): the next letter box with its name goes on from there.
-pub struct KafkaLetterBox {
+pub struct KafkaDeadLetterReader {
     brokers: String,
     topic: String,
     properties: Vec<Property>,
@@ -53,7 +53,7 @@ struct Progress {
     held: BTreeSet<i32>,
 }
 
-impl KafkaLetterBox {
+impl KafkaDeadLetterReader {
     /// The letters in `topic` of the cluster at `brokers` (`"host:port,host:port"`).
     pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
         let (brokers, topic) = (brokers.into(), topic.into());
@@ -84,7 +84,7 @@ impl KafkaLetterBox {
 }
 
 #[async_trait]
-impl LetterBox for KafkaLetterBox {
+impl DeadLetterReader for KafkaDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
         settings::check_topic(&self.topic)?;
         let producer = dead_letters::producer(&self.brokers, &self.properties)?;
@@ -109,12 +109,14 @@ impl LetterBox for KafkaLetterBox {
         Ok(())
     }
 
-    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
+    async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let batch = self.opened()?.reader.next_batch().await?;
-        Ok(batch.map(|messages| messages.into_iter().map(|message| Buried::of(message, read)).collect()))
+        Ok(batch.map(|messages| {
+            messages.into_iter().map(|message| StoredDeadLetter::of(message, read)).collect()
+        }))
     }
 
-    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
+    fn destination(&self, buried: &StoredDeadLetter, to: Option<&str>) -> Result<String, String> {
         let topic = match (to, buried.message().origin()) {
             (Some(to), _) => to,
             (None, Origin::Kafka { topic, .. }) if buried.letter().is_some() => topic,
@@ -132,7 +134,7 @@ impl LetterBox for KafkaLetterBox {
         Ok(topic.to_owned())
     }
 
-    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError> {
+    async fn send(&self, buried: &StoredDeadLetter, destination: &str) -> Result<(), BoxError> {
         let open = self.open.as_ref().ok_or("the letter box has not been opened")?;
         let message = buried.message();
         let mut headers = dead_letters::own_headers(message);
@@ -144,17 +146,17 @@ impl LetterBox for KafkaLetterBox {
         delivered.map_err(|error| format!("{} to {destination}: {error}", buried.place).into())
     }
 
-    fn settle(&mut self, buried: &Buried, settled: Settled) {
+    fn settle(&mut self, buried: &StoredDeadLetter, settled: Disposition) {
         let Origin::Kafka { partition, offset, .. } = buried.place else { return };
         let Some(progress) = self.open.as_mut().and_then(|open| open.progress.as_mut()) else { return };
         match settled {
-            Settled::Left => {
+            Disposition::Left => {
                 progress.held.insert(partition);
             }
-            Settled::Sent | Settled::Passed if !progress.held.contains(&partition) => {
+            Disposition::Sent | Disposition::Passed if !progress.held.contains(&partition) => {
                 progress.moved.insert(partition, offset + 1);
             }
-            Settled::Sent | Settled::Passed => {}
+            Disposition::Sent | Disposition::Passed => {}
         }
     }
 
@@ -187,10 +189,10 @@ impl LetterBox for KafkaLetterBox {
     }
 }
 
-impl fmt::Debug for KafkaLetterBox {
+impl fmt::Debug for KafkaDeadLetterReader {
     /// Shows no property values: they hold passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KafkaLetterBox")
+        f.debug_struct("KafkaDeadLetterReader")
             .field("brokers", &self.brokers)
             .field("topic", &self.topic)
             .finish_non_exhaustive()
