@@ -278,7 +278,7 @@ mod tests {
         let told = |message: &Message| {
             serde_json::to_string(&Told::of(
                 message,
-                &AttemptInfo::first("0190"),
+                &AttemptInfo::first("01980000-40d5-83e8-bc93-6894a57f9324"),
                 "1",
                 Duration::from_secs(30),
             ))

@@ -176,7 +176,7 @@ mod tests {
     fn request(headers: &[(&str, &'static [u8])], cloudevents: bool) -> Request<Full<Bytes>> {
         of(
             &message(headers),
-            &AttemptInfo::first("0190"),
+            &AttemptInfo::first("01980000-40d5-83e8-bc93-6894a57f9324"),
             &Uri::from_static("http://localhost/handle"),
             &told(cloudevents),
         )
