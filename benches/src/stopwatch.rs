@@ -1,4 +1,4 @@
-//! From the first message to the last ack.
+//! Measures the time from the first message to the last ack.
 
 use std::pin::Pin;
 use std::sync::atomic::{
@@ -13,7 +13,7 @@ use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
 use oncegate::{Event, Observer};
 use tokio::sync::Notify;
 
-/// Starts when the first message is received, and stops when so many have been acknowledged.
+/// Starts when the first message is received, and stops after a given number of acks.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     expected: usize,
@@ -42,7 +42,7 @@ impl Stopwatch {
         }
     }
 
-    /// Resolves with the last ack.
+    /// Resolves after the last ack.
     pub(crate) async fn over(self: Arc<Self>) {
         self.over.notified().await;
     }
@@ -68,7 +68,7 @@ impl Observer for Stopwatch {
     }
 }
 
-/// A source that starts the stopwatch with its first message, and tells it of every ack.
+/// A source that starts the stopwatch with its first message and reports every ack to it.
 #[derive(Debug)]
 pub(crate) struct Timed<S> {
     pub(crate) source: S,

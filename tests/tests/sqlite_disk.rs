@@ -40,7 +40,7 @@ async fn consumption_pauses_while_the_disk_is_full_and_nothing_is_acknowledged()
 
     disk.make_room();
     consuming.ends_well().await;
-    // Another reader than ours: all of it is in the file.
+    // An independent reader: all of it is in the file.
     let completed = rusqlite::Connection::open(&file).unwrap();
     let completed: i64 = completed
         .query_row("SELECT count(*) FROM records WHERE state = 'completed'", [], |row| row.get(0))

@@ -1,4 +1,4 @@
-//! `oncegate replay`: what a replay of whole topics would run, without running or claiming anything.
+//! `oncegate replay`: reports what a replay of whole topics would run, without running or claiming anything.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -14,19 +14,19 @@ use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::promise::Promised;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Ask what a replay of whole topics would run, without claiming or changing anything
+/// Show what a replay of whole topics would run, without claiming or changing anything
 ///
-/// Reads each topic from its beginning to the end it had at the start, derives the key of every message, and looks
-/// all of them up in the store. It joins no consumer group, and may run beside the consumers.
+/// Reads each topic from its beginning to the end it had at the start, derives the key of every message, and reads all
+/// records in the store. It joins no consumer group, and may run beside the consumers.
 ///
-/// Exit code 0: a replay would change nothing. No handler would run, or runs at the moment, and nothing would go to
-/// the dead letters. That includes messages of which no key can be made: a wrong --key must not look like a proof.
-/// With --allow-dead-letters those are reported and forgiven.
+/// Exit code 0: a replay would change nothing. No handler would run, none is running, and no message would become a
+/// dead letter. A message without a derivable key counts as a dead letter, so that a wrong --key does not look like a
+/// success. With --allow-dead-letters, dead letters are reported and do not change the exit code.
 ///
-/// A queue has no beginning to read from: what is in one is shown by `peek`.
+/// A queue has no beginning to read from: use `peek` for the messages of a queue.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Kafka's addresses, `host:port`, several with commas
@@ -58,10 +58,10 @@ struct Document<'a> {
     schema: &'static str,
     topics: &'a [String],
     store: String,
-    /// What the store promises, as it was found.
+    /// What the store promises with its settings.
     promise: &'a Promised,
     scope: &'a str,
-    /// `same`, `other_fingerprint` or `nothing`: what the store knew of the scope.
+    /// `same`, `other_fingerprint` or `nothing`: what the store's descriptor of the scope says.
     known: &'static str,
     /// Whether the exit code is 0.
     passed: bool,
@@ -111,7 +111,7 @@ async fn examine(args: &Args) -> Result<(Known, Promised, ReplayReport), Problem
     let mut examination = args.gate.proof(store).open().await?;
     args.tell(examination.known());
     let known = examination.known();
-    // All before the first is read: the ends of a moment, not of a long stretch.
+    // All ends are taken before the first topic is read, so that they belong to one moment.
     let mut readers = Vec::new();
     for topic in &args.topics {
         let reader = TopicReader::open(&args.brokers, topic, args.properties.iter().cloned()).await;
@@ -140,7 +140,7 @@ async fn read(
     Ok(())
 }
 
-/// On standard error; hidden unless that is a terminal.
+/// A progress bar on standard error; hidden unless that is a terminal.
 fn progress(total: u64) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
@@ -205,7 +205,7 @@ impl Args {
     }
 }
 
-/// What would not be answered from the store, in words; nothing when there is nothing.
+/// Describes the messages that the store would not answer; empty when there are none.
 pub(crate) fn changes(report: &ReplayReport) -> String {
     let mut parts = Vec::new();
     let mut part = |count: u64, what: &str| {
@@ -221,7 +221,7 @@ pub(crate) fn changes(report: &ReplayReport) -> String {
     parts.join(", ")
 }
 
-/// Adds the first messages of each kind of trouble.
+/// Adds the first messages of each kind of finding.
 pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
     for (title, examples) in [
         ("would run again", &report.examples.would_run_again),
@@ -247,7 +247,7 @@ pub(crate) fn counts(table: &mut Table, report: &ReplayReport) {
             report.without_record,
             "never run, or forgotten after the retention",
         );
-        table.noted("  abandoned", report.abandoned, "ended without a word, and the lease is over");
+        table.noted("  abandoned", report.abandoned, "ended without an outcome, and the lease is over");
         table.noted("  retry is due", report.retry_due, "failed or interrupted");
     }
     table.number("in progress", report.in_progress);

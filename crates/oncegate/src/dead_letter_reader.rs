@@ -1,6 +1,6 @@
-//! Places of dead letters as operators see them: to be looked through, and to be emptied.
+//! Reading and redriving the dead letters of a topic or queue.
 //!
-//! What may become of a letter is decided by [`operate`](crate::operate); a letter box knows a broker and no store.
+//! [`operate`](crate::operate) decides what to do with a dead letter; a reader knows a broker and no store.
 
 use std::fmt;
 
@@ -11,93 +11,93 @@ use crate::failure::BoxError;
 use crate::message::{Message, Origin};
 use crate::source::SourceError;
 
-/// A topic or queue of dead letters.
+/// Reads and redrives the dead letters of a topic or queue.
 #[async_trait]
 pub trait DeadLetterReader: Send + Sync + fmt::Debug {
     /// Connects. Called once, before the first `next_batch`.
     ///
     /// # Errors
-    /// Says what to change.
+    /// Names what to change.
     async fn open(&mut self) -> Result<(), SourceError>;
 
-    /// The next letters; `None` when there are no more of those that were there at the start.
+    /// Returns the next dead letters; `None` after the last one that existed at the start.
     ///
     /// # Errors
-    /// When the broker does not answer, or refuses.
+    /// When the broker does not answer, or denies access.
     async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError>;
 
-    /// Where the message would go: to `to`, or else to where it was consumed.
+    /// Returns the topic or queue for the message: `to`, or else the one where it was consumed.
     ///
     /// # Errors
-    /// Says why it cannot go there.
-    fn destination(&self, buried: &StoredDeadLetter, to: Option<&str>) -> Result<String, String>;
+    /// Names the reason why the message cannot be sent there.
+    fn destination(&self, stored: &StoredDeadLetter, to: Option<&str>) -> Result<String, String>;
 
-    /// Sends the message to `destination`, as it was and on its first route. Returns only when it is durable there.
+    /// Sends the original message with its first route to `destination`. Returns only when it is durable there.
     ///
     /// # Errors
-    /// When it may not be there. It may be all the same, so whoever sends it again sends it twice.
-    async fn send(&self, buried: &StoredDeadLetter, destination: &str) -> Result<(), BoxError>;
+    /// When it may not be durable there. It may also have been written, so a retry may send it twice.
+    async fn send(&self, stored: &StoredDeadLetter, destination: &str) -> Result<(), BoxError>;
 
-    /// What keeps an order: messages for which this is equal are sent one after another. `None`: any order will do. The
-    /// message's key, which is the group in a FIFO queue, unless overridden.
-    fn order(&self, buried: &StoredDeadLetter) -> Option<Vec<u8>> {
-        buried.message().key().map(<[u8]>::to_vec)
+    /// Returns the order key: messages with equal order keys are sent one after another. `None` allows any order. The
+    /// default is the message's broker key, which is the group in a FIFO queue.
+    fn order(&self, stored: &StoredDeadLetter) -> Option<Vec<u8>> {
+        stored.message().key().map(<[u8]>::to_vec)
     }
 
-    /// Notes what became of a letter; letters of one partition are settled in their order.
-    fn settle(&mut self, buried: &StoredDeadLetter, settled: Disposition);
+    /// Records the disposition of a dead letter. Dead letters of one partition are settled in their order.
+    fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition);
 
-    /// Makes what was settled so far survive a crash.
+    /// Saves the dispositions recorded so far, so that they survive a crash.
     ///
     /// # Errors
-    /// When the broker does not take it: after a restart, these letters come again.
+    /// When the broker does not store them: after a restart, these dead letters are read again.
     async fn save(&mut self) -> Result<(), SourceError>;
 
-    /// Saves, gives back what is left, and leaves.
+    /// Saves, returns the remaining dead letters, and disconnects.
     ///
     /// # Errors
     /// As [`save`](Self::save).
     async fn close(&mut self) -> Result<(), SourceError>;
 }
 
-/// What became of a letter.
+/// The disposition of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// Its message is durably where it belongs. A queue deletes the letter; a topic keeps it, behind the progress.
+    /// Its message was sent and is durable. A queue deletes the dead letter; a topic keeps it, and the progress moves
+    /// past it.
     Sent,
-    /// It is none of ours, or nothing is to be done: it stays, and this progress passes it.
+    /// It is not wanted, or needs no action: it stays, and the progress moves past it.
     Passed,
-    /// It stays, and must be seen again.
+    /// It stays, and must be read again.
     Left,
 }
 
-/// A message of a letter box, as it lies there.
+/// A message in a dead-letter topic or queue.
 #[derive(Clone, Debug)]
 pub struct StoredDeadLetter {
-    /// Where it lies: partition and offset, or the queue's id of it.
+    /// Its position: partition and offset, or the queue's message id.
     pub place: Origin,
-    /// What it is.
+    /// The dead letter or other message.
     pub what: Letter,
 }
 
-/// What lies in a letter box.
+/// The content of a message in a dead-letter topic or queue.
 #[derive(Clone, Debug)]
 pub enum Letter {
-    /// A letter that oncegate wrote: the message as it was consumed, with its own headers and route, and why it was
-    /// given up.
+    /// A dead letter that oncegate wrote: the original message with its own headers and route, and the cause.
     Known(DeadLetter),
-    /// Something that somebody else put there, a queue's redrive policy for example, as it is.
+    /// A message from another writer, such as a queue's redrive policy, unchanged.
     Foreign(Message),
 }
 
 impl StoredDeadLetter {
-    /// What lies there; `read` finds the letter as it was before it was written, if oncegate wrote it.
+    /// Creates it from the message read; `read` decodes the dead letter if oncegate wrote it.
     pub(crate) fn of(message: Message, read: impl FnOnce(&Message) -> Option<DeadLetter>) -> Self {
         let (place, letter) = (message.origin().clone(), read(&message));
         Self { place, what: letter.map_or(Letter::Foreign(message), Letter::Known) }
     }
 
-    /// The message, as it was before it was given up.
+    /// Returns the original message, as it was before it became a dead letter.
     pub fn message(&self) -> &Message {
         match &self.what {
             Letter::Known(letter) => &letter.message,
@@ -105,7 +105,7 @@ impl StoredDeadLetter {
         }
     }
 
-    /// Why and when it was given up, if oncegate did that.
+    /// Returns the dead letter with its cause and time, if oncegate wrote it.
     pub fn letter(&self) -> Option<&DeadLetter> {
         match &self.what {
             Letter::Known(letter) => Some(letter),

@@ -20,7 +20,7 @@ use tokio::sync::{Notify, watch};
 enum Completions {
     /// They work.
     Work,
-    /// They are not executed, and the store says so.
+    /// They are not executed, and the store reports so.
     Fail,
     /// They are executed, and the answer never comes back.
     LoseTheAnswer,

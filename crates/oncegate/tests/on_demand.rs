@@ -211,7 +211,7 @@ async fn no_more_is_asked_for_than_can_run() {
     let stop = Arc::clone(&queue);
     consumer.run_until(async move { stop.until_acked(50).await }).await.unwrap();
     assert_eq!(queue.look(|state| state.most_wanted), 4, "all permits are used, and no more is asked for");
-    let terms = queue.look(|state| state.terms).expect("the source was told");
+    let terms = queue.look(|state| state.terms).expect("the source was opened");
     assert_eq!((terms.max_attempts, terms.lease, terms.retention), (3, LEASE, Gate::DEFAULT_RETENTION));
     assert_eq!(terms.stop_deadline, Consumer::DEFAULT_STOP_DEADLINE);
 }

@@ -31,7 +31,7 @@ async fn only_the_record_that_was_seen_is_opened_and_its_next_run_is_counted_onc
     let seen = operate::read(&*store, &key).await.unwrap().unwrap().record;
     assert_eq!(operate::reopen(&*store, &key, &seen).await.unwrap(), Reopened::Opened);
 
-    // Whoever has seen the old record changes nothing any more.
+    // An operator that has read the old record changes nothing any more.
     let Reopened::Changed(Some(now)) = operate::reopen(&*store, &key, &seen).await.unwrap() else {
         panic!("opened twice")
     };
@@ -52,11 +52,11 @@ async fn a_reopen_whose_answer_is_lost_is_found_in_the_record() {
     let seen = operate::read(&*store, &key).await.unwrap().unwrap().record;
     let faults = |reply_lost, request_lost| Faults { reply_lost, request_lost, ..Faults::default() };
 
-    // Never sent: nobody knows, and in the end that is what is said.
+    // Never sent: the outcome stays unknown, and after the last retry that is the error.
     let deaf = FaultStore::new(Arc::clone(&store) as _, faults(0.0, 1.0), 1);
     let unknown = operate::reopen(&deaf, &key, &seen).await.unwrap_err();
     assert_eq!(unknown.class(), "unknown");
-    // Done, and never answered: some repeat gets an answer, and meets its own work.
+    // Done, and never answered: some repeat gets an answer, and finds its own change.
     let mut opened = 0;
     for seed in 0..20 {
         let seen = operate::read(&*store, &key).await.unwrap().unwrap().record;
@@ -66,7 +66,7 @@ async fn a_reopen_whose_answer_is_lost_is_found_in_the_record() {
                 assert_eq!(reopened, Reopened::Opened, "seed {seed}");
                 opened += u32::from(mute.injected().reply_lost > 0);
             }
-            // A look whose answer is lost was not made.
+            // A read whose answer is lost changes nothing.
             Err(error) => {
                 assert!(["unknown", "unavailable"].contains(&error.class()), "seed {seed}: {error}");
             }

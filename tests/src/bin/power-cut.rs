@@ -1,4 +1,4 @@
-//! Writes to an SQLite store until its disk is cut off, and says afterwards whether an answer was lost.
+//! Writes to an SQLite store until its disk is cut off, and reports afterwards whether an answer was lost.
 //!
 //! ```text
 //! power-cut load FILE JOURNAL CYCLE [normal]   works until the store fails; each answer is a line of the journal
@@ -176,7 +176,7 @@ async fn take(store: &SqliteStore, message: Message, step: Step) -> Result<(), S
             Reply::Verdict { verdict: Verdict::Busy { retry_in }, .. } if step == Step::ClaimedAgain => {
                 tokio::time::sleep(retry_in).await;
             }
-            other => panic!("{message:?} belongs to nobody else, and {step:?} is answered {other:?}"),
+            other => panic!("{message:?} has no other owner, and {step:?} is answered {other:?}"),
         }
     }
 }
@@ -215,7 +215,7 @@ async fn check(file: &str, journal: &str) -> ExitCode {
             let found = message.step(looked.as_ref().map(|looked| &looked.record));
             match found {
                 Ok(found) if found == **answered => {}
-                // What was under way at the cut may have happened.
+                // What was in progress at the cut may have happened.
                 Ok(found) if found > **answered => unanswered += 1,
                 other => {
                     lost += 1;

@@ -1,4 +1,4 @@
-//! A store, a source, dead letters and an observer that write down what passes, through the public traits alone.
+//! A store, a source, dead letters and an observer that record every call, through the public traits alone.
 
 use std::fmt;
 use std::future::Future;
@@ -108,7 +108,7 @@ impl RecordedStore {
     async fn answered(&self, commands: Vec<Command>, completes: bool) -> Vec<Result<Reply, StoreError>> {
         let mut answer = pin!(self.inner.execute(commands));
         if completes && is_set(Point::CompleteSent) {
-            // Sent, and executed or not: if an answer comes in this time, nobody gets it.
+            // Sent, and executed or not: an answer that comes in this time is discarded.
             tokio::select! {
                 biased;
                 replies = &mut answer => {
@@ -222,7 +222,7 @@ impl AckHandle for RecordedTicket {
     }
 }
 
-/// Writes down what is durably buried.
+/// Records the messages that are durably dead-lettered.
 #[derive(Debug)]
 pub(super) struct RecordedLetters<D> {
     pub(super) inner: D,
@@ -246,7 +246,7 @@ impl<D: DeadLetters> DeadLetters for RecordedLetters<D> {
     }
 }
 
-/// Counts, and writes down what only an observer hears.
+/// Counts, and records the events that only an observer gets.
 pub(super) struct RecordedEvents {
     pub(super) counters: Counters,
     pub(super) history: Arc<History>,

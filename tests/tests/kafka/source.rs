@@ -83,7 +83,7 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("drop", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
-    // Longer than the test may take: who waits for the session of the dropped member waits too long.
+    // Longer than the test may take: waiting for the end of the dropped member's session would fail it.
     let member = || {
         let member = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
         member.property("session.timeout.ms", "300000")
@@ -100,7 +100,7 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
 }
 
-/// A client that ends in the middle of giving its partitions back says nothing to its group. So it goes often, at once.
+/// A client that ends while it returns its partitions does not leave its group. The test repeats this often, at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_goes_is_no_member_any_more() {
     const AT_ONCE: usize = 8;
@@ -228,7 +228,7 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
     kafka.produce(&topic, numbered(8_000, 4)).await;
     let first = source(&kafka, &group, &topic).buffered_messages(100);
     open(&first).await;
-    // Nobody receives from the first member. The second one can only join because the first still polls.
+    // The test does not receive from the first member. The second can join only because the first still polls.
     let mut finished: BTreeSet<_> = finish(receive(&first, 1).await).iter().map(number).collect();
     let second = source(&kafka, &group, &topic);
     open(&second).await;
@@ -368,14 +368,14 @@ async fn a_broker_that_dies_and_returns_costs_nothing() {
     let kafka = Kafka::at(broker.bootstrap());
     let (topic, group) = (kafka.new_topic("kill", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
-    // With a session longer than the outage, nobody is told that he lost anything.
+    // With a session longer than the outage, no member loses its partitions.
     let source = source(&kafka, &group, &topic).property("session.timeout.ms", "45000");
     let counters = open(&source).await;
     let before = receive(&source, 100).await;
 
     broker.kill();
     finish(before);
-    within("a word about it", async {
+    within("a report of it", async {
         while counters.get("source_errors", "broker") == 0 {
             tokio::task::yield_now().await;
         }
@@ -404,8 +404,8 @@ async fn opening_says_what_is_wrong() {
     let text = refusal(missing).await;
     assert!(text.contains(&absent) && !text.contains(&topic), "{text}");
 
-    let nobody = KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
-    assert!(refusal(nobody).await.contains("127.0.0.1:1"));
+    let unreachable = KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
+    assert!(refusal(unreachable).await.contains("127.0.0.1:1"));
 
     let reckless = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("enable.auto.commit", "true");
     assert!(refusal(reckless).await.contains("enable.auto.commit"));

@@ -42,7 +42,7 @@ pub(crate) fn with(source: KafkaSource, properties: &[(&str, &str)]) -> KafkaSou
 /// Cooperative, as by default; partitions change hands quickly.
 pub(crate) const QUICK: &[(&str, &str)] = &[("heartbeat.interval.ms", "200"), ("session.timeout.ms", "6000")];
 
-/// The same, where a rebalance takes everything from everybody.
+/// The eager protocol: a rebalance revokes every partition of every member.
 pub(crate) const RANGE: &[(&str, &str)] = &[
     ("heartbeat.interval.ms", "200"),
     ("session.timeout.ms", "6000"),
@@ -58,7 +58,7 @@ pub(crate) async fn open(source: &KafkaSource) -> Arc<Counters> {
     counters
 }
 
-/// Messages that say where they are.
+/// Messages whose content is their position.
 pub(crate) fn numbered(count: usize, partitions: i32) -> impl Iterator<Item = Record> + Send {
     (0..count).map(move |n| Record::new(n.to_string()).partition((n % partitions as usize) as i32))
 }

@@ -17,7 +17,7 @@ use tokio_postgres::Client;
 
 use crate::hand::{self, HELD, PATIENCE, apply, claim, complete, granted_as, key, scope, token};
 
-/// Longer than the records of these tests live.
+/// Longer than the retention of these tests' records.
 const LONG: Duration = Duration::from_secs(7_200);
 
 const LOCK: &str = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
@@ -204,7 +204,7 @@ async fn it_takes_nothing_from_a_claim_that_comes_at_the_same_moment() {
         assert_eq!(taken.len(), keys.len(), "round {round}");
         for key in &keys {
             let owner = taken[key.as_str()];
-            // Neither removed nor anybody else's.
+            // Neither removed nor taken over.
             assert_eq!(apply(&*stores[1], key, complete(owner, b"")).await.unwrap(), HELD, "{key}");
         }
     }

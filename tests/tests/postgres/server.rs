@@ -98,7 +98,7 @@ async fn the_check_refuses_what_breaks_the_promise() {
     let store = PostgresStore::connect(server.url()).await.unwrap();
     let no_tables = store.check().await.unwrap_err();
     assert_eq!(no_tables.class(), "refused");
-    // It looks at the server before it looks at the tables.
+    // It checks the server before the tables.
     assert!(no_tables.to_string().contains("synchronous_commit"), "{no_tables}");
     let lenient = || PostgresStore::builder(server.url()).allow_asynchronous_commit();
     let unsynced = lenient().connect().await.unwrap().check().await.unwrap_err();
@@ -184,7 +184,7 @@ async fn the_tables_are_made_once_by_who_may() {
 async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer() {
     const ANSWER: Duration = Duration::from_millis(200);
     let server = PostgresServer::start().await;
-    // Somebody else is making them.
+    // Another session is creating the tables.
     let mut other = server.connection().await;
     let transaction = other.transaction().await.unwrap();
     transaction.execute("SELECT pg_advisory_xact_lock(8029745910187783269)", &[]).await.unwrap();
@@ -194,8 +194,8 @@ async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer(
     let watcher = server.connection().await;
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'oncegate' \
                    AND wait_event_type = 'Lock' AND query_start < now() - interval '1 second'";
-    until("somebody to wait for the lock for a second", PATIENCE, async || {
-        assert!(!made.is_finished(), "nobody has let it go on");
+    until("a session to wait for the lock for a second", PATIENCE, async || {
+        assert!(!made.is_finished(), "the other session still holds the lock");
         let count: i64 = watcher.query_one(waiting, &[]).await.unwrap().get(0);
         if count == 1 { Ok(()) } else { Err(format!("{count} wait")) }
     })
@@ -271,11 +271,11 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
     let postgres = Postgres::shared().await;
     let invalid = PostgresStore::connect("postgres://billing:canary@host:port/x").await.unwrap_err();
     assert_eq!(invalid.class(), "refused", "{invalid}");
-    let nobody = PostgresStore::connect("postgres://billing:canary@127.0.0.1:1/x").await.unwrap_err();
-    assert_eq!(nobody.class(), "unavailable", "{nobody}");
+    let unreachable = PostgresStore::connect("postgres://billing:canary@127.0.0.1:1/x").await.unwrap_err();
+    assert_eq!(unreachable.class(), "unavailable", "{unreachable}");
     let stranger = PostgresStore::connect(&postgres.url_as("stranger:canary")).await.unwrap_err();
     assert_eq!(stranger.class(), "refused", "{stranger}");
-    for error in [invalid, nobody, stranger] {
+    for error in [invalid, unreachable, stranger] {
         assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
     }
     let right = PostgresStore::connect(&postgres.url_as("postgres:canary")).await.unwrap();

@@ -121,7 +121,7 @@ async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays_untouched() {
     }
     let key = random_key(&scope);
     let (_, bucket, _) = store.names(&key).unwrap();
-    let () = hand.ask(&["SET", &bucket, "somebody's"]).await;
+    let () = hand.ask(&["SET", &bucket, "foreign"]).await;
     let answer = apply(&store, &key, claim(owner)).await;
     assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{answer:?}");
 }

@@ -139,7 +139,7 @@ async fn a_dropped_store_leaves_no_connection_behind() {
     let before: String = hand.ask(&["CLIENT", "LIST"]).await;
     let store = unwatched(&proxy).connect().await.unwrap();
     {
-        // A call that nobody waits for any more does not keep the thread alive either.
+        // A call whose caller is gone does not keep the thread alive either.
         let scope = scope();
         let key = key(&scope, 1);
         assert!(granted_as(1, &apply(&store, &key, claim(token())).await.unwrap()));

@@ -75,7 +75,7 @@ async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_g
     let before = fence(&apply(&going_on, &keys[1], fenced(running[1])).await.unwrap());
 
     pair.fail_over().await;
-    // Of a key of its own: a claim that was on its way may have been heard, though nobody is told that it was granted.
+    // Of a key of its own: a claim in flight may have been executed, though its caller gets no grant.
     assert!(refusal(&halting, &refused).await.contains("lost records"));
     // What runs may end, and is recorded.
     let recreated = Reply::Applied { recreated: true };
@@ -131,7 +131,7 @@ async fn a_server_that_comes_back_empty_is_noticed_before_it_answers_a_claim() {
     server.kill();
     server.wipe();
     server.start_again().await;
-    // A claim that was on its way already may have been heard, but nobody is told that it was granted.
+    // A claim in flight may have been executed, but its caller gets no grant.
     let refused =
         until("the claim to be refused", LIMIT, async || match apply(&store, &lost, claim(token())).await {
             Ok(answer) => panic!("a server that has lost records has answered: {answer:?}"),

@@ -12,7 +12,7 @@ use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 use crate::faults::{until_answered, unwatched};
 use crate::hand::{apply, claim, complete, key, scope, token};
 
-/// How a reply is lost, or comes when nobody waits for it any more.
+/// How a reply is lost, or comes after the caller has stopped waiting for it.
 pub(crate) const WAYS: [Mode; 4] = [Mode::Lose, Mode::Cut, Mode::Stall, Mode::Delay];
 
 const TIMEOUT: Duration = Duration::from_millis(150);
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_millis(150);
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn fail(token: Token) -> Operation {
-    Operation::Fail { token, reason: "hopeless".to_owned(), retention: Duration::from_secs(3_600) }
+    Operation::Fail { token, reason: "rejected".to_owned(), retention: Duration::from_secs(3_600) }
 }
 
 fn printed(token: Token, digit: u8) -> Operation {
@@ -28,7 +28,7 @@ fn printed(token: Token, digit: u8) -> Operation {
     Operation::Claim { token, lease: Duration::from_secs(30), fingerprint, fenced: false }
 }
 
-/// What happens before, by its owner; then the operation whose reply is lost; then what its repeat must say.
+/// What happens before, by its owner; then the operation whose reply is lost; then the reply that its repeat must get.
 struct Case {
     name: &'static str,
     before: Vec<Operation>,
@@ -175,7 +175,7 @@ async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_
     );
 }
 
-/// All cases at once, whose replies break off in each way behind so many.
+/// Runs all cases at once; their replies are lost in each way after so many.
 async fn breaks_off(proxy: &Proxy, store: RedisStore, passing: [usize; 3]) {
     for way in WAYS {
         for passing in passing {

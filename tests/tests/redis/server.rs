@@ -169,7 +169,7 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
         keys.push(key);
     }
     let list = key(&scope, 100);
-    let () = hand.ask(&["RPUSH", list.as_str(), "somebody's"]).await;
+    let () = hand.ask(&["RPUSH", list.as_str(), "foreign"]).await;
     let eternal = key(&scope, 101);
     let () = hand.ask(&["SET", eternal.as_str(), "S0123.......\u{3}0000000000000000never"]).await;
     keys.push(list);
@@ -250,9 +250,9 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
     assert_eq!(wrong.class(), "refused", "{wrong}");
     let invalid = RedisStore::connect("http://billing:canary@host").await.unwrap_err();
     assert_eq!(invalid.class(), "refused", "{invalid}");
-    let nobody = RedisStore::connect("redis://billing:canary@127.0.0.1:1").await.unwrap_err();
-    assert_eq!(nobody.class(), "unavailable", "{nobody}");
-    for error in [wrong, invalid, nobody] {
+    let unreachable = RedisStore::connect("redis://billing:canary@127.0.0.1:1").await.unwrap_err();
+    assert_eq!(unreachable.class(), "unavailable", "{unreachable}");
+    for error in [wrong, invalid, unreachable] {
         assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
     }
     let right = RedisStore::connect(&format!("redis://billing:right@{address}")).await.unwrap();
@@ -332,7 +332,7 @@ async fn each_right_that_is_missing_is_missed_before_the_first_message() {
         let words: Vec<&str> =
             ["ACL", "SETUSER", "billing", "reset", "on", ">right"].into_iter().chain(granted).collect();
         let () = hand.ask(&words).await;
-        // Of the record that the look at the rights is made on, too: it stays for a second.
+        // Also of the record that the check of the rights writes: it stays for a second.
         let () = hand.ask(&["FLUSHALL"]).await;
         let opened = async {
             let store = RedisStore::connect(&url).await?;

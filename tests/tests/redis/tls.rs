@@ -1,4 +1,4 @@
-//! TLS, and who answers.
+//! TLS: verification of certificates and names.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     // The same server by a name that its certificate does not have.
     let misnamed = known(&at("127.0.0.1")).await.unwrap_err();
     assert!(misnamed.class() == "refused" && misnamed.to_string().contains("certificate"), "{misnamed}");
-    // The same name from an authority that nobody has named.
+    // The same name from an authority that is not configured.
     let stranger = builder(&at("localhost")).connect().await.unwrap_err();
     assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
     let garbage = builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! In the consumer runtime: acknowledgements follow what the record says, and nothing else.
+//! In the consumer runtime: acknowledgements follow the record, and nothing else.
 
 use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ fn receipt(attempt: &Attempt) -> String {
     format!("receipt of attempt {}", attempt.number())
 }
 
-/// Charges in a transaction that ends in this way at the first attempt, and remembers what duplicates were told.
+/// Charges in a transaction that ends in this way at the first attempt, and remembers what duplicates got.
 struct Pay {
     till: Till,
     first: End,
@@ -28,7 +28,7 @@ impl Handler for Pay {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let end = if attempt.number() == 1 { self.first } else { End::Commit };
         self.till.charge(message, attempt, &receipt(attempt), end, ready(())).await?;
-        // Not what was committed: the record has the last word.
+        // Not what was committed: the record decides.
         Ok("something else".to_owned())
     }
 
@@ -82,7 +82,7 @@ async fn a_lease_lost_while_the_transaction_is_open_rolls_it_back() {
     }
 }
 
-/// Somebody else takes the key and completes it while the transaction is open; the handler does not care.
+/// Another owner takes the key and completes it while the transaction is open; the handler ignores its cancellation.
 struct TakenOver {
     place: Arc<Place>,
     told: Arc<Mutex<Vec<String>>>,

@@ -1,4 +1,4 @@
-//! Loops of one's own.
+//! Custom consumer loops, which use a lease without the runtime.
 
 use std::future::ready;
 use std::time::{Duration, Instant};

@@ -65,7 +65,7 @@ impl Place {
         Self { till, store: Arc::new(store), journal, scope: unique("transactions"), _folder: folder }
     }
 
-    /// What the store's journal says of a key.
+    /// Returns the store's journal of a key.
     pub(crate) async fn history(&self, key: &StoreKey) -> Vec<Entry> {
         match &self.journal {
             Journal::Sqlite(store) => store.journal(key, ENTRIES_MOST).await.unwrap(),
@@ -134,7 +134,7 @@ impl Bench {
     }
 }
 
-/// Charges in a transaction, and says what its result is.
+/// Charges in a transaction, and returns the result.
 pub(crate) struct Charge(pub(crate) Till);
 
 impl Handler for Charge {
@@ -154,7 +154,7 @@ pub(crate) fn key_of(scope: &str, id: i64) -> StoreKey {
     Key::json(["id"]).compile(&Scope::new(scope).unwrap()).unwrap().derive("payments", &message).unwrap()
 }
 
-/// An operator opens the key again, and somebody else claims and completes it.
+/// An operator reopens the key, and another owner claims and completes it.
 pub(crate) async fn take_over(store: &dyn Store, key: StoreKey, result: &str) {
     let expected = store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
     let token = Token::from_bits(fastrand::u128(..));

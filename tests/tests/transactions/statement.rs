@@ -17,7 +17,7 @@ use crate::place::postgres_store;
 const RECORDS: u64 = 400;
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A record of any state, by one of two tokens; `expires_at` says how long it has left.
+/// A record of any state, by one of two tokens; `expires_at` is its expiry.
 fn any_record(rng: &mut Rng, tokens: [Token; 2]) -> Record {
     let token = tokens[rng.usize(..2)];
     let attempt = rng.u8(1..=255);

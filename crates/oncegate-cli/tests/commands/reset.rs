@@ -43,7 +43,7 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
             .map(|entry: serde_json::Value| entry["event"].as_str().expect("text").to_owned())
             .collect::<Vec<_>>()
     };
-    // Its own thread writes what the gate has to say.
+    // The gate logs on its own thread.
     until("the gate's entries", LIMIT, async || match events().len() {
         2.. => Ok(()),
         some => Err(format!("{some} entries")),

@@ -19,7 +19,7 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let planned = migrate(&["--dry-run"]).await;
     assert!(planned.ended(1).says("no tables").out.contains("CREATE TABLE"), "{}", planned.out);
     assert!(!planned.err.contains("secret") && planned.err.contains("***@127.0.0.1"), "{}", planned.err);
-    // Nobody can be asked, so nothing is done.
+    // Without a terminal the command cannot ask for confirmation, so it does nothing.
     migrate(&[]).await.ended(2).says("--yes");
     assert_eq!(migrate(&["--dry-run", "--json"]).await.ended(1).json()["from"], serde_json::Value::Null);
     let done = migrate(&["--yes", "--json"]).await.ended(0).json();

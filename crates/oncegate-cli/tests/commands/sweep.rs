@@ -37,7 +37,7 @@ async fn results_that_are_over_are_counted_and_then_deleted() {
     assert!(old.exists());
     let deleted = sweep(&["--json"]).await.ended(0).json();
     assert_eq!((&deleted["over"], &deleted["over_bytes"]), (&1.into(), &200_003.into()));
-    // The other one, and the one that says that a gate was opened.
+    // The other one, and the marker that a gate was opened.
     assert_eq!(deleted["kept"], 2);
     assert!(!old.exists());
     assert_eq!(sweep(&[]).await.ended(0).line("deleted"), "deleted 0");

@@ -1,4 +1,4 @@
-//! Bugs that somebody might write, each of which the check must find.
+//! Plausible bugs, each of which the check must find.
 
 use std::time::Duration;
 
@@ -32,11 +32,11 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("a release forgets the takeover", release_forgets_takeover),
     ("a takeover does not count", takeover_uncounted),
     ("pending expires with its lease", pending_expires_with_lease),
-    ("a repeated claim is told to wait", repeat_is_busy),
+    ("a repeated claim gets Busy", repeat_is_busy),
     ("fail without a token compare", fail_without_compare),
     ("a repeated fail forgets the hand-over", fail_forgets_hand_over),
     ("reopen does not compare", reopen_without_compare),
-    ("nobody is told of a reopen", reopen_untold),
+    ("a grant does not report a reopen", reopen_untold),
     ("lost changes the record", lost_changes),
 ];
 
@@ -95,7 +95,7 @@ fn fail_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) 
 fn extend_by_anyone(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
     let Operation::Extend { .. } = op else { return apply(now, record, op) };
     let (after, reply) = apply(now, stolen(&record, op), op);
-    // The owner stays who he was; only his lease was moved.
+    // The owner is unchanged; only its lease was moved.
     match (after, record) {
         (Some(after), Some(before)) => (Some(Record { expires_at: after.expires_at, ..before }), reply),
         (after, _) => (after, reply),

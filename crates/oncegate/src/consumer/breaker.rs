@@ -1,12 +1,11 @@
-//! Pauses a handler that fails for all alike, before it uses up the attempts of every message there is.
+//! Circuit breaker: pauses a handler that fails for all messages alike, before they use up their attempts.
 //!
-//! A dependency that is down fails every message in the same way. Each would go through its attempts and end with the
-//! dead letters, a day's topic of them. So the failures of *distinct keys* are watched: when too many of the last
-//! ones failed, the breaker opens, nothing of that handler starts any more, and after a pause one message probes
-//! (half open). If it goes through, the breaker closes; if not, the pause gets longer. Failures while it is not
-//! closed cost no attempt.
+//! A dependency that is down fails every message in the same way. Each message would use up its attempts and become a
+//! dead letter. So the breaker counts the failures of *distinct keys*: when too many of the last ones failed, it opens,
+//! that handler starts no more messages, and after a pause one message probes (half-open). If the probe succeeds, the
+//! breaker closes; if not, the pause gets longer. Failures while it is not closed cost no attempt.
 //!
-//! [`apply`] is the whole of it, and pure: time and outcomes are parameters.
+//! All rules are in [`apply`], which is pure: time and outcomes are parameters.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +19,8 @@ use crate::backoff::Backoff;
 use crate::gate::OpenGate;
 use crate::observe::{BreakerState, Event};
 
-/// When failures mean that something is down which the handler needs, instead of that messages are bad.
+/// The limits of the circuit breaker: when failures mean that a dependency of the handler is down, not that messages
+/// are bad.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,11 +32,12 @@ use crate::observe::{BreakerState, Event};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Breaker {
-    /// How many of the last keys are looked at; nothing is judged before so many were seen. 20 by default, 2 to 1,000.
+    /// How many of the last keys are counted; the breaker stays closed before it has seen that many. 20 by default, 2
+    /// to 1,000.
     ///
-    /// Runs of fewer keys say nothing, however many fail: a few bad messages, tried again and again while nothing
-    /// else comes, must reach the dead letters.
-    /// A source that gives one message at a time, as a partition in order does, gives so many of them up before.
+    /// Failures of fewer keys are no evidence, however many they are: a few bad messages that are retried while no
+    /// others arrive must reach the dead letters. With a source that gives one message at a time, as a partition in
+    /// order does, up to this many messages are given up before the breaker opens.
     pub keys: u32,
     /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and up to 1.
     pub share: f64,
@@ -48,10 +49,10 @@ impl Breaker {
     /// Half of the last 20 keys; pauses of 1 s, doubling up to 30 s.
     pub const DEFAULT: Self =
         Self { keys: 20, share: 0.5, pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(30)) };
-    /// The most keys that can be looked at.
+    /// The most keys that can be counted.
     pub const MOST_KEYS: u32 = 1_000;
 
-    /// What is wrong with these limits.
+    /// Returns what is wrong with these limits, if anything.
     pub(super) fn defect(&self) -> Option<&'static str> {
         if !(2..=Self::MOST_KEYS).contains(&self.keys) {
             return Some("`breaker.keys` must be between 2 and 1,000");
@@ -71,34 +72,34 @@ impl Default for Breaker {
     }
 }
 
-/// What is known of a handler's last runs.
+/// The breaker's state: its phase and the last runs.
 #[derive(Clone, Debug, Default)]
 struct State {
     phase: Phase,
-    /// The last keys with what came of their last run, the latest at the end.
+    /// The last keys with the result of their last run, the latest at the end.
     last: VecDeque<(u64, RunResult)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Phase {
-    /// Everything runs.
+    /// Every message runs.
     #[default]
     Closed,
-    /// Nothing runs before `probe_at`.
+    /// No message runs before `probe_at`.
     Open { probe_at: Instant, pauses: u32 },
-    /// The message of this key runs, and nothing else.
+    /// Only the message of this key runs.
     HalfOpen { probe: u64, pauses: u32 },
 }
 
-/// What came of a run, as far as it says something about what the handler needs.
+/// The result of a run, as evidence of whether the handler's dependencies work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunResult {
-    /// It succeeded, or gave the message up: an answer in any case.
+    /// It succeeded, or gave the message up: either way the dependency answered.
     Success,
     Failure,
 }
 
-/// What the breaker is told.
+/// An input of the breaker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum BreakerEvent {
     /// A message of this key is about to start.
@@ -109,9 +110,9 @@ enum BreakerEvent {
     Over { key: u64 },
 }
 
-/// The breaker after it was told something.
-fn apply(now: Instant, limits: &Breaker, mut state: State, told: BreakerEvent) -> State {
-    match (state.phase, told) {
+/// Returns the state after the event.
+fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) -> State {
+    match (state.phase, event) {
         (Phase::Open { probe_at, pauses }, BreakerEvent::Asks { key }) if now >= probe_at => {
             state.phase = Phase::HalfOpen { probe: key, pauses };
         }
@@ -126,7 +127,7 @@ fn apply(now: Instant, limits: &Breaker, mut state: State, told: BreakerEvent) -
             let pauses = pauses.saturating_add(1);
             state.phase = Phase::Open { probe_at: now + limits.pause.wait(pauses, fraction), pauses };
         }
-        // A duplicate, or a message that is busy elsewhere: it has found out nothing, so the next one may.
+        // A duplicate, or a key that is busy elsewhere: the probe found out nothing, so the next message may probe.
         (Phase::HalfOpen { probe, pauses }, BreakerEvent::Over { key }) if key == probe => {
             state.phase = Phase::Open { probe_at: now, pauses };
         }
@@ -177,7 +178,8 @@ impl Switch {
         Self { limits, state: Mutex::default() }
     }
 
-    /// Called right before a message starts; whoever is told to run must call [`over`](Self::over) at its end.
+    /// Called right before a message starts. After `Run` the caller must call [`over`](Self::over) when the attempt
+    /// ends.
     pub(super) fn admit(&self, gate: &OpenGate, key: u64) -> Admission {
         match self.tell(gate, BreakerEvent::Asks { key }) {
             (Phase::Closed, _) => Admission::Run,
@@ -186,14 +188,14 @@ impl Switch {
         }
     }
 
-    /// The handler has run. Whether that run, if it failed, counts as an attempt.
+    /// Notes that the handler has run. Returns whether that run, if it failed, counts as an attempt.
     pub(super) fn ran(&self, gate: &OpenGate, key: u64, ran: RunResult) -> bool {
         let fraction = gate.fraction();
         let (before, after) = self.tell(gate, BreakerEvent::Ran { key, ran, fraction });
         (before, after) == (Phase::Closed, Phase::Closed)
     }
 
-    /// The attempt is over, whether or not the handler has run.
+    /// Notes that the attempt is over, whether or not the handler has run.
     pub(super) fn over(&self, gate: &OpenGate, key: u64) {
         self.tell(gate, BreakerEvent::Over { key });
     }
@@ -206,13 +208,13 @@ impl Switch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).phase
     }
 
-    /// The phases before and after.
-    fn tell(&self, gate: &OpenGate, told: BreakerEvent) -> (Phase, Phase) {
+    /// Applies an event, and returns the phases before and after it.
+    fn tell(&self, gate: &OpenGate, event: BreakerEvent) -> (Phase, Phase) {
         let Some(limits) = &self.limits else { return (Phase::Closed, Phase::Closed) };
         let (before, after) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let before = state.phase;
-            *state = apply(Instant::now(), limits, std::mem::take(&mut *state), told);
+            *state = apply(Instant::now(), limits, std::mem::take(&mut *state), event);
             (before, state.phase)
         };
         let scope = gate.scope();
@@ -220,14 +222,14 @@ impl Switch {
             (Phase::Closed, Phase::Open { .. }) => {
                 warn!(
                     scope,
-                    "the handler fails for all alike: it is paused, and one message at a time probes"
+                    "the circuit breaker is open: the handler is paused, and one message at a time probes"
                 );
                 BreakerState::Open
             }
             (Phase::Open { .. }, Phase::HalfOpen { .. }) => BreakerState::HalfOpen,
             (Phase::HalfOpen { .. }, Phase::Open { .. }) => BreakerState::Open,
             (Phase::HalfOpen { .. }, Phase::Closed) => {
-                info!(scope, "the handler works again");
+                info!(scope, "the circuit breaker is closed: the handler works again");
                 BreakerState::Closed
             }
             _ => return (before, after),
@@ -237,7 +239,7 @@ impl Switch {
     }
 }
 
-/// The messages that wait for their handler's breaker, by the number of their route.
+/// The messages that wait for their handler's breaker, by their route's number.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     waiting: BTreeMap<usize, VecDeque<PlaceId>>,
@@ -256,7 +258,7 @@ impl Held {
         self.waiting.clear();
     }
 
-    /// Takes out whoever may ask again: all when the breaker has closed, one when a probe is due.
+    /// Takes out the messages that may ask again: all when the breaker has closed, one when a probe is due.
     pub(super) fn due<'a>(&mut self, switch: impl Fn(usize) -> Option<&'a Switch>) -> Vec<PlaceId> {
         let now = Instant::now();
         let mut due = Vec::new();
@@ -271,7 +273,7 @@ impl Held {
         due
     }
 
-    /// When the next probe is due. The end of one that runs is told by its task.
+    /// When the next probe is due. The task of a probe that runs reports its end.
     pub(super) fn next_probe<'a>(&self, switch: impl Fn(usize) -> Option<&'a Switch>) -> Option<Instant> {
         let phases = self.waiting.keys().filter_map(|route| Some(switch(*route)?.phase()));
         let probes = phases.filter_map(|phase| match phase {
@@ -289,7 +291,7 @@ mod tests {
     const LIMITS: Breaker =
         Breaker { keys: 4, share: 0.5, pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(4)) };
 
-    /// A breaker at a time that only moves when it is told to.
+    /// A breaker whose clock moves only on request.
     struct Bench {
         now: Instant,
         state: State,
@@ -300,8 +302,8 @@ mod tests {
             Self { now: Instant::now(), state: State::default() }
         }
 
-        fn tell(&mut self, told: BreakerEvent) -> Phase {
-            self.state = apply(self.now, &LIMITS, std::mem::take(&mut self.state), told);
+        fn tell(&mut self, event: BreakerEvent) -> Phase {
+            self.state = apply(self.now, &LIMITS, std::mem::take(&mut self.state), event);
             self.state.phase
         }
 
@@ -369,7 +371,7 @@ mod tests {
         assert!(matches!(bench.probe(999, 5), Phase::Open { .. }), "not yet");
         assert_eq!(bench.probe(1, 5), Phase::HalfOpen { probe: 5, pauses: 1 });
         assert_eq!(bench.probe(60_000, 6), Phase::HalfOpen { probe: 5, pauses: 1 }, "one at a time");
-        // Whoever had begun before says nothing about now.
+        // A run that began before the change is no evidence about now.
         assert_eq!(bench.ran(1, RunResult::Success), Phase::HalfOpen { probe: 5, pauses: 1 });
         assert_eq!(bench.ran(1, RunResult::Failure), Phase::HalfOpen { probe: 5, pauses: 1 });
         assert_eq!(bench.ran(5, RunResult::Success), Phase::Closed);

@@ -1,11 +1,11 @@
-//! Stops a consumer before it drains a topic into the dead letters.
+//! Stops a consumer before it writes a whole topic to the dead letters.
 
 use std::collections::VecDeque;
 
 use crate::health::Refusals;
 
-/// How many messages may be given up before something is wrong with the consumer instead of the messages: a
-/// typo in a key's path, a downstream that answers everything with "bad request".
+/// How many messages may be given up before the consumer counts as faulty instead of the messages. Examples: a typo in
+/// a key's path, a downstream that answers everything with "bad request".
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeadLetterLimit {
     /// This many in a row. 100 by default.
@@ -15,7 +15,7 @@ pub struct DeadLetterLimit {
 }
 
 impl DeadLetterLimit {
-    /// Over how many of the last messages the share is taken; nothing is judged before that many were seen.
+    /// The share is taken over this many of the last messages; it is not applied before that many were seen.
     pub const WINDOW: usize = 1_000;
 }
 
@@ -25,7 +25,7 @@ impl Default for DeadLetterLimit {
     }
 }
 
-/// Counts what became of the last messages.
+/// Counts the outcomes of the last messages.
 #[derive(Debug)]
 pub(super) struct DeadLetterGuard {
     limit: DeadLetterLimit,
@@ -39,13 +39,13 @@ impl DeadLetterGuard {
         Self { limit, in_a_row: 0, window: VecDeque::with_capacity(DeadLetterLimit::WINDOW), given_up: 0 }
     }
 
-    /// A message was handled, or was a duplicate.
+    /// Counts a message that was handled, or was a duplicate.
     pub(super) fn passed(&mut self) {
         self.in_a_row = 0;
         self.push(false);
     }
 
-    /// A message is about to be given up; `Err` says in words why it must not be.
+    /// Counts a message that is about to be given up; `Err` holds the reason why it must not be.
     pub(super) fn giving_up(&mut self) -> Result<(), String> {
         if self.in_a_row >= self.limit.in_a_row {
             return Err(format!("{} messages in a row were given up", self.in_a_row));
@@ -65,7 +65,7 @@ impl DeadLetterGuard {
         Ok(())
     }
 
-    /// What a monitor wants to know.
+    /// Returns the counts for the monitor.
     pub(super) fn refusals(&self) -> Refusals {
         Refusals { in_a_row: self.in_a_row, most_in_a_row: self.limit.in_a_row }
     }

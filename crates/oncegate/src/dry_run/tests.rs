@@ -195,7 +195,7 @@ async fn another_key_than_the_stores_is_refused_and_nothing_is_written() {
     assert!(text.contains(r#"["id"]"#) && text.contains(r#"["amount"]"#), "{text}");
 }
 
-/// Fails, refuses or does not understand, as often as it is told.
+/// A store that fails, refuses or returns unreadable records, a set number of times.
 #[derive(Debug)]
 struct Moody {
     inner: store::MemoryStore,

@@ -224,7 +224,7 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "source_pauses",
         &["cause"],
-        "times that fetching stopped: nobody received, or too much of a partition was unfinished",
+        "times that fetching stopped: messages were not received, or too much of a partition was unfinished",
     )
     .of(&["full", "span"]),
     Metric::counter(

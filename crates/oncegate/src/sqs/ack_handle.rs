@@ -1,4 +1,4 @@
-//! What a message's owner holds of the queue.
+//! The handle that acknowledges one message of a queue.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,17 +10,18 @@ use super::held::MessageId;
 use super::hub::{Fetched, Hub};
 use crate::source::{AckHandle, Delivery};
 
-/// A queue counts visibility in whole seconds: a retry that comes sooner waits here.
+/// The shortest retry that returns to the queue, which counts visibility in whole seconds. An earlier one waits here.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 
-/// The right to delete one message. Dropped without an ack, it hands the message back at once.
+/// Acknowledges one message, which is then deleted. When dropped without an ack, it returns the message at once.
 #[derive(Debug)]
 struct SqsTicket {
     hub: Arc<Hub>,
     id: MessageId,
     delivery: u64,
     lost: CancellationToken,
-    /// Its retries wait here: the order of its group would break, or the redrive policy would take it.
+    /// Whether its retries wait here, because otherwise the order of its group would break, or the redrive policy would
+    /// move the message.
     stays: bool,
 }
 
@@ -56,7 +57,7 @@ impl AckHandle for SqsTicket {
 
 impl Drop for SqsTicket {
     fn drop(&mut self) {
-        // Nothing happens to what was acknowledged or handed back before.
+        // This has no effect on a message that was already acknowledged or returned.
         self.hub.give_back(&self.id, self.delivery, Duration::ZERO);
     }
 }

@@ -88,7 +88,7 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
         list.until_acked(31).await;
         assert!(began.elapsed() >= PATIENCE, "they waited for {:?} only", began.elapsed());
         assert_eq!(away.fail_open(), 30);
-        until("it says so", || {
+        until("the report", || {
             let scopes = monitor.status().scopes;
             scopes[0].outages.first().is_some_and(|outage| outage.open && outage.waiting <= 1)
         })
@@ -157,7 +157,7 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
                     assert_eq!(before, 1, "it was acknowledged before it succeeded");
                     Err(Failure::retry("not yet"))
                 }
-                11 => Err(Failure::permanent("hopeless")),
+                11 => Err(Failure::permanent("rejected")),
                 _ => Ok(()),
             }
         }
@@ -210,7 +210,7 @@ struct Refusing {
 impl Store for Refusing {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         match self.refuses.load(SeqCst) {
-            true => commands.iter().map(|_| Err(StoreError::refused("somebody must change this"))).collect(),
+            true => commands.iter().map(|_| Err(StoreError::refused("a setting must change"))).collect(),
             false => self.inner.execute(commands).await,
         }
     }

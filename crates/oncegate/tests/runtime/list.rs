@@ -21,7 +21,7 @@ pub(crate) struct List {
     next_offset: AtomicI64,
     /// The offsets that were acknowledged, in that order.
     acked: watch::Sender<Vec<i64>>,
-    /// What it says of itself.
+    /// What it reports as its status.
     pub(crate) status: Mutex<SourceStatus>,
 }
 
@@ -130,7 +130,7 @@ impl AckHandle for Receipt {
     fn stop(&self) {}
 }
 
-/// Keeps letters: where each came from, and why.
+/// Dead letters in memory: the origin and the reason of each.
 #[derive(Debug, Default)]
 pub(crate) struct Letters(Mutex<Vec<(String, &'static str)>>);
 

@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     Queue,
 }
 
-/// What was produced, what was acknowledged, and who reads it now.
+/// What was produced, what was acknowledged, and which members read it now.
 #[derive(Debug)]
 pub(crate) struct Broker {
     kind: Kind,
@@ -115,7 +115,7 @@ impl Broker {
         self.moved.notify_waiters();
     }
 
-    /// The queue takes a message back whose worker is at it. `false`: nobody holds one.
+    /// Takes back a message that a consumer holds. `false`: no consumer holds one.
     pub(crate) fn lose_one(&self, which: usize) -> bool {
         let mut state = self.state.lock().unwrap();
         let held: Vec<usize> = state.held.keys().copied().collect();
@@ -162,7 +162,7 @@ impl Broker {
 }
 
 impl State {
-    /// Deals the messages out to the members in turn; whoever gets one back gets it delivered again.
+    /// Assigns the messages to the members in turn. A member that gets one back receives it again.
     fn deal(&mut self) {
         let members: Vec<usize> = self.members.iter().copied().collect();
         for message in 0..self.payloads.len() {

@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// An ack is just when the key's record is COMPLETED, or the message is with the dead letters or has a copy that waits.
+    /// An ack is justified when the key's record is COMPLETED, the message is dead-lettered, or a copy of it waits.
     fn judge(&self) -> Judge {
         let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
         let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
@@ -145,7 +145,7 @@ impl World {
             let records = memory.records();
             let completed =
                 records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
-            let buried = ledger.letters.lock().unwrap().contains_key(&n.to_string());
+            let given_up = ledger.letters.lock().unwrap().contains_key(&n.to_string());
             // A store that lost its data may have lost this record between its completion and the ack.
             let lost = losses.load(Relaxed) > 0;
             // Without a record, its handler must have run. What shares the store's transaction cannot.
@@ -153,7 +153,7 @@ impl World {
             let ran = |payment: Payment| ledger.effects.lock().unwrap().contains_key(&payment.id);
             let ran_open = fails_open && payment.is_some_and(ran);
             assert!(
-                completed || buried || lost || ran_open || broker.is_copied(n),
+                completed || given_up || lost || ran_open || broker.is_copied(n),
                 "seed {seed}: message {n} was acknowledged without COMPLETED, a dead letter or a copy"
             );
         })
@@ -218,7 +218,7 @@ impl World {
             assert_eq!(before, after, "seed {}: a replay had effects", self.seed);
             assert!(
                 self.ledger.letters.lock().unwrap().len() == dead,
-                "seed {}: a replay buried more",
+                "seed {}: a replay dead-lettered more",
                 self.seed
             );
         }
@@ -367,19 +367,19 @@ impl World {
         if self.losses() == 0 {
             assert!(extra <= explained, "seed {}: {extra} extra effects, {explained} explained", self.seed);
         }
-        // One letter speaks for a key: later messages of a key that was given up get no letter of their own.
+        // A key has one dead letter: later messages of a key that was given up get none.
         let payloads = self.broker.payloads();
         let id = |n: usize| serde_json::from_str::<Payment>(&payloads[n]).ok().map(|payment| payment.id);
-        let buried: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
+        let given_up: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
         for n in 0..payloads.len() {
             let settled = match id(n) {
                 Some(id) if self.transacts(id) => {
                     let charged = charges.contains_key(&id);
-                    let letter = buried.contains(&Some(id));
+                    let letter = given_up.contains(&Some(id));
                     assert!(!charged || !letter || lost, "seed {}: {id} is charged and given up", self.seed);
                     charged || letter || lost
                 }
-                Some(id) => effects.contains_key(&id) || buried.contains(&Some(id)),
+                Some(id) => effects.contains_key(&id) || given_up.contains(&Some(id)),
                 None => letters.contains_key(&n.to_string()),
             };
             assert!(settled, "seed {}: message {n} is lost", self.seed);

@@ -91,7 +91,7 @@ async fn an_outage_refuses_everything_until_it_ends() {
     assert_eq!(store.injected().outage, 3);
 }
 
-/// Everything that one seed does to a long run of calls.
+/// The faults and replies of a long run of calls with one seed.
 async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
     let (inner, slept_us) = (memory(), Arc::new(AtomicU64::new(0)));
     let (forgetful, counter) = (inner.clone(), slept_us.clone());

@@ -1,4 +1,4 @@
-//! The engine's look at everything that waits, once a second, for the monitor.
+//! Counts everything that waits in the engine, once a second, for the monitor.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use super::super::{Item, watch};
 use super::{Engine, shard_of};
 use crate::health::{Messages, Stage, WaitCause};
 
-/// The most messages that are named as waiting.
+/// The most waiting messages that are listed.
 const MOST_WAITING: usize = 16;
 
 impl Engine {
-    /// Counts what waits and why. What is under way has notes of its own.
+    /// Counts what waits and why. Attempts in progress have notes of their own.
     pub(super) fn look(&mut self) {
-        let mut look = Look { shards: self.asked_parts(), outages: self.seen_outages(), ..Look::default() };
+        let mut look = Look { shards: self.asked_shards(), outages: self.seen_outages(), ..Look::default() };
         for (item, is_behind) in self.lanes.iter() {
             let seen = self.seen(item, is_behind);
             count(&mut look.messages, seen.stage);
@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    fn asked_parts(&self) -> Vec<(usize, u32)> {
+    fn asked_shards(&self) -> Vec<(usize, u32)> {
         let of_route = |number: usize| {
             let asked = self.shards.iter().filter(|shard| shard.route == number).count();
             (number, u32::try_from(asked).unwrap_or(u32::MAX))

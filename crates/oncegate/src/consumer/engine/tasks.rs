@@ -1,4 +1,4 @@
-//! What runs in tasks of its own: attempts, and answers to what was found completed.
+//! What runs in its own task: attempts, and answers to messages found completed.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::super::{Item, Route, Shared};
 use super::{Done, Shard, breaker_key};
 use crate::source::AckHandle;
 
-/// Tells the ack_handle when the attempt is over, whatever became of it.
+/// Calls the ack handle's `stop` when the attempt is over, whatever its outcome.
 struct Started(Arc<dyn AckHandle>);
 
 impl Drop for Started {
@@ -20,7 +20,7 @@ impl Drop for Started {
     }
 }
 
-/// Tells the breaker when the attempt is over, whether or not the handler has run.
+/// Calls the breaker's `over` when the attempt is over, whether or not the handler has run.
 struct Asked {
     route: Arc<Route>,
     key: Option<LaneId>,
