@@ -23,8 +23,8 @@ fn order(id: u64) -> Message {
     message(id, format!(r#"{{"id": {id}, "amount": 10}}"#))
 }
 
-async fn report(proof: DryRun, messages: Vec<Message>) -> ReplayReport {
-    let mut examination = proof.open().await.unwrap();
+async fn report(dry_run: DryRun, messages: Vec<Message>) -> ReplayReport {
+    let mut examination = dry_run.open().await.unwrap();
     examination.add(messages).await.unwrap();
     examination.finish().await.unwrap()
 }
@@ -107,9 +107,9 @@ async fn a_topic_that_is_done_changes_nothing_and_is_not_changed() {
         complete(&gate, &order(id)).await;
     }
     let before = store.records();
-    let proof = DryRun::new("billing", key(), Arc::clone(&store));
+    let dry_run = DryRun::new("billing", key(), Arc::clone(&store));
     let messages = (0..10_000).map(|n| order(n % 700)).collect();
-    let report = report(proof, messages).await;
+    let report = report(dry_run, messages).await;
     assert_eq!((report.messages, report.completed, report.distinct_keys), (10_000, 10_000, 700));
     assert!(report.changes_nothing());
     assert_eq!(store.records().len(), before.len());
@@ -150,8 +150,8 @@ async fn examples_are_the_first_ones_and_no_more() {
 
 #[tokio::test]
 async fn beyond_the_limit_keys_are_estimated_and_it_says_so() {
-    let proof = DryRun::new("billing", key(), MemoryStore::new()).exact_keys_max(1_000);
-    let report = report(proof, (0..20_000).map(order).collect()).await;
+    let dry_run = DryRun::new("billing", key(), MemoryStore::new()).exact_keys_max(1_000);
+    let report = report(dry_run, (0..20_000).map(order).collect()).await;
     assert!(!report.distinct_keys_exact && report.would_run_again_keys_exact);
     assert_eq!(report.would_run_again_keys, 20_000);
     assert!(report.distinct_keys.abs_diff(20_000) < 700, "{}", report.distinct_keys);
@@ -170,12 +170,12 @@ async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
     let blind = report(DryRun::new("billing", key(), Arc::clone(&store)), messages()).await;
     assert_eq!((blind.completed, blind.mismatched, blind.uncompared), (2, 0, 0));
 
-    let proof = || DryRun::new("billing", key(), Arc::clone(&store));
-    let seeing = report(proof().fingerprint(FingerprintSpec::payload()), messages()).await;
+    let dry_run = || DryRun::new("billing", key(), Arc::clone(&store));
+    let seeing = report(dry_run().fingerprint(FingerprintSpec::payload()), messages()).await;
     assert_eq!((seeing.completed, seeing.mismatched, seeing.uncompared), (1, 1, 0));
     assert_eq!(seeing.examples.mismatched[0].origin, "orders/0@2");
 
-    let other = proof().fingerprint(FingerprintSpec::payload().except(["amount"])).open().await;
+    let other = dry_run().fingerprint(FingerprintSpec::payload().except(["amount"])).open().await;
     assert!(matches!(other, Err(DryRunError::OtherKey { .. })));
 }
 
@@ -214,7 +214,7 @@ impl Moody {
 #[async_trait]
 impl Store for Moody {
     async fn execute(&self, _: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        panic!("a proof changes nothing");
+        panic!("a dry run changes nothing");
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
@@ -236,7 +236,7 @@ impl Store for Moody {
     }
 
     async fn describe(&self, _: &Scope, _: Option<&str>, _: &str) -> Result<String, StoreError> {
-        panic!("a proof changes nothing");
+        panic!("a dry run changes nothing");
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {

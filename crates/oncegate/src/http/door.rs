@@ -137,7 +137,7 @@ impl IdempotencyLayer {
             }
             Err(error) => {
                 // There may be a response that cannot be read now, so the handler must not run.
-                warn!(scope = self.gate.scope(), %error, "a request is refused because its record gives no answer");
+                warn!(scope = self.gate.scope(), %error, "a request is refused because its record cannot be read");
                 Door::Answered(self.refuse(&Problem::StoreUnavailable))
             }
         }

@@ -210,7 +210,7 @@ impl<E: Send + 'static> Run<E> {
 
     async fn release(&self, lease: Lease, counted: bool, status: StatusCode) {
         let scope = self.layer.gate.scope();
-        info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed, and may come again");
+        info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed; it runs again if repeated");
         lease.release(Duration::ZERO, counted, &format!("HTTP status {}", status.as_u16())).await;
         if counted {
             self.layer.gate.observe(Event::Retried { scope });

@@ -75,7 +75,7 @@ pub(crate) fn run(
         let mut poller = Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms, watch);
         let trouble = match poller.run() {
             Some(Trouble::Hopeless(why)) => {
-                tracing::error!(why, "the Kafka consumer cannot go on");
+                tracing::error!(why, "the Kafka consumer has failed");
                 member.buffer.end(End::Failed(why));
                 // Running handlers may still finish, and their offsets are committed.
                 member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
@@ -108,7 +108,7 @@ fn give_up(member: &Member, error: &SourceError) -> Result<(), String> {
         return Err("the client failed before the last commit".to_owned());
     }
     let why = error.to_string();
-    tracing::error!(why, "the Kafka consumer cannot go on");
+    tracing::error!(why, "the Kafka consumer has failed");
     member.buffer.end(End::Failed(why));
     Ok(())
 }

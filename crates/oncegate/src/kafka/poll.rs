@@ -165,7 +165,7 @@ impl Poller {
         }
         if received.rewound {
             let (partition, offset) = (assignment.partition(), borrowed.offset());
-            tracing::warn!(%partition, offset, "the partition's log went back: it was truncated, or the topic was recreated");
+            tracing::warn!(%partition, offset, "the log went back: it was truncated, or the topic was recreated");
         }
         let message = convert::message(&assignment.partition().topic, self.terms.routes, borrowed);
         let crowded = received.span > self.terms.span_max;
@@ -227,7 +227,7 @@ impl Poller {
         if self.owned_one(&partition).is_none_or(|owned| self.is_sought(owned)) {
             return;
         }
-        tracing::warn!(%partition, position, "the log no longer has a message at this position; continuing with its oldest message");
+        tracing::warn!(%partition, position, "the log has no message at this position; continuing with its oldest one");
         if self.terms.start == Start::End {
             // The client continues at the end, which is where a *new* group should begin. This group would skip
             // messages that exist.
@@ -258,8 +258,8 @@ impl Poller {
         }
         self.member.buffer.purge_revoked();
         self.refresh();
-        if let Some(anew) = self.owned_one(&partition).cloned() {
-            self.seeking.push((anew, Offset::Beginning));
+        if let Some(assignment) = self.owned_one(&partition).cloned() {
+            self.seeking.push((assignment, Offset::Beginning));
         }
         self.seek();
     }

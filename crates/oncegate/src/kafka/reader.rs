@@ -213,12 +213,12 @@ impl Reading {
     }
 
     fn run(&mut self, batches: &mpsc::Sender<Result<Batch, SourceError>>) {
-        let mut heard = Instant::now();
+        let mut progressed_at = Instant::now();
         while !self.left.is_empty() {
             let went = match self.step() {
                 Ok(progress) => {
                     if progress {
-                        heard = Instant::now();
+                        progressed_at = Instant::now();
                     }
                     let pause = !progress && !self.messages.is_empty();
                     let full = self.messages.len() >= BATCH_MAX || self.bytes >= BATCH_BYTES;
@@ -226,7 +226,7 @@ impl Reading {
                 }
                 Err(error) => Some(Err(error)),
             };
-            let silent = heard.elapsed() > SILENCE_MAX;
+            let silent = progressed_at.elapsed() > SILENCE_MAX;
             let went = if silent { Some(Err(self.silence())) } else { went };
             let Some(went) = went else {
                 continue;
@@ -236,7 +236,7 @@ impl Reading {
             if batches.blocking_send(went).is_err() || over {
                 return;
             }
-            heard = Instant::now();
+            progressed_at = Instant::now();
         }
     }
 

@@ -26,24 +26,24 @@ impl Trouble {
             FencedInstanceId, GroupMaxSizeReached, InconsistentGroupProtocol, InvalidGroupId,
             UnreleasedInstanceId, UnsupportedAssignor, UnsupportedFeature, UnsupportedVersion,
         };
-        let hopeless = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
+        let permanent = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
         match code {
             // A member that joins with a static id removes the one that had it. If we joined again, we would remove
             // that member, and so on.
             FencedInstanceId => {
-                hopeless("another member has taken our static_member id; give each process its own")
+                permanent("another member has taken our static_member id; give each process its own")
             }
             UnreleasedInstanceId => Self::Held(format!("{reason} ({code})")),
-            GroupMaxSizeReached => hopeless("the group is full; see group.max.size of the brokers"),
+            GroupMaxSizeReached => permanent("the group is full; see group.max.size of the brokers"),
             InconsistentGroupProtocol => {
-                hopeless("members of one group need one group.protocol and partition.assignment.strategy")
+                permanent("members of one group need one group.protocol and partition.assignment.strategy")
             }
-            InvalidGroupId => hopeless("the broker does not accept the name of the group"),
-            UnsupportedAssignor => hopeless("the brokers do not know the property group.remote.assignor"),
+            InvalidGroupId => permanent("the broker does not accept the name of the group"),
+            UnsupportedAssignor => permanent("the brokers do not know the property group.remote.assignor"),
             UnsupportedFeature | UnsupportedVersion => {
-                hopeless("the brokers are too old for the property group.protocol")
+                permanent("the brokers are too old for the property group.protocol")
             }
-            code if Self::forbidden(code) => hopeless("check the credentials and the ACLs"),
+            code if Self::forbidden(code) => permanent("check the credentials and the ACLs"),
             _ => Self::Dropped { cause: "dropped", why: format!("{reason} ({code})") },
         }
     }

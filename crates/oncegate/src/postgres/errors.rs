@@ -127,7 +127,7 @@ pub(super) fn no_connection(error: &PoolError) -> StoreError {
     match error {
         PoolError::Backend(error) => not_executed(error).error,
         PoolError::Timeout(_) => StoreError::unavailable("no connection in time"),
-        _ => StoreError::unavailable("the pool gives no connection"),
+        _ => StoreError::unavailable("the pool has no connection"),
     }
 }
 

@@ -275,7 +275,7 @@ async fn remove_archived(
     let archive = archive.clone();
     let kept = tokio::task::spawn_blocking(move || archive.keep(&expired));
     let kept = kept.map_err(|_| "the archive panicked".into()).await.and_then(|kept| kept);
-    kept.map_err(|error| StoreError::unavailable(format!("the archive keeps nothing: {error}")))?;
+    kept.map_err(|error| StoreError::unavailable(format!("the archive failed: {error}")))?;
     let removed = delete(shared, REMOVE_ARCHIVED, &[&keys, &expiries_ms]).await?;
     Ok(Part { found, removed })
 }

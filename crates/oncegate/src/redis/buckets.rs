@@ -85,7 +85,7 @@ pub(super) fn unmarked(buckets: Option<Buckets>, kept: &str) -> Result<String, S
         None => "no RedisBuilder::compact()".to_owned(),
     };
     Err(StoreError::refused(format!(
-        "the scope's records were kept with {}, and this store has {}: open it as it was, or take another scope",
+        "the scope's records were kept with {}, and this store has {}: use the same setting, or another scope",
         keys(theirs),
         keys(buckets.map(|buckets| buckets.bits)),
     )))

@@ -82,9 +82,7 @@ impl Durability {
                 .zip(said)
                 .all(|(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)));
         let unknown = || {
-            StoreError::unknown(
-                "too few replicas or disks have confirmed the write in time (RedisBuilder::durability)",
-            )
+            StoreError::unknown("too few replicas or disks confirmed the write (RedisBuilder::durability)")
         };
         (!reached).then(unknown)
     }

@@ -114,7 +114,7 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
              the machine must know its authority",
         ),
         _ if error.is_connection_refusal() => {
-            StoreError::unavailable("connection refused: no server listens at this address")
+            StoreError::unavailable("connection refused: no server listens there")
         }
         _ if error.is_timeout() => StoreError::unavailable("the server does not answer"),
         _ => StoreError::unavailable(format!("cannot connect: {}", error.category())),

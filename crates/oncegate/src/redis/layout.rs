@@ -198,10 +198,7 @@ fn take<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), Garbage> {
 fn fence(digits: &[u8]) -> Result<Fence, Garbage> {
     let all_digits = digits.len() == NO_FENCE.len() && digits.iter().all(u8::is_ascii_digit);
     let number = std::str::from_utf8(digits).ok().filter(|_| all_digits).and_then(|text| text.parse().ok());
-    number
-        .filter(|number| *number < FENCE_LIMIT)
-        .map(Fence)
-        .ok_or("its fencing token is not a number of 16 digits")
+    number.filter(|number| *number < FENCE_LIMIT).map(Fence).ok_or("its fencing token is not 16 digits")
 }
 
 /// A reason is for people: a broken character in it must not make the record unreadable.

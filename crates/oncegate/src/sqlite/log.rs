@@ -64,7 +64,7 @@ impl LogWatch {
         let file = self.file.display();
         if bytes <= LOG_BYTES {
             if self.warned_bytes > 0 {
-                info!(%file, bytes, "the write-ahead log is short again");
+                info!(%file, bytes, "the write-ahead log was truncated");
             }
             self.warned_bytes = 0;
         } else if bytes >= self.warned_bytes.saturating_mul(2) {

@@ -71,7 +71,7 @@ impl Place {
         match Identity::of(&self.path) {
             Ok(now) if Some(&now) == self.opened.as_ref() => Ok(()),
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::unavailable(format_args!("{path} cannot be looked at: {error}")))
+                Err(StoreError::unavailable(format_args!("cannot check {path}: {error}")))
             }
             _ => Err(StoreError::refused(format_args!(
                 "{path} was moved, deleted or replaced while it was open; put it back, or restart"

@@ -120,7 +120,7 @@ impl Purge {
         while let Turn::Idle | Turn::Jobs(_) = queue.take(1, pause) {
             pause = self.step().unwrap_or_else(|error| {
                 let error = self.place.name(error);
-                warn!(%error, "expired records stay in the SQLite file for now");
+                warn!(%error, "expired records were not removed from the SQLite file; the purge tries again");
                 self.pace.after_error(RETRY_REST)
             });
         }
@@ -142,9 +142,9 @@ impl Purge {
         }
         if let Some(archive) = self.archive.clone() {
             let records = self.records(&mut expired)?;
-            archive.keep(&records).map_err(|error| {
-                StoreError::unavailable(format_args!("the archive does not take them: {error}"))
-            })?;
+            archive
+                .keep(&records)
+                .map_err(|error| StoreError::unavailable(format_args!("the archive failed: {error}")))?;
         }
         if !expired.is_empty() {
             self.remove(expired)?;

@@ -220,10 +220,7 @@ async fn a_lock_of_another_process_is_waited_for_within_the_limit() {
     foreign.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = one(&store, claim("a", 1)).await.unwrap_err();
     assert!(matches!(&error, StoreError::Unavailable { reason } if reason.contains("lock")), "{error}");
-    assert!(
-        store.read(vec![key("0")]).await.pop().unwrap().unwrap().is_some(),
-        "a read does not wait for a writer"
-    );
+    assert!(store.read(vec![key("0")]).await.pop().unwrap().unwrap().is_some(), "reads do not wait");
     foreign.execute_batch("COMMIT").unwrap();
     assert!(one(&store, claim("a", 1)).await.is_ok());
 }

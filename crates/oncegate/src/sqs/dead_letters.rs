@@ -119,17 +119,23 @@ impl SqsDeadLetters {
         let limit = open.queue.limit();
         let written = Letter::of(letter).fit(limit).map_err(|bytes| {
             format!(
-                "the message has {bytes} bytes without its attributes, and the dead-letter queue {} takes {limit}: raise its \
-                 `MaximumMessageSize`, which is read again before the next attempt",
+                "the message has {bytes} bytes without its attributes, and the dead-letter queue {} takes {limit}: raise \
+                 its `MaximumMessageSize`, which is read again before the next attempt",
                 self.queue
             )
         })?;
         let (origin, cause) = (letter.message.origin(), letter.cause.as_str());
         if !written.left_out.is_empty() {
             let left_out = &written.left_out;
-            warn!(%origin, cause, limit, ?left_out, "the dead letter was written without these attributes of its message; raise the queue's `MaximumMessageSize`");
+            warn!(
+                %origin, cause, limit, ?left_out,
+                "the dead letter has no room for these attributes of its message; raise the queue's `MaximumMessageSize`"
+            );
         } else if written.shortened {
-            warn!(%origin, cause, reason = letter.reason, "the dead letter was written without all of its reason and origin; raise the queue's `MaximumMessageSize`");
+            warn!(
+                %origin, cause, reason = letter.reason,
+                "the dead letter has no room for all of its reason and origin; raise the queue's `MaximumMessageSize`"
+            );
         }
         Ok(written)
     }

@@ -91,7 +91,8 @@ impl Driver {
         }
         if self.receivers.under_way() > 0 {
             info!(
-                "the stop deadline is over: a long poll is cancelled, and its messages will be delivered again after their visibility timeout"
+                "the stop deadline is over: a long poll is cancelled, and its messages are redelivered after their \
+                 visibility timeout"
             );
         }
         true
@@ -208,7 +209,7 @@ impl Driver {
         self.hub.failures.failed(Instant::now().into_std(), operation, error);
         self.hub.observe(Event::SourceError { operation });
         if error.is_denied() {
-            error!(operation, %error, failures, "SQS denies access; grant the right in the policy; retrying until then");
+            error!(operation, %error, failures, "SQS denies access; check the rights and the credentials; retrying");
         } else {
             warn!(operation, %error, failures, "the call to SQS failed; retrying");
         }
@@ -232,7 +233,8 @@ impl Driver {
                 })
             });
             if read.last_receive {
-                warn!(origin = %read.message.origin(), "this is the message's last receive before the redrive policy moves it");
+                let origin = read.message.origin();
+                warn!(%origin, "this is the message's last receive before the redrive policy moves it");
                 self.hub.observe(Event::SqsLastReceive);
             }
             let stays = group.is_some() || read.last_receive;
@@ -256,7 +258,8 @@ impl Driver {
         if gone > 0 {
             warn!(
                 messages = gone,
-                "the receipt handles of finished messages are no longer valid: an earlier call has deleted them, or their records will answer the next delivery"
+                "the receipt handles of finished messages are no longer valid: an earlier call has deleted them, or \
+                 their records will answer the next delivery"
             );
             self.hub.observe(Event::SqsDeleteFailed { count: gone });
         }

@@ -12,13 +12,12 @@
 //!
 //! - It is **received** only when a handler is free for it. That handler's permit is free again when the delete is
 //!   confirmed.
-//! - It is **held**, by extending its visibility timeout, while it runs, while another worker has its key (returning it
-//!   would use up its receives), and while it waits for its turn in an order. 12 hours after the receive it becomes
-//!   visible again.
+//! - It is **held**, by extending its visibility timeout, while it runs, while another worker has its key (returning
+//!   it would use up its receives), and while it waits for its turn in an order. 12 hours after the receive it
+//!   becomes visible again.
 //! - A **retry** after a second or more returns the message to the queue, hidden for that long. An earlier retry
-//!   waits in
-//!   the consumer. So does every retry of a FIFO queue, because the later messages of the group would use up receives as
-//!   well, and the retry of a message on its last receive before the redrive policy moves it.
+//!   waits in the consumer. So does every retry of a FIFO queue, because the later messages of the group would use up
+//!   receives as well, and the retry of a message on its last receive before the redrive policy moves it.
 //! - It is **deleted** after its record is completed, in batches. A delete that fails is repeated until the message
 //!   becomes visible again; then its record answers the next delivery.
 //! - At a **stop**, messages that have not started return to the queue at once.

@@ -42,9 +42,7 @@ pub(crate) enum QueueError {
         "no server answers `sqs:{action}` for the queue `{queue}`: correct its region or endpoint, or wait"
     )]
     Unreachable { queue: String, action: &'static str, error: CallError },
-    #[error(
-        "the queue `{0}` is FIFO by its attributes but not by its name, which SQS does not allow: check the endpoint"
-    )]
+    #[error("the queue `{0}` is FIFO by its attributes but not by its name; SQS does not allow that")]
     Misnamed(String),
 }
 
@@ -180,9 +178,9 @@ impl fmt::Display for Warning {
             ),
             Self::MaxRun { max_run } => write!(
                 f,
-                "the gate's `max_run` is {max_run} s, and SQS makes a message visible 12 hours after its receive, even if \
-                 its handler runs: the handler is cancelled then, and the message is delivered again. Set `max_run` to 12 h or less, or \
-                 split the work"
+                "the gate's `max_run` is {max_run} s, and SQS makes a message visible 12 hours after its receive, \
+                 even if its handler runs: the handler is cancelled then, and the message is delivered again. \
+                 Set `max_run` to 12 h or less, or split the work"
             ),
             Self::Retention { queue, records } => write!(
                 f,
@@ -214,9 +212,9 @@ impl Queue {
         let enough = (largest + LETTER_ROOM_BYTES).min(MESSAGE_MAX_BYTES[1].max(largest));
         is_short.then(|| {
             format!(
-                "the dead-letter queue takes {own} bytes a message and the consumed queue {largest}: a dead letter is up to \
-                 {LETTER_ROOM_BYTES} bytes larger than its message. One that does not fit loses its attributes; one whose \
-                 body does not fit is not written, and its message stays unacknowledged. Set the dead-letter queue's \
+                "the dead-letter queue takes {own} bytes a message and the consumed queue {largest}: a dead letter is \
+                 up to {LETTER_ROOM_BYTES} bytes larger than its message. One that does not fit loses its attributes; \
+                 one whose body does not fit is not written, and its message stays unacknowledged. Set the dead-letter queue's \
                  `MaximumMessageSize` to {enough}, or as much as the server allows"
             )
         })
