@@ -1,23 +1,23 @@
--- Claims a key: asks for the right to run its handler once.
+-- Claims a key: requests the right to run its handler once.
 --
 -- KEYS[1]  the record
 -- ARGV[1]  the record of a first attempt: "P", token (16 bytes), fingerprint (7), attempt 1 (1 byte);
---          the attempt is left out when a fence is wanted
+--          the attempt is omitted when a fencing token is requested
 -- ARGV[2]  lease + 30 days, in milliseconds
--- ARGV[3]  "1" when the answer must be as durable as a write: what is settled is written once more, so that
---          there is something to wait for; absent otherwise
--- Reply    the claim's record       granted; its first byte tells the recovery, or is "N" for the first attempt
+-- ARGV[3]  "1" when the reply must be as durable as a write: the expiry of a completed or failed record is written
+--          again, so that WAIT has a write to wait for; absent otherwise
+-- Reply    the claim's record       granted; its first byte is the recovery, or "N" for the first attempt
 --                                  after a reopen, whose record begins with "P"
 --          "C" result               completed
---          "B" milliseconds         busy; ask again then
---          "F" or "G" reason        failed; "G" when it was handed over
---          "M"                      another fingerprint
---          The first letter is lower-case when the fingerprints were of different specifications and not
+--          "B" milliseconds         busy; how long to wait before the next claim
+--          "F" or "G" reason        failed; "G" when handed over
+--          "M"                      mismatch: another fingerprint
+--          The first letter is lower-case when the fingerprints are of different specifications and were not
 --          compared.
 --          -UNREADABLE              the key holds no record of this format; nothing was written
 --
--- There is no shebang line, so at maxmemory this script still runs: it answers what is settled and
--- refuses new work.
+-- Without a shebang line, the script runs at maxmemory too: it still replies for completed and failed records, and
+-- refuses new claims.
 
 local claim = ARGV[1]
 local fenced = #claim == 24
@@ -29,11 +29,11 @@ local new = claim
 if fenced then
   local time = redis.call('TIME')
   local micros = time[2]
-  -- Nine times in ten there is nothing to pad, and padding costs more than to look.
+  -- Nine times in ten no padding is needed, and the length check costs less than padding.
   new = claim .. '\1' .. time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))
 end
 
--- Most keys are new: the write settles them, and only the others cost a look.
+-- Most keys are new: the write alone decides them. Only the others are read.
 local old = redis.pcall('SET', KEYS[1], new, 'NX', 'GET', 'PX', ARGV[2])
 if not old then
   return new
@@ -70,7 +70,8 @@ end
 
 if ARGV[3] and (state == 'C' or failed) then
   local expires_at = redis.call('PEXPIRETIME', KEYS[1])
-  -- Unlike SET, this is allowed at maxmemory. A record without an expiry gets one that no clock reaches: the end of 9999.
+  -- Unlike SET, this is allowed at maxmemory. A record without an expiry gets one that no clock reaches: the end of
+  -- the year 9999.
   redis.call('PEXPIREAT', KEYS[1], expires_at > 0 and expires_at or 253402300799000)
 end
 if state == 'C' then
@@ -80,12 +81,12 @@ if failed then
   return say(state, string.sub(old, 14))
 end
 
--- The first reply was lost, or the outage outlasted the lease and nobody took over.
+-- A repeat by the owner: the first reply was lost, or the lease expired and no other owner took over.
 if pending and string.sub(old, 2, 17) == string.sub(claim, 2, 17) then
   return say(state, string.sub(old, 2))
 end
 
--- The last 30 days of a record's life come after its lease, or after its retry is due.
+-- A record is kept for 30 days after its lease has ended or its retry is due.
 local left = redis.call('PTTL', KEYS[1]) - 2592000000
 if left >= 0 then
   return say('B', string.format('%d', left + 1))
@@ -99,11 +100,11 @@ local next_state = (pending and 'R') or (state == 'T' and 'Q') or 'P'
 local fence = ''
 if fenced then
   local last = pending and string.sub(old, 26) or string.sub(old, 14, 29)
-  -- From 2^53 on, Lua would not count on.
+  -- From 2^53 on, Lua cannot increment a number exactly.
   if string.find(last, '%D') or last >= '9007199254740991' then
     return redis.error_reply('UNREADABLE a fence that is no number')
   end
-  -- A clock that went back must not hand out a smaller fence.
+  -- After the clock went back, the fencing token must still grow.
   fence = string.sub(new, 26)
   if last >= fence then
     fence = string.format('%016.0f', tonumber(last) + 1)
@@ -111,7 +112,7 @@ if fenced then
 end
 local rest = string.sub(claim, 2, 24) .. string.char(attempt) .. fence
 redis.call('SET', KEYS[1], next_state .. rest, 'PX', ARGV[2])
--- No attempt has released it, so an operator has.
+-- An empty tag: an operator reopened the record, no attempt released it.
 if state == 'S' and string.sub(old, 2, 5) == '\0\0\0\0' then
   return say('N', rest)
 end

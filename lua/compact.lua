@@ -1,16 +1,16 @@
--- Keeps completions without a result in buckets, many keys in one hash. It is no verb: it goes before each of them, which
--- then calls `redis.call` as if every record were under a key of its own.
+-- Keeps completions without a result in buckets: hashes of many keys each. This is not a script of its own. It is
+-- prepended to each script, which then calls `redis.call` as if every record had its own key.
 --
 -- KEYS[1]  the record's own key, for every state but a completion without a result
--- KEYS[2]  the bucket; both lie in one slot
--- ARGV[1]  the record's field in the bucket: the digest (16 bytes); the verb's own arguments follow
+-- KEYS[2]  the bucket; both keys are in one slot
+-- ARGV[1]  the record's field in the bucket: the digest (16 bytes); the script's own arguments follow
 --
--- A field holds the tag (4 bytes), the fingerprint (7) if there is one, and when the retention is over: milliseconds
--- since 1970 (6 bytes, the highest first). A record is either in its bucket or under its own key.
+-- A field holds the tag (4 bytes), the fingerprint (7) if there is one, and the end of the retention: milliseconds
+-- since 1970 (6 bytes, big-endian). A record is either in its bucket or under its own key.
 
 local server, bucket, field = redis, KEYS[2], table.remove(ARGV, 1)
 local no_fingerprint = string.rep('\0', 7)
--- What the bucket has of this record, once it was looked for: the record as the verbs know it, when it is over, and now.
+-- Set by `find` and `keep`: the record in the form that the scripts expect, when it expires, and the current time.
 local kept, ends, now
 
 local function look_at_the_clock()
@@ -18,7 +18,7 @@ local function look_at_the_clock()
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The record in the bucket; false when there is none, or its time is over.
+-- Returns the record in the bucket; false when there is none or it has expired.
 local function find()
   local value = server.call('HGET', bucket, field)
   if not value then
@@ -26,7 +26,7 @@ local function find()
   end
   look_at_the_clock()
   if #value ~= 10 and #value ~= 17 then
-    -- What is no record to any verb.
+    -- Every script refuses an empty record as unreadable.
     kept, ends = '', now
     return kept
   end
@@ -38,7 +38,7 @@ local function find()
   return kept
 end
 
--- Removes what is over from the bucket: it expires as a whole only when it has not been written to for long.
+-- Deletes expired fields: the bucket itself expires only when it has not been written to for a long time.
 local function tidy()
   local all = server.call('HGETALL', bucket)
   for place = 1, #all, 2 do
@@ -56,7 +56,7 @@ local function keep(record, retention)
   local value = string.sub(record, 2, 5) .. (fingerprint ~= no_fingerprint and fingerprint or '') .. struct.pack('>I6', ends)
   local is_new = server.call('HSET', bucket, field, value) == 1
   if server.call('PEXPIRETIME', bucket) < ends then
-    -- Later by an eighth, so that it need not be said again each time.
+    -- Later by an eighth, so that not every write has to move the expiry.
     server.call('PEXPIREAT', bucket, ends + math.floor(retention / 8))
   end
   if is_new then

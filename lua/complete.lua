@@ -5,12 +5,13 @@
 -- ARGV[1]  the record of the caller's first attempt: "P", token (16 bytes), fingerprint (7), attempt 1
 -- ARGV[2]  the completed record: "C", the token's tag (4 bytes), fingerprint (7), result
 -- ARGV[3]  retention in milliseconds
--- Reply    "H" held, "R" held and recreated: the store had lost the claim, "L" lost
+-- Reply    "H" applied, "R" applied and the record recreated, because the store had lost the claim,
+--          "L" not the owner: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
 local old = redis.call('GET', KEYS[1])
 
--- Nearly always it is a first attempt, and all its bytes but the fence are known.
+-- Fast path: nearly every record is of a first attempt, and all its bytes except the fencing token are known.
 if old == ARGV[1] or (old and #old == 41 and string.find(old, ARGV[1], 1, true) == 1) then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
   return 'H'
@@ -18,7 +19,7 @@ end
 if #ARGV[1] ~= 25 or #ARGV[2] < 12 then
   return redis.error_reply('UNREADABLE a completion is at least 12 bytes')
 end
--- The effect has happened: losing that too would run it again.
+-- The effect has happened. Without a record it would happen again.
 if not old then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
   return 'R'
@@ -32,13 +33,13 @@ if state == 'P' or state == 'Q' or state == 'R' then
   if string.sub(old, 2, 17) ~= string.sub(ARGV[1], 2, 17) then
     return 'L'
   end
-  -- The record keeps the fingerprint it was claimed with.
+  -- The record keeps the fingerprint of its claim.
   local new = string.sub(ARGV[2], 1, 5) .. string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)
   redis.call('SET', KEYS[1], new, 'PX', ARGV[3])
   return 'H'
 end
 if state == 'C' and #old >= 12 then
-  -- Written once more: on another connection than before there would be nothing to wait for (WAIT).
+  -- Written again, because WAIT covers only writes of its own connection.
   redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5) and 'H' or 'L'
 end

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- Compares a scope's descriptor with what the caller expects, and sets it when they are equal.
+-- Sets a scope's descriptor if it equals the one that the caller expects (compare-and-set).
 --
 -- KEYS[1]  the descriptor; it never expires
 -- ARGV[1]  the proposed descriptor
 -- ARGV[2]  the expected one; absent when the caller expects none
--- Reply    the descriptor that is kept afterwards; nil when there still is none
+-- Reply    the descriptor afterwards; nil when there still is none
 
 local old = redis.call('GET', KEYS[1])
 if (old or nil) == ARGV[2] then

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- Extends a lease. It never moves an end back.
+-- Extends a lease. Never shortens it.
 --
 -- KEYS[1]  the record
 -- ARGV[1]  the owner's token (16 bytes)
 -- ARGV[2]  lease + 30 days, in milliseconds
--- Reply    "H" held, "L" lost
+-- Reply    "H" applied, "L" not the owner: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
 if #ARGV[1] ~= 16 then
@@ -26,7 +26,7 @@ if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)
 end
 if (state == 'C' and #old >= 12) or ((state == 'F' or state == 'G') and #old >= 13)
     or ((state == 'S' or state == 'T') and #old >= 29) then
-  -- A heartbeat that crossed the end of its own attempt has lost nothing.
+  -- A heartbeat that arrives after the end of its own attempt is not a lost lease.
   return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
 end
 return redis.error_reply('UNREADABLE no record of format 1')

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- Gives a key up.
+-- Fails a key: its message has failed permanently.
 --
 -- KEYS[1]  the record
 -- ARGV[1]  the owner's token (16 bytes)
 -- ARGV[2]  retention in milliseconds
--- ARGV[3]  the reason, in words
--- Reply    "H" held, "L" lost
+-- ARGV[3]  the reason as text
+-- Reply    "H" applied, "L" not the owner: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
 if #ARGV[1] ~= 16 then
@@ -27,7 +27,7 @@ if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)
   return 'H'
 end
 if (state == 'F' or state == 'G') and #old >= 13 then
-  -- Written once more: on another connection than before there would be nothing to wait for (WAIT).
+  -- Written again, because WAIT covers only writes of its own connection.
   redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
 end

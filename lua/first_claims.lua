@@ -1,11 +1,11 @@
--- Claims many keys at once, as first attempts without a fence: what `SET … NX GET` does for one.
+-- Claims many keys in one call, as first attempts without a fencing token: `SET … NX GET` for each key.
 --
 -- KEYS     the records
 -- ARGV[1]  lease + 30 days, in milliseconds
 -- ARGV[n]  the record of a first attempt, for KEYS[n - 1], as claim.lua takes it
 -- Reply    nil                      all are granted
---          a list                   one for each key: nil when it is granted, or the record that was there; 0 when
---                                   claim.lua has to be asked
+--          a list                   one item for each key: nil when granted, else the existing record; 0 when the
+--                                   caller must call claim.lua
 --
 -- There is no shebang line, for the same reason as in claim.lua.
 

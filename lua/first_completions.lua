@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- Completes many keys at once whose records are still those of first attempts, with or without a fence.
+-- Completes many keys in one call, if their records are of first attempts, with or without a fencing token.
 --
 -- KEYS     the records
 -- ARGV[1]  retention in milliseconds
 -- ARGV[2n] and ARGV[2n + 1], for KEYS[n]: the record of the caller's first attempt and the completed record, as
 --          complete.lua takes them
--- Reply    nil                      all are held
---          a list                   the numbers of the keys for which complete.lua has to be asked; nothing was
---                                   written there
+-- Reply    nil                      all are applied
+--          a list                   the numbers of the keys for which the caller must call complete.lua; nothing
+--                                   was written to them
 
 local call = redis.pcall
 local find = string.find

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Marks a failed key as handed over: its message is durably in the dead letters.
+-- Marks a failed key as handed over: its message is durably stored as a dead letter.
 --
 -- KEYS[1]  the record
--- Reply    "H" held, "L" lost: the key is not failed
+-- Reply    "H" applied, "L" the key is not failed: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
 local old = redis.call('GET', KEYS[1])
@@ -16,7 +16,7 @@ if state == 'F' and #old >= 13 then
   return 'H'
 end
 if state == 'G' and #old >= 13 then
-  -- Written once more: on another connection than before there would be nothing to wait for (WAIT).
+  -- Written again, because WAIT covers only writes of its own connection.
   redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return 'H'
 end

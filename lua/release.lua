@@ -5,8 +5,8 @@
 -- ARGV[1]  the owner's token (16 bytes)
 -- ARGV[2]  delay + 30 days, in milliseconds
 -- ARGV[3]  "1" when the attempt counts, "0" when it does not
--- ARGV[4]  the reason, in words
--- Reply    "H" held, "L" lost
+-- ARGV[4]  the reason as text
+-- Reply    "H" applied, "L" not the owner: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
 if #ARGV[1] ~= 16 then

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- Opens a key again, provided its record still is what an operator saw.
+-- Reopens a key, if its record is still the one that an operator has read.
 --
 -- KEYS[1]  the record
--- ARGV[1]  the record that he saw
+-- ARGV[1]  the record that the operator has read
 -- ARGV[2]  the released record that replaces it
--- ARGV[3]  30 days less one millisecond: due at once
--- Reply    "H" held, "L" lost: the record is another one
+-- ARGV[3]  30 days minus one millisecond, in milliseconds: due at once
+-- Reply    "H" applied, "L" the record is another one: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
 if string.sub(ARGV[2], 1, 1) ~= 'S' or #ARGV[2] < 29 then

@@ -1,4 +1,4 @@
-//! The hand-written loop to compare with: two commands in pipelines on one connection, nothing else.
+//! The hand-written baseline: a loop that sends two commands for each message, in pipelines on one connection.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ pub(crate) const COMPLETE: &str = include_str!("../../lua/complete.lua");
 pub(crate) const FIRST_CLAIMS: &str = include_str!("../../lua/first_claims.lua");
 pub(crate) const FIRST_COMPLETIONS: &str = include_str!("../../lua/first_completions.lua");
 
-/// A pipeline on a busy machine.
+/// The response timeout, long enough for a pipeline on a busy machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// A lease of 30 s, as it is sent.
+/// A lease of 30 s in the form that is sent.
 pub(crate) const LEASE_MILLIS: u64 = 30_000 + TAIL.as_millis() as u64;
 pub(crate) const RETENTION_MILLIS: u64 = 7 * 86_400_000;
 
@@ -28,7 +28,7 @@ pub(crate) struct Pair {
     fenced: bool,
 }
 
-/// A script that the server has, the plain command that stands for it, or one call of a script for all.
+/// A loaded script, the plain command that replaces it, or one script call for all keys.
 #[derive(Clone, Debug)]
 enum How {
     Script(String),
@@ -37,12 +37,12 @@ enum How {
 }
 
 impl Pair {
-    /// The same with a plain claim: what the store sends without a fence.
+    /// Uses a plain command for the claim, as the store does without a fencing token.
     pub(crate) fn plain_claim(&self) -> Self {
         Self { claim: How::Plain, ..self.clone() }
     }
 
-    /// The same with shared calls, as for what travels together.
+    /// Uses shared script calls, as the store does for commands in one pipeline.
     pub(crate) fn together(&self) -> Self {
         let together = |how: &How| match how {
             How::Script(sha) => How::Together(sha.clone()),
@@ -51,13 +51,13 @@ impl Pair {
         Self { claim: together(&self.claim), complete: together(&self.complete), ..self.clone() }
     }
 
-    /// Plain commands alone, for servers that know `SET … IFEQ`.
+    /// Uses plain commands only, for servers that support `SET … IFEQ`.
     pub(crate) fn plain() -> Self {
         Self { claim: How::Plain, complete: How::Plain, fenced: false }
     }
 }
 
-/// One connection, one pipeline at a time.
+/// A connection with one pipeline at a time.
 #[derive(Debug)]
 pub(crate) struct Bare {
     connection: MultiplexedConnection,
@@ -94,7 +94,7 @@ impl Bare {
                 call.arg(lease);
                 claims.iter().for_each(|(_, record)| _ = call.arg(record));
             }
-            // A claim that leaves out the attempt, its last byte, wants a fence.
+            // A claim without the attempt, its last byte, requests a fencing token.
             let wanted = ..if pair.fenced { RECORD_BYTES - 1 } else { RECORD_BYTES };
             for (key, record) in &claims {
                 let record = record.get(wanted).expect("it is that long");
@@ -109,9 +109,9 @@ impl Bare {
                 };
             }
             self.send(&pipeline, |reply| match reply {
-                // What `SET … NX GET` says: there was nothing.
+                // The reply of `SET … NX GET` for a new key.
                 Value::Nil => true,
-                // Granted at the first attempt.
+                // Granted as the first attempt.
                 Value::BulkString(record) => record.first() == Some(&b'P'),
                 _ => false,
             })
@@ -140,7 +140,7 @@ impl Bare {
             let is_together = matches!(pair.complete, How::Together(_));
             self.send(&pipeline, |reply| match reply {
                 Value::BulkString(held) => held == b"H",
-                // Nothing is left to be asked for.
+                // The shared call has settled all keys.
                 Value::Nil => is_together,
                 reply => *reply == Value::Okay,
             })
@@ -155,17 +155,17 @@ impl Bare {
         assert!(other.is_none(), "an unexpected answer: {other:?}");
     }
 
-    /// Runs a script over the keys from `first` up to `end` of a scope, so many in a call.
+    /// Runs a script over the keys from `first` up to `end` of a scope, in calls of a fixed number of keys.
     pub(crate) async fn fill(&mut self, script: &str, scope: &str, first: usize, end: usize, at_once: usize) {
         for from in (first..end).step_by(at_once) {
             let mut call = redis::cmd("EVAL");
             call.arg(script).arg(0).arg(scope).arg(from).arg(at_once.min(end - from));
             let filled = call.query_async(&mut self.connection).await;
-            let () = filled.expect("the server has room");
+            let () = filled.expect("the server has enough memory");
         }
     }
 
-    /// Reads so many records in one pipeline.
+    /// Reads the records of the keys in one pipeline.
     pub(crate) async fn get(&self, keys: &[StoreKey]) {
         let mut pipeline = redis::pipe();
         for key in keys {
@@ -193,14 +193,14 @@ impl Bare {
         info.arg(section).query_async(&mut self.connection).await.expect("the server answers")
     }
 
-    /// Deletes everything, so that every contestant finds the same server.
+    /// Deletes all keys, so that every contestant starts with the same server state.
     pub(crate) async fn flush(&mut self) {
         let flushed = redis::cmd("FLUSHALL").arg("SYNC").query_async(&mut self.connection).await;
         let () = flushed.expect("the server may be flushed");
     }
 }
 
-/// What a first claim writes, without a fence.
+/// The record of a first claim without a fencing token.
 const RECORD_BYTES: usize = 25;
 
 /// "P", a token, no fingerprint, attempt 1.

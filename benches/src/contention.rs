@@ -1,4 +1,4 @@
-//! Why scripts: the same rules by WATCH, MULTI and EXEC, while several workers want the same keys.
+//! Compares the scripts with the same rules by WATCH, MULTI and EXEC, while several workers claim the same keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,10 +24,10 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// Each has a connection of its own, as WATCH needs, and one call on its way.
+/// The number of workers. Each has its own connection, as WATCH needs, and one call in flight.
 const WORKERS: usize = 16;
 
-/// How many of them want the same key: all, or each its own.
+/// The names of a contest, and whether all workers claim the same keys or each its own.
 const CASES: [(&str, &str, &str, bool); 2] = [
     ("scripts, contended", "WATCH, contended", "tries of WATCH, contended", true),
     ("scripts, alone", "WATCH, alone", "tries of WATCH, alone", false),
@@ -59,15 +59,15 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     figures.collect()
 }
 
-/// How a worker decides.
+/// The method of a worker.
 #[derive(Clone)]
 enum By {
     Scripts(Arc<[String; 2]>),
-    /// Counts the transactions that were begun.
+    /// Counts the transactions.
     Watch(Arc<AtomicU64>),
 }
 
-/// Each worker claims each key, and completes what it was granted. Claims answered per second.
+/// Each worker claims each key and completes the granted ones. Returns the claims per second.
 async fn compete(server: &RedisServer, by: &By, keys: usize, contended: bool) -> f64 {
     let (scope, barrier) = (fresh_scope(), Arc::new(Barrier::new(WORKERS + 1)));
     let connections = join_all((0..WORKERS).map(|_| server.connection())).await;
@@ -76,11 +76,11 @@ async fn compete(server: &RedisServer, by: &By, keys: usize, contended: bool) ->
         tokio::spawn(async move {
             barrier.wait().await;
             for number in 0..keys {
-                // Alone, each has keys of its own.
+                // Without contention, each worker has its own keys.
                 let owner = if contended { 0 } else { worker };
                 let (key, record) = (format!("{scope}:{owner:02}{number:020}"), first_record());
                 if by.claim(&mut connection, &key, &record).await {
-                    assert!(by.complete(&mut connection, &key, &record).await, "nobody else owns it");
+                    assert!(by.complete(&mut connection, &key, &record).await, "no other worker owns it");
                 }
             }
         })
@@ -101,8 +101,8 @@ impl By {
                 let mut call = redis::cmd("EVALSHA");
                 let [claim, _] = &**shas;
                 call.arg(claim).arg(1).arg(key).arg(record).arg(LEASE_MILLIS);
-                let said: Vec<u8> = call.query_async(connection).await.expect("the server answers");
-                said.first() == Some(&b'P')
+                let reply: Vec<u8> = call.query_async(connection).await.expect("the server answers");
+                reply.first() == Some(&b'P')
             }
             Self::Watch(tries) => loop {
                 tries.fetch_add(1, Relaxed);
@@ -124,8 +124,8 @@ impl By {
                 let mut call = redis::cmd("EVALSHA");
                 let [_, complete] = &**shas;
                 call.arg(complete).arg(1).arg(key).arg(record).arg(completed).arg(RETENTION_MILLIS);
-                let said: Vec<u8> = call.query_async(connection).await.expect("the server answers");
-                said == b"H"
+                let reply: Vec<u8> = call.query_async(connection).await.expect("the server answers");
+                reply == b"H"
             }
             Self::Watch(_) => loop {
                 if watched(connection, key).await.as_deref() != Some(record) {
@@ -139,7 +139,7 @@ impl By {
     }
 }
 
-/// What is there; nobody may change it until EXEC.
+/// Reads the record and watches it until EXEC.
 async fn watched(connection: &mut MultiplexedConnection, key: &str) -> Option<Vec<u8>> {
     let mut both = redis::pipe();
     both.cmd("WATCH").arg(key).ignore().cmd("GET").arg(key);
@@ -147,10 +147,10 @@ async fn watched(connection: &mut MultiplexedConnection, key: &str) -> Option<Ve
     found
 }
 
-/// Whether nobody has changed it since.
+/// Runs the transaction. Returns whether the record was unchanged since the WATCH.
 async fn exchanged(connection: &mut MultiplexedConnection, key: &str, record: &[u8], millis: u64) -> bool {
     let mut change = redis::pipe();
     change.atomic().cmd("SET").arg(key).arg(record).arg("PX").arg(millis);
-    let said: Value = change.query_async(connection).await.expect("the server answers");
-    said != Value::Nil
+    let reply: Value = change.query_async(connection).await.expect("the server answers");
+    reply != Value::Nil
 }

@@ -1,8 +1,8 @@
-//! What came out of a benchmark: a value beside its baseline.
+//! The figures of a benchmark: a value compared with its baseline.
 
 use serde::Serialize;
 
-/// One result: the median of the repetitions, and of their ratios to the baseline in the same round.
+/// A result: the median of the repetitions, and of their ratios to the baseline in the same round.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
@@ -16,7 +16,7 @@ pub(crate) struct Figure {
     values: Vec<f64>,
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum Unit {
     #[serde(rename = "msg/s")]
@@ -37,7 +37,7 @@ pub(crate) enum Unit {
     TriesPerMessage,
 }
 
-/// What a figure is compared with.
+/// The baseline that a figure is compared with.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Baseline {
     pub(crate) name: &'static str,
@@ -53,7 +53,7 @@ pub(crate) struct Summary {
     pub(crate) max: f64,
 }
 
-/// What a figure is meant to reach.
+/// The target of a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Target {
     pub(crate) bound: Bound,
@@ -61,7 +61,7 @@ pub(crate) struct Target {
     pub(crate) met: bool,
 }
 
-/// What a target is about, and its direction.
+/// The quantity that a target limits, and the direction of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bound {
@@ -76,7 +76,7 @@ impl Figure {
         Self { name, unit, value, baseline: None, target: None, values }
     }
 
-    /// The same beside a baseline, whose values are those of the same rounds.
+    /// Adds a baseline with the values of the same rounds.
     pub(crate) fn against(mut self, baseline: &'static str, values: &[f64]) -> Self {
         let ratios: Vec<f64> = self.values.iter().zip(values).map(|(ours, theirs)| ours / theirs).collect();
         let (value, ratio) = (Summary::of(values), Summary::of(&ratios));
@@ -84,7 +84,7 @@ impl Figure {
         self
     }
 
-    /// With a target. A missed one is shown, and is no failure of the run.
+    /// Adds a target. A missed target is shown and does not fail the run.
     pub(crate) fn target(mut self, bound: Bound, limit: f64) -> Self {
         let ratio = self.baseline.as_ref().map_or(f64::NAN, |baseline| baseline.ratio.median);
         let met = match bound {

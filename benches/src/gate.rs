@@ -1,4 +1,4 @@
-//! The gate through its public API, against a loop that sends two commands for each message and does nothing else.
+//! Compares the gate's public API with a loop that only sends two commands for each message.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -24,7 +24,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many messages are between `enter` and the end of `complete`.
+/// The number of messages in flight: between `enter` and the end of `complete`.
 pub(crate) const IN_FLIGHT: usize = 256;
 
 async fn run(plan: &Plan) -> Vec<Figure> {
@@ -68,7 +68,7 @@ pub(crate) async fn redis_gate(redis: &Redis) -> Gate {
 }
 
 pub(crate) fn redis_store(redis: &Redis) -> RedisBuilder {
-    // The server is emptied between the rounds, on purpose.
+    // The benchmark itself flushes the server between the rounds, which the store would report as a loss.
     RedisStore::builder(redis.url()).grant_after_loss()
 }
 
@@ -89,7 +89,7 @@ pub(crate) async fn rate(gate: Gate, messages: &Arc<[Message]>, in_flight: usize
             while let Some(message) = messages.get(next.fetch_add(1, Relaxed)) {
                 let entry = gate.enter(message).await.expect("the store answers");
                 let Entry::Granted(lease) = entry else { panic!("a fresh key is {entry:?}") };
-                assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Held);
+                assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Applied);
             }
         });
     }

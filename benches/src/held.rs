@@ -1,4 +1,4 @@
-//! What a message costs while the server holds few keys, and while it holds very many; and how long it takes.
+//! Measures the cost and the latency of a message while the server holds few and very many keys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many keys are held, and the names of what is measured then.
+/// The number of keys held, and the names of the measurements.
 const CASES: [(usize, [&str; 6]); 3] = [
     (
         100_000,
@@ -60,23 +60,23 @@ const CASES: [(usize, [&str; 6]); 3] = [
     ),
 ];
 
-/// In which steps messages are sent at half of the load.
+/// The interval in which messages are sent at half of the load.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Sets so many completed keys of a scope, from one number on: one call, because the client is not what is measured.
+/// Sets a number of completed keys of a scope in one call, because the client is not measured here.
 const FILL: &str = "for number = ARGV[2], ARGV[2] + ARGV[3] - 1 do
   redis.call('SET', string.format('%s:%022d', ARGV[1], number), 'C0123\\0\\0\\0\\0\\0\\0\\0', 'PX', 604800000)
 end";
 const FILL_AT_ONCE: usize = 20_000;
 
-/// Reads the same keys. A server that has outgrown its table moves a little of it at each call: afterwards it is done.
+/// Reads the same keys. A server that resizes its table moves a part of it at each call; afterwards the move is done.
 const READ: &str = "for number = ARGV[2], ARGV[2] + ARGV[3] - 1 do
   redis.call('GET', string.format('%s:%022d', ARGV[1], number))
 end";
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let count = plan.size(60_000, 2_000);
-    // All are filled and measured once in a repetition, so there is no warm-up: the first rate of each case is one.
+    // Each case is filled and measured once in a repetition, without a warm-up round: its first rate is the warm-up.
     let mut rounds = plan.cold_rounds("held", &CASES.map(|(_, [_, rate, ..])| rate));
     while rounds.next() {
         let mut settings = BENCH_REDIS.to_vec();
@@ -115,7 +115,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     figures
 }
 
-/// Sends messages at a steady rate, whatever comes back, and returns how long claims and completions took in µs, sorted.
+/// Sends messages at a steady rate, independent of the replies. Returns the latencies of claims and completions in µs,
+/// sorted.
 async fn latencies(gate: Gate, messages: &Arc<[Message]>, per_second: f64) -> [Vec<f64>; 2] {
     gate.open().await.expect("the gate opens");
     let gate = Arc::new(gate);
@@ -143,7 +144,7 @@ async fn time(gate: &Gate, message: &Message) -> (f64, f64) {
     let claimed = started.elapsed();
     let Entry::Granted(lease) = entry else { panic!("a fresh key is {entry:?}") };
     let started = Instant::now();
-    assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Held);
+    assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Applied);
     (claimed.as_secs_f64() * 1e6, started.elapsed().as_secs_f64() * 1e6)
 }
 

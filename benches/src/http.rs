@@ -1,4 +1,4 @@
-//! A route behind `Idempotency-Key`, against the same route without: what does the layer add?
+//! Compares a route behind the `Idempotency-Key` layer with the same route without it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         let store = RedisStore::connect(redis.url()).await.expect("it was started");
         let server = HttpServer::start(guarded(store)).await;
         rounds.measure("layer, Redis", rate(server.address(), requests)).await;
-        // The same keys again: every response comes from the record.
+        // The same keys again: every response is replayed from the record.
         rounds.measure("replays, Redis", rate(server.address(), requests)).await;
         let bare = HttpServer::start(route()).await;
         rounds.measure("without the layer", rate(bare.address(), requests)).await;
@@ -65,7 +65,7 @@ fn guarded(store: impl Store + 'static) -> Router {
     route().layer(layer)
 }
 
-/// Requests per second, each with a key of its own.
+/// Requests per second, each with its own key.
 async fn rate(address: SocketAddr, requests: usize) -> f64 {
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let uri: Arc<str> = format!("http://{address}/charges").into();

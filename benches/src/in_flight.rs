@@ -1,4 +1,4 @@
-//! The gate through its public API with few and many in flight, on one connection and on four.
+//! Measures the gate's public API with few and many messages in flight, on one connection and on four.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// A name for the gate and for its baseline, how many are in flight, and on how many connections.
+/// The names of the gate and its baseline, the number of messages in flight, and the number of connections.
 const CASES: [(&str, &str, usize, usize); 6] = [
     ("64 on 1", "bare, 64 on 1", 64, 1),
     ("256 on 1", "bare, 256 on 1", 256, 1),
@@ -53,7 +53,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     CASES.into_iter().map(figure).collect()
 }
 
-/// A store has one connection for all that is not a heartbeat, so four connections are four stores.
+/// Rate of several stores. A store uses one connection for everything but heartbeats, so four connections are four
+/// stores.
 async fn gates(server: &RedisServer, count: usize, in_flight: usize, connections: usize) -> f64 {
     let messages: Arc<[Message]> = messages(count / connections).into();
     let gates = join_all((0..connections).map(|_| redis_gate(server))).await;

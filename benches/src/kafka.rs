@@ -1,4 +1,4 @@
-//! From a Kafka topic through the gate to the commit, on a real broker and a real Redis.
+//! Measures the path from a Kafka topic through the gate to the commit, on a real broker and a real Redis.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,9 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 };
 
 const PARTITIONS: i32 = 12;
-/// How long a source may take to leave.
+/// The maximum time to close a source.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
-/// How often the bare consumer commits; as often as `KafkaSource` does.
+/// The commit interval of the bare consumer: the same as in `KafkaSource`.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 async fn run(plan: &Plan) -> Vec<Figure> {
@@ -72,7 +72,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     ]
 }
 
-/// A topic to consume from its beginning, with a group that nobody has used.
+/// A topic to consume from its beginning, with a new consumer group.
 struct Work<'a> {
     kafka: &'a Kafka,
     redis: &'a Redis,
@@ -87,10 +87,10 @@ impl Work<'_> {
         Timed { source, stopwatch: Arc::clone(stopwatch) }
     }
 
-    /// Messages per second, and the proof that so many handlers have run.
+    /// Messages per second. Asserts the number of handler runs.
     async fn through_the_gate(&self, expected_runs: usize) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
-        // The server is emptied between the rounds, on purpose.
+        // The benchmark itself flushes the server between the rounds, which the store would report as a loss.
         let store = RedisStore::connect(self.redis.url());
         let store = store.await.expect("the server may be used");
         let gate = Gate::new(self.scope, key(), store).on_store_loss(OnStoreLoss::Continue);
@@ -102,7 +102,7 @@ impl Work<'_> {
         stopwatch.rate()
     }
 
-    /// The same source, whose messages are acknowledged as they come.
+    /// The same source without a gate: each message is acknowledged when it is received.
     async fn without_gate(&self) -> f64 {
         const RECEIVE_MOST: usize = 512;
         let stopwatch = Stopwatch::new(self.count);
@@ -114,8 +114,8 @@ impl Work<'_> {
             let deliveries = deliveries.expect("the topic has more");
             left -= deliveries.len();
             for delivery in deliveries {
-                assert!(delivery.ticket.start(), "nobody else is in the group");
-                delivery.ticket.ack();
+                assert!(delivery.ack_handle.start(), "the group has no other member");
+                delivery.ack_handle.ack();
             }
         }
         source.close(CLOSE_LIMIT).await.expect("the last commit arrives");
@@ -127,7 +127,7 @@ async fn nothing_to_do(_: Message, _: Attempt) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The least that a consumer can do. Its settings are those of `KafkaSource`.
+/// The minimal consumer, with the settings of `KafkaSource`.
 fn poll_and_commit(kafka: &Kafka, topic: &str, count: usize) -> f64 {
     const PATIENCE: Duration = Duration::from_secs(1);
     let mut config = kafka.config();

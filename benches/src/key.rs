@@ -1,4 +1,4 @@
-//! From a payload to a key, against merely parsing it.
+//! Compares deriving a key from a payload with only parsing the payload.
 
 use std::hint::black_box;
 use std::time::Instant;

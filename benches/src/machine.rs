@@ -1,4 +1,4 @@
-//! Where a run took place. Without it no figure can be read.
+//! The machine of a run. Figures cannot be interpreted without it.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde::Serialize;
 
-/// What the figures depend on, as far as the machine tells.
+/// The properties of the machine that the figures depend on.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     cores: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Machine {
     redis: String,
     kafka: String,
     postgres: String,
-    /// How many processes wanted a core in the last minute before the run: above zero, figures are noisy.
+    /// The load average of the last minute before the run. Above zero, the figures are noisy.
     load_before: f64,
 }
 
@@ -52,21 +52,22 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
-/// The first line of a file that begins with `name`, behind its colon.
+/// The value after the colon in the first line of a file that begins with `name`.
 fn line_of(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     line.split_once(':').map(|(_, value)| value.trim().to_owned())
 }
 
-/// `Redis server v=7.0.15 sha=…`
+/// Parses the version from `Redis server v=7.0.15 sha=…`.
 fn redis_version() -> String {
-    let said = Command::new("redis-server").arg("--version").output();
-    let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    said.split(' ').find_map(|word| word.strip_prefix("v=")).unwrap_or("unknown").to_owned()
+    let output = Command::new("redis-server").arg("--version").output();
+    let output =
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    output.split(' ').find_map(|word| word.strip_prefix("v=")).unwrap_or("unknown").to_owned()
 }
 
-/// The one that `scripts/fetch-servers` fetches.
+/// The version that `scripts/fetch-servers` downloads.
 fn kafka_version() -> String {
     let pom = include_str!("../../scripts/kafka-pom.xml");
     let version = pom.split_once("<kafka.version>").and_then(|(_, rest)| rest.split_once('<'));
@@ -75,11 +76,11 @@ fn kafka_version() -> String {
 
 /// The processor time that this process has used so far, in microseconds, in steps of 10 ms.
 pub(crate) fn own_cpu_micros() -> f64 {
-    // `man 5 proc`: behind the name in brackets, user and system time are the 12th and 13th field, in
-    // hundredths of a second on every Linux.
+    // `man 5 proc`: after the name in brackets, user and system time are the 12th and 13th field, in hundredths of a
+    // second on every Linux.
     const MICROS_PER_TICK: f64 = 10_000.0;
     let stat = read("/proc/self/stat");
-    let (_, fields) = stat.rsplit_once(") ").expect("the kernel tells the times");
+    let (_, fields) = stat.rsplit_once(") ").expect("the kernel reports the times");
     let ticks = fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
     ticks.sum::<f64>() * MICROS_PER_TICK
 }

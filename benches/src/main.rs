@@ -1,5 +1,7 @@
-//! The benchmarks. Each runs its contestants in turns, so that a slow moment of the machine hits all of
-//! them, and every figure is a ratio to a baseline of the same run. `scripts/bench` builds and starts it.
+//! The benchmarks. `scripts/bench` builds and starts this program.
+//!
+//! Each benchmark runs its contestants in turns, so that a slow moment of the machine affects all of them. Every figure
+//! is a ratio to a baseline of the same run.
 
 mod bare;
 mod cores;
@@ -37,7 +39,7 @@ use figure::Figure;
 use report::Report;
 use rounds::Plan;
 
-/// A benchmark: a question, and how it is answered.
+/// A benchmark: the question, and the function that measures the answer.
 struct Benchmark {
     name: &'static str,
     question: &'static str,
@@ -64,25 +66,25 @@ const BENCHMARKS: [Benchmark; 16] = [
     key::BENCHMARK,
 ];
 
-/// What every Redis server of the benchmarks is told: no rewrite of its file in the middle of a measurement.
+/// Settings of every Redis server: no rewrite of the append-only file during a measurement.
 const BENCH_REDIS: [&str; 2] = ["--auto-aof-rewrite-percentage", "0"];
 
 /// Runs the benchmarks, each beside its baseline, and prints one line per figure.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Which benchmarks; all by default.
+    /// The benchmarks to run. Default: all.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// One JSON document instead of lines.
+    /// Print one JSON document instead of lines.
     #[arg(long)]
     json: bool,
-    /// How often each contestant is measured, after a warm-up.
+    /// How often to measure each contestant, after a warm-up.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     repetitions: u32,
-    /// Small sizes: shows that the benchmarks work. The figures mean nothing.
+    /// Use small sizes, to check that the benchmarks work. The figures have no meaning.
     #[arg(long)]
     quick: bool,
-    /// Says which benchmarks there are.
+    /// List the benchmarks.
     #[arg(long)]
     list: bool,
 }
@@ -95,7 +97,7 @@ fn main() -> ExitCode {
     }
     let known = |name: &&String| !BENCHMARKS.iter().any(|one| one.name == **name);
     if let Some(name) = arguments.names.iter().find(known) {
-        eprintln!("there is no benchmark `{name}`; `--list` says which there are");
+        eprintln!("there is no benchmark `{name}`; `--list` lists the benchmarks");
         return ExitCode::from(2);
     }
     let wanted =
@@ -107,7 +109,7 @@ fn main() -> ExitCode {
     }
     for benchmark in BENCHMARKS.iter().filter(wanted) {
         let figures = benchmark.cores.run(|| {
-            // Its threads run where this one does.
+            // The runtime's threads inherit the cores of this thread.
             let runtime = tokio::runtime::Runtime::new().expect("the machine has threads");
             runtime.block_on((benchmark.run)(&plan))
         });

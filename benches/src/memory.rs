@@ -1,4 +1,4 @@
-//! What a completed key takes of the server's memory and time, by itself and in a bucket.
+//! Measures the server's memory and processor time per completed key, with its own key and in a bucket.
 
 use oncegate::redis::RedisBuilder;
 use oncegate_tests::RedisServer;
@@ -36,7 +36,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     ]
 }
 
-/// What a key takes of the server.
+/// The server's cost of a key.
 struct Taken {
     bytes: f64,
     cpu_micros: f64,

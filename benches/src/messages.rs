@@ -1,4 +1,4 @@
-//! What is sent through: JSON of 200 bytes, as an order system might produce it.
+//! The messages of the benchmarks: JSON payloads of 200 bytes, as an order system might produce them.
 
 use bytes::Bytes;
 use oncegate::{Key, Message, Origin};
@@ -9,7 +9,7 @@ pub(crate) const PAYLOAD_BYTES: usize = 200;
 /// The route of every message, and the topic's logical name.
 pub(crate) const ROUTE: &str = "orders";
 
-/// The `n`th payload. Its order is its own; a thousand orders in turn have a customer each.
+/// The `n`th payload. Its order id is unique; the customers repeat after a thousand orders.
 pub(crate) fn payload(n: usize) -> Bytes {
     let customer = n % 1_000;
     let mut json = format!(
@@ -23,22 +23,22 @@ pub(crate) fn payload(n: usize) -> Bytes {
     json.into()
 }
 
-/// Two fields, one of them nested.
+/// A key of two fields, one of them nested.
 pub(crate) fn key() -> Key {
     Key::json(["order_id", "customer.id"])
 }
 
-/// The broker's key of the `n`th message: one in a thousand.
+/// The broker's key of the `n`th message: one of a thousand keys.
 pub(crate) fn broker_key(n: usize) -> Bytes {
     format!("customer-{:03}", n % 1_000).into()
 }
 
-/// The first `count` messages, as a source without a broker would deliver them; no two are the same.
+/// The first `count` messages, as a source without a broker delivers them. All are different.
 pub(crate) fn messages(count: usize) -> Vec<Message> {
     messages_over(count, count)
 }
 
-/// So many messages over so many idempotency keys, which come in turns.
+/// `count` messages over a number of idempotency keys, which repeat in turns.
 pub(crate) fn messages_over(count: usize, keys: usize) -> Vec<Message> {
     (0..count).map(|n| message(n % keys)).collect()
 }
@@ -48,7 +48,7 @@ pub(crate) fn message(n: usize) -> Message {
     Message::new(ROUTE, Origin::Other("memory".into()), Some(payload(n))).with_key(broker_key(n))
 }
 
-/// A scope that nobody has used, short enough for the smallest store key.
+/// A random scope for one measurement, short enough for the smallest store key.
 pub(crate) fn fresh_scope() -> String {
     format!("b{:06x}", fastrand::u32(..1 << 24))
 }

@@ -1,4 +1,4 @@
-//! The store in PostgreSQL, against the same work in statements by hand.
+//! Compares the PostgreSQL store with hand-written statements for the same work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -25,22 +25,22 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// As many as the store has for claims and completions.
+/// The number of connections: as many as the store uses for claims and completions.
 const CONNECTIONS: usize = 4;
 
-/// The planner takes the new table for a small one, and would read all of it for each batch.
+/// The planner assumes that the new table is small and would scan all of it for each batch.
 const PLAN: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
 
-/// How rows are written by hand: a claim, and then its completion by the owner.
+/// The hand-written statements: a claim, and its completion by the owner.
 #[derive(Clone, Copy)]
 struct ByHand {
     claim: &'static str,
     complete: &'static str,
-    /// Keys as a digest gives them, in no order; otherwise one after the other.
+    /// Whether the keys are in random order, as digests are, or ascending.
     digests: bool,
 }
 
-/// The store's own rows, in the store's own table.
+/// The same rows as the store's, in the store's table.
 const SAME_ROWS: ByHand = ByHand {
     claim: "INSERT INTO oncegate_records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason) \
             SELECT key, 'pending', 1700000000000, owner, 1, 'none', false, '' \
@@ -51,7 +51,7 @@ const SAME_ROWS: ByHand = ByHand {
     digests: true,
 };
 
-/// The least that somebody could get by with: four columns, and keys that come in their order.
+/// The minimal rows: four columns, and keys in ascending order.
 const LEAST_ROWS: ByHand = ByHand {
     claim: "INSERT INTO by_hand SELECT key, 'pending', 1, owner FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) \
             ON CONFLICT (key) DO NOTHING",
@@ -68,7 +68,7 @@ CREATE TABLE by_hand (
     owner         bytea  NOT NULL
 )";
 
-/// An effect in the same database, and how many connections make effects.
+/// An effect in the same database, and the number of connections for effects.
 const EFFECTS: &str = "CREATE TABLE effects (id text NOT NULL, amount bigint NOT NULL)";
 const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
 const HANDLERS: usize = 16;
@@ -112,7 +112,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     ]
 }
 
-/// The processor time of this process and of the server: what others do on the machine is not in it.
+/// The processor time of this process and of the server, without that of other processes.
 struct Cpu {
     micros: f64,
 }
@@ -127,13 +127,13 @@ impl Cpu {
     }
 }
 
-/// Every contestant finds empty tables, and a server that has nothing left to write.
+/// Empties the tables and writes a checkpoint, so that every contestant starts with the same server state.
 async fn empty(client: &Client) {
     let empty = "TRUNCATE oncegate_records, by_hand, effects; CHECKPOINT";
     client.batch_execute(empty).await.expect("the tables can be emptied");
 }
 
-/// Keys per second, each claimed and completed, with as many in flight as the gate has.
+/// Keys claimed and completed per second, with as many in flight as the gate has.
 async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
     let batch = IN_FLIGHT / CONNECTIONS;
     let scope = fresh_scope();
@@ -154,7 +154,7 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
                 let numbers = first..count.min(first + batch);
                 let digest = |n| if rows.digests { fastrand::u64(..) } else { n as u64 };
                 let mut keys: Vec<String> = numbers.map(|n| format!("{scope}:{:022}", digest(n))).collect();
-                // Batches that lock their rows in one order never wait for each other in turns.
+                // Batches that lock their rows in the same order cannot deadlock.
                 keys.sort_unstable();
                 let owners = vec![&[7_u8; 16][..]; keys.len()];
                 for statement in [&claim, &complete] {
@@ -170,8 +170,8 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Messages per second, each an effect in a transaction of its own: with a gate it is claimed before, and completed
-/// in the effect's transaction.
+/// Messages per second, with one effect in its own transaction each. With a gate, the message is claimed before, and
+/// completed in the effect's transaction.
 async fn effects(postgres: &Postgres, gate: Option<Gate>, messages: &Arc<[Message]>) -> f64 {
     if let Some(gate) = &gate {
         gate.open().await.expect("the gate opens");
@@ -211,7 +211,7 @@ async fn handle(mut client: Client, gate: Option<&Gate>, next: &AtomicUsize, mes
             None => transaction.commit().await.expect("the server commits"),
             Some(lease) => {
                 let committed = lease.commit_with(transaction, &()).await;
-                assert_eq!(committed.expect("it is committed"), Completion::Held);
+                assert_eq!(committed.expect("it is committed"), Completion::Applied);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How fast completed messages are recognised: a replay should fly.
+//! Measures how fast completed messages are recognised, which limits the speed of a replay.
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,12 @@ use crate::{BENCH_REDIS, Benchmark};
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "replay",
-    question: "completed keys looked ahead at, and claimed again, beside bare pipelines of GET over the same keys",
+    question: "completed keys prefetched, and claimed again, beside bare pipelines of GET over the same keys",
     cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many keys travel together, and how many such batches are on their way, for all contestants.
+/// The number of keys in a batch, and of batches in flight, for all contestants.
 const BATCH: usize = 256;
 const BATCHES_AT_ONCE: usize = 4;
 
@@ -40,20 +40,20 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let compact =
         redis_store(&server).compact(keys.len() as u64).connect().await.expect("the server may be used");
     complete(&compact, &keys).await;
-    let mut rounds = plan
-        .rounds("replay", &["look-ahead", "bare GETs", "claims", "look-ahead, compact", "claims, compact"]);
+    let mut rounds =
+        plan.rounds("replay", &["prefetch", "bare GETs", "claims", "prefetch, compact", "claims, compact"]);
     while rounds.next() {
-        rounds.measure("look-ahead", By::Ahead(&plain).over(&keys)).await;
+        rounds.measure("prefetch", By::Ahead(&plain).over(&keys)).await;
         rounds.measure("bare GETs", By::Get(&bare).over(&keys)).await;
         rounds.measure("claims", By::Claims(&plain).over(&keys)).await;
-        rounds.measure("look-ahead, compact", By::Ahead(&compact).over(&keys)).await;
+        rounds.measure("prefetch, compact", By::Ahead(&compact).over(&keys)).await;
         rounds.measure("claims, compact", By::Claims(&compact).over(&keys)).await;
     }
     let against = |name| rounds.against(name, Unit::MessagesPerSecond, "bare GETs");
     vec![
-        against("look-ahead").target(Bound::RatioAtLeast, 0.8),
+        against("prefetch").target(Bound::RatioAtLeast, 0.8),
         against("claims"),
-        against("look-ahead, compact"),
+        against("prefetch, compact"),
         against("claims, compact"),
     ]
 }
@@ -63,7 +63,7 @@ fn keys(count: usize) -> Vec<StoreKey> {
     (0..count).map(|_| StoreKey::new(&scope, Digest::from_bytes(fastrand::u128(..).to_be_bytes()))).collect()
 }
 
-/// How keys are asked for.
+/// How the keys are requested.
 #[derive(Clone, Copy)]
 enum By<'a> {
     Ahead(&'a RedisStore),
@@ -83,7 +83,7 @@ impl By<'_> {
     async fn lane(self, keys: &[StoreKey], lane: usize) {
         for batch in keys.chunks(BATCH).skip(lane).step_by(BATCHES_AT_ONCE) {
             match self {
-                Self::Ahead(store) => look_ahead(store, batch).await,
+                Self::Ahead(store) => prefetch(store, batch).await,
                 Self::Claims(store) => claim(store, batch).await,
                 Self::Get(bare) => bare.get(batch).await,
             }
@@ -98,12 +98,12 @@ async fn complete(store: &RedisStore, keys: &[StoreKey]) {
         let operation = Operation::Complete { token, fingerprint, result, retention: RETENTION };
         let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
         let replies = store.execute(batch.iter().map(command).collect()).await;
-        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Held { .. }))), "each is recorded");
+        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Applied { .. }))), "each is recorded");
     }
 }
 
-async fn look_ahead(store: &RedisStore, keys: &[StoreKey]) {
-    let found = store.look_ahead(keys.to_vec()).await;
+async fn prefetch(store: &RedisStore, keys: &[StoreKey]) {
+    let found = store.prefetch(keys.to_vec()).await;
     assert!(found.iter().all(|found| matches!(found, Ok(Some(_)))), "each is completed");
 }
 

@@ -1,4 +1,4 @@
-//! How the figures are shown: one line each, or all as one JSON document.
+//! Prints the figures: one line each, or all as one JSON document.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use crate::figure::{Baseline, Bound, Figure, Summary};
 use crate::machine::Machine;
 use crate::rounds::Plan;
 
-/// Names the shape of the JSON document. Another shape gets another number.
+/// The version of the JSON document's schema.
 const SCHEMA: &str = "oncegate-bench/1";
 
 /// The figures of a run.
@@ -30,13 +30,13 @@ impl Report {
         Self { schema: SCHEMA, machine: Machine::look(), plan, benchmarks: Vec::new() }
     }
 
-    /// What the lines begin with.
+    /// The lines before the figures.
     pub(crate) fn head(&self) -> String {
         let names = line(["figure", "value", "unit", "baseline", "", "ratio", "spread", "target"]);
         format!("{}\n\n{names}", self.machine)
     }
 
-    /// Takes a benchmark's figures and gives them back as lines.
+    /// Adds a benchmark's figures and returns them as lines.
     pub(crate) fn add(&mut self, name: &'static str, question: &'static str, figures: Vec<Figure>) -> String {
         let lines: Vec<String> = figures.iter().map(|figure| show(name, figure)).collect();
         self.benchmarks.push(Answered { name, question, figures });
@@ -82,7 +82,7 @@ fn spread(summary: Summary, show: impl Fn(f64) -> String) -> String {
     format!("{}–{}", show(summary.min), show(summary.max))
 }
 
-/// The columns, of which only the last may have any width.
+/// The columns of a line. Only the last one may have any width.
 fn line([name, value, unit, baseline, theirs, ratio, spread, target]: [&str; 8]) -> String {
     let line = format!(
         "{name:<34} {value:>9} {unit:<6}  {baseline:<28} {theirs:>9} {ratio:>6}  {spread:<15} {target}"
@@ -90,7 +90,7 @@ fn line([name, value, unit, baseline, theirs, ratio, spread, target]: [&str; 8])
     line.trim_end().to_owned()
 }
 
-/// Large numbers in groups of three digits, small ones with what matters behind the point.
+/// Formats large numbers in groups of three digits, and small ones with two decimals.
 fn number(value: f64) -> String {
     if value.abs() < 1_000.0 {
         return format!("{value:.2}");

@@ -1,4 +1,4 @@
-//! How contestants take turns.
+//! Runs the contestants of a benchmark in turns.
 
 use std::future::Future;
 use std::time::Duration;
@@ -18,23 +18,23 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The full size, or the one that only shows that the benchmark works.
+    /// The full size, or the small one that only checks that the benchmark works.
     pub(crate) fn size(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
 
-    /// A warm-up round and then the repetitions. In each, every contestant is measured once, in turns.
+    /// A warm-up round and then the repetitions. In each round, every contestant is measured once.
     pub(crate) fn rounds(&self, benchmark: &str, contestants: &[&'static str]) -> Rounds {
         Rounds::new(benchmark, contestants, 1, self.repetitions)
     }
 
-    /// The same without a warm-up, for what does not depend on time.
+    /// The rounds without a warm-up, for figures that do not depend on time.
     pub(crate) fn cold_rounds(&self, benchmark: &str, contestants: &[&'static str]) -> Rounds {
         Rounds::new(benchmark, contestants, 0, self.repetitions)
     }
 }
 
-/// The rounds of one benchmark, and what was measured in them.
+/// The rounds of one benchmark and their measurements.
 #[derive(Debug)]
 pub(crate) struct Rounds {
     begun: u32,
@@ -54,7 +54,7 @@ impl Rounds {
         Self { begun: 0, warm_ups, repetitions, series: Vec::new(), bar }
     }
 
-    /// Begins the next round; `false` when there is none.
+    /// Begins the next round. Returns `false` when there is none.
     pub(crate) fn next(&mut self) -> bool {
         self.begun += 1;
         self.begun <= self.warm_ups + self.repetitions
@@ -69,7 +69,7 @@ impl Rounds {
         self.bar.inc(1);
     }
 
-    /// Notes what else came out in this round.
+    /// Records another value of this round.
     pub(crate) fn note(&mut self, series: &'static str, value: f64) {
         if self.is_warm_up() {
             return;
@@ -80,12 +80,12 @@ impl Rounds {
         }
     }
 
-    /// What was measured of a contestant.
+    /// The figure of a contestant.
     pub(crate) fn figure(&self, contestant: &'static str, unit: Unit) -> Figure {
         Figure::new(contestant, unit, self.values(contestant))
     }
 
-    /// The same beside a baseline, round by round.
+    /// The figure of a contestant compared with a baseline, round by round.
     pub(crate) fn against(&self, contestant: &'static str, unit: Unit, baseline: &'static str) -> Figure {
         self.figure(contestant, unit).against(baseline, self.values(baseline))
     }

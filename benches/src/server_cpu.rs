@@ -1,4 +1,4 @@
-//! What the rules cost the server, against the least that two scripts can do.
+//! Measures what the rules cost the server, compared with two minimal scripts.
 
 use oncegate_tests::{Redis, RedisServer};
 
@@ -16,10 +16,10 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// One `SET`, and nothing decided.
+/// A single `SET` without any decision.
 const BARE_CLAIM: &str = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])";
 
-/// Get, compare, set, and nothing else known.
+/// Get, compare and set, without other states.
 const BARE_COMPLETE: &str = "\
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
@@ -28,10 +28,10 @@ end
 return 'L'";
 
 const PIPELINE: usize = 64;
-/// The contestants take turns this often within one round: the ratios are close, and the machine drifts.
+/// How often the contestants take turns within one round. The ratios are close, and the machine's speed drifts.
 const TURNS: usize = 12;
 
-/// A way to claim and complete, and the server that it is measured on.
+/// A contestant: how it claims and completes, and on which server it is measured.
 struct Contestant {
     name: &'static str,
     server: Bare,
@@ -40,7 +40,7 @@ struct Contestant {
 }
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    // Without the append-only file: its cost is the same for all, and would hide the differences.
+    // Without the append-only file: its cost is the same for all contestants and would hide the differences.
     let mut settings = BENCH_REDIS.to_vec();
     settings.extend(["--appendonly", "no"]);
     let redis = RedisServer::start_with(&settings).await;
@@ -99,7 +99,7 @@ async fn contestants(redis: &Redis, valkey: &Redis) -> Vec<Contestant> {
     contestants
 }
 
-/// The server's processor time for so many pairs, in microseconds.
+/// The server's processor time for a number of claim-and-complete pairs, in microseconds.
 async fn cost(bare: &mut Bare, pair: &Pair, count: usize) -> f64 {
     bare.flush().await;
     let before = bare.server_cpu_micros().await;

@@ -1,4 +1,4 @@
-//! What results take: by codec, and in each store.
+//! Measures the size of results by codec, and of completed keys in each store.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many keys are claimed and completed at once.
+/// The number of keys in a batch.
 const BATCH: usize = 500;
 
-/// What a payment's handler might return.
+/// A result that a payment handler might return.
 #[derive(Serialize)]
 struct Receipt {
     receipt_id: String,
@@ -43,7 +43,7 @@ struct Receipt {
     charged_at: &'static str,
 }
 
-/// What a pricing service might return: many records alike.
+/// A result that a pricing service might return: many similar records.
 #[derive(Serialize)]
 struct Quote {
     quote_id: String,
@@ -60,7 +60,7 @@ struct Line {
     note: Option<String>,
 }
 
-/// What a model might return: numbers.
+/// A result that a model might return: numbers.
 #[derive(Serialize)]
 struct Scores {
     model: &'static str,
@@ -99,7 +99,7 @@ fn scores() -> Scores {
     }
 }
 
-/// The same numbers in a format of one's own.
+/// The same numbers in a custom format.
 fn raw_scores() -> Raw {
     Raw(scores().scores.into_iter().flat_map(f64::to_le_bytes).collect())
 }
@@ -161,7 +161,7 @@ async fn in_redis(result: &Bytes, count: usize) -> f64 {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
     let store = RedisStore::connect(server.url()).await.expect("the server answers");
-    // Scripts and buffers are no keys.
+    // Memory for scripts and buffers is not counted.
     fill(&store, result, 2 * BATCH).await;
     let before = bare.used_memory_bytes().await;
     fill(&store, result, count).await;
@@ -184,13 +184,13 @@ async fn in_postgres(result: &Bytes, count: usize) -> f64 {
     store.create_schema().await.expect("an empty database");
     fill(&store, result, count).await;
     let client = server.connection().await;
-    // As autovacuum leaves it in the end: without the rows that the completions have replaced.
+    // The final state after autovacuum: without the rows that the completions have replaced.
     client.batch_execute("VACUUM FULL oncegate_records").await.expect("it can be packed");
     let size = client.query_one("SELECT pg_total_relation_size('oncegate_records')", &[]).await;
     size.expect("a number").get::<_, i64>(0) as f64 / count as f64
 }
 
-/// Claims and completes so many keys.
+/// Claims and completes `count` keys.
 async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
     let scope = Scope::new(fresh_scope()).expect("a valid name");
     for first in (0..count).step_by(BATCH) {
@@ -211,7 +211,7 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
             Command { key: key.clone(), operation }
         });
         for reply in store.execute(completions.collect()).await {
-            assert!(matches!(reply, Ok(Reply::Held { .. })), "its owner completes it: {reply:?}");
+            assert!(matches!(reply, Ok(Reply::Applied { .. })), "its owner completes it: {reply:?}");
         }
     }
 }

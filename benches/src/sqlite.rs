@@ -1,4 +1,4 @@
-//! The embedded store, against the same rows written in batches by hand.
+//! Compares the embedded store with hand-written batches of the same rows.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many messages are in flight, and what each contestant is then called: on a new file, and on one that holds records
-/// already, as it does when it has been in use.
+/// The number of messages in flight, and the contestants' names: on a new file, and on a file that already holds
+/// records.
 const CONTESTS: [(usize, OnFile, OnFile); 3] = [
     (
         64,
@@ -43,41 +43,41 @@ const CONTESTS: [(usize, OnFile, OnFile); 3] = [
 ];
 const LEAST: &str = "least rows, 64 a batch";
 
-/// How many records the file holds at first that is not new. It grows by what is measured on it, of either contestant.
+/// The number of records that the used file holds at first. It grows with the measurements of both contestants.
 const HELD: usize = 500_000;
 
-/// What the contestants on one kind of file are called.
+/// The names of the contestants on one kind of file.
 #[derive(Clone, Copy)]
 struct OnFile {
     store: &'static str,
     by_hand: &'static str,
 }
 
-/// As durable as the store, and as well tuned.
+/// Settings with the durability and the tuning of the store.
 const SETTINGS: &str = "\
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 PRAGMA wal_autocheckpoint = 4096;
 PRAGMA cache_size = -16384;";
 
-/// Records as completions leave them.
+/// Inserts completed records.
 const FILL: &str = "\
 WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?2)
 INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason, result)
 SELECT ?1 || ':' || hex(randomblob(11)), 'completed', 4102444800000, x'01020304', 0, 'none', 0, '', x'' FROM numbers";
 
-/// How rows are written by hand: a claim, and then its completion by the owner.
+/// The hand-written statements: a claim, and its completion by the owner.
 #[derive(Clone, Copy)]
 struct ByHand {
     in_flight: usize,
     table: &'static str,
     insert: &'static str,
     update: &'static str,
-    /// Keys as a digest gives them, in no order; otherwise one after the other.
+    /// Whether the keys are in random order, as digests are, or ascending.
     digests: bool,
 }
 
-/// The store's own rows, in the store's own table.
+/// The same rows as the store's, in the store's table.
 const SAME_ROWS: ByHand = ByHand {
     in_flight: 64,
     table: "",
@@ -88,7 +88,7 @@ const SAME_ROWS: ByHand = ByHand {
     digests: true,
 };
 
-/// The least that somebody could get by with: four columns, and keys that come in their order.
+/// The minimal rows: four columns, and keys in ascending order.
 const LEAST_ROWS: ByHand = ByHand {
     in_flight: 64,
     table: "CREATE TABLE records (
@@ -144,13 +144,13 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     figures
 }
 
-/// A store that does nothing besides.
+/// Opens a store without the check of its file at start-up and without the background purge.
 async fn opened(file: &Path) -> SqliteStore {
     let store = SqliteStore::builder(file).check_files_up_to(0).without_purge();
     store.open().await.expect("the file is sound")
 }
 
-/// Makes a file with so many completed records under keys in no order, as digests are.
+/// Creates a file with `count` completed records under keys in random order, as digests are.
 async fn fill(file: &Path, scope: &str, count: usize) {
     drop(opened(file).await);
     let connection = Connection::open(file).expect("a file");
@@ -177,7 +177,8 @@ async fn measure_by_hand(
 }
 
 impl ByHand {
-    /// Messages per second: rows, each inserted and updated, with a transaction for each batch of either.
+    /// Messages per second. Each row is inserted and updated, with one transaction for each batch of inserts or
+    /// updates.
     fn rate(&self, file: &Path, scope: &str, count: usize) -> f64 {
         let mut connection = Connection::open(file).expect("a file");
         connection.execute_batch(SETTINGS).expect("valid settings");
@@ -188,7 +189,7 @@ impl ByHand {
             for (sql, expires_at_ms) in
                 [(self.insert, 1_700_000_000_000_i64), (self.update, 1_800_000_000_000)]
             {
-                let batch = connection.transaction().expect("nobody else writes");
+                let batch = connection.transaction().expect("there is no other writer");
                 let mut statement = batch.prepare_cached(sql).expect("valid SQL");
                 for key in keys {
                     let rows = statement.execute(params![key, expires_at_ms, [7_u8; 16]]);

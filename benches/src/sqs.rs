@@ -1,4 +1,4 @@
-//! From an SQS queue through the gate to the delete, on a real server (`ElasticMQ`) and a real Redis.
+//! Measures the path from an SQS queue through the gate to the delete, on a real server (`ElasticMQ`) and a real Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -26,13 +26,13 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// The most that a call can receive or delete.
+/// The maximum number of messages that a call can receive or delete.
 const BATCH: usize = 10;
-/// How many messages are handled at a time.
+/// The number of messages in flight.
 const CONCURRENCY: usize = 100;
-/// As many loops as it takes to have as many messages in hand.
+/// The number of loops that have as many messages in flight.
 const LOOPS: usize = CONCURRENCY / BATCH;
-/// How long a receive waits on an empty queue; long enough for nobody to ask twice in vain.
+/// How long a receive waits on an empty queue. Long enough that no consumer needs two empty receives.
 const WAIT: Duration = Duration::from_secs(5);
 
 async fn run(plan: &Plan) -> Vec<Figure> {
@@ -42,7 +42,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut rounds = plan.rounds("sqs", &["unique", "replay", "bare loop", "ten bare loops"]);
     while rounds.next() {
         bare.flush().await;
-        // A replay is sent to the same queue: its name is a part of the keys.
+        // A replay is sent to the same queue, because the queue's name is a part of the keys.
         let queue = server.new_queue(ROUTE).await;
         let work = Work { sqs: &server, redis: &redis, queue: &queue, scope: fresh_scope(), count };
         let mut calls = 0.0;
@@ -62,7 +62,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds.against("replay", rate, "bare loop"),
         rounds.against("unique", rate, "ten bare loops"),
         rounds.against("replay", rate, "ten bare loops"),
-        // 100 receives and 100 deletes are the least for 1,000 messages.
+        // 100 receives and 100 deletes are the minimum for 1,000 messages.
         rounds.figure("calls, unique", Unit::CallsPerThousand).target(Bound::ValueAtMost, 240.0),
     ]
 }
@@ -82,7 +82,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Messages per second, and the proof that so many handlers have run. `calls` were made for 1,000 messages
+    /// Messages per second. Asserts the number of handler runs. Sets `calls` to the number of calls per 1,000 messages
     /// until the last ack.
     async fn through_the_gate(&self, expected_runs: usize, calls: &mut f64) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
@@ -104,7 +104,7 @@ impl Work<'_> {
     }
 }
 
-/// Counts calls beside the stopwatch.
+/// Counts calls in addition to the stopwatch.
 #[derive(Debug)]
 struct Watch {
     stopwatch: Arc<Stopwatch>,
@@ -122,7 +122,7 @@ async fn nothing_to_do(_: Message, _: Attempt) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The least that a consumer can do: receive ten with their attributes, delete ten, and again; so many times at once.
+/// The minimal consumer, run concurrently in a number of loops: receive ten with their attributes, delete ten, repeat.
 async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usize) -> f64 {
     let left = Arc::new(AtomicUsize::new(count));
     let started = Instant::now();
@@ -131,7 +131,7 @@ async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usi
         let (client, url, left) = (sqs.client().clone(), queue.url().to_owned(), Arc::clone(&left));
         loops.spawn(async move {
             while left.load(SeqCst) > 0 {
-                // With all attributes, as the source asks: origin, group and headers are among them.
+                // With all attributes, as the source requests them for origin, group and headers.
                 let receive = client.receive_message().queue_url(&url).max_number_of_messages(BATCH as i32);
                 let receive = receive.message_attribute_names("All");
                 let receive = receive.message_system_attribute_names(MessageSystemAttributeName::All);

@@ -1,4 +1,4 @@
-//! From the first message to the last ack.
+//! Measures the time from the first message to the last ack.
 
 use std::pin::Pin;
 use std::sync::atomic::{
@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
 use oncegate::{Event, Observer};
 use tokio::sync::Notify;
 
-/// Starts when the first message is received, and stops when so many have been acknowledged.
+/// Starts when the first message is received, and stops after a given number of acks.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     expected: usize,
@@ -42,7 +42,7 @@ impl Stopwatch {
         }
     }
 
-    /// Resolves with the last ack.
+    /// Resolves after the last ack.
     pub(crate) async fn over(self: Arc<Self>) {
         self.over.notified().await;
     }
@@ -68,7 +68,7 @@ impl Observer for Stopwatch {
     }
 }
 
-/// A source that starts the stopwatch with its first message, and tells it of every ack.
+/// A source that starts the stopwatch with its first message and reports every ack to it.
 #[derive(Debug)]
 pub(crate) struct Timed<S> {
     pub(crate) source: S,
@@ -88,9 +88,9 @@ impl<S: Source> Source for Timed<S> {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let Some(received) = self.source.receive(most).await? else { return Ok(None) };
         self.stopwatch.received();
-        let timed = |Delivery { message, ticket }| {
-            let ticket = TimedTicket { ticket, stopwatch: Arc::clone(&self.stopwatch) };
-            Delivery { message, ticket: Arc::new(ticket) }
+        let timed = |Delivery { message, ack_handle }| {
+            let ack_handle = TimedTicket { ack_handle, stopwatch: Arc::clone(&self.stopwatch) };
+            Delivery { message, ack_handle: Arc::new(ack_handle) }
         };
         Ok(Some(received.into_iter().map(timed).collect()))
     }
@@ -106,29 +106,29 @@ impl<S: Source> Source for Timed<S> {
 
 #[derive(Debug)]
 struct TimedTicket {
-    ticket: Arc<dyn Ticket>,
+    ack_handle: Arc<dyn AckHandle>,
     stopwatch: Arc<Stopwatch>,
 }
 
-impl Ticket for TimedTicket {
+impl AckHandle for TimedTicket {
     fn start(&self) -> bool {
-        self.ticket.start()
+        self.ack_handle.start()
     }
 
     fn ack(&self) {
-        self.ticket.ack();
+        self.ack_handle.ack();
         self.stopwatch.acked(1);
     }
 
     fn stop(&self) {
-        self.ticket.stop();
+        self.ack_handle.stop();
     }
 
-    fn hand_back(&self, delay: Duration) -> bool {
-        self.ticket.hand_back(delay)
+    fn nack_after(&self, delay: Duration) -> bool {
+        self.ack_handle.nack_after(delay)
     }
 
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        self.ticket.lost()
+        self.ack_handle.lost()
     }
 }

@@ -1,4 +1,4 @@
-//! As much expires as comes: what a store does for hours, in little more than a minute.
+//! Measures a store in the steady state, in which as many records expire as arrive, in little more than a minute.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,26 +24,26 @@ use crate::{BENCH_REDIS, Benchmark};
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "sustained",
-    question: "as much expires as comes: size, rate and p99 of the last quarter, against those of the second",
+    question: "as many records expire as arrive: size, rate and p99 of the last quarter, against those of the second",
     cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many messages are between their claim and the end of their completion.
+/// The number of messages in flight: between the claim and the end of the completion.
 const IN_FLIGHT: usize = 256;
 
-/// How long a completed record is kept, and how long a quarter takes.
+/// The retention of a completed record, and the length of a quarter.
 const RETENTION: Duration = Duration::from_secs(10);
 const QUARTER: Duration = Duration::from_secs(30);
 const QUARTERS: usize = 4;
 
 const MEBIBYTE: f64 = 1_048_576.0;
 
-/// How often the size is looked at.
+/// The interval in which the size is measured.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
-/// What the server is told that has minutes' work in seconds: its autovacuum looks at the tables every second instead of
-/// every minute, as the records live for seconds instead of hours.
+/// Server settings for the shorter time scale: autovacuum checks the tables every second instead of every minute,
+/// because records live for seconds instead of hours.
 const POSTGRES: [&str; 1] = ["autovacuum_naptime=1s"];
 
 /// The names of the figures of a store.
@@ -54,7 +54,7 @@ struct Names {
     record: &'static str,
 }
 
-/// What each figure is compared with.
+/// The baseline of each figure.
 const BASELINE: &str = "2nd quarter";
 
 const REDIS: Names =
@@ -91,7 +91,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     figures
 }
 
-/// Where records are kept.
+/// The store under test.
 enum Place {
     Redis(Bare),
     Sqlite(PathBuf),
@@ -99,7 +99,7 @@ enum Place {
 }
 
 impl Place {
-    /// What they take, in bytes: memory, the file and its log, or the table and its index.
+    /// The size in bytes: memory, the file and its log, or the table and its index.
     async fn bytes(&mut self) -> f64 {
         match self {
             Self::Redis(bare) => bare.used_memory_bytes().await,
@@ -118,16 +118,16 @@ impl Place {
     }
 }
 
-/// What was measured in each quarter.
+/// The measurements of each quarter.
 struct Quarters {
     seconds: f64,
-    /// Microseconds that each message took.
+    /// The time of each message, in microseconds.
     micros: Vec<Vec<u32>>,
-    /// Bytes.
+    /// Sizes in bytes.
     sizes: Vec<Vec<f64>>,
 }
 
-/// Claims and completes fresh keys, as fast as the store takes them, for four quarters.
+/// Claims and completes new keys at the maximum rate for four quarters.
 async fn sustained(store: Arc<dyn Store>, mut place: Place, quarter: Duration) -> Quarters {
     let scope = Scope::new(fresh_scope()).expect("it is one");
     let started = Instant::now();
@@ -172,11 +172,11 @@ async fn message(store: &dyn Store, scope: &Scope) {
     let result = b"".as_slice().into();
     let complete = Operation::Complete { token, fingerprint: None, result, retention: RETENTION };
     let completed = store.execute_one(Command { key, operation: complete }).await;
-    assert!(matches!(completed, Ok(Reply::Held { .. })), "a claim's completion is {completed:?}");
+    assert!(matches!(completed, Ok(Reply::Applied { .. })), "a claim's completion is {completed:?}");
 }
 
 impl Quarters {
-    /// The last quarter against the second.
+    /// The last quarter compared with the second.
     fn figures(self, names: &Names) -> [Figure; 4] {
         let compared = |name, unit, of: &dyn Fn(usize) -> f64| {
             Figure::new(name, unit, &[of(QUARTERS - 1)]).against(BASELINE, &[of(1)])
@@ -195,7 +195,7 @@ impl Quarters {
             compared(names.rate, Unit::MessagesPerSecond, &rate).target(Bound::RatioAtLeast, 0.9),
             compared(names.p99, Unit::MicrosPerMessage, &p99).target(Bound::RatioAtMost, 1.1),
             compared(names.size, Unit::Mebibytes, &size).target(Bound::RatioAtMost, 1.1),
-            // What is held is what came within the retention.
+            // The store holds the records that arrived within the retention.
             compared(names.record, Unit::BytesPerKey, &|quarter| {
                 size(quarter) * MEBIBYTE / (rate(quarter) * RETENTION.as_secs_f64())
             }),

@@ -1,4 +1,4 @@
-//! The two consumers: what you would write yourself. One ships orders, the other hears of shipments.
+//! The two consumers: what you would write yourself. One ships orders, the other receives their notices.
 
 use std::str::FromStr as _;
 
@@ -40,7 +40,7 @@ struct Shipped {
     sequence: i64,
 }
 
-/// Ships an order, and puts the news into the outbox.
+/// Ships an order, and writes its notice into the outbox.
 struct Shipping {
     pool: Pool,
     run: String,
@@ -56,8 +56,8 @@ impl Handler for Shipping {
         let ship = "INSERT INTO shipments (run, order_id) VALUES ($1, $2)";
         transaction.execute(ship, &[&self.run, &order_id]).await?;
         let id = attempt.idempotency_key("shipped");
-        let news = "INSERT INTO outbox (id, run, customer, payload) VALUES ($1::text::uuid, $2, $3, '') RETURNING sequence";
-        let sequence: i64 = transaction.query_one(news, &[&id, &self.run, &customer]).await?.get(0);
+        let notice = "INSERT INTO outbox (id, run, customer, payload) VALUES ($1::text::uuid, $2, $3, '') RETURNING sequence";
+        let sequence: i64 = transaction.query_one(notice, &[&id, &self.run, &customer]).await?.get(0);
         let payload = serde_json::to_string(&Shipped { order_id, customer, sequence })?;
         transaction
             .execute("UPDATE outbox SET payload = $2 WHERE sequence = $1", &[&sequence, &payload])
@@ -66,7 +66,7 @@ impl Handler for Shipping {
     }
 }
 
-/// Hears of a shipment. It knows nothing of the outbox but the header's name.
+/// Receives the notice of a shipment. It depends on nothing of the outbox but the header's name.
 struct Notices {
     pool: Pool,
     run: String,

@@ -1,14 +1,14 @@
-//! Consume, change, publish: an order is shipped and its news is published, both exactly once for whoever listens.
+//! Consume, change, publish: an order is shipped and its notice is published. Each listener sees each exactly once.
 //!
-//! The handler writes the shipment and the news (a row of the outbox) in one transaction of PostgreSQL, together with
+//! The handler writes the shipment and its notice (a row of the outbox) in one transaction of PostgreSQL, together with
 //! the mark that the order is done. A relay publishes the outbox to Kafka, at least once and in order for each
 //! customer; each message carries the id of its row. The next consumer's key is that id, so that its gate drops
 //! what the relay has published twice.
 //!
 //! `cargo run --example outbox` starts a Kafka-speaking broker in this process, and a PostgreSQL server from the
-//! programs that are installed on this machine; `--bootstrap` and `--postgres` name others. On the way the relay
-//! crashes again and again between publishing and noting it. It prints what happened as a table, and exits with 1
-//! when the proof fails.
+//! programs that are installed on this machine; `--bootstrap` and `--postgres` name others. During the run the
+//! relay crashes several times between publishing a row and removing it. It prints what happened as a table, and exits
+//! with 1 when the proof fails.
 
 mod consumers;
 mod proof;
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS shipments (
 );
 CREATE TABLE IF NOT EXISTS outbox (
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    id       uuid NOT NULL,                  -- the message's, whoever publishes it and how often
+    id       uuid NOT NULL,                  -- of the message, the same each time it is published
     run      text NOT NULL,
     customer text NOT NULL,
     payload  text NOT NULL
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS notices (
 
 #[derive(Debug, Parser)]
 #[command(
-    about = "Ships orders and publishes the news through an outbox, crashes its relay, and proves that each listener hears once"
+    about = "Ships orders and publishes notices through an outbox, crashes its relay, and proves that each arrives once"
 )]
 struct Args {
     /// How many orders to produce; each comes once or twice.
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Produces, ships, publishes, crashes, and says whether the proof holds.
+/// Produces, ships, publishes, crashes, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let run = format!("outbox-{:x}", fastrand::u32(..));
     let (orders, shipments) = (format!("{run}-orders"), format!("{run}-shipments"));
@@ -111,10 +111,10 @@ fn run(args: &Args) -> Result<bool, BoxError> {
 
     let heard = || proof::progress(&database, &run);
     let asker = broker.asker(&format!("{run}-notices"))?;
-    let everybody_heard = |progress: &Progress| {
+    let all_received = |progress: &Progress| {
         progress.answers == u64::from(args.orders) && broker.is_consumed(&asker, &shipments).unwrap_or(false)
     };
-    consumers.wait_for(bar, heard, everybody_heard)?;
+    consumers.wait_for(bar, heard, all_received)?;
     relay.stop()?;
     consumers.stop()?;
     stages.end();
@@ -142,7 +142,7 @@ fn produce(broker: &Broker, topic: &str, orders: u32) -> Result<u64, BoxError> {
     Ok(messages)
 }
 
-/// Starts one relay after another, each of which publishes something, and crashes before it has noted that.
+/// Starts one relay after another. Each publishes some rows, and crashes before it removes them.
 fn crash_relays(
     shared: &[String],
     database: &Database,

@@ -1,4 +1,4 @@
-//! The judgement: from what was produced, from the tables, and from the broker.
+//! The proof: computed from what was produced, from the tables, and from the broker.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub(crate) struct Proof {
     left_in_the_outbox: u64,
 }
 
-/// How many orders are shipped, and how many of them somebody has heard of.
+/// Returns how many orders are shipped, and how many notices a listener has received.
 pub(crate) fn progress(database: &Database, run: &str) -> Result<Progress, BoxError> {
     let charges = database.count("SELECT count(*) FROM shipments WHERE run = $1", &[&run])?;
     let answers = database.count("SELECT count(DISTINCT order_id) FROM notices WHERE run = $1", &[&run])?;
@@ -67,7 +67,7 @@ impl Proof {
         })
     }
 
-    /// Every order shipped once and heard of once, in order, although some were published again.
+    /// Whether every order was shipped once and noticed once, in order, although some were published again.
     pub(crate) fn holds(&self) -> bool {
         self.shipments == self.orders
             && self.shipped_twice == 0

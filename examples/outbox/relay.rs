@@ -11,10 +11,10 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use tokio_postgres::{Client, NoTls};
 
-/// The header of a published message that says which row it is.
+/// The header of a published message that has the id of its row.
 pub(crate) const ID: &str = "outbox-id";
 
-/// How many messages are published before that is noted.
+/// Maximum number of rows that are published before they are removed.
 const BATCH: i64 = 200;
 /// How long to wait when there is nothing to publish.
 const IDLE: Duration = Duration::from_millis(20);
@@ -27,7 +27,7 @@ pub(crate) struct Relay {
     postgres: String,
     #[arg(long)]
     run: String,
-    /// Crash once something is published, before that is noted.
+    /// Crash once something is published, before it is removed.
     #[arg(long)]
     crash: bool,
 }
@@ -59,14 +59,14 @@ impl Relay {
         }
     }
 
-    /// Publishes what has waited longest, and takes it out of the outbox once the broker has it.
+    /// Publishes the oldest rows, and removes them from the outbox once the broker has them.
     async fn publish_some(&self, client: &mut Client, producer: &FutureProducer) -> Result<usize, BoxError> {
         let transaction = client.transaction().await?;
-        // One relay at a time: a second one would let a customer's news overtake each other. This one waits until
-        // the other has ended, however it does.
+        // One relay at a time: two could publish the notices of a customer out of order. This one waits until
+        // the other's transaction has ended, by commit or by crash.
         transaction.execute("SELECT pg_advisory_xact_lock(hashtext($1))", &[&self.run]).await?;
-        // Rows of one customer were committed in the order of their sequence, because his orders are handled one
-        // after another. Rows of others may still appear before these; the next look finds them.
+        // Rows of one customer were committed in the order of their sequence, because its orders are handled one
+        // after another. Rows of other customers may still appear before these; the next query finds them.
         let waiting = "SELECT sequence, id::text, customer, payload FROM outbox WHERE run = $1 ORDER BY sequence LIMIT $2";
         let rows = transaction.query(waiting, &[&self.run, &BATCH]).await?;
         if rows.is_empty() {

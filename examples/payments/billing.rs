@@ -6,7 +6,7 @@ use oncegate::{Attempt, Failure, Field, Handler, Key, Message};
 use oncegate_examples::payments::{Entry, Ledger};
 use serde::{Deserialize, Serialize};
 
-/// The fields that make two payments the same, whatever else the messages say.
+/// The fields that make two payments the same, whatever else the messages contain.
 pub(crate) fn key() -> Key {
     Key::json([Field::from("order_id"), Field::path("amount").decimal()])
 }

@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Produces, consumes, kills, replays, and says whether the proof holds.
+/// Produces, consumes, kills, replays, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let folder = tempfile::tempdir()?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));

@@ -1,4 +1,4 @@
-//! The effect: a bank that charges whoever asks, and keeps a statement that knows nothing of oncegate.
+//! The effect: a bank that charges on every request. Its statement does not depend on oncegate.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

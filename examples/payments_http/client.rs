@@ -1,4 +1,4 @@
-//! The service as a process of its own, and a client that knows how to send a request again.
+//! The service as a child process, and a client that repeats requests.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -15,7 +15,7 @@ use oncegate::BoxError;
 /// The longest wait for anything.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The service in a child process. It ends with this value: nicely if it can, by SIGKILL otherwise.
+/// The service in a child process. Dropping this value ends it: gracefully if possible, by SIGKILL otherwise.
 pub(crate) struct Service {
     process: Child,
     pub(crate) client: Client,
@@ -33,14 +33,14 @@ impl Service {
         Ok(Self { process, client })
     }
 
-    /// SIGKILL: nothing of it gets to say goodbye.
+    /// SIGKILL: it runs no cleanup.
     pub(crate) fn kill(mut self) -> Result<(), BoxError> {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Lets it finish what runs. Whether it ended well.
+    /// Stops it gracefully. Returns whether it ended well.
     pub(crate) fn stop(mut self) -> Result<bool, BoxError> {
         drop(self.process.stdin.take());
         Ok(self.process.wait()?.success())
@@ -91,7 +91,7 @@ impl Client {
         Ok(Answer { status: head.status, headers: head.headers, body: String::from_utf8(body.into())? })
     }
 
-    /// Sends it until the service says what became of it: as often as `Retry-After` invites to.
+    /// Sends it until the service returns a final answer: again after each `Retry-After`.
     pub(crate) async fn pay_surely(&self, key: &str, order: &str, amount: u64) -> Result<Answer, BoxError> {
         let deadline = Instant::now() + LIMIT;
         loop {

@@ -44,7 +44,7 @@ struct Arguments {
     serve: Option<PathBuf>,
 }
 
-/// One thing that was tried, and whether it went as it should.
+/// One scene: what was tried, and whether it went as expected.
 #[derive(Debug, Serialize)]
 struct Scene {
     name: &'static str,
@@ -128,7 +128,7 @@ async fn until_charged(bank: &Bank, order: &str) -> Result<(), BoxError> {
     let deadline = Instant::now() + LIMIT;
     while bank.charges(order)? == 0 {
         if Instant::now() > deadline {
-            return Err(format!("nobody charges {order}").into());
+            return Err(format!("{order} was not charged in time").into());
         }
         sleep(Duration::from_millis(2)).await;
     }
@@ -146,7 +146,7 @@ async fn another_body(service: &Service, bank: &Bank) -> Result<Scene, BoxError>
     })
 }
 
-/// Kills the service when the money has moved and nobody knows it yet.
+/// Kills the service after the charge and before its record is completed.
 async fn a_crash(service: Service, folder: &Path, bank: &Bank) -> Result<(Scene, Service), BoxError> {
     let client = service.client.clone();
     let sent = tokio::spawn(async move { client.pay("key-3", "order-3", AMOUNT).await });

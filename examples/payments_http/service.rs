@@ -23,7 +23,7 @@ use crate::bank::{Bank, Charge};
 /// How long a payment takes before and after the money moves.
 const BEFORE_THE_CHARGE: Duration = Duration::from_millis(50);
 const AFTER_THE_CHARGE: Duration = Duration::from_secs(1);
-/// How long a key waits for its owner after a crash. Longer in earnest: 30 s by default.
+/// How long a key waits for its owner after a crash. Longer in production: 30 s by default.
 const LEASE: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -51,7 +51,7 @@ async fn pay(
     // The same for every attempt of this key.
     let reference = attempt.idempotency_key("charge");
     sleep(BEFORE_THE_CHARGE).await;
-    // An attempt that ended without a word may have charged: ask before doing it again.
+    // An attempt that crashed may have charged: ask the bank before charging again.
     let found = attempt.recovered() && bank.find(&reference).map_err(failed)?.is_some();
     if !found {
         let charge = Charge { order: order.clone(), amount, reference: reference.clone() };
@@ -65,7 +65,7 @@ async fn pay(
 pub(crate) async fn serve(folder: &Path) -> Result<(), BoxError> {
     let store = SqliteStore::open(folder.join("gate.db")).await?;
     let gate = Gate::http("payments", store).lease(LEASE);
-    // Who the caller is comes from authentication; this service has a single client.
+    // The principal comes from authentication; this service has a single client.
     let idempotency = IdempotencyLayer::new(gate, Principal::single_tenant());
     idempotency.open().await?;
     let app = Router::new()

@@ -1,4 +1,4 @@
-//! The judgement: from what was produced and from the tables, nothing else.
+//! The proof: computed from what was produced and from the tables, nothing else.
 
 use std::fmt;
 
@@ -57,7 +57,7 @@ impl Proof {
         })
     }
 
-    /// Nothing lost, nothing charged twice, and nothing charged by the replay.
+    /// Whether nothing was lost, nothing charged twice, and nothing charged by the replay.
     pub(crate) fn holds(&self) -> bool {
         self.lost == 0
             && self.charged_twice == 0

@@ -12,7 +12,7 @@ use oncegate_examples::crew::{start_logging, told_to_stop};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 
-/// The fields that make two payments the same, whatever else the messages say.
+/// The fields that make two payments the same, whatever else the messages contain.
 fn key() -> Key {
     Key::json([Field::from("order_id"), Field::path("amount").decimal()])
 }

@@ -1,9 +1,9 @@
 //! Payments from an SQS queue, each charged once: with duplicates, several worker processes, a kill, and everything
 //! sent a second time.
 //!
-//! `cargo run --example payments_sqs --features sqs` starts an ElasticMQ, which `scripts/fetch-servers` fetches, and keeps its
-//! records in one SQLite file. `--endpoint http://127.0.0.1:9324 --redis redis://localhost:6379` does the same on
-//! servers that run already. It prints what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example payments_sqs --features sqs` starts an ElasticMQ, which `scripts/fetch-servers` fetches, and
+//! keeps its records in one SQLite file. `--endpoint http://127.0.0.1:9324 --redis redis://localhost:6379` does the
+//! same on servers that run already. It prints what happened as a table, and exits with 1 when the proof fails.
 
 #[path = "../payments/billing.rs"]
 mod billing;
@@ -24,7 +24,7 @@ use oncegate_examples::show::{Show, exit_code};
 use queue::Queue;
 
 const WORKERS: usize = 3;
-/// The bank hangs over the payment at this share of all, and its worker is killed meanwhile.
+/// The bank hangs on the payment at this share of all, and its worker is killed meanwhile.
 const KILL_AT: f64 = 0.4;
 
 #[derive(Debug, Parser)]
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Sends, consumes, kills, sends again, and says whether the proof holds.
+/// Sends, consumes, kills, sends again, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let folder = tempfile::tempdir()?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
@@ -106,7 +106,7 @@ struct Stage<'a> {
     folder: &'a Path,
 }
 
-/// One pass over everything: worker processes, and what they write down.
+/// One pass over everything: worker processes, and their ledger.
 struct Pass {
     ledger: Ledger,
     crew: Crew,
@@ -130,12 +130,12 @@ impl Stage<'_> {
 }
 
 impl Pass {
-    /// Waits until the bank hangs over a payment, and kills the worker that waits for it.
+    /// Waits until the bank hangs on a payment, and kills the worker that waits for it.
     fn kill_who_has_begun(&mut self, bar: &ProgressBar) -> Result<u32, BoxError> {
         let who = || fs::read_to_string(&self.begun).ok()?.trim().parse::<u32>().ok();
         let progress = || self.ledger.progress();
         let progress = self.crew.wait_for(bar, progress, |_| who().is_some())?;
-        let last_pid = who().ok_or("nobody has begun")?;
+        let last_pid = who().ok_or("no worker has started a message")?;
         self.crew.kill_one(Progress { last_pid, ..progress })
     }
 

@@ -12,7 +12,7 @@ pub(crate) struct Queue {
     runtime: Runtime,
     sqs: Sqs,
     queue: oncegate_tests::Queue,
-    /// The server lives as long as this.
+    /// The server stops when this is dropped.
     _server: Option<ElasticmqServer>,
 }
 
@@ -50,7 +50,7 @@ impl Queue {
         }
     }
 
-    /// Whether everything is deleted. What a worker holds counts as there.
+    /// Whether every message is deleted. Messages in flight count as not deleted.
     pub(crate) fn is_empty(&self) -> bool {
         self.runtime.block_on(self.queue.depth()).total() == 0
     }

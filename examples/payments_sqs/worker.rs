@@ -1,4 +1,4 @@
-//! A worker process: what you would write yourself, but for the bank that hangs.
+//! A worker process: what you would write yourself, except for the bank that hangs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use oncegate_tests::Sqs;
 
 use crate::billing::{self, Billing, Payment, Receipt};
 
-/// How long it takes over the one payment during which a worker is killed.
+/// Duration of the one payment during which a worker is killed.
 const BANK_HANGS: Duration = Duration::from_secs(60);
 /// Short, so that the payments of the killed worker are taken over soon.
 const LEASE: Duration = Duration::from_secs(3);
@@ -32,15 +32,15 @@ pub(crate) struct Worker {
     scope: String,
     #[arg(long)]
     ledger: PathBuf,
-    /// The order over which the bank hangs.
+    /// The order on which the bank hangs.
     #[arg(long)]
     slow_order: String,
-    /// The file that tells the main process who waits for the bank.
+    /// The file that tells the main process which worker waits for the bank.
     #[arg(long)]
     begun: PathBuf,
 }
 
-/// The billing of the example `payments`, with a bank that hangs over one payment.
+/// The billing of the example `payments`, with a bank that hangs on one payment.
 struct SlowBilling {
     billing: Billing,
     slow_order: String,
@@ -70,7 +70,7 @@ impl Worker {
         start_logging();
         let store = open_store(&self.store).await?;
         let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
-        // `SqsSource::new("orders")` finds credentials and region in the usual places; a server of one's own has
+        // `SqsSource::new("orders")` finds credentials and region in the usual places; another server has
         // neither.
         let source = SqsSource::from_client(Sqs::at(self.endpoint).client().clone(), self.queue)
             .visibility(VISIBILITY)

@@ -19,7 +19,7 @@ use rdkafka::{Offset, TopicPartitionList};
 const PARTITIONS: i32 = 6;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A broker; one of this process ends with this value.
+/// A broker; one that this process started stops when this value is dropped.
 pub struct Broker {
     bootstrap: String,
     reader: BaseConsumer,
@@ -95,7 +95,7 @@ impl Broker {
     /// How many messages a topic holds.
     ///
     /// # Errors
-    /// When the broker does not tell.
+    /// When the broker does not answer.
     pub fn count(&self, topic: &str) -> Result<u64, BoxError> {
         let ends = (0..PARTITIONS).map(|partition| self.end(topic, partition));
         Ok(ends.sum::<Result<i64, BoxError>>()?.unsigned_abs())
@@ -117,7 +117,7 @@ impl Broker {
     /// Whether the asker's group has acknowledged the whole topic.
     ///
     /// # Errors
-    /// When the broker does not tell.
+    /// When the broker does not answer.
     pub fn is_consumed(&self, asker: &BaseConsumer, topic: &str) -> Result<bool, BoxError> {
         let mut list = TopicPartitionList::new();
         list.add_partition_range(topic, 0, PARTITIONS - 1);

@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt as _;
 /// When nothing moves for this long, something is wrong.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// How often somebody looks how far the workers are.
+/// Interval at which the workers' progress is read.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How far the workers are.
@@ -25,7 +25,7 @@ pub struct Progress {
     pub last_pid: u32,
 }
 
-/// Workers that run; they are killed with this value.
+/// Running workers; they are killed when this value is dropped.
 #[derive(Debug)]
 pub struct Crew {
     workers: Vec<Child>,
@@ -76,7 +76,7 @@ impl Crew {
         }
     }
 
-    /// SIGKILL for the worker that charged last: it is in the middle of its handlers. Returns which it was.
+    /// Kills the worker that charged last, with SIGKILL: it is in the middle of its handlers. Returns its process id.
     ///
     /// # Errors
     /// When no worker is left.
@@ -116,7 +116,7 @@ impl Drop for Crew {
     }
 }
 
-/// In a worker: resolves when the main process closes our standard input because we should stop, or ends.
+/// In a worker: resolves when the main process closes the worker's standard input to stop it, or ends.
 pub async fn told_to_stop() {
     _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
 }

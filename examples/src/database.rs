@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Row};
 
-/// A database, and a connection to look at it with. A server of this process ends with this value.
+/// A database, and a connection to read it. A server that this process started stops when this value is dropped.
 pub struct Database {
     url: String,
     client: Client,
@@ -25,7 +25,7 @@ impl Database {
     /// When it cannot be reached, or takes no tables.
     ///
     /// # Panics
-    /// When a server cannot be started; the text says what to install.
+    /// When a server cannot be started; the text names what to install.
     pub fn open(url: Option<&str>, tables: &str) -> Result<Self, BoxError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let (url, server) = match url {

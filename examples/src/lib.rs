@@ -1,4 +1,4 @@
-//! The stage that the programs play on: a broker, a database, and worker processes that can be killed.
+//! Shared parts of the examples: a broker, a database, and worker processes that can be killed.
 //!
 //! What you would write yourself is in `payments/{billing,worker}.rs`, `payments_sqs/worker.rs`, `payments_http/`,
 //! `payments_postgres/worker.rs` and `outbox/`.

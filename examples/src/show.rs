@@ -1,4 +1,4 @@
-//! What a program shows: how far it is, its verdict, and the exit code.
+//! What a program shows: its progress, its proof, and the exit code.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use oncegate::BoxError;
 use serde::Serialize;
 
-/// How the verdict is wanted; arguments of every program.
+/// Output options of every program.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Show {
     /// Print the proof as JSON.

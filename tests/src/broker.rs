@@ -1,4 +1,4 @@
-//! A Kafka broker of one's own: Apache Kafka as one process that is broker and controller (`KRaft`).
+//! A Kafka broker for one test: Apache Kafka as one process that is broker and controller (`KRaft`).
 
 use std::fs;
 use std::ops::Deref;
@@ -31,7 +31,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 const HINT: &str = "`scripts/fetch-servers` installs Java and fetches Apache Kafka";
 
-/// A Kafka broker of one's own; it dies with this value.
+/// A Kafka broker for one test; it stops when this value is dropped.
 ///
 /// It makes no topics by itself, starts groups without a delay, allows short sessions (1 s) in the
 /// classic and the new protocol, and takes messages up to 8 MiB.
@@ -67,7 +67,7 @@ impl KafkaBroker {
     /// Starts a broker on free ports and waits until it answers.
     ///
     /// # Panics
-    /// When it does not start; the text says why and what to install.
+    /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
@@ -202,7 +202,7 @@ pub(crate) async fn cluster_id_at(kafka: Kafka) -> Result<String, String> {
         let metadata = client.fetch_metadata(None, PROBE_LIMIT);
         metadata.map_err(|error| error.to_string())?;
         let id = client.client().fetch_cluster_id(PROBE_LIMIT);
-        id.ok_or_else(|| "the broker does not say its cluster id".to_owned())
+        id.ok_or_else(|| "the broker does not report its cluster id".to_owned())
     });
     question.await.expect("the question does not panic")
 }

@@ -1,15 +1,15 @@
-//! A bucket of an S3 server, as somebody sees it who is not oncegate: plain HTTP.
+//! A bucket of an S3 server, read over plain HTTP without oncegate.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::unique;
 
-/// In the form of a signature, which nobody checks.
+/// Has the form of a signature; the server does not check it.
 const SIGNED: &str =
     "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
 
-/// A bucket on a server that believes everybody.
+/// A bucket on a server that checks no credentials.
 #[derive(Debug)]
 pub struct Bucket {
     address: String,
@@ -37,7 +37,7 @@ impl Bucket {
     /// The names of its objects, in order; at most 1,000.
     ///
     /// # Panics
-    /// When the server does not say.
+    /// When the server does not answer.
     pub async fn objects(&self) -> Vec<String> {
         let listing = self.ask("GET", "?list-type=2", b"").await;
         let listing = String::from_utf8(listing).expect("a listing is text");

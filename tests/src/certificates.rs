@@ -7,7 +7,9 @@ use tempfile::TempDir;
 
 use crate::place;
 
-/// An authority, and one certificate for servers, also as clients of each other, that it has signed; the files go with this value.
+/// An authority, and a certificate that it has signed, for servers and for servers as clients of each other.
+///
+/// The files are removed when this value is dropped.
 #[derive(Debug)]
 pub struct Certificates {
     dir: TempDir,

@@ -19,7 +19,7 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 
 const HINT: &str = "`scripts/fetch-servers` installs Java and fetches ElasticMQ";
 
-/// An `ElasticMQ` of one's own; it dies with this value.
+/// An `ElasticMQ` for one test; it stops when this value is dropped.
 ///
 /// It keeps SQS's limits, and its messages in memory or in a file.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl ElasticmqServer {
     /// Starts a server on a free port and waits until it answers. It forgets everything when it is killed.
     ///
     /// # Panics
-    /// When it does not start; the text says why and what to install.
+    /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
         Self::start_with(Storage::Memory).await
     }

@@ -16,9 +16,9 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Reads the next one; `None` when the other side has nothing more to say.
+    /// Reads the next one; `None` when the other side has closed the connection.
     ///
-    /// Its body is as long as it says, or everything until the end.
+    /// Its body is as long as its header declares, or everything until the end.
     pub(crate) async fn read(from: &mut (impl AsyncBufRead + Unpin + Send)) -> io::Result<Option<Self>> {
         let Some(first) = line(from).await? else { return Ok(None) };
         let mut headers = Vec::new();

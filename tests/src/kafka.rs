@@ -30,7 +30,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long to wait before asking again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
-/// How many messages [`Kafka::produce`] has on their way at once.
+/// How many messages [`Kafka::produce`] has in flight at once.
 const IN_FLIGHT_MAX: usize = 20_000;
 
 /// The largest message that [`Kafka::produce`] sends and [`Kafka::read_all`] fetches, in bytes; the
@@ -117,7 +117,7 @@ impl Kafka {
         kafka
     }
 
-    /// The Kafka at this address, `host:port`, which nobody has asked yet.
+    /// The Kafka at this address, `host:port`, without a check that it answers.
     #[must_use]
     pub fn at(bootstrap: impl Into<String>) -> Self {
         Self { bootstrap: bootstrap.into() }
@@ -129,7 +129,7 @@ impl Kafka {
         &self.bootstrap
     }
 
-    /// Settings for a client of one's own, with nothing but the address.
+    /// Settings for another client, with nothing but the address.
     #[must_use]
     pub fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
@@ -163,8 +163,8 @@ impl Kafka {
         self.create(NewTopic::new(name, partitions, TopicReplication::Fixed(replicas))).await;
     }
 
-    /// Makes a topic with one partition that is compacted as soon as its broker's cleaner looks (every 15 s, unless
-    /// `log.cleaner.backoff.ms` says otherwise). What comes a tenth of a second later begins another segment; the
+    /// Makes a topic with one partition that is compacted as soon as its broker's cleaner runs (every 15 s, unless
+    /// `log.cleaner.backoff.ms` is set). What comes a tenth of a second later begins another segment; the
     /// last one is not compacted.
     ///
     /// # Panics
@@ -203,7 +203,7 @@ impl Kafka {
         .await
     }
 
-    /// Sets how long the members of a group of the new protocol may be silent, and has them send ten heartbeats meanwhile.
+    /// Sets the session timeout of a group of the new protocol, and a heartbeat interval of a tenth of it.
     ///
     /// # Panics
     /// When the broker refuses or does not answer.
@@ -314,7 +314,7 @@ impl Kafka {
         .await
     }
 
-    /// What the group has committed, as the broker tells another client; partitions without a commit
+    /// What the group has committed, as the broker reports it to another client; partitions without a commit
     /// are absent.
     ///
     /// # Panics
@@ -359,7 +359,7 @@ impl Kafka {
         .await
     }
 
-    /// Commits a position of a group without members, as a client does that knows nothing of oncegate.
+    /// Commits a position of a group without members, as a client does that does not use oncegate.
     ///
     /// # Panics
     /// When the broker refuses.
@@ -500,7 +500,7 @@ fn future_record<'a>(topic: &'a str, record: &'a Record) -> FutureRecord<'a, [u8
     }
 }
 
-/// Waits for the oldest message on its way.
+/// Waits for the oldest message in flight.
 async fn delivered(waiting: &mut VecDeque<DeliveryFuture>) -> (i32, i64) {
     let oldest = waiting.pop_front().expect("callers look first");
     match oldest.await.expect("the producer lives") {

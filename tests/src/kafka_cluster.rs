@@ -70,8 +70,8 @@ impl KafkaCluster {
         self.kafka.leader(topic, partition).await
     }
 
-    /// Gives each of these partitions to the two brokers that do not lead it, as an operator does who reassigns it, and
-    /// waits until each has another leader.
+    /// Reassigns each of these partitions to the two brokers that do not lead it, and waits until each has another
+    /// leader.
     ///
     /// # Panics
     /// When Kafka's tool fails, or a partition has not moved within a minute and a half.

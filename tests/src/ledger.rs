@@ -1,4 +1,4 @@
-//! The witness of effects: a file that only grows, and that knows nothing of oncegate.
+//! The record of effects: an append-only file that does not depend on oncegate.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

@@ -10,8 +10,8 @@
 //!   like; without the variable, the test process starts its own on first use. Tests keep apart by
 //!   [`unique`] scopes, topics, groups and queues.
 //! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`KafkaCluster::start`],
-//!   [`ElasticmqServer::start`] and [`MotoServer::start`] give a server of one's own, for the tests that stop it, kill it or change its
-//!   settings. [`SqsProxy`] stands before a server of SQS that is shared, and lets calls go wrong.
+//!   [`ElasticmqServer::start`] and [`MotoServer::start`] give a server for one test, for tests that stop
+//!   it, kill it or change its settings. [`SqsProxy`] is a proxy before a shared SQS server, and makes calls fail.
 
 pub mod fire;
 

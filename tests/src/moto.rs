@@ -1,4 +1,12 @@
 //! moto: AWS's services in one Python process. A second opinion about SQS, and a server that speaks S3.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about moto that this code depends on.
+//!
+//! - moto gives one FIFO group to two receives at once, which SQS never does. Tests of an order on it receive one
+//!   message at a time.
+//! - moto and ElasticMQ are two imitations of SQS; neither is SQS.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -65,7 +73,7 @@ impl Moto {
     }
 }
 
-/// A moto of one's own; it dies with this value, and forgets everything when it is killed.
+/// A moto for one test; it stops when this value is dropped, and loses all data when it is killed.
 #[derive(Debug)]
 pub struct MotoServer {
     moto: Moto,
@@ -79,7 +87,7 @@ impl MotoServer {
     /// Starts a server on a free port and waits until it answers.
     ///
     /// # Panics
-    /// When it does not start; the text says why and what to install.
+    /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
         let port = Port::reserve();
         let moto = Moto { sqs: Sqs::at(format!("http://{}", port.address())) };

@@ -1,4 +1,4 @@
-//! A way to a server that can hold replies back, or lose them.
+//! A proxy that can delay replies of a server, or lose them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ pub enum Mode {
     HoldAll,
     /// The next reply is held back, and whatever follows it on its connection.
     Delay,
-    /// The next reply is thrown away and its connection closed: the server has executed, nobody knows.
+    /// The next reply is dropped and its connection closed: the server has executed, the client cannot know.
     Lose,
     /// The next reply ends in the middle of its frame, and its connection is reset.
     Cut,
@@ -52,7 +52,7 @@ struct Plan {
 impl Plan {
     const PASS: Self = Self { mode: Mode::Pass, after: 0 };
 
-    /// Whether there is something in it for the next reply alone, so that it must be told from those behind it.
+    /// Whether the plan is for the next reply alone, so that the proxy must separate it from those that follow.
     fn is_for_one(&self) -> bool {
         matches!(self.mode, Mode::Delay | Mode::Lose | Mode::Cut | Mode::Stall)
     }
@@ -74,7 +74,7 @@ impl Plan {
 /// What is one reply in a stream of bytes.
 #[derive(Clone, Copy, Debug)]
 enum Framing {
-    /// A frame of RESP, by which a pipeline's replies are told from one another.
+    /// A frame of RESP, which separates the replies of a pipeline.
     Resp,
     /// Whatever comes with one read.
     Reads,
@@ -122,7 +122,7 @@ impl Proxy {
         Self::start(address(redis), Framing::Resp).await
     }
 
-    /// Before any server, `host:port`, whatever it says: what comes with one read is a reply.
+    /// Starts a proxy before any server, `host:port`, of any protocol: the bytes of one read are a reply.
     ///
     /// # Panics
     /// When there is no port to listen on.
@@ -145,7 +145,7 @@ impl Proxy {
                 let Ok((client, _)) = listener.accept().await else { return };
                 drop(client.set_nodelay(true));
                 let (plan, last_heard) = of_connections.clone();
-                let server = now.lock().expect("nobody panics with it").clone();
+                let server = now.lock().expect("no thread panics while it holds the lock").clone();
                 let connection = Connection { number, framing, plan, last_heard };
                 connections.spawn(connection.run(client, server));
             }
@@ -156,17 +156,17 @@ impl Proxy {
     /// New connections go to this server.
     ///
     /// # Panics
-    /// Never: nobody panics who holds the address.
+    /// Never: no thread panics while it holds the address.
     pub fn point_at_address(&self, server: impl Into<String>) {
-        *self.server.lock().expect("nobody panics with it") = server.into();
+        *self.server.lock().expect("no thread panics while it holds the lock") = server.into();
     }
 
     /// New connections go to this Redis.
     ///
     /// # Panics
-    /// Never: nobody panics who holds the address.
+    /// Never: no thread panics while it holds the address.
     pub fn point_at(&self, redis: &Redis) {
-        *self.server.lock().expect("nobody panics with it") = address(redis);
+        *self.server.lock().expect("no thread panics while it holds the lock") = address(redis);
     }
 
     /// The URL for clients, if the server is a Redis.

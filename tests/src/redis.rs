@@ -1,4 +1,4 @@
-//! Redis: the shared server, and servers of one's own.
+//! Redis: the shared server, and servers for one test.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ const VALKEY_VARIABLE: &str = "ONCEGATE_VALKEY";
 /// The fetched one, under `target/test-servers`; the release of Debian is the one of `scripts/fetch-servers`.
 const VALKEY: &str = "valkey-forky/valkey-server";
 
-/// A connection to look at a server, or to tell it something. The client's own limits are half a second and one second.
+/// A connection to inspect a server, or to send it commands. The client's own limits are half a second and one second.
 pub(crate) async fn connect(url: &str) -> ::redis::RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(ANSWER_LIMIT))
@@ -103,7 +103,7 @@ impl Redis {
         records.len()
     }
 
-    /// A section of what it says of itself.
+    /// A section of its `INFO`.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -141,7 +141,7 @@ impl Redis {
     }
 }
 
-/// A Redis server of one's own; it dies with this value.
+/// A Redis server for one test; it stops when this value is dropped.
 ///
 /// It keeps an append-only file, refuses to evict, and allows `DEBUG`.
 #[derive(Debug)]
@@ -159,15 +159,15 @@ impl RedisServer {
     /// Starts a server on a free port and waits until it answers.
     ///
     /// # Panics
-    /// When it does not start; the text says why and what to install.
+    /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
 
     /// One that keeps what it has answered when it is killed.
     ///
-    /// The usual one may not: with `appendfsync everysec` Redis holds a write back, for up to two seconds, while the sync of
-    /// an earlier one is under way.
+    /// The default server may not: with `appendfsync everysec` Redis delays a write for up to two seconds while the
+    /// sync of an earlier one is in progress.
     ///
     /// # Panics
     /// As [`RedisServer::start`].
@@ -184,7 +184,7 @@ impl RedisServer {
         Self::start_program("redis-server".into(), args).await
     }
 
-    /// The same with Valkey, which knows what the usual server does not yet: `SET … IFEQ`, `WAITAOF`.
+    /// The same with Valkey, which supports what the default server does not yet: `SET … IFEQ`, `WAITAOF`.
     ///
     /// # Panics
     /// As [`RedisServer::start`].

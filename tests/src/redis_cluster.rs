@@ -1,4 +1,4 @@
-//! A Redis Cluster of one's own: three primaries, and a replica of each.
+//! A Redis Cluster for one test: three primaries, and a replica of each.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Starts a cluster and waits until every node says that it is whole.
+    /// Starts a cluster and waits until every node reports it as whole.
     ///
     /// # Panics
     /// When it does not come about.
@@ -150,7 +150,7 @@ impl RedisCluster {
         }
     }
 
-    /// Ends the move of a slot: it belongs to `to`, and `from` says so.
+    /// Ends the move of a slot: it belongs to `to`, and `from` redirects to it.
     ///
     /// # Panics
     /// When the nodes refuse.
@@ -177,7 +177,7 @@ impl RedisCluster {
         self.nodes.iter().position(|node| *port == Value::Int(i64::from(node.port())))
     }
 
-    /// Gives the primaries their slots, lets everybody meet, and makes the rest replicas.
+    /// Gives the primaries their slots, makes all nodes meet, and makes the rest replicas.
     async fn introduce(&self) {
         for (number, _) in self.nodes.iter().enumerate() {
             let epoch = (number + 1).to_string();
@@ -200,7 +200,7 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until every node says that the cluster is whole, and every replica follows.
+    /// Waits until every node reports the cluster as whole, and every replica follows.
     async fn agreed(&self) {
         for number in 0..2 * SHARDS {
             self.until_info(number, &["CLUSTER", "INFO"], &["cluster_state:ok", "cluster_slots_ok:16384"])
@@ -219,7 +219,7 @@ impl RedisCluster {
         until("the cluster's nodes to agree", AGREEMENT_LIMIT, async || {
             let info: String = self.ask(number, question).await;
             let missing = lines.iter().find(|line| !info.lines().any(|said| said == **line));
-            missing.map_or(Ok(()), |line| Err(format!("node {number} does not say {line}")))
+            missing.map_or(Ok(()), |line| Err(format!("node {number} does not report {line}")))
         })
         .await;
     }

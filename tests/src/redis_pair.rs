@@ -18,7 +18,7 @@ pub struct RedisPair {
     pub primary: RedisServer,
     /// It takes over.
     pub replica: RedisServer,
-    /// Where clients find whoever is the primary.
+    /// Where clients reach the current primary.
     pub front: Proxy,
     between: Proxy,
 }
@@ -50,7 +50,7 @@ impl RedisPair {
         Self { primary, replica, front, between }
     }
 
-    /// The replica hears nothing more, and the primary cannot tell why.
+    /// Cuts the replication link; the primary cannot know why.
     pub fn cut(&self) {
         self.between.hold_all();
     }
@@ -60,7 +60,7 @@ impl RedisPair {
         self.between.set(Mode::Pass);
     }
 
-    /// Waits until the replica has everything. Nobody may write meanwhile.
+    /// Waits until the replica has everything. No client may write meanwhile.
     ///
     /// # Panics
     /// When it takes more than a minute.

@@ -105,7 +105,7 @@ impl RedisSentinels {
         format!("rediss+sentinel://{}/{NAME}", hosts.join(","))
     }
 
-    /// Tells every sentinel something.
+    /// Sends a command to every sentinel.
     ///
     /// # Panics
     /// When one refuses.

@@ -25,13 +25,13 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// The longest wait for a server to answer, and for a queue to become as a test wants it.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often a queue is asked while somebody waits for it.
+/// Interval at which a queue is polled while a test waits for it.
 const WAIT_INTERVAL: Duration = Duration::from_millis(30);
 
 /// The most that a batch of the protocol can hold.
 const BATCH_MAX: usize = 10;
 
-/// How many batches [`Queue::send`] has on their way at once, when their order does not matter.
+/// How many batches [`Queue::send`] has in flight at once, when their order does not matter.
 const BATCHES_AT_ONCE: usize = 8;
 
 /// An SQS server that answers, as its clients see it.
@@ -78,7 +78,7 @@ impl Sqs {
         sqs
     }
 
-    /// The server at this address, `http://host:port`, which nobody has asked yet.
+    /// The server at this address, `http://host:port`, without a check that it answers.
     ///
     /// Its client signs with credentials that local servers do not check, and repeats no call by itself.
     #[must_use]
@@ -100,7 +100,7 @@ impl Sqs {
         &self.endpoint
     }
 
-    /// A client for what this harness has no word for.
+    /// A client for calls that this harness does not wrap.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -163,7 +163,7 @@ impl Sqs {
         Queue { client: self.client.clone(), url }
     }
 
-    /// The same queue, reached by way of this server's address: a proxy, for example.
+    /// The same queue, reached through this server's address: a proxy, for example.
     #[must_use]
     pub fn same_queue(&self, queue: &Queue) -> Queue {
         Queue { client: self.client.clone(), url: queue.url.clone() }
@@ -180,11 +180,11 @@ pub struct Queue {
 /// How many messages a queue has, by what may happen to them next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Whoever asks may get them.
+    /// Messages that a receive may return.
     pub visible: u64,
-    /// Somebody has received them, and their visibility timeout is not over.
+    /// Messages that were received and whose visibility timeout is not over.
     pub in_flight: u64,
-    /// They were sent with a delay that is not over.
+    /// Messages that were sent with a delay that is not over.
     pub delayed: u64,
 }
 
@@ -278,7 +278,7 @@ impl Queue {
         let asked = asked.set_attribute_names(Some(NAMES.to_vec())).send().await;
         let attributes = asked.map_err(|error| format!("{error:?}"))?.attributes.unwrap_or_default();
         let number = |name: &QueueAttributeName| {
-            let value = attributes.get(name).ok_or_else(|| format!("the server does not say {name}"))?;
+            let value = attributes.get(name).ok_or_else(|| format!("the server does not report {name}"))?;
             value.parse().map_err(|_| format!("{name} is {value}"))
         };
         let [visible, in_flight, delayed] = &NAMES;
@@ -288,7 +288,7 @@ impl Queue {
     /// Waits until the queue is so. A server that is away is asked again.
     ///
     /// # Panics
-    /// When that takes longer than 60 seconds; the text says how the queue is instead.
+    /// When that takes longer than 60 seconds; the text has the state of the queue.
     pub async fn until(&self, what: &str, so: impl Fn(Depth) -> bool) {
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
@@ -309,7 +309,7 @@ impl Queue {
         self.until("empty", |depth| depth.total() == 0).await;
     }
 
-    /// Receives once, at most ten messages with everything that the server says of them, and hides those
+    /// Receives once, at most ten messages with all attributes that the server returns, and hides those
     /// for so long.
     ///
     /// # Panics
@@ -359,7 +359,7 @@ impl Queue {
     pub async fn redrive_to(&self, dead: &Self, receives_max: u32) {
         let asked = self.client.get_queue_attributes().queue_url(&dead.url);
         let asked = asked.attribute_names(QueueAttributeName::QueueArn).send().await;
-        let attributes = asked.expect("the server says where its queue is").attributes.unwrap_or_default();
+        let attributes = asked.expect("the server returns its ARN").attributes.unwrap_or_default();
         let arn = attributes.get(&QueueAttributeName::QueueArn).expect("a queue has an ARN");
         let policy = serde_json::json!({"deadLetterTargetArn": arn, "maxReceiveCount": receives_max});
         self.set_attribute(QueueAttributeName::RedrivePolicy, &policy.to_string()).await;

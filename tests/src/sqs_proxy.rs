@@ -1,4 +1,4 @@
-//! A way to an SQS server on which things go wrong: calls are counted, refused, held back, and answers lost.
+//! An SQS proxy that injects faults: it counts, refuses and delays calls, and loses answers.
 
 #![expect(
     clippy::indexing_slicing,
@@ -22,10 +22,10 @@ use crate::sqs::Sqs;
 /// The longest wait for a call.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a call meets on its way.
+/// What happens to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The server executes it, and nobody hears the answer: the connection is closed.
+    /// The server executes it, and the connection is closed before the answer reaches the client.
     LoseReply,
     /// It is refused with 400 `ThrottlingException`, and does not reach the server.
     Throttle,
@@ -115,23 +115,23 @@ impl SqsProxy {
         Sqs::at(format!("http://{}", self.address))
     }
 
-    /// The next so many calls of an operation meet this fault.
+    /// The next so many calls of an operation have this fault.
     pub fn next(&self, times: u64, operation: &str, fault: Fault) {
         self.change(|state| state.faults.push((operation.to_owned(), Times::Left(times), fault)));
     }
 
-    /// Every call of an operation meets this fault, until [`SqsProxy::heal`].
+    /// Every call of an operation has this fault, until [`SqsProxy::heal`].
     pub fn every(&self, operation: &str, fault: Fault) {
         self.change(|state| state.faults.push((operation.to_owned(), Times::Always, fault)));
     }
 
-    /// No call meets a fault any more, and those held back go on.
+    /// Removes all faults; calls that are held back go on.
     pub fn heal(&self) {
         self.change(|state| state.faults.clear());
     }
 
     /// Has the next receive hand out the message of this body once more, with the receipt handle of its last
-    /// delivery, even if it is deleted since: a standard queue may do that. A long poll that is under way is
+    /// delivery, even if it is deleted since: a standard queue may do that. A long poll in progress is
     /// answered with it, so the queue should be idle.
     ///
     /// # Panics
@@ -202,7 +202,7 @@ impl SqsProxy {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics while holding it")
+        self.state.lock().expect("no thread panics while it holds the lock")
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -223,7 +223,7 @@ impl Shared {
 }
 
 impl State {
-    /// Counts a call and says what it meets.
+    /// Counts a call and returns its fault.
     fn arrives(&mut self, operation: &str, request: &Value) -> Option<Fault> {
         *self.calls.entry(operation.to_owned()).or_default() += 1;
         let entries = request["Entries"].as_array().map_or(0, Vec::len) as u64;
@@ -238,7 +238,7 @@ impl State {
             }
             Times::Always => false,
         };
-        // One that holds must stay: those who wait look whether it is still there.
+        // A fault that holds calls back must stay: the waiting calls check whether it is still there.
         if is_last {
             self.faults.remove(at);
         }
@@ -265,11 +265,11 @@ async fn serve(client: TcpStream, shared: Arc<Shared>) {
 
 async fn gone(client: &TcpStream) {
     let mut byte = [0];
-    // It says nothing while it waits for an answer: that it can be read means that it has closed.
+    // A client sends nothing while it waits for an answer: a readable socket means that it has closed.
     _ = client.peek(&mut byte).await;
 }
 
-/// `None`: nobody hears it.
+/// Returns the answer to a request. `None`: the client gets none.
 async fn answer(mut request: Frame, shared: &Shared) -> Option<Frame> {
     let target = request.header("x-amz-target").unwrap_or_default();
     let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
@@ -372,7 +372,7 @@ async fn forward(mut request: Frame, shared: &Shared) -> Option<Frame> {
     Some(reply)
 }
 
-/// How the protocol says no.
+/// An error reply of the protocol.
 fn refusal(status: &str, code: &str, text: &str) -> Frame {
     let body = json!({"__type": format!("com.amazonaws.sqs#{code}"), "message": text});
     Frame::reply(status, body.to_string().into())

@@ -24,7 +24,7 @@ pub enum Client {
     Sqlx,
     /// `blocking_commit_with` a transaction of rusqlite.
     Sqlite,
-    /// The published statement and a commit of one's own.
+    /// The published statement and a commit by the caller.
     Statement,
 }
 
@@ -51,7 +51,7 @@ impl FromStr for Client {
 pub enum End {
     /// It commits with the completion.
     Commit,
-    /// It announces the completion, drops the transaction, and knows nothing of it.
+    /// It announces the completion, drops the transaction, and does not wait for its end.
     Forget,
 }
 
@@ -212,7 +212,7 @@ async fn by_statement(
 
 async fn connect(url: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
-    // It ends with its client, who is told what is wrong with it.
+    // It ends with its client, which gets its errors.
     tokio::spawn(async { drop(connection.await) });
     Ok(client)
 }

@@ -1,14 +1,14 @@
-//! Waits for a condition that nobody announces.
+//! Waits for a condition by polling.
 
 use std::time::{Duration, Instant};
 
-/// How often it is looked at again.
+/// Interval at which the condition is checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks again and again until the answer is `Ok`.
+/// Polls until the answer is `Ok`, and returns its value.
 ///
 /// # Panics
-/// When it is not within `limit`; the text has `what` and the last answer.
+/// When the answer is not `Ok` within `limit`; the text has `what` and the last answer.
 pub async fn until<T>(what: &str, limit: Duration, mut look: impl AsyncFnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,4 +1,4 @@
-//! Waits for what oncegate says of itself.
+//! Waits for events that oncegate reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 /// The longest wait for anything.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Counts events, and wakes whoever waits for a count.
+/// Counts events, and wakes the tasks that wait for a count.
 #[derive(Debug)]
 pub struct Watched {
     counters: Counters,

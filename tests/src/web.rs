@@ -40,7 +40,7 @@ impl HttpClient {
         Self { client: Client::builder(TokioExecutor::new()).build_http(), address }
     }
 
-    /// Speaks HTTP/2 at once, as one does who knows the server.
+    /// Speaks HTTP/2 at once, with prior knowledge of the server.
     #[must_use]
     pub fn http2(address: SocketAddr) -> Self {
         Self { client: Client::builder(TokioExecutor::new()).http2_only(true).build_http(), address }
@@ -123,7 +123,7 @@ impl<'a> Sent<'a> {
     }
 }
 
-/// What every problem says of itself.
+/// The members that every problem document has.
 #[derive(Debug, Deserialize)]
 struct Details {
     r#type: String,
@@ -139,7 +139,7 @@ impl HttpAnswer {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// Whether it says that it is a repetition.
+    /// Whether it is marked as a replay.
     #[must_use]
     pub fn is_replayed(&self) -> bool {
         self.header("idempotent-replayed") == Some("true")
@@ -148,7 +148,7 @@ impl HttpAnswer {
     /// The name of the problem that it describes: the end of its type.
     ///
     /// # Panics
-    /// When it describes none, or says another status than it has.
+    /// When it describes none, or names another status than it has.
     #[must_use]
     pub fn problem(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
@@ -159,7 +159,7 @@ impl HttpAnswer {
     }
 }
 
-/// An axum application on a socket of its own; it ends with this value, or in an orderly way by
+/// An axum application on its own socket; it ends when this value is dropped, or gracefully by
 /// [`stop`](Self::stop).
 #[derive(Debug)]
 pub struct HttpServer {

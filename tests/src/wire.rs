@@ -1,4 +1,4 @@
-//! A way to a PostgreSQL server on which a test sees everything, and can cut it anywhere.
+//! A PostgreSQL proxy that shows a test every step, and can cut the connection at any of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use tokio::task::JoinSet;
 /// The most bytes that are passed on at once.
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// Where something is on its way. A client sends at most one statement before it reads, unless it pipelines.
+/// A step of the exchange. A client sends at most one statement before it reads, unless it pipelines.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// The client has sent this, and the server has not got it.
     Asked(&'a [u8]),
-    /// The server has got it, and nobody knows what it has done.
+    /// The server has it, and the client does not know what the server has done.
     Sent(&'a [u8]),
     /// The server has answered this, and the client has not got it.
     Answered(&'a [u8]),
@@ -29,7 +29,7 @@ impl Step<'_> {
         matches!(self, Self::Asked(bytes) if has_commit(bytes))
     }
 
-    /// Whether it is the server's word that it has committed.
+    /// Whether it is the server's reply that it has committed.
     #[must_use]
     pub fn is_committed(&self) -> bool {
         matches!(self, Self::Answered(bytes) if has_commit(bytes))
@@ -69,8 +69,8 @@ impl fmt::Debug for Wire {
 type Watch = Arc<dyn Fn(usize, Step<'_>) -> Then + Send + Sync>;
 
 impl Wire {
-    /// A way to the server of this URL; `watch` decides about every step. It is told how many times the client
-    /// has sent something on this connection before, which is mostly the number of its statement.
+    /// Starts a proxy before the server of this URL; `watch` decides about every step. Its first argument is how many
+    /// times the client has sent something on this connection before: mostly the number of its statement.
     ///
     /// # Panics
     /// When there is no port to listen on.
@@ -116,7 +116,7 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, watch: Watch) {
                     Then::Late(at) => {
                         drop(client);
                         at.notified().await;
-                        // The server says goodbye when it has done what it was told.
+                        // The server closes the connection when it has done what it was asked for.
                         drop(server.write_all(asked).await);
                         drop(server.shutdown().await);
                         drop(server.read_to_end(&mut Vec::new()).await);

@@ -12,7 +12,7 @@ use crate::process::{self, Process};
 /// How long nothing may move.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// How often somebody looks.
+/// Interval at which progress is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Workers of the same program and arguments; they die with this value.
@@ -61,7 +61,7 @@ impl Workers {
         self.start();
     }
 
-    /// Looks again and again until it is so; `so` is told how many effects there are.
+    /// Polls until `so` holds; it gets the number of effects.
     ///
     /// # Panics
     /// When neither the ledger nor what `so` sees has moved for a minute.

@@ -1,4 +1,4 @@
-//! Messages that nobody can make a key of: each reaches the dead letters with its bytes and the reason.
+//! Messages that no key can be made of: each reaches the dead letters with its bytes and the reason.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 

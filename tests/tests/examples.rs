@@ -10,7 +10,7 @@ use oncegate_tests::{Kafka, Postgres, Redis, Sqs};
 /// Runs an example with `--json`, and reads what it has proved.
 ///
 /// `cargo test --workspace` builds the examples before it runs tests, in a folder next to theirs. They are no tests
-/// of their own package, so that whoever runs an example does not build what the tests need.
+/// of their own package, so that running an example does not build what the tests need.
 fn proof_of(name: &str, arguments: &[&str]) -> serde_json::Value {
     let tests: PathBuf = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let program = tests.parent().unwrap().join("examples").join(name);
@@ -46,7 +46,7 @@ fn payments(example: &str, messages: u64, arguments: &[&str]) {
     assert_eq!(number("charged_twice"), number("charged_twice_explained_by_the_kill"));
     assert_eq!(number("charges"), number("distinct_payments") + number("charged_twice"));
     assert_eq!(number("replay_charges"), 0);
-    assert!(number("recoveries") > 0, "the kill hit nobody in the middle of a handler: {}", proof.0);
+    assert!(number("recoveries") > 0, "the kill hit no worker in the middle of a handler: {}", proof.0);
 }
 
 fn payments_postgres(arguments: &[&str]) {
@@ -56,8 +56,8 @@ fn payments_postgres(arguments: &[&str]) {
     assert_eq!((number("lost"), number("charged_twice")), (0, 0));
     assert_eq!(number("charges"), number("distinct_payments"));
     assert_eq!((number("replay_charges"), number("wrong_answers")), (0, 0));
-    assert!(number("recoveries") > 0, "the kill hit nobody in the middle of a handler: {}", proof.0);
-    assert!(number("connections_cut") > 0, "nobody's connections were cut: {}", proof.0);
+    assert!(number("recoveries") > 0, "the kill hit no worker in the middle of a handler: {}", proof.0);
+    assert!(number("connections_cut") > 0, "no connections were cut: {}", proof.0);
 }
 
 fn outbox(arguments: &[&str]) {

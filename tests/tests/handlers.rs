@@ -1,4 +1,4 @@
-//! Handlers that misbehave, each in its own way, on a real broker and a real store.
+//! Misbehaving handlers on a real broker and a real store.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -32,7 +32,7 @@ struct Stage {
     scope: String,
 }
 
-/// A consumer that runs, and what it says of itself.
+/// A running consumer, and the events that it reports.
 struct Running {
     group: String,
     watched: Arc<Watched>,
@@ -156,7 +156,7 @@ async fn a_handler_that_always_fails_ends_with_the_dead_letters_and_stays_there(
 async fn a_handler_that_gives_up_and_one_that_cannot_decode_bury_at_once() {
     let stage = Stage::with(["{\"id\":1}".to_owned(), "{\"id\":\"text\"}".to_owned()]).await;
     let handler = async |message: Message, _: Attempt| match id(&message)? {
-        1 => Err(Failure::permanent("hopeless")),
+        1 => Err(Failure::permanent("rejected")),
         id => Ok(id),
     };
     let running = stage.start(handler).await;
@@ -179,7 +179,7 @@ async fn a_panic_is_a_failed_attempt() {
     assert_eq!((watched.get("handler_runs", "panicked"), watched.get("handler_runs", "succeeded")), (2, 2));
 }
 
-/// Two consumers of one scope: whoever does not have the lease must not get it while the handler runs.
+/// Two consumers of one scope: the one without the lease must not get it while the handler runs.
 async fn nobody_takes_over(handler: impl Handler + Clone, runs: Arc<AtomicU64>) {
     let stage = Stage::with(numbered(1)).await;
     let (one, two) = (stage.start(handler.clone()).await, stage.start(handler).await);
@@ -276,7 +276,7 @@ async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
             Ok(())
         }
     };
-    // Far fewer than are leaked may be in flight: what has ended counts no more, whoever has it.
+    // The limit in flight is far below the leaked count: an ended message no longer counts, even if a handler keeps it.
     let running = stage.start_as(handler, |gate| gate, |consumer| consumer.in_flight(16, 1 << 20)).await;
     running.watched.until("acks", LEAKS).await;
     let (group, watched) = (running.group.clone(), running.stop().await);
@@ -316,7 +316,7 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
     began.notified().await;
     running.watched.until("acks", 39).await;
     assert!(stage.committed(&running.group).await.unwrap_or_default() == 0, "the first one has not ended");
-    // It is cancelled, ignores it, is dropped, and its next attempt is told.
+    // It is cancelled, ignores that, is dropped, and its next attempt is marked.
     running.watched.until("acks", 40).await;
     assert_eq!(running.watched.get("handler_runs", "cancelled"), 1);
     assert_eq!(running.watched.get("extra_runs", "crash_takeover"), 1);
@@ -328,7 +328,7 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
     let Running { group, watched, monitor, stop, ended } = running;
     stop.send(()).expect("it runs");
     let stuck = format!("{}/0@40", stage.topic);
-    until("the stop to name who does not end", LIMIT, async || {
+    until("the stop to name the handler that does not end", LIMIT, async || {
         let status = monitor.status();
         let named = status.runs.iter().any(|run| run.origin == stuck);
         if status.phase == Phase::Stopping && named { Ok(()) } else { Err(format!("{status:?}")) }

@@ -71,7 +71,7 @@ async fn what_one_language_completes_the_other_gets_and_never_runs() {
     assert_eq!(stored.decode::<String>().unwrap(), "receipt from Python");
 
     let Entry::Granted(lease) = both.enter(2).await else { panic!("not granted") };
-    assert_eq!(lease.complete(&"receipt from Rust").await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&"receipt from Rust").await.unwrap(), Completion::Applied);
     let again = both.python("run", 2, &run).await;
     assert_eq!(again, json!({"verdict": "completed", "result": r#""receipt from Rust""#}));
     let record = both.python("read", 2, &[]).await;
@@ -95,7 +95,7 @@ async fn what_one_language_has_claimed_the_other_waits_for() {
     assert_eq!((&record["attempts"], &record["reason"]), (&1.into(), &"the bank is closed".into()));
 
     let Entry::Granted(lease) = both.enter(3).await else { panic!("not granted") };
-    assert_eq!(lease.fail("no such account").await, Completion::Held);
+    assert_eq!(lease.fail("no such account").await, Completion::Applied);
     let failed = both.python("claim", 3, &["60000"]).await;
     assert_eq!(failed, json!({"verdict": "failed", "handed_over": false, "reason": "no such account"}));
     assert_eq!(both.python("read", 4, &[]).await["state"], "absent");

@@ -1,5 +1,5 @@
-//! Real worker processes on a real broker: how they stop, what one that dies costs its neighbours, and what one that holds a
-//! key costs the others.
+//! Real worker processes on a real broker: how they stop, what a crash costs other messages, and what a
+//! worker that holds a key costs the others.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// A topic with payments, a scope, and the ledger of everybody who charges them.
+/// A topic with payments, a scope, and the ledger of all workers that charge them.
 struct Stage {
     kafka: Kafka,
     redis: Redis,
@@ -150,11 +150,11 @@ async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is
         let beside = running_at(&effects, at);
         assert!(beside.is_empty(), "attempt {alone} ran beside {beside:?}");
         let is_left = effects[at + 1..].iter().any(|effect| effect.effect.starts_with("start neighbour-"));
-        assert!(is_left || alone > 3, "there was nobody left to run beside");
+        assert!(is_left || alone > 3, "there was no other message left to run beside");
     }
     let counts = stage.ledger.counts();
     for n in (0..NEIGHBOURS).filter(|n| *n != NEIGHBOURS / 2) {
-        // A death between its effect and its completion charges it again: its handler is told.
+        // A crash between its effect and its completion charges it again: the attempt is marked as recovered.
         assert!(counts[&format!("neighbour-{n}")] >= 1, "each of the others was charged");
         assert!(
             !counts.contains_key(&format!("start neighbour-{n} 4")),
@@ -191,7 +191,7 @@ async fn a_key_that_another_process_has_holds_up_no_other_and_is_taken_over_when
         })
         .await;
     let _other = stage.start(&two);
-    // Everybody else's keys go on, and the offset waits for this one.
+    // The other keys go on, and the offset waits for this one.
     stage.until_committed(&two, 10).await;
     stage.until_effects("all but one", |effects| effects.len() >= usize::try_from(PAYMENTS).unwrap()).await;
     assert_eq!(

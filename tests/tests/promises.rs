@@ -1,4 +1,4 @@
-//! The table of promises in `docs/STORES.md`, compared with the code, and with what real stores say of themselves.
+//! The table of promises in `docs/STORES.md`, compared with the code, and with what real stores declare.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -28,7 +28,7 @@ fn the_documented_rows_are_those_of_the_code() {
     assert_eq!(documented, Promise::all().map(coded).collect::<Vec<_>>());
 }
 
-/// Whether the store says of itself what the row with these words in its first cell says.
+/// Whether the store declares what the row with these words in its first cell promises.
 async fn says(store: &dyn Store, found: &str) {
     let rows = table();
     let mut named = rows.iter().filter(|cells| cells[0].contains(found));

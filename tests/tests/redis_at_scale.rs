@@ -1,5 +1,5 @@
-//! A consumer over a cluster, over a primary that sentinels watch, and over one with a replica, while servers go away and
-//! slots move.
+//! A consumer over a cluster, over a primary that sentinels watch, and over one with a replica, while servers fail
+//! and slots move.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -85,8 +85,8 @@ impl Payments {
         Load { payments: self, watched, stop, running }
     }
 
-    /// A consumer that goes on when its store has forgotten something: a primary that is killed may take its last writes
-    /// with it, which is counted.
+    /// Starts a consumer that goes on when its store has lost records: a killed primary may lose its last writes, which
+    /// is counted.
     async fn start(&self, url: &str) -> Load<'_> {
         self.consume(self.gate(url, OnStoreLoss::Continue).await)
     }
@@ -178,7 +178,7 @@ async fn others_go_on(
     const MESSAGES: u64 = 3_000;
     // It must come back with all that it has answered: see `RedisServer::synced`.
     let mut cluster = RedisCluster::start_with(&["--appendfsync", "always"]).await;
-    // Nobody takes over for this shard.
+    // No replica takes over for this shard.
     cluster.node(3).kill();
     let payments = Payments::new(MESSAGES).await;
     let load = payments.start(&cluster.url()).await;
@@ -216,17 +216,17 @@ async fn sentinels_fail_over_under_load_and_the_new_primary_is_found() {
     load.acks(2_500).await;
     // It comes back as what it was; the sentinels make a replica of it.
     watched.server(0).start_again().await;
-    // This time everybody is alive: the old primary becomes a replica that still answers.
+    // This time all servers are alive: the old primary becomes a replica that still answers.
     watched.fail_over().await;
     watched.failed_over_from(second).await;
     let extra = load.end().await;
     println!("second effects after two failovers: {extra}");
 }
 
-/// The lease of claims that the replica had heard of, and not of their ends: so long their duplicates wait.
+/// The lease of claims that the replica had, without their ends. Their duplicates wait as long.
 const LEFT_BEHIND: Duration = Duration::from_secs(3);
 
-/// Its replica hears nothing more; then the primary dies with what it alone knew, and the replica is made a primary.
+/// Cuts the replication link; then the primary is lost with its last writes, and the replica becomes the primary.
 async fn a_stale_replica_takes_over(pair: &mut RedisPair, load: &Load<'_>) {
     load.acks(300).await;
     pair.cut();
@@ -244,7 +244,7 @@ async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a
     a_stale_replica_takes_over(&mut pair, &load).await;
     let watched = Arc::clone(&load.watched);
     let extra = load.end().await;
-    assert!(extra > 0, "what the replica had never heard of came again");
+    assert!(extra > 0, "what the replica did not have ran again");
     assert!(watched.get("extra_runs", "store_loss") > 0, "{extra} second effects have another cause");
     for (id, fences) in payments.effects.lock().unwrap().iter() {
         assert!(fences.is_sorted_by(|one, next| one < next), "payment {id}: {fences:?}");

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 const MESSAGES: u64 = 10_000;
 const PARTITIONS: i32 = 6;
 
-/// Counts the effects of each payment, and what its duplicates were told.
+/// Counts the effects of each payment, and what its duplicates got.
 #[derive(Debug, Default)]
 struct Bank {
     charges: Mutex<BTreeMap<u64, u64>>,

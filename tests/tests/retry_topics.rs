@@ -230,14 +230,14 @@ async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
     assert_eq!(Ledger::open(&settings.ledger).counts().into_values().collect::<Vec<_>>(), [1], "one effect");
 }
 
-/// When each attempt ran, and what it was told of the first failure.
+/// When each attempt ran, and what it got about the first failure.
 type Attempts = Arc<Mutex<Vec<(SystemTime, Option<SystemTime>)>>>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_letter() {
     let (stage, attempts) = (Stage::with(1).await, Attempts::default());
     let dead = stage.kafka.new_topic("dead", 1).await;
-    // Each attempt is another consumer's: nobody has seen two of them.
+    // Each attempt runs in another consumer: none has seen two of them.
     for attempt in 1..=3 {
         let (seen, watched) = (Arc::clone(&attempts), Watched::new());
         let handler = move |message: Message, _: Attempt| {

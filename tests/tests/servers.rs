@@ -164,7 +164,7 @@ async fn calls_to_a_queue_go_wrong_on_their_way() {
     proxy.next(1, "ReceiveMessage", Fault::LoseReply);
     let throttled = receive().await.expect_err("throttled").into_service_error();
     assert_eq!(throttled.meta().code(), Some("ThrottlingException"));
-    receive().await.expect_err("nobody hears the answer");
+    receive().await.expect_err("the reply is lost");
     assert_eq!((proxy.calls("ReceiveMessage"), proxy.faults_met()), (2, 2));
     queue.until("visible again", |depth| depth.visible == 2).await;
 
@@ -203,7 +203,7 @@ async fn calls_to_a_queue_go_wrong_on_their_way() {
 /// What a `static` or an aborted test process leaves to the kernel.
 #[tokio::test]
 async fn a_child_dies_with_its_parent_even_by_sigkill() {
-    // `sh` stands for the test process: it starts a child that is bound to it, and tells its id.
+    // `sh` stands for the test process: it starts a child that is bound to it, and prints its id.
     let mut parent = process::bound_to_parent("sh", "KILL");
     parent.args(["-c", "setpriv --pdeathsig KILL -- sleep 600 & echo $!; wait"]).stdout(Stdio::piped());
     let mut parent = Process::spawn("a parent", parent);

@@ -40,7 +40,7 @@ async fn consumption_pauses_while_the_disk_is_full_and_nothing_is_acknowledged()
 
     disk.make_room();
     consuming.ends_well().await;
-    // Another reader than ours: all of it is in the file.
+    // An independent reader: all of it is in the file.
     let completed = rusqlite::Connection::open(&file).unwrap();
     let completed: i64 = completed
         .query_row("SELECT count(*) FROM records WHERE state = 'completed'", [], |row| row.get(0))
@@ -64,7 +64,7 @@ async fn what_the_store_says(store: &SqliteStore, file: &str) {
         }
         other => panic!("a completion on a full disk was answered with {other:?}"),
     }
-    assert_eq!(store.look(vec![key("new")]).await.pop().unwrap().unwrap(), None, "nothing was written");
+    assert_eq!(store.read(vec![key("new")]).await.pop().unwrap().unwrap(), None, "nothing was written");
 }
 
 #[tokio::test]

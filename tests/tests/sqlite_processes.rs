@@ -76,7 +76,7 @@ fn started(name: &str, folder: &Path, lease: Duration) -> Process {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_works_on_all_keys() {
     let Some(folder) = env::var_os(FOLDER) else { return };
-    let lease_ms = env::var(LEASE_MS).expect("a parent says how long").parse().expect("a number");
+    let lease_ms = env::var(LEASE_MS).expect("the parent sets the lease").parse().expect("a number");
     let store = open(Path::new(&folder)).await;
     let mut keys: Vec<u32> = (0..KEYS).collect();
     fastrand::shuffle(&mut keys);
@@ -116,10 +116,10 @@ async fn work(store: &SqliteStore, witnesses: &Witnesses, name: &str, lease: Dur
                     retention: RETENTION,
                 };
                 match apply(store, name, complete).await.expect("a local file answers") {
-                    Reply::Held { recreated: false } => {
+                    Reply::Applied { recreated: false } => {
                         return witnesses.answered.append(&format!("{name} {result}"));
                     }
-                    Reply::Lost => {}
+                    Reply::NotOwner => {}
                     other => panic!("a completion was answered with {other:?}"),
                 }
             }
@@ -134,7 +134,7 @@ async fn work(store: &SqliteStore, witnesses: &Witnesses, name: &str, lease: Dur
 /// The results that the file holds, by key.
 async fn results(folder: &Path) -> BTreeMap<u32, String> {
     let keys = (0..KEYS).map(|number| key(&format!("{number}"))).collect();
-    let looked = open(folder).await.look(keys).await;
+    let looked = open(folder).await.read(keys).await;
     let results = looked.into_iter().map(|looked| {
         let record = looked.expect("a local file answers").expect("no key is forgotten").record;
         let State::Completed { result, .. } = record.state else { panic!("{:?}", record.state) };
@@ -184,7 +184,7 @@ async fn nothing_that_was_answered_is_lost_by_kill_9() {
         let victim = workers.first_mut().expect("two were started");
         await_effects(victim, 1 + fastrand::usize(..12)).await;
         victim.kill();
-        // The other one is killed too, wherever it stands: recovery starts with nobody on the file.
+        // The other one is killed too, wherever it stands: recovery starts while no process has the file open.
         drop(workers);
     }
     let mut last = started("the last worker", folder.path(), Duration::from_secs(600));
@@ -203,19 +203,19 @@ async fn nothing_that_was_answered_is_lost_by_kill_9() {
     assert!(repeated <= 2 * KILLS * CONCURRENCY as usize, "{repeated} effects were repeated");
 }
 
-/// Waits until a worker has told of so many effects, or has ended.
+/// Waits until a worker has reported so many effects, or has ended.
 async fn await_effects(worker: &mut Process, count: usize) {
     let output = worker.child().stdout.take().expect("its output is a pipe");
     let (told, is_told) = mpsc::channel::<()>();
     std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             if line == "effect" && told.send(()).is_err() {
-                // Nobody counts any more, but the worker must be able to go on writing.
+                // The receiver is gone, but the worker must be able to go on writing.
                 continue;
             }
         }
     });
     let wait = move || (0..count).try_for_each(|_| is_told.recv_timeout(LIMIT));
-    // A worker that found nothing left to do tells of no effect.
+    // A worker that found nothing left to do reports no effect.
     let _ = tokio::task::spawn_blocking(wait).await.expect("waiting does not panic");
 }

@@ -1,5 +1,5 @@
-//! A store that has lost its records, and processes that did not write them: each one notices, and the whole scope halts
-//! until the loss is accepted.
+//! A store that has lost its records, and processes that did not write them: each one notices, and the whole scope
+//! halts until the loss is accepted.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -199,7 +199,7 @@ async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_
         "{refused}"
     );
 
-    // The same payments again, to whoever was there, and to one that starts now.
+    // The same payments again, to the consumers that ran before, and to one that starts now.
     payments.produce().await;
     replaying.is_refused().await;
     let late = payments.gate(connect().await, OnStoreLoss::Halt);
@@ -268,7 +268,7 @@ async fn a_group_that_is_new_to_oncegate_or_to_the_scope_raises_no_alarm_and_a_m
     process.stop().await;
     drop(old);
 
-    // So is a move to another store, which must be said.
+    // So is a move to another store, which must be declared.
     payments.notices_at_the_start(&group, RedisStore::connect(second.url()).await.unwrap()).await;
 }
 
@@ -345,7 +345,7 @@ async fn a_backup_of_postgresql_that_was_put_back_is_noticed_by_running_processe
     let store = PostgresStore::connect(database.url()).await.unwrap();
     payments.accept(&store).await;
     drop(running);
-    // Once more, with nobody running.
+    // Once more, with no consumer running.
     restore_database(&server, name, "backup").await;
     payments.notices_at_the_start(&group, PostgresStore::connect(database.url()).await.unwrap()).await;
 }

@@ -1,4 +1,4 @@
-//! `oncegate accept-loss`: let a scope go on that was halted because its store has lost records.
+//! `oncegate accept-loss`: resumes a scope that was halted because its store has lost records.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,15 +14,15 @@ use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::store::StoreArgs;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.accept-loss/1";
 
-/// Let a scope run again that is halted because its store has lost records
+/// Resume a scope that is halted because its store has lost records
 ///
-/// Messages whose records are lost run again when they are delivered again. `oncegate replay` shows which ones those are.
-/// Says first why the scope is halted. Every process of the scope goes on within seconds; none needs a restart.
+/// Messages whose records are lost run again when they are delivered again; `oncegate replay` shows which ones. The
+/// command first prints why the scope is halted. Every process of the scope resumes within seconds, without a restart.
 ///
-/// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed then.
+/// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -46,9 +46,9 @@ struct Document<'a> {
     scope: &'a str,
     /// Whether it was halted.
     halted: bool,
-    /// What was noticed.
+    /// The evidence of the loss.
     reason: Option<&'a str>,
-    /// When it was noticed, in milliseconds since the Unix epoch.
+    /// When the loss was detected, in milliseconds since the Unix epoch.
     noticed_at_ms: Option<u64>,
     /// Whether the loss was accepted now.
     done: bool,

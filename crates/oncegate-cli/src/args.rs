@@ -1,4 +1,4 @@
-//! What several commands take.
+//! Arguments that several commands share.
 
 use std::fs::File;
 use std::future::Future;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
 use oncegate::core::store::Store;
-use oncegate::proof::Proof;
+use oncegate::dry_run::DryRun;
 use oncegate::{FingerprintSpec, Key};
 
 use crate::exit::{Exit, Problem};
 use crate::store::StoreArgs;
 
-/// How the answer is given.
+/// How the answer is printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AnswerArgs {
     /// Print one JSON document
@@ -27,7 +27,7 @@ pub(crate) struct AnswerArgs {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// Whose messages they are.
+/// The gate that the messages belong to.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GateArgs {
     #[command(flatten)]
@@ -42,15 +42,16 @@ pub(crate) struct GateArgs {
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
     pub(crate) key: Key,
 
-    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not compared]
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
+    /// compared]
     #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
     pub(crate) fingerprint: Option<FingerprintSpec>,
 }
 
 impl GateArgs {
-    /// What would become of messages of this gate.
-    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> Proof {
-        let proof = Proof::new(self.scope.as_str(), self.key.clone(), store);
+    /// Returns a replay report for messages of this gate.
+    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> DryRun {
+        let proof = DryRun::new(self.scope.as_str(), self.key.clone(), store);
         match &self.fingerprint {
             Some(fingerprint) => proof.fingerprint(fingerprint.clone()),
             None => proof,
@@ -58,7 +59,7 @@ impl GateArgs {
     }
 }
 
-/// A message put together by hand.
+/// A message that is described by flags.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MessageArgs {
     /// A header of the message, `name=value`; may be repeated
@@ -79,7 +80,7 @@ pub(crate) struct MessageArgs {
 }
 
 impl MessageArgs {
-    /// The payload, if the key has any use for one.
+    /// The payload, if the key needs one.
     pub(crate) async fn read_payload(&self, key: &Key) -> Result<Option<Vec<u8>>, Problem> {
         if self.payload.is_none() && !key.needs_payload() {
             return Ok(None);
@@ -88,7 +89,7 @@ impl MessageArgs {
     }
 }
 
-/// A payload from a file, or else from standard input.
+/// Reads a payload from a file, or from standard input if there is no file.
 pub(crate) async fn read_file(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
     let reading = tokio::task::spawn_blocking(move || read(path));
     reading.await.map_err(|error| Problem::new(Exit::Bug, format!("no payload was read: {error}")))?
@@ -96,7 +97,7 @@ pub(crate) async fn read_file(path: Option<PathBuf>) -> Result<Vec<u8>, Problem>
 
 fn read(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
     let mut payload = Vec::new();
-    // One byte more than any key takes, so that a payload that is too large is seen to be.
+    // One byte over the limit, so that a payload that is too large is detected.
     let most = MAX_PAYLOAD_BYTES_LIMIT as u64 + 1;
     let (name, read) = match path {
         Some(path) => {
@@ -137,7 +138,7 @@ pub(crate) fn fingerprint(text: &str) -> Result<FingerprintSpec, String> {
     serde_json::from_str(&json).map_err(|error| error.to_string())
 }
 
-/// A whole number with its unit: `500ms`, `30s`, `5m`, `2h`, `7d`. More than nothing.
+/// A whole number above zero with its unit: `500ms`, `30s`, `5m`, `2h`, `7d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -155,7 +156,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The answer, if it comes in time.
+/// Returns the answer, or a problem if it does not come within the limit.
 pub(crate) async fn within<T>(
     limit: Option<Duration>,
     answer: impl Future<Output = Result<T, Problem>> + Send,

@@ -1,4 +1,4 @@
-//! Changes that an operator makes: said first, with leave, and written down with who and why.
+//! Changes by an operator: announced first, confirmed, and written to a journal with who and why.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,11 @@ use crate::exit::{Exit, Problem};
 /// How a change is made.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChangeArgs {
-    /// Only say what would be done
+    /// Only show what would be done
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Do it without asking; needed where there is no terminal to ask on
+    /// Do it without confirmation; required where there is no terminal
     #[arg(long)]
     pub(crate) yes: bool,
 
@@ -33,12 +33,12 @@ pub(crate) struct ChangeArgs {
 }
 
 impl ChangeArgs {
-    /// Asks for leave, and opens the journal: what cannot be written down is not done.
+    /// Asks for confirmation, and opens the journal. A change that cannot be written to the journal is not made.
     pub(crate) async fn begin(&self, question: &str, what: &str) -> Result<Written, Problem> {
         confirm(question, what, self.yes).await?;
         let path = self.journal.clone().or_else(default_path);
         let path = path.ok_or_else(|| {
-            Problem::new(Exit::Configuration, "there is no home directory for the journal: say --journal")
+            Problem::new(Exit::Configuration, "there is no home directory for the journal: set --journal")
         })?;
         let refuse = |error| {
             let text = format!(
@@ -62,13 +62,13 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// Writes an entry under who and why.
+    /// Writes an entry with who and why.
     pub(crate) fn note(&self, entry: Entry) -> Result<(), Problem> {
         let entry = entry.by(self.by.as_str()).reason(&self.why);
         self.file.append(&entry).map_err(|error| self.failed(&error))
     }
 
-    /// The same, and waits for the disk.
+    /// Writes an entry, and waits until it is on the disk.
     pub(crate) fn note_now(&self, entry: Entry) -> Result<(), Problem> {
         self.note(entry)?;
         self.file.sync().map_err(|error| self.failed(&error))
@@ -76,7 +76,7 @@ impl Written {
 
     fn failed(&self, error: &std::io::Error) -> Problem {
         let path = self.file.path().display();
-        Problem::new(Exit::Unreachable, format!("the journal {path} cannot be written any more: {error}"))
+        Problem::new(Exit::Unreachable, format!("the journal {path} can no longer be written: {error}"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `oncegate check` and `oncegate schema`: what is wrong with a configuration, and what one may say.
+//! `oncegate check` and `oncegate schema`: the errors of a configuration, and the settings that exist.
 
 use std::path::PathBuf;
 
@@ -11,29 +11,29 @@ use crate::doctor::{Report, examine_configured};
 use crate::exit::{Exit, Problem};
 use crate::output;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.check/1";
 
-/// Check a configuration without connecting to anything: all mistakes at once, each with its line
+/// Check a configuration without connecting to anything: lists all errors, each with its line
 ///
 /// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With --online, store and
-/// brokers are asked as well what `oncegate doctor` asks them, once there are no mistakes. Exit code 1: it has errors, or
-/// there are findings; 69: something cannot be reached.
+/// brokers are checked as by `oncegate doctor`, once there are no errors. Exit code 1: the configuration has errors, or
+/// there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The configuration
     #[arg(value_name = "FILE")]
     config: PathBuf,
 
-    /// Show every setting that is in force, and where it came from
+    /// Show every effective setting, and where it came from
     #[arg(long)]
     explain: bool,
 
-    /// Refuse secrets that stand in the configuration itself
+    /// Refuse secrets that are written in the configuration itself
     #[arg(long)]
     strict: bool,
 
-    /// Ask the store and the source of every consumer whether they can keep the promise as they are set; changes nothing
+    /// Check that the settings of every consumer's store and source can keep the promise; changes nothing
     #[arg(long)]
     online: bool,
 
@@ -49,7 +49,7 @@ struct Document<'a> {
     findings: &'a [Finding],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     settings: Vec<Explained>,
-    /// What `--online` has found.
+    /// The findings of `--online`.
     #[serde(skip_serializing_if = "Option::is_none")]
     online: Option<&'a Report>,
 }
@@ -60,7 +60,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let findings = &loaded.findings;
     let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
     let ok = !findings.has_errors();
-    // Whoever has mistakes in the file would be told of their consequences.
+    // With errors in the file, the findings would only be their consequences.
     let online = match args.online && ok {
         true => Some(
             within(args.answer.timeout, async { Ok(Box::pin(examine_configured(&loaded)).await) }).await?,
@@ -97,14 +97,14 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     if let Some(report) = online {
         output::answer(&format!("\n{}", report.text()))?;
     } else if args.online {
-        eprintln!("nobody was asked anything (--online): correct the errors first");
+        eprintln!("no server was asked (--online): correct the errors first");
     }
     Ok(exit)
 }
 
-/// A setting a line, origins below each other.
+/// One setting per line, with the origins in one column.
 fn explained(settings: &[Explained]) -> String {
-    /// What is longer pushes its origin to the right alone, and not all others.
+    /// A longer setting moves only its own origin to the right.
     const WIDTH_MOST: usize = 70;
     let text = |Explained { path, value, .. }: &Explained| format!("{path} = {value}");
     let widths = settings.iter().map(|setting| text(setting).chars().count());
@@ -113,7 +113,7 @@ fn explained(settings: &[Explained]) -> String {
     settings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Print what a configuration may say: a JSON schema for editors, or the table of the documentation
+/// Print the settings of a configuration: a JSON schema for editors, or the table of the documentation
 #[derive(Debug, clap::Args)]
 pub(crate) struct SchemaArgs {
     /// `config`: the JSON schema; `settings`: a table in Markdown

@@ -1,16 +1,16 @@
-//! Leave for a change.
+//! Confirmation of a change.
 
 use std::io::{BufRead, IsTerminal};
 
 use crate::exit::{Exit, Problem};
 
-/// Asks on a terminal; elsewhere only `--yes` will do, so that no pipe ever waits.
+/// Asks on a terminal; elsewhere `--yes` is required, so that a pipe never waits for input.
 pub(crate) async fn confirm(question: &str, what: &str, yes: bool) -> Result<(), Problem> {
     if yes {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        let text = format!("it would {what}: say --yes, or --dry-run to see it alone");
+        let text = format!("it would {what}: add --yes to do it, or --dry-run to only see it");
         return Err(Problem::new(Exit::Usage, text));
     }
     eprint!("oncegate: {question} [y/N] ");

@@ -1,4 +1,4 @@
-//! How a command ends.
+//! Exit codes, and problems that end a command.
 
 use std::error::Error;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use oncegate::core::key::KeySpecError;
 use oncegate::core::store::StoreError;
-use oncegate::proof::ProofError;
+use oncegate::dry_run::DryRunError;
 use oncegate::source::SourceError;
 
 /// The exit codes, the same for every command. From 65 on they are those of BSD's `sysexits`.
@@ -19,7 +19,7 @@ pub(crate) enum Exit {
     BadData = 65,
     Unreachable = 69,
     Bug = 70,
-    /// Trying again may help.
+    /// A server cannot be reached; trying again may help.
     TimedOut = 75,
     Configuration = 78,
     Interrupted = 130,
@@ -31,7 +31,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why there is no answer, in words for the one who asked.
+/// Why there is no answer, as text for the user.
 #[derive(Debug)]
 pub(crate) struct Problem {
     exit: Exit,
@@ -43,17 +43,17 @@ impl Problem {
         Self { exit, text: text.into() }
     }
 
-    /// How the command would end.
+    /// The exit code of the command.
     pub(crate) const fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// With the whole chain of causes.
+    /// A problem with the error's whole chain of causes.
     pub(crate) fn caused(exit: Exit, error: &dyn Error) -> Self {
         let mut text = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
-            // An error that repeats its cause in its own text need not be read twice.
+            // An error that repeats its cause in its own text is printed once.
             let words = error.to_string();
             if !text.contains(&words) {
                 text = format!("{text}: {words}");
@@ -63,12 +63,12 @@ impl Problem {
         Self { exit, text }
     }
 
-    /// The same, said of this consumer.
+    /// The same problem, with the name of this consumer.
     pub(crate) fn of(self, consumer: &str) -> Self {
         Self { text: format!("{consumer}: {}", self.text), ..self }
     }
 
-    /// Tells standard error, and gives the exit code.
+    /// Prints the problem to standard error, and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("oncegate: {}", self.text);
         self.exit.into()
@@ -81,15 +81,15 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A source that cannot be opened for its settings or its topic has no cause behind it; whatever the broker or the
-/// network said is a cause.
+/// A source that cannot be opened because of its settings or its topic has no cause; an error of the broker or the
+/// network is a cause.
 pub(crate) fn not_opened(error: &SourceError) -> Problem {
     let exit = if error.source().is_some() { Exit::Unreachable } else { Exit::Configuration };
     Problem::caused(exit, error)
 }
 
 impl From<SourceError> for Problem {
-    /// Of a source that was open.
+    /// The problem of a source that was open.
     fn from(error: SourceError) -> Self {
         Self::caused(Exit::Unreachable, &error)
     }
@@ -112,10 +112,10 @@ impl From<KeySpecError> for Problem {
     }
 }
 
-impl From<ProofError> for Problem {
-    fn from(error: ProofError) -> Self {
+impl From<DryRunError> for Problem {
+    fn from(error: DryRunError) -> Self {
         match error {
-            ProofError::Store(error) => error.into(),
+            DryRunError::Store(error) => error.into(),
             error => Self::caused(Exit::Configuration, &error),
         }
     }

@@ -1,4 +1,4 @@
-//! `oncegate completions` and `oncegate man`: what shells and manual readers want, made from the commands themselves.
+//! `oncegate completions` and `oncegate man`: shell completions and manual pages, generated from the commands.
 
 use std::path::PathBuf;
 

@@ -13,7 +13,7 @@ use crate::args::{duration, within};
 use crate::exit::{Exit, Problem};
 use crate::output;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.health/1";
 
 /// The longest answer that is read, in bytes.
@@ -21,11 +21,11 @@ const ANSWER_MAX_BYTES: usize = 1024 * 1024;
 
 /// Ask a running consumer whether it takes and handles messages
 ///
-/// For container health checks and scripts: it asks /readyz once and prints the answer, with its reasons. Exit code 0: it
-/// is ready; 1: it is not; 69: nobody answers.
+/// For container health checks and scripts: it requests /readyz once and prints the answer, with its reasons. Exit code
+/// 0: the consumer is ready; 1: it is not ready; 69: there is no answer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the consumer is asked
+    /// The URL of the consumer's readiness probe
     #[arg(long, value_name = "URL", env = "ONCEGATE_HEALTH", default_value = "http://127.0.0.1:9464/readyz")]
     url: Uri,
 
@@ -44,7 +44,7 @@ struct Document {
     schema: &'static str,
     ready: bool,
     status: u16,
-    /// What it said: JSON as it is, else text.
+    /// The answer: JSON as it is, otherwise text.
     said: serde_json::Value,
 }
 
@@ -67,7 +67,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 async fn ask(args: &Args) -> Result<(StatusCode, String), Problem> {
     let away = |error: &dyn std::error::Error| {
         let why = Problem::caused(Exit::Unreachable, error);
-        Problem::new(Exit::Unreachable, format!("nobody answers at {}: {why}", args.url))
+        Problem::new(Exit::Unreachable, format!("no answer from {}: {why}", args.url))
     };
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let response = client.get(args.url.clone()).await.map_err(|error| away(&error))?;

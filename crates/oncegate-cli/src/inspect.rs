@@ -1,4 +1,4 @@
-//! `oncegate inspect`: what the store holds for a key, in words.
+//! `oncegate inspect`: shows what the store holds for a key.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use oncegate::codec::describe_stored;
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::{Fence, Recovery, State};
-use oncegate::core::store::Looked;
+use oncegate::core::store::RecordSnapshot;
 use oncegate::journal::{Entry, JournalFile};
 use serde::Serialize;
 use tracing::warn;
@@ -18,21 +18,21 @@ use crate::output::{self, Table, plain, span};
 use crate::promise::Promised;
 use crate::record::RecordArgs;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.inspect/1";
 
 /// How many entries of each journal are shown.
 const ENTRIES_MOST: u32 = 100;
 
-/// Show what the store holds for one key, in words
+/// Show what the store holds for one key, and what the next delivery would do
 ///
-/// The key is given as it stands in logs and dead letters, or derived from a message. Exit code 1: there is no record.
+/// The key is given as it appears in logs and dead letters, or derived from a message. Exit code 1: there is no record.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     record: RecordArgs,
 
-    /// Show as well what this journal says of the key, besides the one that an SQL store may have of its own
+    /// Also show this journal's entries for the key, besides the journal that an SQL store may have
     #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
     journal: Option<PathBuf>,
 
@@ -49,10 +49,10 @@ struct Document {
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<u8>,
-    /// Whether an attempt ever ended without a word.
+    /// Whether an attempt ever ended without an outcome.
     #[serde(skip_serializing_if = "Option::is_none")]
     recovered: Option<bool>,
-    /// How long the lease lasts, or the retry is put off; 0 when that is over.
+    /// The time until the lease expires, or until the retry is due; 0 when that is over.
     #[serde(skip_serializing_if = "Option::is_none")]
     protected_for_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,10 +68,10 @@ struct Document {
     fingerprinted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_ms: Option<u64>,
-    /// What the store promises, as it was found.
+    /// What the store promises with its settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     promise: Option<Promised>,
-    /// What the journals say of the key, the oldest first.
+    /// The journals' entries for the key, the oldest first.
     #[serde(skip_serializing_if = "Option::is_none")]
     journal: Option<Vec<Entry>>,
 }
@@ -92,15 +92,15 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
 
-async fn look(args: &Args) -> Result<(StoreKey, Option<Looked>, Promised), Problem> {
+async fn look(args: &Args) -> Result<(StoreKey, Option<RecordSnapshot>, Promised), Problem> {
     let (store, key, found) = args.record.find().await?;
     Ok((key, found, Promised::by(&*store).await))
 }
 
-pub(crate) fn words(key: &StoreKey, found: Option<&Looked>) -> String {
+pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
     let mut table = Table::default();
     table.text("key", key);
-    let Some(found @ Looked { now, record }) = found else {
+    let Some(found @ RecordSnapshot { now, record }) = found else {
         table.text("state", "absent");
         table.text("next", "a delivery would run the handler, as attempt 1");
         return table.render();
@@ -120,7 +120,7 @@ pub(crate) fn words(key: &StoreKey, found: Option<&Looked>) -> String {
                 None => {
                     let next =
                         format!("a delivery would run the handler, as attempt {}", attempt.saturating_add(1));
-                    ("over: its owner has ended without a word, or lost the store".to_owned(), next)
+                    ("over: its owner has ended without an outcome, or lost the store".to_owned(), next)
                 }
             };
             table.text("lease", lease);
@@ -128,7 +128,7 @@ pub(crate) fn words(key: &StoreKey, found: Option<&Looked>) -> String {
         }
         State::Released { attempt, recovered, fence, reason, .. } => {
             table.text("state", "released: waiting for its next attempt");
-            let earlier = if *recovered { ", one of which ended without a word" } else { "" };
+            let earlier = if *recovered { ", one of which ended without an outcome" } else { "" };
             table.text("attempts", format!("{attempt} counted{earlier}"));
             fence_words(&mut table, *fence);
             table.text("reason", if reason.is_empty() { "none given" } else { reason });
@@ -166,8 +166,8 @@ pub(crate) fn words(key: &StoreKey, found: Option<&Looked>) -> String {
 fn recovery_words(recovery: Recovery) -> &'static str {
     match recovery {
         Recovery::None => "",
-        Recovery::Earlier => "; an earlier one ended without a word, so its effect may have happened",
-        Recovery::Takeover => "; the one before ended without a word, so its effect may have happened",
+        Recovery::Earlier => "; an earlier one ended without an outcome, so its effect may have happened",
+        Recovery::Takeover => "; the one before ended without an outcome, so its effect may have happened",
     }
 }
 
@@ -177,7 +177,7 @@ fn fence_words(table: &mut Table, fence: Option<Fence>) {
     }
 }
 
-/// The last of what the store's own journal says of the key. Who may not read it sees the record all the same.
+/// The last entries for the key in the store's own journal. A user without the right to read it still sees the record.
 async fn of_store(args: &Args, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
     match args.record.store.history(key, ENTRIES_MOST).await {
         Err(problem) if problem.exit() == Exit::Configuration => {
@@ -188,7 +188,7 @@ async fn of_store(args: &Args, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
     }
 }
 
-/// Both journals in the order of time; `None` if there is neither.
+/// The entries of both journals in the order of time; `None` if there is no journal.
 fn told(of_file: Option<Vec<Entry>>, of_store: Vec<Entry>) -> Option<Vec<Entry>> {
     if of_file.is_none() && of_store.is_empty() {
         return None;
@@ -199,10 +199,10 @@ fn told(of_file: Option<Vec<Entry>>, of_store: Vec<Entry>) -> Option<Vec<Entry>>
     Some(told)
 }
 
-/// The last of what a file says of the key.
+/// The last entries for the key in a journal file.
 fn entries(path: &Path, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
     match JournalFile::about(path, key.as_str(), ENTRIES_MOST as usize) {
-        // The environment may name a journal in which nobody has written yet.
+        // The environment may name a journal that does not exist yet.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => {
             let text = format!("--journal: {} cannot be read: {error}", path.display());
@@ -231,8 +231,8 @@ fn history(entries: &[Entry]) -> String {
     text
 }
 
-/// How long the store keeps the record.
-fn left(found: &Looked) -> Duration {
+/// Adds how long the store keeps the record.
+fn left(found: &RecordSnapshot) -> Duration {
     Duration::from_millis(found.record.expires_at.millis().saturating_sub(found.now.millis()))
 }
 
@@ -240,8 +240,8 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The state in one word, as `--json` has it.
-pub(crate) fn state(found: Option<&Looked>) -> &'static str {
+/// The state as `--json` names it.
+pub(crate) fn state(found: Option<&RecordSnapshot>) -> &'static str {
     match found.map(|found| &found.record.state) {
         None => "absent",
         Some(State::Pending { .. }) => "pending",
@@ -251,9 +251,9 @@ pub(crate) fn state(found: Option<&Looked>) -> &'static str {
     }
 }
 
-fn document(key: &StoreKey, found: Option<&Looked>) -> Document {
+fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> Document {
     let base = Document { schema: SCHEMA, key: key.to_string(), state: state(found), ..Document::default() };
-    let Some(found @ Looked { now, record }) = found else {
+    let Some(found @ RecordSnapshot { now, record }) = found else {
         return base;
     };
     let base = Document {
@@ -302,7 +302,7 @@ mod tests {
     fn shown(expires_in: Duration, state: State) -> (String, Document) {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
         let record = Record { expires_at: NOW + expires_in, fingerprint: None, state };
-        let found = Looked { now: NOW, record };
+        let found = RecordSnapshot { now: NOW, record };
         (words(&key, Some(&found)), document(&key, Some(&found)))
     }
 

@@ -1,4 +1,4 @@
-//! `oncegate key`: what the key of a message is made of.
+//! `oncegate key`: explains the key of a message.
 
 use oncegate::Key;
 use oncegate::core::key::{Explanation, KeyInput, Scope, StoreKey, vectors};
@@ -9,15 +9,15 @@ use crate::args::MessageArgs;
 use crate::exit::{Exit, Problem};
 use crate::output;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.key/1";
 
-/// What stands for a scope or a route that is not given.
+/// The placeholder for a scope or a route that is not given.
 const EXAMPLE: &str = "example";
 
 /// Explain the key of a message: its canonical form, its digest, and its name in the store
 ///
-/// The payload comes from a file or from standard input. The answer shows those values of it that the key is made of.
+/// The payload comes from a file or from standard input. The answer shows the values of the key's fields.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key

@@ -1,10 +1,9 @@
-//! The `oncegate` command: would a replay of a topic run anything again, what is in a queue, what is a message's key, and
-//! what does the store hold for it? What was given up, and back with it. And the tables of a store in PostgreSQL.
+//! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `migrate` makes tables, `sweep` deletes large
-//! results, `reset` and `dead-letters redrive` open records, `accept-loss` lets a halted scope go on, when they are told to; no other command changes anything:
-//! neither the store nor the topic, nor what a consumer group has committed. `peek` and `dead-letters` use up receives of
-//! a queue's messages, and ask for leave.
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `migrate` creates tables,
+//! `sweep` deletes large results, `reset` and `dead-letters redrive` reopen records, and `accept-loss` resumes a halted
+//! scope. No other command changes anything: neither the store, nor the topic, nor what a consumer group has committed.
+//! `peek` and `dead-letters` use up receives of a queue's messages, and require a flag for that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,7 +50,7 @@ use exit::{Exit, Problem};
 #[command(
     name = "oncegate",
     version,
-    about = "Looks at what oncegate has done, and makes the tables it needs"
+    about = "Run a Kafka or SQS consumer with a worker in any language, and inspect and repair its records"
 )]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
@@ -93,7 +92,7 @@ fn main() -> ExitCode {
         return failed;
     }
     let cli = Cli::parse();
-    // Dropped at the end: what is left of the traces is sent then.
+    // Dropped at the end: the remaining traces are sent then.
     let _traces = match start_logging(&cli.command) {
         Ok(traces) => traces,
         Err(problem) => return problem.report(),
@@ -102,7 +101,7 @@ fn main() -> ExitCode {
     match answered {
         Ok(Ok(exit)) => exit.into(),
         Ok(Err(problem)) => problem.report(),
-        // The panic has told about itself already.
+        // The panic hook has printed the panic already.
         Err(_) => Exit::Bug.into(),
     }
 }
@@ -137,7 +136,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
             }
         };
         tokio::select! {
-            // First, so that there is no moment in which an interrupt ends us without a word.
+            // First, so that an interrupt never ends the process without a message.
             biased;
             _ = tokio::signal::ctrl_c(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
             answer = command => answer,
@@ -149,12 +148,12 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
 }
 
 impl Command {
-    /// Whether it knows what a signal asks of it.
+    /// Whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
         matches!(self, Self::Run(_))
     }
 
-    /// What is logged unless ONCEGATE_LOG says otherwise: a question is answered by its answer.
+    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only.
     fn log_level(&self) -> tracing::Level {
         if matches!(self, Self::Run(_)) { tracing::Level::INFO } else { tracing::Level::WARN }
     }

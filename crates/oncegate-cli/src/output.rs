@@ -1,4 +1,4 @@
-//! What the answer looks like.
+//! Formats and prints the answer.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -12,7 +12,7 @@ use crate::exit::{Exit, Problem};
 pub(crate) fn answer(text: &str) -> Result<(), Problem> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
-        // Whoever closed the pipe, `head` for example, has read all it wanted.
+        // The reader, `head` for example, closed the pipe because it needs no more.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Problem::new(Exit::Bug, format!("cannot write the answer: {error}")))
         }
@@ -27,7 +27,7 @@ pub(crate) fn answer_json(document: &impl Serialize) -> Result<(), Problem> {
     answer(&text)
 }
 
-/// Lines of a name and a value, the values below each other; numbers end in one column.
+/// Lines of a name and a value, with the values in one column; numbers are aligned at their end.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
@@ -85,7 +85,7 @@ pub(crate) fn grouped(number: u64) -> String {
     out
 }
 
-/// In the two largest units: `6 d 23 h`, `29.5 s`.
+/// A duration in its two largest units: `6 d 23 h`, `29.5 s`.
 pub(crate) fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -96,13 +96,13 @@ pub(crate) fn span(duration: Duration) -> String {
     }
 }
 
-/// As 2026-11-21T10:00:00.000Z. What lies outside of four-digit years, as garbage in a header may, is cut to them.
+/// A time as 2026-11-21T10:00:00.000Z. A year outside of four digits, from garbage in a header, is limited to them.
 pub(crate) fn time(time: SystemTime) -> String {
     let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     humantime::format_rfc3339_millis(time.clamp(SystemTime::UNIX_EPOCH, last)).to_string()
 }
 
-/// The text without what could move a terminal's cursor or change its colours.
+/// The text without characters that could move a terminal's cursor or change its colours.
 pub(crate) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,13 +1,13 @@
-//! `oncegate peek`: what would become of the messages that are in a queue.
+//! `oncegate peek`: reports what would happen to the messages in a queue.
 //!
-//! A queue cannot be read without receiving: that hides its messages for a while and uses up one receive of each. So
-//! this is no `replay`, and it wants to be told that one knows.
+//! A queue cannot be read without receiving: that hides its messages for a while and uses up one receive of each.
+//! Therefore it is a command of its own beside `replay`, and requires a flag that accepts this.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncegate::proof::{Known, Report};
-use oncegate::source::{Delivery, Source as _, Ticket};
+use oncegate::dry_run::{Known, ReplayReport};
+use oncegate::source::{AckHandle, Delivery, Source as _};
 use oncegate::sqs::{Body, SqsSource};
 use oncegate::{Counters, Message};
 use serde::Serialize;
@@ -18,28 +18,28 @@ use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::replay::{changes, counts, examples};
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.peek/1";
 
-/// How long the queue hides what was received, unless it is extended; what a killed peek leaves hidden for.
+/// The visibility timeout of received messages unless it is extended; a killed peek hides messages for this long.
 const VISIBILITY: Duration = Duration::from_secs(60);
-/// How long a receive waits for messages.
+/// The longest time that a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
-/// After so long without a message, there are no more.
+/// The queue counts as empty after this time without a message.
 const QUIET: Duration = Duration::from_secs(6);
-/// How many messages are asked for at a time.
+/// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;
-/// How long everything may take to go back.
+/// The time limit for making all messages visible again.
 const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
 
-/// Ask what would become of the messages in an SQS queue, and put them back
+/// Show what would happen to the messages in an SQS queue, and return them to it
 ///
-/// For the dead letters before a redrive, above all. Receives the messages, looks their keys up in the store as replay
-/// does, holds them meanwhile and makes them visible again at the end.
+/// Use it above all for dead letters before a redrive. It receives the messages, reads their records in the store as
+/// replay does, holds them meanwhile and makes them visible again at the end.
 ///
-/// That is no mere look: it uses up one receive of every message, which counts for a redrive policy, and consumers do not
-/// see the messages while it runs. So it asks for --use-up-a-receive. It refuses FIFO queues, which show nothing behind
-/// the first messages of a group as long as those are held.
+/// It uses up one receive of every message, which counts for a redrive policy, and consumers do not see the messages
+/// while it runs. Therefore it requires --use-up-a-receive. It refuses FIFO queues, which deliver nothing behind the
+/// first messages of a group while those are held.
 ///
 /// Exit code 0: none of the messages would run a handler or go to the dead letters, and all were seen.
 #[derive(Debug, clap::Args)]
@@ -48,11 +48,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "QUEUE")]
     queue: String,
 
-    /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
 
-    /// Yes, one receive of each message may be used up
+    /// Accept that one receive of each message is used up
     #[arg(long)]
     use_up_a_receive: bool,
 
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long)]
     sns: bool,
 
-    /// At most so many messages
+    /// Read at most this many messages
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     most: u32,
 
@@ -84,11 +84,11 @@ struct Document<'a> {
     scope: &'a str,
     /// Whether the exit code is 0.
     passed: bool,
-    /// Whether the queue had no more than was looked at.
+    /// Whether all messages of the queue were examined.
     complete: bool,
     seconds: f64,
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a ReplayReport,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
@@ -114,8 +114,8 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-/// The report, and whether the queue had no more.
-async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
+/// Returns the report, and whether all messages of the queue were examined.
+async fn examine(args: &Args) -> Result<(ReplayReport, bool), Problem> {
     args.check()?;
     let mut examination = args.gate.proof(args.gate.store.open().await?).open().await?;
     if examination.known() == Known::Nothing {
@@ -123,25 +123,25 @@ async fn examine(args: &Args) -> Result<(Report, bool), Problem> {
     }
     let source = args.source();
     source.open(Arc::new(Counters::default())).await.map_err(|error| not_opened(&error))?;
-    let mut held: Vec<Arc<dyn Ticket>> = Vec::new();
+    let mut held: Vec<Arc<dyn AckHandle>> = Vec::new();
     let complete = loop {
         let room = (args.most as usize).saturating_sub(held.len());
         if room == 0 {
             break false;
         }
-        // Whoever stops waiting loses nothing: what comes later goes back with the rest.
+        // Dropping the wait loses no message: one that arrives later is returned with the rest.
         let received = tokio::time::timeout(QUIET, source.receive(room.min(RECEIVE_MOST))).await;
         let Ok(received) = received else { break true };
         let Some(deliveries) = received? else { break true };
         let mut messages = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ticket } in deliveries {
-            held.push(ticket);
+        for Delivery { message, ack_handle } in deliveries {
+            held.push(ack_handle);
             messages.push(args.routed(message));
         }
         examination.add(messages).await?;
     };
     let report = examination.finish().await;
-    // A ticket that is dropped without an ack hands its message back.
+    // An ack handle that is dropped without an ack returns its message to the queue.
     drop(held);
     source.close(HAND_BACK_LIMIT).await?;
     Ok((report?, complete))
@@ -167,7 +167,7 @@ impl Args {
 
     fn source(&self) -> SqsSource {
         let body = if self.sns { Body::Sns } else { Body::Raw };
-        // Dead letters know the route that they had.
+        // A dead letter keeps its first route.
         let source = SqsSource::new(self.queue.as_str()).body(body).routes_from_attributes();
         let source = source.visibility(VISIBILITY).wait(WAIT);
         match &self.endpoint_url {
@@ -176,7 +176,7 @@ impl Args {
         }
     }
 
-    /// The message on the route that was asked for.
+    /// The message on the requested route.
     fn routed(&self, message: Message) -> Message {
         let Some(route) = &self.route else { return message };
         let mut routed = Message::new(route.as_str(), message.origin().clone(), message.payload_bytes());
@@ -186,7 +186,7 @@ impl Args {
         routed.with_headers(message.headers().to_vec())
     }
 
-    fn text(&self, report: &Report, complete: bool) -> String {
+    fn text(&self, report: &ReplayReport, complete: bool) -> String {
         let mut table = Table::default();
         table.text("queue", self.queue.as_str());
         table.text("store", self.gate.store.redacted());

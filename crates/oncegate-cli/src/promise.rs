@@ -1,4 +1,4 @@
-//! What the store promises, as it was found: shown by every command that asks one.
+//! What the store promises with its settings: shown by every command that connects to a store.
 
 use oncegate::core::store::{Checkup, Store};
 use serde::Serialize;
@@ -12,13 +12,13 @@ pub(crate) enum Promised {
     Known {
         /// The store in a few words.
         found: String,
-        /// The row's name.
+        /// The name of the row.
         row: &'static str,
         holds: &'static str,
         adds_a_run: &'static str,
         warnings: Vec<String>,
     },
-    /// The store must not be used as it is, or this user may not look.
+    /// The store must not be used as it is, or this user may not read its settings.
     Unknown { unknown: String },
 }
 
@@ -39,7 +39,7 @@ impl Promised {
         }
     }
 
-    /// Adds its lines.
+    /// Adds the lines of the promise to a table.
     pub(crate) fn tell(&self, table: &mut Table) {
         match self {
             Self::Known { found, row, holds, adds_a_run, warnings } => {

@@ -1,12 +1,12 @@
-//! Which record is meant: by its name, or by a message.
+//! Selects one record, by its store key or by a message.
 
 use std::sync::Arc;
 
 use oncegate::Key;
 use oncegate::core::key::{Digest, Scope, StoreKey};
-use oncegate::core::store::{Looked, Store};
+use oncegate::core::store::{RecordSnapshot, Store};
+use oncegate::dry_run::{DryRun, Known};
 use oncegate::operate;
-use oncegate::proof::{Known, Proof};
 use tracing::warn;
 
 use crate::args::MessageArgs;
@@ -25,11 +25,11 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", required_unless_present = "store_key")]
     scope: Option<Scope>,
 
-    /// The key as the store has it: billing:eMT5oSC2v1zTz8Nw5IO50A
+    /// The store key: billing:eMT5oSC2v1zTz8Nw5IO50A
     #[arg(long, value_name = "SCOPE:DIGEST")]
     store_key: Option<StoreKey>,
 
-    /// The second half of that
+    /// The second half of the store key
     #[arg(long, value_name = "DIGEST", allow_hyphen_values = true)]
     digest: Option<Digest>,
 
@@ -46,8 +46,8 @@ pub(crate) struct RecordArgs {
 }
 
 impl RecordArgs {
-    /// The store, the key that is meant, and what the store holds for it.
-    pub(crate) async fn find(&self) -> Result<(Arc<dyn Store>, StoreKey, Option<Looked>), Problem> {
+    /// Returns the store, the selected key, and what the store holds for it.
+    pub(crate) async fn find(&self) -> Result<(Arc<dyn Store>, StoreKey, Option<RecordSnapshot>), Problem> {
         let missing = || Problem::new(Exit::Usage, "--scope is missing");
         let store = self.store.open().await?;
         let key = match (&self.store_key, &self.digest, &self.key) {
@@ -61,13 +61,13 @@ impl RecordArgs {
                 return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
             }
         };
-        let found = operate::look(&*store, &key).await?;
+        let found = operate::read(&*store, &key).await?;
         Ok((store, key, found))
     }
 
     async fn derive(&self, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -> Result<StoreKey, Problem> {
-        // With another key than the scope's, the answer would be "absent" whatever has happened.
-        let examination = Proof::new(scope.as_str(), spec.clone(), store).open().await?;
+        // With another key than the scope's, the answer would always be "absent".
+        let examination = DryRun::new(scope.as_str(), spec.clone(), store).open().await?;
         if examination.known() == Known::Nothing {
             warn!(%scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
         }

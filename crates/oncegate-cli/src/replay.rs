@@ -1,11 +1,11 @@
-//! `oncegate replay`: what a replay of whole topics would run, without running or claiming anything.
+//! `oncegate replay`: reports what a replay of whole topics would run, without running or claiming anything.
 
 use std::collections::HashSet;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::dry_run::{Examination, Example, Known, ReplayReport};
 use oncegate::kafka::TopicReader;
-use oncegate::proof::{Examination, Example, Known, Report};
 use serde::Serialize;
 use tracing::warn;
 
@@ -14,19 +14,19 @@ use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::promise::Promised;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Ask what a replay of whole topics would run, without claiming or changing anything
+/// Show what a replay of whole topics would run, without claiming or changing anything
 ///
-/// Reads each topic from its beginning to the end it had at the start, derives the key of every message, and looks
-/// all of them up in the store. It joins no consumer group, and may run beside the consumers.
+/// Reads each topic from its beginning to the end it had at the start, derives the key of every message, and reads all
+/// records in the store. It joins no consumer group, and may run beside the consumers.
 ///
-/// Exit code 0: a replay would change nothing. No handler would run, or runs at the moment, and nothing would go to
-/// the dead letters. That includes messages of which no key can be made: a wrong --key must not look like a proof.
-/// With --allow-dead-letters those are reported and forgiven.
+/// Exit code 0: a replay would change nothing. No handler would run, none is running, and no message would become a
+/// dead letter. A message without a derivable key counts as a dead letter, so that a wrong --key does not look like a
+/// success. With --allow-dead-letters, dead letters are reported and do not change the exit code.
 ///
-/// A queue has no beginning to read from: what is in one is shown by `peek`.
+/// A queue has no beginning to read from: use `peek` for the messages of a queue.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Kafka's addresses, `host:port`, several with commas
@@ -58,16 +58,16 @@ struct Document<'a> {
     schema: &'static str,
     topics: &'a [String],
     store: String,
-    /// What the store promises, as it was found.
+    /// What the store promises with its settings.
     promise: &'a Promised,
     scope: &'a str,
-    /// `same`, `other_fingerprint` or `nothing`: what the store knew of the scope.
+    /// `same`, `other_fingerprint` or `nothing`: what the store's descriptor of the scope says.
     known: &'static str,
     /// Whether the exit code is 0.
     passed: bool,
     seconds: f64,
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a ReplayReport,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
@@ -104,14 +104,14 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn examine(args: &Args) -> Result<(Known, Promised, Report), Problem> {
+async fn examine(args: &Args) -> Result<(Known, Promised, ReplayReport), Problem> {
     args.check()?;
     let store = args.gate.store.open().await?;
     let promise = Promised::by(&*store).await;
     let mut examination = args.gate.proof(store).open().await?;
     args.tell(examination.known());
     let known = examination.known();
-    // All before the first is read: the ends of a moment, not of a long stretch.
+    // All ends are taken before the first topic is read, so that they belong to one moment.
     let mut readers = Vec::new();
     for topic in &args.topics {
         let reader = TopicReader::open(&args.brokers, topic, args.properties.iter().cloned()).await;
@@ -140,7 +140,7 @@ async fn read(
     Ok(())
 }
 
-/// On standard error; hidden unless that is a terminal.
+/// A progress bar on standard error; hidden unless that is a terminal.
 fn progress(total: u64) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
@@ -172,12 +172,12 @@ impl Args {
         }
     }
 
-    fn passed(&self, report: &Report) -> bool {
+    fn passed(&self, report: &ReplayReport) -> bool {
         let settled = report.handler_runs() + report.unreadable == 0;
         report.changes_nothing() || (self.allow_dead_letters && settled)
     }
 
-    fn text(&self, promise: &Promised, report: &Report) -> String {
+    fn text(&self, promise: &Promised, report: &ReplayReport) -> String {
         let mut table = Table::default();
         table.text("topic", self.topics.join(", "));
         table.text("store", self.gate.store.redacted());
@@ -195,7 +195,7 @@ impl Args {
         text
     }
 
-    fn verdict(&self, report: &Report) -> String {
+    fn verdict(&self, report: &ReplayReport) -> String {
         let parts = changes(report);
         let forgiven = if self.passed(report) { ", which is allowed" } else { "" };
         match parts.is_empty() {
@@ -205,8 +205,8 @@ impl Args {
     }
 }
 
-/// What would not be answered from the store, in words; nothing when there is nothing.
-pub(crate) fn changes(report: &Report) -> String {
+/// Describes the messages that the store would not answer; empty when there are none.
+pub(crate) fn changes(report: &ReplayReport) -> String {
     let mut parts = Vec::new();
     let mut part = |count: u64, what: &str| {
         if count > 0 {
@@ -221,8 +221,8 @@ pub(crate) fn changes(report: &Report) -> String {
     parts.join(", ")
 }
 
-/// Adds the first messages of each kind of trouble.
-pub(crate) fn examples(text: &mut String, report: &Report) {
+/// Adds the first messages of each kind of finding.
+pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
     for (title, examples) in [
         ("would run again", &report.examples.would_run_again),
         ("failed, not in the dead letters", &report.examples.failed_not_handed_over),
@@ -234,7 +234,7 @@ pub(crate) fn examples(text: &mut String, report: &Report) {
     }
 }
 
-pub(crate) fn counts(table: &mut Table, report: &Report) {
+pub(crate) fn counts(table: &mut Table, report: &ReplayReport) {
     let counted = |exact| if exact { "counted one by one" } else { "estimated, standard error 0.81 %" };
     table.number("messages", report.messages);
     table.noted("distinct keys", report.distinct_keys, counted(report.distinct_keys_exact));
@@ -247,7 +247,7 @@ pub(crate) fn counts(table: &mut Table, report: &Report) {
             report.without_record,
             "never run, or forgotten after the retention",
         );
-        table.noted("  abandoned", report.abandoned, "ended without a word, and the lease is over");
+        table.noted("  abandoned", report.abandoned, "ended without an outcome, and the lease is over");
         table.noted("  retry is due", report.retry_due, "failed or interrupted");
     }
     table.number("in progress", report.in_progress);

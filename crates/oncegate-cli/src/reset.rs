@@ -1,8 +1,8 @@
-//! `oncegate reset`: open one record again, so that its message runs once more.
+//! `oncegate reset`: reopens one record, so that its message runs once more.
 
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::State;
-use oncegate::core::store::{Looked, Store};
+use oncegate::core::store::{RecordSnapshot, Store};
 use oncegate::journal::Entry;
 use oncegate::operate::{self, Reopened};
 use serde::Serialize;
@@ -14,15 +14,15 @@ use crate::inspect;
 use crate::output;
 use crate::record::RecordArgs;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.reset/1";
 
-/// Open one record again: the next delivery of its message runs the handler as attempt 1
+/// Reopen one record: the next delivery of its message runs the handler as attempt 1
 ///
-/// Shows the record and says which effect may repeat. Then it opens the record, provided it still is the one that was
-/// shown. It delivers nothing: for a message in the dead letters, use dead-letters redrive.
+/// It first shows the record and which effect may repeat. Then it reopens the record, unless the record has changed
+/// since. It delivers nothing: for a dead letter, use dead-letters redrive.
 ///
-/// Exit code 1: there is no record, or it has changed meanwhile; nothing was changed then.
+/// Exit code 1: there is no record, or it has changed meanwhile; nothing was changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -40,13 +40,13 @@ pub(crate) struct Args {
 struct Document<'a> {
     schema: &'static str,
     key: &'a str,
-    /// As `oncegate inspect` names it, before the reset.
+    /// The state before the reset, as `oncegate inspect` names it.
     state: &'static str,
-    /// Which effect may repeat, in words.
+    /// Which effect may repeat, as text.
     effect: &'a str,
-    /// Whether the record was opened.
+    /// Whether the record was reopened.
     done: bool,
-    /// Whether it was another one by then.
+    /// Whether the record had changed meanwhile.
     changed: bool,
 }
 
@@ -63,8 +63,8 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
         tell(args, &key, Some(&found), false, false)?;
         return Ok(Exit::Yes);
     }
-    let question = format!("{}: open the record above again?", effect(&found));
-    let journal = args.change.begin(&question, "open the record again").await?;
+    let question = format!("{}: reopen the record above?", effect(&found));
+    let journal = args.change.begin(&question, "reopen the record").await?;
     journal.note_now(Entry::now("reset_begins").key(&key))?;
     match within(args.answer.timeout, open(&*store, &key, &found)).await? {
         Reopened::Opened => {
@@ -80,14 +80,14 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     }
 }
 
-async fn open(store: &dyn Store, key: &StoreKey, found: &Looked) -> Result<Reopened, Problem> {
+async fn open(store: &dyn Store, key: &StoreKey, found: &RecordSnapshot) -> Result<Reopened, Problem> {
     Ok(operate::reopen(store, key, &found.record).await?)
 }
 
 fn tell(
     args: &Args,
     key: &StoreKey,
-    found: Option<&Looked>,
+    found: Option<&RecordSnapshot>,
     done: bool,
     changed: bool,
 ) -> Result<(), Problem> {
@@ -116,23 +116,23 @@ fn tell(
 }
 
 /// Which effect may repeat.
-fn effect(found: &Looked) -> String {
-    let Looked { now, record } = found;
+fn effect(found: &RecordSnapshot) -> String {
+    let RecordSnapshot { now, record } = found;
     match &record.state {
         State::Completed { .. } => {
-            "it has happened, and happens once more; the stored result is forgotten".to_owned()
+            "it has happened, and happens once more; the stored result is lost".to_owned()
         }
         State::Pending { attempt, .. } if record.protected_for(*now).is_some() => format!(
-            "attempt {attempt} is at work and loses its claim: its effect and that of the next one may both happen"
+            "attempt {attempt} is running and loses its claim: its effect and that of the next attempt may both happen"
         ),
         State::Pending { attempt, .. } => {
-            format!("attempt {attempt} ended without a word: what it did may happen once more")
+            format!("attempt {attempt} ended without an outcome: its effect may happen once more")
         }
         State::Released { attempt, .. } => {
-            format!("{attempt} attempts have failed: what they did in part may happen once more")
+            format!("{attempt} attempts have failed: their partial effects may happen once more")
         }
         State::Failed { attempt, .. } => {
-            format!("given up after {attempt} attempts: what they did in part may happen once more")
+            format!("given up after {attempt} attempts: their partial effects may happen once more")
         }
     }
 }
@@ -149,7 +149,10 @@ mod tests {
     fn each_state_says_which_effect_may_repeat() {
         let now = StoreTime::from_millis(1_000_000);
         let said = |state, left| {
-            effect(&Looked { now, record: Record { expires_at: now + left, fingerprint: None, state } })
+            effect(&RecordSnapshot {
+                now,
+                record: Record { expires_at: now + left, fingerprint: None, state },
+            })
         };
         let by = TokenTag([1; 4]);
         assert!(said(State::Completed { by, result: Vec::new().into() }, TAIL).contains("happens once more"));
@@ -159,8 +162,8 @@ mod tests {
             recovery: Recovery::None,
             fence: None,
         };
-        assert!(said(pending(), TAIL + Duration::from_secs(9)).contains("attempt 2 is at work"));
-        assert!(said(pending(), TAIL - Duration::from_secs(9)).contains("without a word"));
+        assert!(said(pending(), TAIL + Duration::from_secs(9)).contains("attempt 2 is running"));
+        assert!(said(pending(), TAIL - Duration::from_secs(9)).contains("without an outcome"));
         let reason = String::new();
         let failed = State::Failed { by, attempt: 3, handed_over: true, reason };
         assert!(said(failed, TAIL).contains("given up after 3 attempts"));

@@ -9,10 +9,10 @@ use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::store::StoreArgs;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.migrate/1";
 
-/// Print the statements that make the tables of a store, for people to read and to run
+/// Print the statements that create the tables of a store, to read or to run elsewhere
 ///
 /// It connects to nothing. SQLite files and Redis need no such statements.
 #[derive(Debug, clap::Args)]
@@ -21,32 +21,32 @@ pub(crate) struct SqlArgs {
     #[arg(long = "store", value_name = "KIND", value_parser = ["postgres"])]
     _kind: String,
 
-    /// Print too what this role must be granted to run consumers
+    /// Also print the grants that this role needs to run consumers
     #[arg(long, value_name = "NAME")]
     role: Option<String>,
 
-    /// Print too what makes a journal: an entry for each change of state, in the same transaction
+    /// Also print the statements for a journal: an entry for each change of state, in the same transaction
     #[arg(long)]
     journal: bool,
 }
 
-/// Make the tables of a store in PostgreSQL, or bring them to the format of this release
+/// Create the tables of a store in PostgreSQL, or upgrade them to the format of this release
 ///
-/// It first says what it would do, and does it in one transaction. When there is nothing to do, it needs no rights.
+/// It first prints what it would do, and does it in one transaction. When there is nothing to do, it needs no rights.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
     store: StoreArgs,
 
-    /// Make a journal too, unless there is one: an entry for each change of state, in the same transaction
+    /// Also create a journal, unless there is one: an entry for each change of state, in the same transaction
     #[arg(long)]
     journal: bool,
 
-    /// Only say what would be done. Exit code 1: there is something to do
+    /// Only show what would be done. Exit code 1: there is something to do
     #[arg(long)]
     dry_run: bool,
 
-    /// Do it without asking; needed where there is no terminal to ask on
+    /// Do it without confirmation; required where there is no terminal
     #[arg(long)]
     yes: bool,
 
@@ -74,7 +74,7 @@ pub(crate) fn sql(args: &SqlArgs) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-/// Makes tables.
+/// Creates or upgrades the tables.
 pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
     let store = within(args.answer.timeout, args.store.open_postgres(args.journal)).await?;
     let change = within(args.answer.timeout, async { Ok(store.schema_change().await?) }).await?;

@@ -1,4 +1,4 @@
-//! From `--store` to a store: the one place that knows the spellings.
+//! Parses `--store` and connects to the store. No other module parses store URLs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::config::shape;
 use crate::config::values::{Secret, Time};
 use crate::exit::{Exit, Problem};
 
-/// What is said wherever a spelling is not known.
+/// The known forms, for errors about an unknown one.
 const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host:port, \
                      redis+sentinel://host:port,host:port/name (rediss for TLS), postgres://host:port/database, and \
                      sqlite:path or the plain path of an SQLite file";
@@ -37,17 +37,17 @@ pub(crate) fn check(url: &str) -> Result<(), Problem> {
     address(url).map(drop)
 }
 
-/// Connects to the store of a configuration, as a consumer does: it purges what is over, and makes an SQLite file.
+/// Connects to the store of a configuration, as a consumer does: purges expired records, and creates an SQLite file.
 pub(crate) async fn open_configured(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
     open(store, Purpose::Consume).await
 }
 
-/// Connects to the store of a configuration, and leaves it as it is: it makes no file, and purges nothing.
+/// Connects to the store of a configuration without changing it: creates no file, and purges nothing.
 pub(crate) async fn open_to_look(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
     open(store, Purpose::Look).await
 }
 
-/// The SQLite file of a configuration that nobody has made yet.
+/// The SQLite file of a configuration, if it does not exist yet.
 pub(crate) fn file_to_be_made(store: &shape::Store) -> Option<PathBuf> {
     match address(store.url.as_deref()?).ok()? {
         Address::Sqlite(path) => (!path.exists()).then_some(path),
@@ -72,7 +72,7 @@ async fn open(store: &shape::Store, purpose: Purpose) -> Result<Arc<dyn Store>, 
             let mut builder = SqliteStore::builder(path);
             match purpose {
                 Purpose::Look => builder = builder.must_exist().without_purge(),
-                // It makes the journal where there is none, and whoever looks changes nothing.
+                // `journaled` creates a missing journal, and a command that inspects must change nothing.
                 Purpose::Consume if journaled => builder = builder.journaled(),
                 Purpose::Consume => {}
             }
@@ -108,7 +108,7 @@ async fn open(store: &shape::Store, purpose: Purpose) -> Result<Arc<dyn Store>, 
 }
 
 fn durability(given: Option<&shape::Durability>) -> Durability {
-    /// How long replicas or disks may take, unless told otherwise.
+    /// The default time limit for replicas or disks.
     const TIMEOUT: Duration = Duration::from_secs(1);
     let Some(given) = given else { return Durability::Primary };
     let timeout = given.timeout.map_or(TIMEOUT, |Time(time)| time);
@@ -119,7 +119,7 @@ fn durability(given: Option<&shape::Durability>) -> Durability {
     }
 }
 
-/// The URL with a password in it, spelt so that it cannot end early.
+/// The URL with a password in it, percent-encoded so that no character of the password ends it early.
 fn with_password(url: &str, password: Option<&str>) -> String {
     let (Some(password), Some((scheme, rest))) = (password, url.split_once("://")) else {
         return url.to_owned();
@@ -148,7 +148,7 @@ impl StoreArgs {
             Address::Redis(url) => Ok(Arc::new(RedisStore::connect(&url).await?)),
             Address::Postgres(url) => Ok(Arc::new(postgres(&url).await?)),
             Address::Sqlite(path) => {
-                // Opening would make an empty one, and everything would seem to be new.
+                // Opening would create an empty file, and every message would seem to be new.
                 if !path.is_file() {
                     let text = format!("there is no SQLite file {}", path.display());
                     return Err(Problem::new(Exit::Unreachable, text));
@@ -159,20 +159,20 @@ impl StoreArgs {
         }
     }
 
-    /// What the store's own journal says of a key; nothing where it has none.
+    /// The entries for a key in the store's own journal; empty where it has none.
     pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<Entry>, Problem> {
         match address(&self.url)? {
             Address::Redis(_) => Ok(Vec::new()),
             Address::Postgres(url) => Ok(postgres(&url).await?.journal(key, most).await?),
             Address::Sqlite(path) => {
-                // Whoever asks has opened the file, and checked it, a moment ago.
+                // The caller has just opened and checked the file.
                 let store = SqliteStore::builder(path).must_exist().without_purge().check_files_up_to(0);
                 Ok(store.open().await?.journal(key, most).await?)
             }
         }
     }
 
-    /// Connects to what must be PostgreSQL; `journaled`: to one that has, or shall have, a journal.
+    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a journal.
     pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
         match address(&self.url)? {
             Address::Postgres(url) if journaled => {
@@ -180,7 +180,8 @@ impl StoreArgs {
             }
             Address::Postgres(url) => postgres(&url).await,
             _ => {
-                let text = "--store: only the tables of postgres://host:port/database are made by hand";
+                let text =
+                    "--store: only postgres://host:port/database needs its tables created by a command";
                 Err(Problem::new(Exit::Configuration, text))
             }
         }
@@ -192,18 +193,18 @@ impl StoreArgs {
     }
 }
 
-/// A command looks, and leaves the purge to the consumers.
+/// Commands do not purge: that is left to the consumers.
 async fn postgres(url: &str) -> Result<PostgresStore, Problem> {
     Ok(PostgresStore::builder(url).without_purge().connect().await?)
 }
 
 fn address(url: &str) -> Result<Address, Problem> {
     let refuse = |why: String| Err(Problem::new(Exit::Configuration, format!("--store: {why}; {KNOWN}")));
-    // A single letter is a drive.
+    // A single letter is a drive of Windows.
     let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
     match parts {
         Some(("postgres" | "postgresql", _)) => Ok(Address::Postgres(url.to_owned())),
-        // The store itself says what is wrong with the rest.
+        // The store itself reports errors in the rest.
         Some((scheme, _)) if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
             Ok(Address::Redis(url.to_owned()))
         }
@@ -233,7 +234,7 @@ pub(crate) fn redacted(url: &str) -> String {
         return url.to_owned();
     };
     let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
-    // The last `@` ends the password, whatever it holds.
+    // The last `@` ends the password, whatever the password contains.
     let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("***@", rest));
     format!("{scheme}://{user}{rest}{parameters}")
 }

@@ -1,4 +1,4 @@
-//! `oncegate sweep`: delete large results whose records are over.
+//! `oncegate sweep`: deletes large results whose records have expired.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::args::{AnswerArgs, duration, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.sweep/1";
 
-/// Delete the large results of a scope whose records are over
+/// Delete the large results of a scope whose records have expired
 ///
-/// What is older than --older-than is deleted, by the clock of the place where the results are. Give it the retention
-/// of the scope's gates and two days: a younger result may belong to a record that a duplicate still asks for.
+/// Results older than --older-than are deleted, by the clock of the result store. Give it the retention of the scope's
+/// gates plus two days: a younger result may belong to a record that a duplicate can still read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where the results are: a folder, or s3://bucket/prefix with credentials from the AWS variables
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Scope,
 
-    /// The retention of the scope's gates and two days: 9d
+    /// The retention of the scope's gates plus two days: 9d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     older_than: Duration,
 
@@ -98,7 +98,7 @@ fn open(place: &str) -> Result<ObjectResults, Problem> {
             "{place} is no place that this build knows; known are a folder, and {with_s3}"
         )));
     }
-    // Opening would make it, and there would be nothing to sweep.
+    // Opening would create the folder, and there would be nothing to delete.
     if !std::path::Path::new(place).is_dir() {
         return Err(Problem::new(Exit::Unreachable, format!("there is no folder {place}")));
     }

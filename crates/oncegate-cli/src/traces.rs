@@ -22,10 +22,10 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::exit::{Exit, Problem};
 
-/// Either of them turns traces on.
+/// Either of these variables turns traces on.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
 
-/// Exports until it is dropped; then it sends what is left, for five seconds at most.
+/// Exports traces until it is dropped; then it sends the remaining ones, for five seconds at most.
 #[derive(Debug)]
 pub(crate) struct Traces {
     provider: SdkTracerProvider,
@@ -35,7 +35,7 @@ impl Traces {
     /// `None` when the environment names no collector.
     ///
     /// # Errors
-    /// When what the environment says cannot be used.
+    /// When the values of the variables cannot be used.
     pub(crate) fn start() -> Result<Option<Self>, Problem> {
         if !ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty())) {
             return Ok(None);
@@ -60,7 +60,7 @@ impl Traces {
         Ok(Self { provider: provider.with_batch_exporter(exporter).build() })
     }
 
-    /// What collects oncegate's own spans.
+    /// The layer that collects oncegate's own spans.
     pub(crate) fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
@@ -78,8 +78,7 @@ impl Drop for Traces {
     }
 }
 
-/// The exporter's thread has no runtime, and its HTTP client needs one: this one of its own, so that it depends on
-/// nobody's.
+/// A runtime for the exporter's HTTP client. The exporter's thread has no runtime, and must not depend on another one.
 #[derive(Debug)]
 struct OnRuntime {
     exporter: Arc<SpanExporter>,
@@ -98,7 +97,7 @@ impl Exports for OnRuntime {
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        // It comes once, before anything is exported, so nobody else holds the exporter yet.
+        // It is called once, before anything is exported, so the exporter has no other user yet.
         if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
             exporter.set_resource(resource);
         }

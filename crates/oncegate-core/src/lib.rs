@@ -1,11 +1,12 @@
-//! The heart of oncegate: what makes two messages the same, what a store holds for them, and the rules by
-//! which that changes. It opens no socket and reads no clock; time and randomness are parameters.
+//! The core of oncegate: idempotency keys, the record that a store holds for a key, and the rules that change it.
 //!
-//! - [`key`]: from business fields to an idempotency key
+//! This crate does no I/O and reads no clock; time and randomness are parameters.
+//!
+//! - [`key`]: derives an idempotency key from business fields
 //! - [`record`]: what a store holds for a key
-//! - [`rules`]: the one pure function that says what each operation does to a record
-//! - [`store`]: the port that every store implements, and the store in memory
-//! - `testing` (a feature): the conformance suite that every store passes
+//! - [`rules`]: the one pure function that defines what each operation does to a record
+//! - [`store`]: the trait that every store implements, and the in-memory store
+//! - `testing` (a feature): the conformance suite that every store must pass
 
 pub mod key;
 pub mod record;

@@ -1,4 +1,4 @@
-//! What a store holds for a key.
+//! The record that a store holds for a key.
 
 use std::fmt;
 use std::ops::Add;
@@ -8,22 +8,22 @@ use bytes::Bytes;
 
 use crate::key::Fingerprint;
 
-/// How long a claim outlives its lease: 30 days.
+/// How long a PENDING record is kept after its lease has expired: 30 days.
 ///
-/// A PENDING record expires `lease + TAIL` after it was last extended, so that whoever takes over
-/// long after a crash still sees which attempt it is. The tail is a constant of the record format:
-/// a store needs no clock and no stored instant to tell a live lease from one that is over.
+/// The record expires `lease + TAIL` after the last extend. A process that takes over long after a crash still reads
+/// the attempt number from it. The tail is a constant of the record format: a store tells a live lease from an expired
+/// one by the remaining time to live, and needs neither a clock nor a stored instant.
 pub const TAIL: Duration = Duration::from_secs(30 * 86_400);
 
-/// The most bytes of a reason that a record keeps; the rest is cut at a character boundary.
+/// The maximum size of a stored reason, in bytes. A longer reason is cut at a character boundary.
 pub const MAX_REASON_BYTES: usize = 256;
 
-/// The most attempts that a record counts; further ones stay at this number.
+/// The highest attempt number that a record stores. Later attempts keep this number.
 pub const MAX_ATTEMPTS_COUNTED: u8 = u8::MAX;
 
 /// An instant on the store's clock, in microseconds since an origin that only the store knows.
 ///
-/// Leases are compared in whole milliseconds, fences are made of microseconds.
+/// Leases are compared in whole milliseconds. Fencing tokens are derived from microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreTime {
     micros: u64,
@@ -54,23 +54,23 @@ impl StoreTime {
 impl Add<Duration> for StoreTime {
     type Output = Self;
 
-    /// The instant `later` after this one, in whole milliseconds; it stops at the end of time.
+    /// The instant `later` after this one, in whole milliseconds. Saturates instead of overflowing.
     fn add(self, later: Duration) -> Self {
         Self::from_millis(self.millis().saturating_add(whole_millis(later)))
     }
 }
 
-/// A duration in whole milliseconds, as the stores count it.
+/// Converts a duration to whole milliseconds, the unit that stores use. Saturates at `u64::MAX`.
 pub fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// 128 random bits, new for each attempt: whoever shows it owns the claim.
+/// An owner token: 128 random bits, new for each attempt. The caller that presents it owns the claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
 impl Token {
-    /// A token of these random bits. They must come from a generator that no other process shares.
+    /// Creates a token from random bits. They must come from a generator that no other process shares.
     pub const fn from_bits(bits: u128) -> Self {
         Self(bits.to_be_bytes())
     }
@@ -80,7 +80,7 @@ impl Token {
         &self.0
     }
 
-    /// What a record remembers of the token that ended an attempt.
+    /// The part of the token that a record keeps after the attempt has ended.
     pub const fn tag(&self) -> TokenTag {
         let [a, b, c, d, ..] = self.0;
         TokenTag([a, b, c, d])
@@ -94,21 +94,22 @@ impl From<[u8; 16]> for Token {
 }
 
 impl fmt::Debug for Token {
-    /// Shows the tag alone: whoever reads a log must not be able to complete another's claim.
+    /// Prints the tag only: a token read from a log must not be enough to complete another owner's claim.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.tag(), f)
     }
 }
 
-/// The first four bytes of a token, kept when an attempt has ended.
+/// The first four bytes of an owner token. A record keeps them when the attempt has ended.
 ///
-/// It tells a repeat of the last owner from a stranger. It protects nothing: by then the state is
-/// settled, and a stranger who matches by chance (one in 2³²) is told that a settled record is settled.
+/// The tag distinguishes a repeated call of the last owner from a call of another caller. It protects nothing: the
+/// state is final by then, and a caller whose tag matches by chance (one in 2³²) only gets the reply that nothing is
+/// left to do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenTag(pub [u8; 4]);
 
 impl TokenTag {
-    /// The tag of a record that no attempt has ended, such as a reopened one.
+    /// The tag of a record that was not written by the end of an attempt, such as a reopened record.
     pub const NONE: Self = Self([0; 4]);
 }
 
@@ -118,107 +119,107 @@ impl fmt::Debug for TokenTag {
     }
 }
 
-/// A number that only grows per key, for downstream systems that can refuse a smaller one.
+/// A fencing token: a number that only grows per key. A downstream system can refuse a smaller one than the last.
 ///
-/// The idea is the fencing token of Kleppmann, "How to do distributed locking" (2016).
+/// The term is from Kleppmann, "How to do distributed locking" (2016).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
 
-/// What a store holds for a key. Its absence is a state too.
+/// The record that a store holds for a key. The absence of a record is a state too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// When the store forgets the record.
+    /// When the record expires and counts as absent.
     pub expires_at: StoreTime,
     /// Digest of the rest of the payload, when the gate asked for one.
     pub fingerprint: Option<Fingerprint>,
-    /// Where the key stands.
+    /// The state of the key.
     pub state: State,
 }
 
-/// Where a key stands.
+/// The state of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Claimed. The lease ends [`TAIL`] before the record expires.
+    /// The key is claimed. The lease ends [`TAIL`] before the record expires.
     Pending {
-        /// Who owns the claim.
+        /// The owner token of the claim.
         token: Token,
-        /// Which attempt this is, from 1.
+        /// The number of this attempt, from 1.
         attempt: u8,
-        /// Whether an attempt of this key ever ended without a word.
+        /// Whether an earlier attempt of this key ended without reporting an outcome.
         recovery: Recovery,
-        /// The fence handed to the handler, when the gate is fenced.
+        /// The fencing token of this attempt, if the gate is fenced.
         fence: Option<Fence>,
     },
-    /// A failed or interrupted attempt waits for its retry, which is due [`TAIL`] before the record expires.
+    /// An attempt failed or was interrupted. The retry is due [`TAIL`] before the record expires.
     Released {
-        /// Who released it.
+        /// The tag of the owner that released it.
         by: TokenTag,
-        /// How many attempts count so far.
+        /// How many attempts have counted so far.
         attempt: u8,
-        /// Whether an attempt of this key ever ended without a word.
+        /// Whether an attempt of this key ended without reporting an outcome.
         recovered: bool,
-        /// The last fence handed out, when the gate is fenced.
+        /// The last fencing token issued, if the gate is fenced.
         fence: Option<Fence>,
-        /// Why, in words; empty when there is nothing to say.
+        /// The reason as text; empty when there is none.
         reason: String,
     },
-    /// Done. Final for the retention.
+    /// The handler has succeeded. Final until the retention ends.
     Completed {
-        /// Who completed it.
+        /// The tag of the owner that completed it.
         by: TokenTag,
-        /// The encoded result; duplicates get exactly these bytes.
+        /// The encoded result. Duplicates get exactly these bytes.
         result: Bytes,
     },
-    /// Given up.
+    /// The message has failed permanently. Final until the retention ends.
     Failed {
-        /// Who gave up.
+        /// The tag of the owner that failed it.
         by: TokenTag,
-        /// How many attempts it took.
+        /// How many attempts were made.
         attempt: u8,
-        /// Whether the message is durably in the dead letters.
+        /// Whether the message is durably stored as a dead letter.
         handed_over: bool,
-        /// Why, in words.
+        /// The reason as text.
         reason: String,
     },
 }
 
-/// Whether an attempt of a key ended without a word, so that its effect may have happened.
+/// Whether an earlier attempt of a key ended without reporting an outcome, so that its effect may have happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recovery {
-    /// Every earlier attempt said how it ended.
+    /// Every earlier attempt reported its outcome.
     #[default]
     None,
-    /// An earlier attempt was taken over, and this one follows a release.
+    /// An earlier attempt was taken over; this attempt follows a release.
     Earlier,
-    /// This attempt took over a claim whose lease was over.
+    /// This attempt took over a claim whose lease had expired.
     Takeover,
 }
 
 impl Recovery {
-    /// Whether any earlier attempt ended without a word.
+    /// Whether any earlier attempt ended without reporting an outcome.
     pub const fn recovered(self) -> bool {
         !matches!(self, Self::None)
     }
 }
 
 impl Record {
-    /// Whether the store still keeps the record at `now`.
+    /// Whether the record has not expired at `now`.
     pub fn kept(&self, now: StoreTime) -> bool {
         now.millis() <= self.expires_at.millis()
     }
 
-    /// How long from `now` the lease lasts or the retry is put off; `None` when that time is over.
+    /// How long from `now` until the lease expires or the retry is due; `None` when that time has passed.
     ///
-    /// "Over" means later than the end, in whole milliseconds.
+    /// Compared in whole milliseconds: at the very millisecond of the end, the time has not passed yet.
     pub fn protected_for(&self, now: StoreTime) -> Option<Duration> {
         let end = self.expires_at.millis().saturating_sub(whole_millis(TAIL));
         end.checked_sub(now.millis()).map(|left| Duration::from_millis(left + 1))
     }
 
-    /// Whether both records say the same, whatever is left of their time.
+    /// Whether both records have the same content. Their expiry is ignored.
     ///
-    /// An operator who looked at a record and then resets it must hit the record he saw; that its
-    /// owner has sent a heartbeat in between changes nothing.
+    /// A reset must hit the record that the operator has read. A heartbeat of the owner in between changes only the
+    /// expiry, so the reset still applies.
     pub fn same_content(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint && self.state == other.state
     }

@@ -1,8 +1,7 @@
-//! The rules: what each operation does to a record, as one pure function.
+//! The rules: one pure function that defines what each operation does to a record.
 //!
-//! Every store is a port of [`apply`]: Lua scripts on Redis, statements in SQL. The ports are proved
-//! equal to it by running the same random sequences of operations through both
-//! (feature `testing`, `testing::equivalence`).
+//! Every store is a port of [`apply`]: Lua scripts on Redis, statements in SQL. Tests compare each port with it by
+//! applying the same random sequences of operations to both (feature `testing`, `testing::equivalence`).
 //!
 //! ```text
 //!             claim                    complete
@@ -21,66 +20,66 @@ use bytes::Bytes;
 use crate::key::Fingerprint;
 use crate::record::{Fence, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
 
-/// The reason that a reopened record shows.
+/// The reason that a reopened record holds.
 pub const REOPENED: &str = "reopened";
 
-/// One change of a record. Callers pass durations, never instants: time is the store's.
+/// A change of a record. Callers pass durations, never instants: only the store's clock counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Ask for the right to run the handler. The answer is a [`Verdict`].
+    /// Requests the right to run the handler. The reply is a [`Verdict`].
     Claim {
-        /// Random, made before the first try; a repeat after a lost reply uses the same one.
+        /// The owner token: random, created before the first try. A repeat after a lost reply uses the same token.
         token: Token,
-        /// How long the claim protects its owner without an extend.
+        /// How long the claim protects its owner without an extend (the lease).
         lease: Duration,
-        /// Digest of the rest of the payload, when the gate asks for one.
+        /// Digest of the rest of the payload, if the gate uses fingerprints.
         fingerprint: Option<Fingerprint>,
-        /// Whether a fence is wanted.
+        /// Whether the attempt needs a fencing token.
         fenced: bool,
     },
-    /// Keep the claim alive for `lease` from now. Never moves an end back.
+    /// Renews the lease (heartbeat): it ends `lease` from now. Never shortens a lease.
     Extend {
-        /// The owner.
+        /// The owner token.
         token: Token,
-        /// How long from now.
+        /// The lease, from now.
         lease: Duration,
     },
-    /// The handler has succeeded.
+    /// Records that the handler has succeeded.
     Complete {
-        /// The owner.
+        /// The owner token.
         token: Token,
-        /// The fingerprint of the claim: the record keeps it, also when the store has lost the claim.
+        /// The fingerprint of the claim. A completion of a claim that the store has lost writes it again.
         fingerprint: Option<Fingerprint>,
-        /// What duplicates will get.
+        /// The encoded result, which duplicates get.
         result: Bytes,
         /// How long the record is kept.
         retention: Duration,
     },
-    /// The handler has not succeeded; another attempt may follow.
+    /// Records that the handler has not succeeded and another attempt may follow.
     Release {
-        /// The owner.
+        /// The owner token.
         token: Token,
-        /// How long from now nobody may claim the key.
+        /// How long from now the key cannot be claimed.
         delay: Duration,
-        /// Whether the attempt counts: failures do; a stop, a rebalance or an outage does not.
+        /// Whether the attempt counts: a failure does; a stop, a rebalance or an outage does not.
         counted: bool,
-        /// Why, in words.
+        /// The reason as text.
         reason: String,
     },
-    /// Give up.
+    /// Records that the message has failed permanently.
     Fail {
-        /// The owner.
+        /// The owner token.
         token: Token,
-        /// Why, in words.
+        /// The reason as text.
         reason: String,
         /// How long the record is kept.
         retention: Duration,
     },
-    /// The failed message is durably in the dead letters. Anyone may say so, any number of times.
+    /// Records that the failed message is durably stored as a dead letter. Needs no owner token and may be repeated.
     HandOver,
-    /// An operator opens a record again, provided it still says what he saw.
+    /// Reopens a record for an operator, if its content is still what the operator has read.
     Reopen {
-        /// The record he saw.
+        /// The record that the operator has read.
         expected: Record,
     },
 }
@@ -100,68 +99,69 @@ impl Operation {
     }
 }
 
-/// The answer to an [`Operation`].
+/// The reply to an [`Operation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The answer to a claim.
+    /// The reply to a claim.
     Verdict {
-        /// What the caller may do.
+        /// The claim outcome.
         verdict: Verdict,
-        /// The record carries a fingerprint of another specification, so the two were not compared.
+        /// The fingerprints were not compared, because the record's is of another specification or only one side has
+        /// one.
         uncompared: bool,
     },
-    /// The change is in the record, by this call or an earlier one of the same owner.
-    Held {
-        /// A completion found no record: the store had lost the claim.
+    /// The change was applied, by this call or an earlier one of the same owner.
+    Applied {
+        /// The completion found no record: the store had lost the claim.
         recreated: bool,
     },
-    /// The caller does not own the record, or it is not what the caller expected. Nothing changed.
-    Lost,
+    /// The caller does not own the record, or the record is not what the caller expected. Nothing changed.
+    NotOwner,
 }
 
-/// The answer to a claim.
+/// The outcome of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Run the handler.
+    /// The caller owns the claim and runs the handler.
     Granted(Grant),
-    /// It is done; this is the first result, byte for byte.
+    /// The message is completed.
     Completed {
-        /// The encoded result.
+        /// The encoded first result, byte for byte.
         result: Bytes,
     },
-    /// Another owner works on it, or its retry is not due.
+    /// Another owner holds the lease, or the retry is not due.
     Busy {
-        /// When it is worth asking again; never zero.
+        /// How long to wait before the next claim; never zero.
         retry_in: Duration,
     },
-    /// It was given up.
+    /// The message has failed permanently.
     Failed {
-        /// Why, in words.
+        /// The reason as text.
         reason: String,
-        /// Whether it is durably in the dead letters.
+        /// Whether it is durably stored as a dead letter.
         handed_over: bool,
     },
-    /// The key is known with other content.
+    /// The record's fingerprint differs: the same key came with other content.
     Mismatch,
 }
 
 /// The right to run the handler once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Which attempt this is, from 1; it stays at 255.
+    /// The number of this attempt, from 1. It stays at 255.
     pub attempt: u8,
-    /// Whether an earlier attempt ended without a word, so that it may have had its effect.
+    /// Whether an earlier attempt ended without reporting an outcome, so that its effect may have happened.
     pub recovery: Recovery,
-    /// Only grows for this key; present when the claim was fenced.
+    /// The fencing token, which only grows for this key; present if the claim was fenced.
     pub fence: Option<Fence>,
-    /// This attempt is the first after an operator reopened the record: what an earlier one did may happen again. It is
-    /// said once; a repeat of the claim, whose first reply was lost, does not say it.
+    /// Whether this attempt is the first after an operator reopened the record: the effect of an earlier attempt may
+    /// happen again. Reported once: a repeated claim, whose first reply was lost, returns `false`.
     pub reopened: bool,
 }
 
-/// What `operation` does at `now` to the record of a key: the record afterwards, and the answer.
+/// Applies `operation` at `now` to the record of a key. Returns the record afterwards and the reply.
 ///
-/// It is total, does no I/O and reads no clock. A record whose time is over counts as absent.
+/// The function is total, does no I/O and reads no clock. An expired record counts as absent.
 pub fn apply(now: StoreTime, record: Option<Record>, operation: &Operation) -> (Option<Record>, Reply) {
     let record = record.filter(|record| record.kept(now));
     match operation {
@@ -191,7 +191,7 @@ pub fn apply(now: StoreTime, record: Option<Record>, operation: &Operation) -> (
     }
 }
 
-/// Who asks, and for what.
+/// The arguments of a claim.
 struct Claimant {
     token: Token,
     lease: Duration,
@@ -199,14 +199,14 @@ struct Claimant {
     fenced: bool,
 }
 
-/// A release as it will stand in the record.
+/// The arguments of a release, as the record will hold them.
 struct Release {
     due: StoreTime,
     counted: bool,
     reason: String,
 }
 
-/// What an earlier attempt leaves to the next one.
+/// What the next attempt takes over from an earlier one.
 #[derive(Default)]
 struct Earlier {
     attempt: u8,
@@ -227,7 +227,7 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
         _ => true,
     };
     let verdict = match (&record.state, record.protected_for(now)) {
-        // The first reply was lost, or the outage outlasted the lease and nobody took over.
+        // A repeat by the owner: the first reply was lost, or the lease expired and no other owner took over.
         (&State::Pending { token, attempt, recovery, fence }, _) if token == claimant.token => {
             Verdict::Granted(Grant { attempt, recovery, fence, reopened: false })
         }
@@ -238,7 +238,7 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
         }
         (&State::Released { by, attempt, recovered, fence, .. }, None) => {
             let recovery = if recovered { Recovery::Earlier } else { Recovery::None };
-            // A reopen has no owner, and knows of no attempt.
+            // A reopen has no owner and resets the recovery.
             let reopened = by == TokenTag::NONE && !recovered;
             return grant(now, claimant, &Earlier { attempt, recovery, fence, reopened }, uncompared);
         }
@@ -268,7 +268,9 @@ fn grant(
     (Some(record), Reply::Verdict { verdict, uncompared })
 }
 
-/// It still grows when the store has lost the last one: then the clock stands in for it.
+/// The next fencing token: greater than `last`, and at least the clock in microseconds.
+///
+/// If the store has lost `last`, the clock alone keeps the token growing.
 fn next_fence(now: StoreTime, last: Option<Fence>) -> Fence {
     let after_last = last.map_or(0, |Fence(last)| last.saturating_add(1));
     Fence(after_last.max(now.micros()))
@@ -278,26 +280,26 @@ fn extend(now: StoreTime, record: Option<Record>, token: Token, lease: Duration)
     match record {
         Some(mut record) if owns(&record, token) => {
             record.expires_at = record.expires_at.max(now + lease + TAIL);
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        // A heartbeat that crossed the end of its own attempt has lost nothing.
-        Some(record) if ended_by(&record, token) => (Some(record), Reply::Held { recreated: false }),
-        other => (other, Reply::Lost),
+        // A heartbeat that arrives after the end of its own attempt is not a lost lease.
+        Some(record) if ended_by(&record, token) => (Some(record), Reply::Applied { recreated: false }),
+        other => (other, Reply::NotOwner),
     }
 }
 
 fn complete(record: Option<Record>, token: Token, completed: Record) -> (Option<Record>, Reply) {
     match record {
-        // The effect has happened: losing that too would run it again.
-        None => (Some(completed), Reply::Held { recreated: true }),
+        // The effect has happened. Without a record it would happen again.
+        None => (Some(completed), Reply::Applied { recreated: true }),
         Some(record) if owns(&record, token) => {
             let fingerprint = record.fingerprint;
-            (Some(Record { fingerprint, ..completed }), Reply::Held { recreated: false })
+            (Some(Record { fingerprint, ..completed }), Reply::Applied { recreated: false })
         }
         Some(record) if matches!(record.state, State::Completed { by, .. } if by == token.tag()) => {
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -316,12 +318,12 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
                 reason: released.reason,
             };
             let expires_at = released.due + TAIL;
-            (Some(Record { expires_at, fingerprint, state }), Reply::Held { recreated: false })
+            (Some(Record { expires_at, fingerprint, state }), Reply::Applied { recreated: false })
         }
         Some(record) if matches!(record.state, State::Released { by, .. } if by == token.tag()) => {
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -336,12 +338,12 @@ fn fail(
             if owner == token =>
         {
             let state = State::Failed { by: token.tag(), attempt, handed_over: false, reason };
-            (Some(Record { expires_at, fingerprint, state }), Reply::Held { recreated: false })
+            (Some(Record { expires_at, fingerprint, state }), Reply::Applied { recreated: false })
         }
         Some(record) if matches!(record.state, State::Failed { by, .. } if by == token.tag()) => {
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -349,12 +351,12 @@ fn hand_over(record: Option<Record>) -> (Option<Record>, Reply) {
     match record {
         Some(mut record) => {
             let State::Failed { handed_over, .. } = &mut record.state else {
-                return (Some(record), Reply::Lost);
+                return (Some(record), Reply::NotOwner);
             };
             *handed_over = true;
-            (Some(record), Reply::Held { recreated: false })
+            (Some(record), Reply::Applied { recreated: false })
         }
-        None => (None, Reply::Lost),
+        None => (None, Reply::NotOwner),
     }
 }
 
@@ -366,7 +368,7 @@ fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<
                 State::Completed { .. } | State::Failed { .. } => None,
             };
             let reopened = Record {
-                // One millisecond in the past: due at once.
+                // One millisecond in the past, so the retry is due at once.
                 expires_at: StoreTime::from_millis((now + TAIL).millis().saturating_sub(1)),
                 fingerprint: None,
                 state: State::Released {
@@ -377,9 +379,9 @@ fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<
                     reason: REOPENED.to_owned(),
                 },
             };
-            (Some(reopened), Reply::Held { recreated: false })
+            (Some(reopened), Reply::Applied { recreated: false })
         }
-        other => (other, Reply::Lost),
+        other => (other, Reply::NotOwner),
     }
 }
 
@@ -396,9 +398,9 @@ fn ended_by(record: &Record, token: Token) -> bool {
     }
 }
 
-/// The reason as a record keeps it: at most [`MAX_REASON_BYTES`], whole characters.
+/// Cuts a reason to at most [`MAX_REASON_BYTES`] bytes, at a character boundary.
 pub fn cut_reason(reason: &str) -> String {
-    // `str::floor_char_boundary` needs a newer compiler than we ask for.
+    // `str::floor_char_boundary` needs a newer compiler than this crate's minimum.
     let mut end = reason.len().min(MAX_REASON_BYTES);
     while !reason.is_char_boundary(end) {
         end -= 1;

@@ -1,4 +1,4 @@
-//! The port behind which every store stands.
+//! The trait that every store implements.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,49 +28,50 @@ pub struct Command {
     pub operation: Operation,
 }
 
-/// A place that keeps records and applies the [rules](crate::rules) to them, one key at a time and atomically.
+/// Keeps records and applies the [rules](crate::rules) to them, atomically for each key.
 ///
-/// A store encodes, sends, decodes and classifies errors. It decides nothing: whoever is in doubt reads
-/// [`rules::apply`](crate::rules::apply). The batch is the unit of work, because it is the throughput: a
-/// store makes one round trip of what it is handed, and joins concurrent calls where it can.
+/// A store encodes, sends, decodes and classifies errors. It decides nothing: [`rules::apply`](crate::rules::apply)
+/// defines every outcome. The unit of work is a batch, because round trips limit the throughput: a store sends a batch
+/// in one round trip, and merges concurrent calls where it can.
 ///
-/// A call may be dropped at any time; what it was handed may then be executed or not.
+/// The future of a call may be dropped at any time. Its commands may then have been executed or not.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
-    /// Applies each command; the answers stand in the order of the commands.
+    /// Applies each command. Returns the replies in the order of the commands.
     ///
-    /// There is no transaction around the batch: each command succeeds or fails by itself. Two commands on
-    /// one key in one batch may be applied in either order.
+    /// The batch is not a transaction: each command succeeds or fails on its own. Two commands on one key in one batch
+    /// may be applied in either order.
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>>;
 
-    /// Applies one command, as nearly every call does: the same as [`execute`](Self::execute) of it alone.
+    /// Applies one command: the same as [`execute`](Self::execute) with a single command.
     ///
-    /// A store overrides it where it needs no list for one.
+    /// Nearly every call is of this kind. A store overrides this method where it can avoid the list.
     ///
     /// # Errors
-    /// As in the answer that `execute` gives.
+    /// The same as in the reply of `execute`.
     async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
         let answers = self.execute(vec![command]).await;
         answers.into_iter().next().unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))
     }
 
-    /// Reads records without changing anything; the answers stand in the order of the keys.
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>>;
+    /// Reads records without changing them. Returns the snapshots in the order of the keys; `None` for an absent
+    /// record.
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>>;
 
-    /// Which of the keys are completed: the look-ahead of a replay, in bulk.
+    /// Reads which of the keys are completed: the bulk prefetch of a replay.
     ///
-    /// It says nothing that [`look`](Self::look) does not say. A store overrides it where it can leave out
-    /// what only the other states need.
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        let looked = self.look(keys).await;
-        looked.into_iter().map(|looked| Ok(looked?.and_then(|looked| Completed::of(looked.record)))).collect()
+    /// Returns no more than [`read`](Self::read) does. A store overrides this method where it can leave out what only
+    /// the other states need.
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        let found = self.read(keys).await;
+        found.into_iter().map(|found| Ok(found?.and_then(|found| Completed::of(found.record)))).collect()
     }
 
-    /// Keeps `proposed` as the scope's descriptor if what the store holds for it equals `expected`
-    /// (`None`: nothing yet), and returns the descriptor that the store holds afterwards.
+    /// Sets the scope's descriptor to `proposed` if the current one equals `expected` (`None`: there is none yet).
+    /// Returns the descriptor that the store holds afterwards.
     ///
     /// # Errors
-    /// When the store cannot tell; see [`StoreError`].
+    /// The store could not answer; see [`StoreError`].
     async fn describe(
         &self,
         scope: &Scope,
@@ -78,45 +79,45 @@ pub trait Store: Send + Sync + fmt::Debug {
         proposed: &str,
     ) -> Result<String, StoreError>;
 
-    /// The scope's descriptor, without changing anything; `None` when no gate has ever opened the scope here.
+    /// Reads the scope's descriptor without changing it; `None` when no gate has ever opened the scope in this store.
     ///
     /// # Errors
-    /// When the store cannot tell; see [`StoreError`].
+    /// The store could not answer; see [`StoreError`].
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError>;
 
-    /// Which part of the store answers for `key`, where parts fail by themselves: the shards of a cluster.
+    /// The shard that holds `key`: the part of the store that fails as one, such as a shard of a cluster.
     ///
-    /// While one part gives no answer, a consumer holds back that part's keys alone. The number means nothing
-    /// else, and may change when the store moves a key. A store that is one whole says 0 of every key.
-    fn part(&self, _key: &StoreKey) -> u64 {
+    /// While one shard does not answer, a consumer holds back only the keys of that shard. The number has no other
+    /// meaning, and it may change when the store moves a key. A store without shards returns 0 for every key.
+    fn shard(&self, _key: &StoreKey) -> u64 {
         0
     }
 
-    /// The last loss of records that this process has noticed in the store; `None` while there was none, and for a store
-    /// that does not look.
+    /// The last loss of records that this process has detected in the store; `None` when there was none, and for a
+    /// store that does not check.
     ///
-    /// From then on the store refuses every claim, until [`accept_loss`](Self::accept_loss).
+    /// After a loss the store refuses every claim until [`accept_loss`](Self::accept_loss) is called.
     fn loss(&self) -> Option<StoreLoss> {
         None
     }
 
-    /// Grants claims again after a [`loss`](Self::loss). Called when the loss was accepted, by a setting or by an operator.
+    /// Lets the store grant claims again after a [`loss`](Self::loss). Called when a setting or an operator has
+    /// accepted the loss.
     fn accept_loss(&self) {}
 
-    /// What the store knows of its own upkeep at this moment. It asks no server.
+    /// The current state of the store's cleanup. Makes no call to a server.
     fn upkeep(&self) -> Upkeep {
         Upkeep::default()
     }
 
-    /// Looks at what would break the promise, before the first message is taken.
+    /// Checks the store for settings that would break its promise. Called before the first message is received.
     ///
     /// # Errors
-    /// When the store cannot be reached, or when it must not be used as it is: then the error says which
-    /// setting to change.
+    /// The store cannot be reached, or its settings are not acceptable; the error then names the setting to change.
     async fn check(&self) -> Result<Checkup, StoreError>;
 }
 
-/// A shared store is a store.
+/// Forwards every call to the shared store.
 #[async_trait]
 impl<S: Store + ?Sized> Store for Arc<S> {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
@@ -127,12 +128,12 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).execute_one(command).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        (**self).look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        (**self).read(keys).await
     }
 
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        (**self).look_ahead(keys).await
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        (**self).prefetch(keys).await
     }
 
     async fn describe(
@@ -148,8 +149,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).descriptor(scope).await
     }
 
-    fn part(&self, key: &StoreKey) -> u64 {
-        (**self).part(key)
+    fn shard(&self, key: &StoreKey) -> u64 {
+        (**self).shard(key)
     }
 
     fn loss(&self) -> Option<StoreLoss> {
@@ -169,36 +170,36 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
-/// A loss of records, as a store noticed it.
+/// A loss of records that a store has detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLoss {
-    /// When it was noticed, on this process's wall clock.
+    /// When the loss was detected, on this process's wall clock.
     pub at: SystemTime,
-    /// What was noticed, in words without data.
+    /// What was detected, as text without data.
     pub reason: Arc<str>,
 }
 
-/// A record as a store showed it.
+/// A record as it was read from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Looked {
-    /// The store's time at the look, on the clock of the record's expiry: what
-    /// [`Record::protected_for`] wants to know. Two looks need not share an origin.
+pub struct RecordSnapshot {
+    /// The store's time when the record was read, on the clock of the record's expiry: the argument of
+    /// [`Record::protected_for`]. Two snapshots need not share an origin.
     pub now: StoreTime,
-    /// What the store holds.
+    /// The record.
     pub record: Record,
 }
 
-/// What a replay wants to know of a completed record.
+/// The part of a completed record that a replay needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completed {
     /// Digest of the rest of the payload, when the gate asked for one.
     pub fingerprint: Option<Fingerprint>,
-    /// The encoded result; duplicates get exactly these bytes.
+    /// The encoded result. Duplicates get exactly these bytes.
     pub result: Bytes,
 }
 
 impl Completed {
-    /// A record's fingerprint and result, when it is completed.
+    /// The fingerprint and result of a completed record; `None` for every other state.
     pub fn of(record: Record) -> Option<Self> {
         match record.state {
             State::Completed { result, .. } => Some(Self { fingerprint: record.fingerprint, result }),
@@ -207,49 +208,49 @@ impl Completed {
     }
 }
 
-/// What a store tells of its upkeep while it runs. Each is `None` where there is nothing of the kind, or this process
-/// does not know.
+/// Figures about a store's cleanup while it runs. Each is `None` if it does not apply to the store or this process does
+/// not know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Upkeep {
-    /// How long ago the oldest expired record that may still be in the store has expired; zero when there is none. It
-    /// grows while the store removes expired records slower than they come.
+    /// The time since the expiry of the oldest record that may still be in the store; zero when there is none. It grows
+    /// while records expire faster than the store removes them.
     pub oldest_expired: Option<Duration>,
     /// The size of the write-ahead log of an embedded store, in bytes.
     pub log_bytes: Option<u64>,
 }
 
-/// What a store says of itself at start-up.
+/// The result of a store's start-up check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkup {
-    /// The store in a few words, such as `redis 7.0.15 at localhost:6379`. Never a password.
+    /// A short description of the store, such as `redis 7.0.15 at localhost:6379`. Never contains a password.
     pub store: String,
-    /// What a completion survives there, with the settings as they were found.
+    /// What a completion survives in this store with its current settings.
     pub survives: Survives,
-    /// What weakens the promise, each with its remedy, in whole sentences.
+    /// What weakens the promise, each in whole sentences and with its remedy.
     pub warnings: Vec<String>,
 }
 
-/// Why a store gave no answer about a key. None of them ever means "new" or "completed".
+/// Why a store did not answer for a key. No error ever means "new" or "completed".
 ///
-/// They are grouped by what the caller can do.
+/// The variants are grouped by what the caller can do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Not executed. Try again later: the store is down, loading, full or overloaded.
+    /// The command was not executed: the store is down, loading, full or overloaded. Try again later.
     #[error("the store is unavailable: {reason}")]
     Unavailable {
-        /// What it said, without data.
+        /// What the store reported, without data.
         reason: Arc<str>,
     },
-    /// The outcome is unknown: it may have been executed, or may still be. Repeat with the same token.
+    /// The outcome is unknown: the command may have been executed, or may still be. Repeat it with the same token.
     #[error("the store's answer was lost: {reason}")]
     Unknown {
         /// How the answer was lost.
         reason: Arc<str>,
     },
-    /// The store holds something under this key that is no record of a known format.
+    /// The value that the store holds under this key is not a record of a known format.
     ///
-    /// Somebody else writes there, or a newer release has. The message waits; nothing is overwritten.
+    /// Another program or a newer release wrote it. The message waits; nothing is overwritten.
     #[error("the record of {key} cannot be read: {reason}")]
     Unreadable {
         /// The key.
@@ -257,7 +258,7 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: Arc<str>,
     },
-    /// Trying again will not help before somebody changes something: rights, a password, a setting.
+    /// The store refuses until its permissions, a password or a setting are changed. A retry alone does not help.
     #[error("the store refuses: {reason}")]
     Refused {
         /// What to change.
@@ -266,22 +267,22 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Not executed; try again later.
+    /// Creates [`Unavailable`](Self::Unavailable): not executed, try again later.
     pub fn unavailable(reason: impl fmt::Display) -> Self {
         Self::Unavailable { reason: reason.to_string().into() }
     }
 
-    /// Executed or not: nobody knows.
+    /// Creates [`Unknown`](Self::Unknown): it is not known whether the command was executed.
     pub fn unknown(reason: impl fmt::Display) -> Self {
         Self::Unknown { reason: reason.to_string().into() }
     }
 
-    /// Somebody must change something first.
+    /// Creates [`Refused`](Self::Refused): a setting must be changed first.
     pub fn refused(reason: impl fmt::Display) -> Self {
         Self::Refused { reason: reason.to_string().into() }
     }
 
-    /// The record under `key` is none of ours.
+    /// Creates [`Unreadable`](Self::Unreadable): the value under `key` is not a record of a known format.
     pub fn unreadable(key: StoreKey, reason: impl fmt::Display) -> Self {
         Self::Unreadable { key, reason: reason.to_string().into() }
     }

@@ -1,12 +1,12 @@
-//! Where expired records go instead of being deleted, for audits.
+//! Archives expired records before they are deleted, for audits.
 //!
-//! A purge hands what has expired to an [`Archive`], a few hundred records at a time, and deletes it only
-//! after the archive has said that it is kept. A purge that ends between the two does the same again: **a
-//! record can be archived twice**, and never goes unarchived. Drop repeats by key and expiry.
+//! A purge passes expired records to an [`Archive`], a few hundred at a time, and deletes them only
+//! after the archive has confirmed them. A purge that ends between the two repeats both steps: **a
+//! record can be archived twice**, and is never deleted without being archived. Drop repeats by key and expiry.
 //!
-//! Stores that purge by themselves have a setting for it. Redis removes expired records without asking anybody.
-//! A key that is claimed again after its expiry and before the purge came by takes its old row over; the
-//! old record is not archived then.
+//! Stores that purge by themselves have a setting for it. Redis removes expired records by itself, so it has none.
+//! If a key is claimed again after its expiry and before the next purge, the claim replaces its old row, and the
+//! old record is not archived.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::failure::BoxError;
 
-/// Keeps expired records.
+/// Stores expired records durably.
 ///
 /// [`ArchiveFile`] appends them to a file. A closure is an archive too:
 ///
@@ -37,14 +37,13 @@ use crate::failure::BoxError;
 /// # is_archive(archive);
 /// ```
 pub trait Archive: Send + Sync {
-    /// Keeps these records, durably: they are deleted from the store when this returns.
+    /// Stores these records durably: they are deleted from the source store when this returns.
     ///
-    /// It is called on a thread that may block, one call at a time in each process. No lock of the store is
-    /// held meanwhile.
+    /// It is called on a thread that may block, one call at a time in each process. No lock of the source store is
+    /// held in the meantime.
     ///
     /// # Errors
-    /// Any. The records then stay in the store, as expired as they are, and are handed in again by the next
-    /// purge.
+    /// Any error. The records then stay in the store, still expired, and the next purge passes them again.
     fn keep(&self, expired: &[Expired]) -> Result<(), BoxError>;
 }
 
@@ -57,12 +56,12 @@ where
     }
 }
 
-/// A record whose time is over.
+/// An expired record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expired {
-    /// Scope and digest. It holds nothing of the payload.
+    /// Scope and digest. It contains nothing of the payload.
     pub key: StoreKey,
-    /// What the store held. Its expiry is in milliseconds since 1970.
+    /// The record. Its expiry is in milliseconds since 1970.
     pub record: Record,
 }
 
@@ -74,18 +73,18 @@ pub struct Expired {
 /// ```
 ///
 /// `state` is `pending`, `released`, `completed` or `failed`. `attempts` is missing for `completed`, whose
-/// record does not count them; `result_bytes` and `handed_over` stand where they mean something. Results and
-/// reasons are not written, because they may hold personal data: an archive of one's own gets them.
+/// record does not count them; `result_bytes` and `handed_over` are present where they apply. Results and
+/// reasons are not written, because they may contain personal data: your own archive receives them.
 ///
 /// The file may be moved away at any time: the next records begin a new one. Several processes may append to one
-/// file on a local disk. A crash can cut a line off; its records follow again on lines of their own.
+/// file on a local disk. A crash can cut a line off; its records follow again on their own lines.
 #[derive(Clone, Debug)]
 pub struct ArchiveFile {
     path: PathBuf,
 }
 
 impl ArchiveFile {
-    /// An archive in the file at `path`, which is made when there is something to keep.
+    /// An archive in the file at `path`, which is created with the first record.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
@@ -111,7 +110,7 @@ impl ArchiveFile {
         if new { sync_folder_of(&self.path) } else { Ok(()) }
     }
 
-    /// The file, and whether it was made just now.
+    /// Opens the file, and returns whether it was created just now.
     fn open(&self) -> io::Result<(File, bool)> {
         let mut options = OpenOptions::new();
         options.read(true).append(true);
@@ -130,7 +129,7 @@ impl Archive for ArchiveFile {
     }
 }
 
-/// Whether what was written last was written whole.
+/// Whether the last line is complete.
 fn ends_with_a_line(file: &mut File) -> io::Result<bool> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(true);
@@ -141,7 +140,7 @@ fn ends_with_a_line(file: &mut File) -> io::Result<bool> {
     Ok(last == *b"\n")
 }
 
-/// A new file is as durable as its name in the folder.
+/// Syncs the folder: a new file is only as durable as its name in the folder.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
@@ -177,7 +176,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// An archive as a store's settings hold it.
+/// A shared archive, as a store's settings hold it.
 #[derive(Clone)]
 pub(crate) struct SharedArchive(Arc<dyn Archive>);
 
@@ -186,7 +185,7 @@ impl SharedArchive {
         Self(Arc::new(archive))
     }
 
-    /// See [`Archive::keep`]; nothing is handed in when nothing has expired.
+    /// See [`Archive::keep`]; it is not called when nothing has expired.
     pub(crate) fn keep(&self, expired: &[Expired]) -> Result<(), BoxError> {
         if expired.is_empty() { Ok(()) } else { self.0.keep(expired) }
     }

@@ -10,15 +10,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::transaction::Unit;
 
-/// How long a handler may go on after its cancellation fired before its future is dropped, at the most.
+/// The longest time that a handler may continue after its cancellation, before its future is dropped.
 pub(crate) const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
 
-/// One run of a handler under a lease: what a [`Message`](crate::Message) by itself does not know.
+/// One run of a handler under a lease: its number, cancellation, fencing token and idempotency keys.
 ///
-/// A handler is given it beside its message; a loop of one's own gets it from [`Lease::attempt`](crate::Lease::attempt),
+/// A handler receives it with its message; your own loop gets it from [`Lease::attempt`](crate::Lease::attempt),
 /// and an HTTP handler finds it in the extensions of its request. Cheap to clone.
 ///
-/// A message that no gate has let in has no attempt, so none of this can be asked of it:
+/// A message alone has no attempt, so none of these methods exists on it:
 ///
 /// ```compile_fail,E0599
 /// # fn example(message: &oncegate::Message) {
@@ -40,7 +40,7 @@ pub(crate) const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
 /// message.completing(&());
 /// # }
 /// ```
-/// Asked of the attempt, they compile:
+/// On the attempt, they compile:
 ///
 /// ```
 /// # async fn example(attempt: &oncegate::Attempt) {
@@ -61,7 +61,7 @@ struct Run {
     grant: Grant,
     cancelled: CancellationToken,
     unit: Unit,
-    /// No store was asked.
+    /// It runs without the store.
     fail_open: bool,
 }
 
@@ -70,9 +70,10 @@ impl Attempt {
         Self { run: Arc::new(Run { grant, cancelled, unit, fail_open }) }
     }
 
-    /// Tells the handler that an earlier attempt may have had its effect, although the record does not know of one.
+    /// Flags the attempt as recovered: an earlier attempt may have had its effect, although the record does not hold
+    /// one.
     ///
-    /// Only before the attempt is handed out: it does nothing to one that was cloned.
+    /// It must be called before the attempt is cloned; afterwards it does nothing.
     pub(crate) fn mark_recovered(&mut self) {
         if let Some(run) = Arc::get_mut(&mut self.run)
             && !run.grant.recovery.recovered()
@@ -85,33 +86,35 @@ impl Attempt {
         &self.run.unit
     }
 
-    /// Which attempt of this key runs, from 1. It is counted in the record, so it survives crashes.
+    /// The number of this attempt of the key, from 1. It is counted in the record, so it survives crashes.
     pub fn number(&self) -> u32 {
         u32::from(self.run.grant.attempt)
     }
 
-    /// Whether an earlier attempt ended without a word, so that its effect may have happened.
+    /// Whether an earlier attempt ended without an outcome, so that its effect may have happened.
     ///
     /// A handler that can ask its downstream system "did this happen?" should ask when this is true.
     ///
-    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because nothing is known then.
+    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because the record is unknown
+    /// then.
     pub fn recovered(&self) -> bool {
         self.run.fail_open || self.run.grant.recovery.recovered()
     }
 
     /// Whether it runs without its store, which is away, because the consumer
-    /// [fails open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now, or run again.
+    /// [fails open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now, or run
+    /// again.
     pub fn is_fail_open(&self) -> bool {
         self.run.fail_open
     }
 
-    /// A number that only grows for this key, when the gate is [`fenced`](crate::Gate::fenced): a downstream system that
-    /// remembers the largest one it saw can refuse a stale worker.
+    /// The fencing token, a number that only grows for this key, when the gate is [`fenced`](crate::Gate::fenced). A
+    /// downstream system that remembers the largest one it saw can refuse a stale worker.
     pub fn fencing_token(&self) -> Option<u64> {
         self.run.grant.fence.map(|Fence(fence)| fence)
     }
 
-    /// An idempotency key to hand to a downstream system, in the form of a UUID (version 8).
+    /// An idempotency key to pass to a downstream system, in the form of a UUID (version 8).
     ///
     /// It is the same for every attempt and every delivery of the message, and differs between steps: two effects of one
     /// message must not share one.
@@ -119,13 +122,13 @@ impl Attempt {
         idempotency_key(self.run.unit.key.as_str(), step)
     }
 
-    /// Resolves when the run should stop: its lease is lost, it has run for too long, or the consumer stops
-    /// and its deadline is over. The handler's future is dropped a little later if it has not returned.
+    /// Resolves when the run should stop: its lease is lost, it has run for too long, or the consumer's stop deadline
+    /// is over. The handler's future is dropped a little later if it has not returned.
     pub async fn cancelled(&self) {
         self.run.cancelled.cancelled().await;
     }
 
-    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block.
+    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block their thread.
     pub fn is_cancelled(&self) -> bool {
         self.run.cancelled.is_cancelled()
     }

@@ -1,9 +1,9 @@
-//! How long to wait before trying again.
+//! The delays between retries.
 
 use std::time::Duration;
 
-/// Exponential back-off with jitter: waits grow by a factor up to a limit, and each is cut by a random part
-/// of up to a half, so that many who failed together do not return together.
+/// Exponential back-off with jitter: delays double up to a limit, and each is shortened by a random part
+/// of up to a half, so that clients that failed together do not retry together.
 ///
 /// See Brooker, "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015); this is its "equal jitter".
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,22 +15,22 @@ pub struct Backoff {
 impl Backoff {
     const FACTOR: u32 = 2;
 
-    /// Waits from `first`, doubling, up to `most`.
+    /// Delays from `first`, doubling, up to `most`.
     pub const fn new(first: Duration, most: Duration) -> Self {
         Self { first, most }
     }
 
-    /// The first wait, before its random cut.
+    /// The first delay, before its jitter.
     pub const fn first(&self) -> Duration {
         self.first
     }
 
-    /// The longest wait.
+    /// The longest delay.
     pub const fn most(&self) -> Duration {
         self.most
     }
 
-    /// The wait after the `failures`-th failure in a row (from 1); `fraction` is random, from 0 up to 1.
+    /// The delay after the `failures`-th failure in a row (from 1); `fraction` is random, from 0 up to 1.
     pub(crate) fn wait(&self, failures: u32, fraction: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(30);
         let whole = self.first.saturating_mul(Self::FACTOR.saturating_pow(doublings)).min(self.most);

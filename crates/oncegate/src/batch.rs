@@ -1,76 +1,76 @@
-//! Joins concurrent calls into batches: whatever waits when the carrier is ready travels together.
+//! Joins concurrent calls into batches: all calls that wait when the carrier is ready form one batch.
 //!
-//! The batch is a store's throughput. Callers hand in items and wait; the one [`Carrier`] takes what has
-//! gathered, carries it, and hands each caller its answers with a single wake-up. Nothing here waits for
+//! A store's throughput comes from batches. Callers submit items and wait; the one [`Carrier`] takes the waiting
+//! calls, sends them to the store, and returns each caller its answers with a single wake-up. Nothing waits for
 //! a batch to fill: under light load a batch is one call, under heavy load it grows by itself.
 //!
-//! Of much that has gathered, a batch leaves half: were everybody in one batch, callers and server would
-//! wait for each other in turns. How much that is, the carrier says: it knows what a batch costs besides its items.
-//! And [`let_calls_gather`] keeps the system from starting the carrier in the middle of its callers.
+//! When many calls wait, a batch takes half of them: with all callers in one batch, callers and server would
+//! wait for each other in turns. The carrier gives the threshold: it knows what a batch costs besides its items.
+//! [`let_calls_gather`] keeps the system from scheduling the carrier while its callers still submit.
 
 use tokio::sync::{mpsc, oneshot};
 
-/// The most items that travel together, give or take the call that crosses the line.
+/// The most items in a batch; the last call may exceed it.
 pub(crate) const MAX_BATCH_ITEMS: usize = 256;
 
-/// The most bytes that travel together, give or take the call that crosses the line.
+/// The most bytes in a batch; the last call may exceed it.
 pub(crate) const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// The most calls that wait for a carrier. Further callers wait for room.
+/// The most calls that wait for a carrier. Further callers wait until one is taken.
 pub(crate) const MAX_WAITING_CALLS: usize = 4_096;
 
-/// Something that can travel in a batch.
+/// Something that can be sent in a batch.
 pub(crate) trait Item {
-    /// About how many bytes it will be on the wire.
+    /// Its approximate size on the wire, in bytes.
     fn bytes(&self) -> usize;
 }
 
-/// The carrier is gone: nothing says whether the items were carried.
+/// The carrier is gone: it is unknown whether the items were sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CarrierGone {
-    /// Whether the items surely never reached it.
+    /// Whether the items certainly never reached it.
     pub(crate) unsent: bool,
 }
 
-/// The callers' end.
+/// The callers' end of the channel.
 #[derive(Debug)]
 pub(crate) struct Joiner<T, A> {
     calls: mpsc::Sender<Call<T, A>>,
 }
 
-/// The carrier's end.
+/// The carrier's end of the channel.
 #[derive(Debug)]
 pub(crate) struct Carrier<T, A> {
     calls: mpsc::Receiver<Call<T, A>>,
 }
 
-/// What one caller hands in. Most calls are of one item, and need no list for it.
+/// One caller's items. Most calls have one item, and need no list for it.
 #[derive(Debug)]
 enum Call<T, A> {
     One(T, oneshot::Sender<A>),
     Many(Vec<T>, oneshot::Sender<Vec<A>>),
 }
 
-/// Who waits for the answers to how many items.
+/// A caller that waits for answers, and the number of its items.
 #[derive(Debug)]
 enum Caller<A> {
     One(oneshot::Sender<A>),
     Many(usize, oneshot::Sender<Vec<A>>),
 }
 
-/// What travels together, and who waits for it.
+/// The items of a batch, and the callers that wait for the answers.
 #[derive(Debug)]
 pub(crate) struct Batch<T, A> {
     items: Vec<T>,
     callers: Vec<Caller<A>>,
 }
 
-/// Asks the system not to interrupt a running thread for this one, which carries batches.
+/// Asks the system not to preempt a running thread for this one, which sends batches.
 ///
-/// Where callers and carrier share a core, the first caller would otherwise be interrupted as soon as it has handed in
-/// its item, and batches would stay small. The thread still gets its full share, on a free core at once: on Linux this is
-/// `SCHED_BATCH`, see `sched(7)`, which every process may choose. A policy that somebody has set is left alone; elsewhere
-/// nothing happens.
+/// Where callers and carrier share a core, the first caller would otherwise be preempted as soon as it has submitted
+/// its item, and batches would stay small. The thread still gets its full share, on a free core at once: on Linux this
+/// is `SCHED_BATCH`, see `sched(7)`, which every process may choose. A policy that was already set is left alone. On
+/// other systems this does nothing.
 pub(crate) fn let_calls_gather() {
     #[cfg(target_os = "linux")]
     {
@@ -84,20 +84,20 @@ pub(crate) fn let_calls_gather() {
     }
 }
 
-/// A pair of ends.
+/// Creates the two ends of a channel.
 pub(crate) fn channel<T: Item, A>() -> (Joiner<T, A>, Carrier<T, A>) {
     let (sender, receiver) = mpsc::channel(MAX_WAITING_CALLS);
     (Joiner { calls: sender }, Carrier { calls: receiver })
 }
 
 impl<T: Item, A> Joiner<T, A> {
-    /// Hands in `items` and waits for their answers, which stand in the order of the items.
+    /// Submits `items` and waits for their answers, in the order of the items.
     ///
-    /// More than a batch's worth is split. A caller that stops waiting changes nothing for the others: its
-    /// items may still be carried.
+    /// More items than fit in a batch are split. A caller that stops waiting does not affect the others: its
+    /// items may still be sent.
     ///
     /// # Errors
-    /// When the carrier is gone before it has answered them all.
+    /// Returns an error when the carrier is gone before it has answered all items.
     pub(crate) async fn submit(&self, items: Vec<T>) -> Result<Vec<A>, CarrierGone> {
         if items.is_empty() {
             return Ok(Vec::new());
@@ -111,14 +111,14 @@ impl<T: Item, A> Joiner<T, A> {
         let mut answers = Vec::with_capacity(items.len());
         let mut items = items.into_iter().peekable();
         while items.peek().is_some() {
-            let (mut room, mut chunk) = (MAX_BATCH_BYTES, Vec::new());
+            let (mut free, mut chunk) = (MAX_BATCH_BYTES, Vec::new());
             while chunk.len() < MAX_BATCH_ITEMS
-                && let Some(item) = items.next_if(|item| chunk.is_empty() || item.bytes() <= room)
+                && let Some(item) = items.next_if(|item| chunk.is_empty() || item.bytes() <= free)
             {
-                room = room.saturating_sub(item.bytes());
+                free = free.saturating_sub(item.bytes());
                 chunk.push(item);
             }
-            // Some chunks may have been carried already, so nobody can say that none was.
+            // Some chunks may have been sent already, so it is not certain that none was.
             waiting.push(self.hand_in(chunk).await.map_err(|_| CarrierGone { unsent: false })?);
         }
         for answer in waiting {
@@ -127,15 +127,15 @@ impl<T: Item, A> Joiner<T, A> {
         Ok(answers)
     }
 
-    /// The same for one item.
+    /// Like [`submit`](Self::submit), for one item.
     ///
     /// # Errors
-    /// When the carrier is gone before it has answered.
+    /// Returns an error when the carrier is gone before it has answered.
     pub(crate) async fn submit_one(&self, item: T) -> Result<A, CarrierGone> {
         let (caller, answer) = oneshot::channel();
-        // Whoever waits for room keeps the item, and everybody else needs no place for it.
+        // Boxed: the channel is seldom full, and otherwise every caller's future would be larger.
         match self.calls.try_reserve() {
-            Ok(room) => room.send(Call::One(item, caller)),
+            Ok(slot) => slot.send(Call::One(item, caller)),
             Err(_) => Box::pin(self.send(Call::One(item, caller))).await?,
         }
         answer.await.map_err(|_| CarrierGone { unsent: false })
@@ -153,10 +153,10 @@ impl<T: Item, A> Joiner<T, A> {
 }
 
 impl<T: Item, A> Carrier<T, A> {
-    /// Waits for a call and takes what has gathered with it, but never more than a batch's limits. Up to `undivided`
-    /// items are not worth splitting; of more, it takes half.
+    /// Waits for a call and takes the calls waiting with it, up to a batch's limits. Up to `undivided`
+    /// items it takes all of them; of more, it takes half.
     ///
-    /// `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
+    /// Returns `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self, undivided: impl FnOnce() -> usize) -> Option<Batch<T, A>> {
         let first = self.calls.recv().await?;
         let most = (self.calls.len() / 2).clamp(undivided(), MAX_BATCH_ITEMS);
@@ -174,7 +174,7 @@ impl<T: Item, A> Carrier<T, A> {
 }
 
 impl<T: Item, A> Batch<T, A> {
-    /// Takes a call along, and says how many bytes it adds.
+    /// Adds a call, and returns its size in bytes.
     fn push(&mut self, call: Call<T, A>) -> usize {
         match call {
             Call::One(item, caller) => {
@@ -194,16 +194,16 @@ impl<T: Item, A> Batch<T, A> {
 }
 
 impl<T, A> Batch<T, A> {
-    /// Takes the items out, in the order in which the answers must stand.
+    /// Takes the items out, in the order in which the answers are expected.
     pub(crate) fn take_items(&mut self) -> Vec<T> {
         std::mem::take(&mut self.items)
     }
 
-    /// Hands each caller its answers. A caller that went away is passed over.
+    /// Sends each caller its answers, skipping callers that are gone.
     pub(crate) fn answer(self, answers: impl IntoIterator<Item = A>) {
         let mut answers = answers.into_iter();
         for caller in self.callers {
-            // The caller may have stopped waiting; then nobody misses the answer.
+            // The caller may have stopped waiting; then its answer is dropped.
             match caller {
                 Caller::One(caller) => {
                     let own = answers.next();
@@ -281,7 +281,7 @@ mod tests {
     async fn of_much_a_batch_leaves_half_for_the_next() {
         let (joiner, mut carrier) = channel::<u32, u32>();
         let calls = futures_util::future::join_all((0..300).map(|n| joiner.submit(vec![n])));
-        // Tokio's budget would let in no more than 128 of them before the carrier's turn.
+        // Tokio's budget would admit no more than 128 of them before the carrier runs.
         let calls = tokio::task::unconstrained(calls);
         let carry = async {
             for expected in [149, 75, 64, 12] {

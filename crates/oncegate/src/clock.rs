@@ -1,12 +1,13 @@
-//! Whether a store's clock and this machine's tell the same time.
+//! Compares a store's clock with this machine's.
 
 use std::time::{Duration, SystemTime};
 
-/// The most that two clocks may differ before it is worth a word: far more than a busy machine takes for an answer.
+/// The most that two clocks may differ before a warning: far more than the time a busy machine takes for an answer.
 const TOLERANCE: Duration = Duration::from_secs(10);
 
-/// What to say of a server that said `server` between `asked` and `answered`, both on this machine's clock; nothing when
-/// the clocks may well agree.
+/// Returns a warning for a server whose clock showed `server` between `asked` and `answered`, both by this machine's
+/// clock;
+/// `None` when the clocks may agree.
 pub(crate) fn warning(server: SystemTime, asked: SystemTime, answered: SystemTime) -> Option<String> {
     let beyond = |late: SystemTime, early: SystemTime| {
         late.duration_since(early).ok().filter(|apart| *apart > TOLERANCE).map(|apart| apart.as_secs())

@@ -1,16 +1,16 @@
-//! How a handler's result is kept in a record and read back for duplicates.
+//! Encodes a handler's result for its record, and decodes it for duplicates.
 //!
-//! A stored result is one byte that names its encoding, then the bytes. A result that says nothing
-//! (`()`, `None`) is stored as no bytes at all, which is what makes a completed record small.
+//! A stored result is one byte that names its encoding, then the encoded bytes. An empty result
+//! (`()`, `None`) is stored as no bytes at all, which keeps a completed record small.
 //!
 //! | first byte | meaning |
 //! |---|---|
-//! | none | nothing to say: `()` |
+//! | none | an empty result: `()` |
 //! | 1 | JSON |
 //! | 2 | MessagePack |
 //! | 3 | raw bytes |
 //! | 4 | a reference: the result is in a [`ResultStore`](crate::results::ResultStore) |
-//! | 255 | the work is done, its result was not kept: too large, or it could not be encoded |
+//! | 255 | the work is done, but its result was not kept: too large, or it could not be encoded |
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
@@ -28,7 +28,7 @@ const JSON_NULL: &[u8] = b"null";
 #[cfg(feature = "messagepack")]
 const MESSAGE_PACK_NIL: &[u8] = &[0xc0];
 
-/// How results are encoded when they are stored. Reading needs no choice: the record names its encoding, so
+/// How results are encoded when they are stored. Reading needs no setting: the record names its encoding, so
 /// the codec may change at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -41,31 +41,32 @@ pub enum Codec {
     MessagePack,
 }
 
-/// What can be stored as a result: anything that serde can write, or [`Raw`] bytes.
+/// A type that can be stored as a result: anything that serde can serialise, or [`Raw`] bytes.
 pub trait ToStored {
-    /// The result as it will be stored.
+    /// Encodes the result.
     ///
     /// # Errors
-    /// When it cannot be encoded. The effect has happened by then, so the record is completed without it.
+    /// Returns an error when it cannot be encoded. The effect has happened by then, so the record is completed without
+    /// it.
     fn to_stored(&self, codec: Codec) -> Result<Bytes, BoxError>;
 }
 
-/// What a stored result can be read as: anything that serde can read without borrowing, or [`Raw`] bytes.
+/// A type that a stored result can be read as: anything that serde can deserialise without borrowing, or [`Raw`] bytes.
 pub trait FromStored: Sized {
-    /// The result as it was stored.
+    /// Decodes a stored result.
     ///
     /// # Errors
-    /// When the bytes are not of this type, or the result was not kept.
+    /// Returns an error when the bytes are not of this type, or the result was not kept.
     fn from_stored(stored: &Bytes) -> Result<Self, BoxError>;
 }
 
-/// What a handler may return: what can be stored and read back, by duplicates on another thread. Nobody
-/// implements it by hand.
+/// A type that a handler may return: it can be stored, and read back by duplicates on another thread. It is implemented
+/// for every such type.
 pub trait Output: ToStored + FromStored + Send + 'static {}
 
 impl<T: ToStored + FromStored + Send + 'static> Output for T {}
 
-/// Bytes in a format of the user's own, stored as they are.
+/// Bytes in the user's own format, stored as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Raw(pub Bytes);
 
@@ -112,10 +113,10 @@ pub(crate) fn not_kept() -> Bytes {
     Bytes::from_static(&[NOT_KEPT])
 }
 
-/// The stored result in words, for people: never its content.
+/// A readable description of the stored result, without its content.
 pub fn describe_stored(stored: &[u8]) -> String {
     match stored.first() {
-        None => "nothing to say".to_owned(),
+        None => "an empty result".to_owned(),
         Some(&JSON) => format!("{} bytes of JSON", stored.len() - 1),
         Some(&MESSAGE_PACK) => format!("{} bytes of MessagePack", stored.len() - 1),
         Some(&RAW) => format!("{} raw bytes", stored.len() - 1),

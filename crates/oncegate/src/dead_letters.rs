@@ -1,4 +1,4 @@
-//! Where messages go that cannot be handled: durably, with their original bytes and the reason.
+//! Dead letters: messages that cannot be handled, stored durably with their original bytes and the reason.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,26 +10,26 @@ use async_trait::async_trait;
 use crate::failure::BoxError;
 use crate::message::Message;
 
-/// A durable place for messages that were given up.
+/// A durable destination for messages that cannot be handled, such as a dead-letter topic or queue.
 #[async_trait]
 pub trait DeadLetters: Send + Sync + fmt::Debug {
-    /// Connects, and refuses settings that would lose letters. Called once, before the first message.
+    /// Connects, and rejects settings that could lose dead letters. Called once, before the first message.
     ///
     /// # Errors
-    /// Says what to change.
+    /// Names what to change.
     async fn open(&self) -> Result<(), BoxError> {
         Ok(())
     }
 
-    /// Keeps the letter. Returns only when it is durable: the message is acknowledged right after.
+    /// Stores the dead letter. Returns only when it is durable, because the message is acknowledged right after.
     ///
     /// # Errors
-    /// When it may not be durable. The consumer tries again and acknowledges nothing meanwhile; a letter
-    /// may therefore be kept twice, but never zero times.
+    /// When it may not be durable. The consumer retries, and does not acknowledge the message meanwhile. So a dead
+    /// letter may be stored twice, but is never lost.
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError>;
 }
 
-/// Shared dead letters are dead letters.
+/// Shared dead letters, which forward to the inner ones.
 #[async_trait]
 impl<D: DeadLetters + ?Sized> DeadLetters for Arc<D> {
     async fn open(&self) -> Result<(), BoxError> {
@@ -41,64 +41,65 @@ impl<D: DeadLetters + ?Sized> DeadLetters for Arc<D> {
     }
 }
 
-/// A message that was given up, and why.
+/// A message that cannot be handled, and why.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
-    /// The message, its bytes untouched.
+    /// The message, with its bytes unchanged.
     pub message: Message,
-    /// The scope of the gate that gave it up.
+    /// The scope of the gate that dead-lettered it.
     pub scope: String,
-    /// The key, when one could be derived.
+    /// The idempotency key, if one could be derived.
     pub key: Option<String>,
-    /// The kind of reason.
+    /// The kind of cause.
     pub cause: DeadLetterCause,
-    /// The reason in words; nothing of the payload.
+    /// The reason as text, without any part of the payload.
     pub reason: String,
     /// How many attempts ran.
     pub attempts: u32,
-    /// When its first attempt failed, on the wall clock of the process that saw it. `None` when that was not the one that
-    /// gave it up and it came back by its broker, not by a retry topic, or when the first attempt ended without a word:
-    /// nobody has kept that time.
+    /// When its first attempt failed, on the wall clock of the process that saw it.
+    ///
+    /// `None` when that time is unknown: another process saw the failure and the message was redelivered by its
+    /// broker, not by a retry topic, or the first attempt ended without a report.
     pub first_failed_at: Option<SystemTime>,
-    /// When it was given up, on the same clock.
+    /// When it was dead-lettered, on the wall clock of the process that did so.
     pub failed_at: SystemTime,
 }
 
-/// In milliseconds since 1970, as letters have their times.
+/// Converts a time to milliseconds since 1970, as stored in dead letters.
 #[cfg(any(feature = "kafka", feature = "sqs"))]
 pub(crate) fn millis_since_1970(time: SystemTime) -> u64 {
     let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The time that a letter has in milliseconds since 1970.
+/// Converts a dead letter's milliseconds since 1970 to a time.
 #[cfg(any(feature = "kafka", feature = "sqs"))]
 pub(crate) fn time_of(millis: u64) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_millis(millis))
 }
 
-/// Why a message was given up.
+/// Why a message became a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeadLetterCause {
-    /// No key could be derived: malformed, a field missing, too large.
+    /// No key could be derived: the message is malformed, lacks a field, or is too large.
     BadKey,
-    /// The handler said that trying again makes no sense.
+    /// The handler returned a permanent error.
     Permanent,
-    /// Every attempt failed or ended its process.
+    /// All attempts failed or ended their process.
     AttemptsUsedUp,
-    /// The key is known with other content.
+    /// The key has a record with other content.
     Mismatch,
-    /// It was given up before, and that process ended before the dead letter was written.
+    /// It failed before, and that process ended before the dead letter was written.
     NotHandedOver,
 }
 
 impl DeadLetterCause {
-    /// All of them.
+    /// All causes.
     pub const ALL: [Self; 5] =
         [Self::BadKey, Self::Permanent, Self::AttemptsUsedUp, Self::Mismatch, Self::NotHandedOver];
 
-    /// One lower-case word for headers and metrics.
+    /// Returns the lower-case name for headers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::BadKey => "bad_key",
@@ -113,13 +114,13 @@ impl DeadLetterCause {
 impl FromStr for DeadLetterCause {
     type Err = UnknownCause;
 
-    /// The word of [`as_str`](Self::as_str).
+    /// Parses the name from [`as_str`](Self::as_str).
     fn from_str(word: &str) -> Result<Self, UnknownCause> {
         Self::ALL.into_iter().find(|cause| cause.as_str() == word).ok_or(UnknownCause)
     }
 }
 
-/// A word that names no cause.
+/// The error for a text that names no cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it must be one of bad_key, permanent, attempts_used_up, mismatch, not_handed_over")]
 pub struct UnknownCause;

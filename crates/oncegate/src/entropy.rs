@@ -1,4 +1,4 @@
-//! Where random bits come from: the operating system's generator, or a seed in a simulation.
+//! The source of random bits: the operating system's generator, or a seed in a simulation.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,10 +7,10 @@ use oncegate_core::record::Token;
 /// A source of tokens and jitter.
 #[derive(Debug, Default)]
 pub(crate) enum Entropy {
-    /// Bits that no other process shares: a token must be unique among all of them.
+    /// The operating system's bits: a token must be unique among all processes.
     #[default]
     Os,
-    /// The same bits at every run, for a simulation.
+    /// The same bits in every run, for a simulation.
     #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only simulations seed it"))]
     Seeded(Mutex<fastrand::Rng>),
 }

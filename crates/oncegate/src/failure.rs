@@ -1,4 +1,4 @@
-//! How a handler says that it did not succeed.
+//! How a handler reports that it did not succeed.
 
 use std::error::Error;
 use std::fmt;
@@ -9,24 +9,24 @@ pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
 
 /// Why a handler did not succeed, and whether another attempt makes sense.
 ///
-/// `?` on any error means "try again"; giving up must be said aloud, by [`Failure::permanent`] or
-/// [`OrPermanent::or_permanent`]. It cannot implement [`Error`] itself, because `?` converts every error into
-/// it; [`Failure::into_error`] is for ordinary code.
+/// `?` on any error means "try again"; giving up must be explicit, by [`Failure::permanent`] or
+/// [`OrPermanent::or_permanent`]. `Failure` cannot implement [`Error`], because `?` converts every error into
+/// it; [`Failure::into_error`] is for other code.
 pub struct Failure {
     advice: Advice,
     error: BoxError,
 }
 
-/// What should become of the message.
+/// What to do with the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
     /// Another attempt, after the usual back-off or after this long.
     Retry { after: Option<Duration> },
-    /// Another attempt, once the lease has lapsed: this one may still be going on.
+    /// Another attempt, once the lease has lapsed: this one may still be running.
     Unknown,
     /// Another attempt after the usual back-off; this one did not begin, and does not count.
     NotRun,
-    /// The dead letters.
+    /// No more attempts: the message goes to the dead letters.
     GiveUp,
 }
 
@@ -46,18 +46,19 @@ impl Failure {
         Self { advice: Advice::Retry { after: Some(delay) }, error: error.into() }
     }
 
-    /// Nobody knows what came of it: the effect may have happened, and may even still be under way, as after a timeout.
+    /// The outcome is unknown: the effect may have happened, and may still be in progress, as after a timeout.
     ///
-    /// The message is tried again when the lease has lapsed, and not sooner; [`Attempt::recovered`](crate::Attempt::recovered)
-    /// tells the next attempt. It counts as an attempt that ended without a word.
+    /// The message is tried again when the lease has lapsed, not sooner, and the next attempt is flagged by
+    /// [`Attempt::recovered`](crate::Attempt::recovered). It counts as an attempt that ended without an outcome.
     pub fn unknown(error: impl Into<BoxError>) -> Self {
         Self { advice: Advice::Unknown, error: error.into() }
     }
 
-    /// The work did not begin: what does it could not be reached, or had no room. Nothing has happened.
+    /// The work did not begin: its executor could not be reached, or had no capacity. Nothing has happened.
     ///
     /// The message is tried again after the consumer's back-off. It does not count as an attempt, so it never leads to
-    /// the dead letters; a handler that fails so for many keys is paused like one that fails otherwise.
+    /// the dead letters; a handler that fails so for many keys is paused by its circuit breaker like one that fails
+    /// otherwise.
     pub fn not_run(error: impl Into<BoxError>) -> Self {
         Self { advice: Advice::NotRun, error: error.into() }
     }
@@ -67,7 +68,7 @@ impl Failure {
         self.advice == Advice::GiveUp
     }
 
-    /// The error behind it.
+    /// The underlying error.
     pub fn into_error(self) -> BoxError {
         self.error
     }
@@ -76,7 +77,7 @@ impl Failure {
         self.advice
     }
 
-    /// The error and what caused it, in one line.
+    /// The error and its causes, in one line.
     pub(crate) fn reason(&self) -> String {
         let mut reason = self.error.to_string();
         let mut cause = self.error.source();

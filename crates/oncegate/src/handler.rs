@@ -1,4 +1,4 @@
-//! What a user implements for a topic.
+//! The trait that a user implements for a topic.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,32 +12,33 @@ use crate::message::Message;
 
 /// The work to be done once per key.
 ///
-/// A closure `async |message: Message, attempt: Attempt| …` or a function works too; those own what they are given.
+/// A closure `async |message: Message, attempt: Attempt| …` or a function works too; it receives owned arguments.
 ///
-/// - On a **crash** before the result is stored, another attempt runs; [`Attempt::recovered`] says so.
+/// - On a **crash** before the result is stored, another attempt runs, flagged by [`Attempt::recovered`].
 /// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
 /// - On a **cancellation** (the lease is lost, the run takes too long, the consumer stops),
 ///   [`Attempt::cancelled`] resolves, and a little later the future is dropped at its next `await`.
-/// - On a **panic**, the attempt has failed.
+/// - On a **panic**, the attempt counts as failed.
 pub trait Handler: Send + Sync + 'static {
-    /// The result: stored with the key, handed to duplicates. `()` stores nothing.
+    /// The result: stored with the key, and passed to duplicates. `()` stores nothing.
     type Output: Output;
 
     /// Does the work.
     ///
     /// # Errors
-    /// `?` on any error asks for another attempt; [`Failure::permanent`] sends the message to the dead letters.
+    /// `?` on any error requests another attempt; [`Failure::permanent`] sends the message to the dead letters.
     fn handle(
         &self,
         message: &Message,
         attempt: &Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 
-    /// A message whose work was done before; `result` is what the first one returned. Does nothing unless
-    /// overridden; a request-reply consumer answers from here.
+    /// Called for a message whose work was done before; `result` is what the first one returned. Does nothing unless
+    /// overridden; a request-reply consumer can send its reply here.
     ///
     /// # Errors
-    /// It is called again, three times in all; then the message is acknowledged all the same, and counted.
+    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
+    /// counted.
     fn duplicate(
         &self,
         message: &Message,
@@ -47,8 +48,9 @@ pub trait Handler: Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// A duplicate whose stored result no longer decodes as `Output`, was not kept, or is missing or damaged in the
-    /// gate's [`large_results`](crate::Gate::large_results); `error` says which, and `stored` is what was found. Does nothing unless overridden.
+    /// Called for a duplicate whose stored result does not decode as `Output`, was not kept, or is missing or damaged
+    /// in the gate's [`large_results`](crate::Gate::large_results). `error` is the cause, and `stored` is what was
+    /// found. Does nothing unless overridden.
     fn undecodable_duplicate(
         &self,
         message: &Message,
@@ -77,13 +79,13 @@ where
     }
 }
 
-/// A future on the heap.
+/// A boxed future.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The same handler without its type.
+/// A handler with its type erased.
 pub(crate) trait ErasedHandler: Send + Sync + 'static {
-    /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: whatever is wrong
-    /// with the result, the work must not run again.
+    /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: even if the result is
+    /// unusable, the work must not run again.
     fn handle(
         &self,
         message: Message,
@@ -91,7 +93,7 @@ pub(crate) trait ErasedHandler: Send + Sync + 'static {
         codec: Codec,
     ) -> BoxFuture<'_, Result<Encoded, Failure>>;
 
-    /// Decodes the stored result and hands it to the handler; or `lost` says why it is not the result.
+    /// Decodes the stored result and passes it to the handler; `lost` is the reason if the result is lost.
     fn duplicate(
         &self,
         message: Message,
@@ -100,7 +102,7 @@ pub(crate) trait ErasedHandler: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<(), Failure>>;
 }
 
-/// A result as its codec writes it.
+/// A result encoded by its codec.
 pub(crate) type Encoded = Result<Bytes, BoxError>;
 
 impl<H: Handler> ErasedHandler for H {
@@ -113,7 +115,7 @@ impl<H: Handler> ErasedHandler for H {
         Box::pin(async move {
             let output = Handler::handle(self, &message, &attempt).await?;
             if attempt.unit().is_attempted() {
-                // Its transaction has stored the result, or nothing has.
+                // Its transaction has stored the result, or nothing was stored.
                 return Ok(Ok(Bytes::new()));
             }
             Ok(output.to_stored(codec))

@@ -1,12 +1,12 @@
-//! What happened to a key, entry by entry: for audits, and for whoever asks why a message ran twice.
+//! The history of a key, entry by entry: for audits, and to find out why a message ran twice.
 //!
-//! An entry holds nothing of a payload.
+//! An entry contains nothing of a payload.
 //!
-//! - A gate tells a [`Journal`] of what it does, after the store has answered ([`Gate::journal`](crate::Gate::journal)): a crash
-//!   between the two loses the entry, never the record. Such an entry says that it is a best effort.
-//! - The SQL stores can keep a journal of their own, in the transaction of each change (`SqliteBuilder::journaled`,
+//! - A gate writes to a [`Journal`] after the store has answered ([`Gate::journal`](crate::Gate::journal)): a crash
+//!   between the two loses the entry, never the record. Such an entry is marked as a best effort.
+//! - The SQL stores can keep their own journal, in the transaction of each change (`SqliteBuilder::journaled`,
 //!   `PostgresBuilder::journaled`).
-//! - Operators write down what they are about to do before they do it, and what came of it.
+//! - An operator's command writes what it is about to do before it does it, and the result afterwards.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -21,19 +21,19 @@ use oncegate_core::record::TokenTag;
 use oncegate_core::rules::cut_reason;
 use serde::{Deserialize, Serialize};
 
-/// Why a claim was granted whose owner before had ended without a word.
+/// The reason of a claim that was granted after its last owner had ended without an outcome.
 pub(crate) const TAKEOVER: &str = "takeover";
 
-/// The longest line of a journal that is read, in bytes; longer ones are nobody's.
+/// The longest line of a journal that is read, in bytes; longer ones are no entries.
 const LINE_MAX_BYTES: usize = 64 * 1024;
 
-/// How many entries wait for the disk at the most; further ones are dropped and counted.
+/// The most entries that wait for the disk; further ones are dropped and counted.
 const WAITING_MOST: usize = 8_192;
 
-/// Where a gate writes down what happens to its keys ([`Gate::journal`](crate::Gate::journal)).
+/// A log of what happens to a gate's keys ([`Gate::journal`](crate::Gate::journal)).
 pub trait Journal: Send + Sync + std::fmt::Debug {
-    /// Takes an entry, and returns how many were dropped since it was last asked. Called for every message: it must not
-    /// block.
+    /// Takes an entry, and returns how many were dropped since the last call. It is called for every message: it must
+    /// not block.
     fn note(&self, entry: Entry) -> u64;
 }
 
@@ -44,10 +44,10 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     }
 }
 
-/// A journal in a file that a thread of its own writes.
+/// A journal in a file, written by its own thread.
 ///
-/// Entries that come faster than the disk takes them are dropped, and so are those of a disk that takes none; both are
-/// counted. Dropping it writes what is waiting, and waits for that.
+/// Entries that come faster than the disk writes them are dropped, and so are those that cannot be written; both are
+/// counted. Dropping the journal writes the waiting entries, and blocks until that is done.
 #[derive(Debug)]
 pub struct FileJournal {
     by: Option<String>,
@@ -60,7 +60,7 @@ impl FileJournal {
     /// Opens the file as [`JournalFile::open`] does.
     ///
     /// # Errors
-    /// When it cannot be written to.
+    /// Returns an error when the file cannot be written.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let file = JournalFile::open(path)?;
         let (waiting, entries) = sync_channel(WAITING_MOST);
@@ -88,13 +88,13 @@ impl FileJournal {
 #[derive(Debug, Default)]
 struct Dropped {
     total: AtomicU64,
-    untold: AtomicU64,
+    unreported: AtomicU64,
 }
 
 impl Dropped {
     fn count(&self) {
         self.total.fetch_add(1, Relaxed);
-        self.untold.fetch_add(1, Relaxed);
+        self.unreported.fetch_add(1, Relaxed);
     }
 }
 
@@ -104,7 +104,7 @@ impl Journal for FileJournal {
         if self.waiting.as_ref().is_none_or(|waiting| waiting.try_send(entry).is_err()) {
             self.dropped.count();
         }
-        self.dropped.untold.swap(0, Relaxed)
+        self.dropped.unreported.swap(0, Relaxed)
     }
 }
 
@@ -139,36 +139,36 @@ fn write(file: &JournalFile, entries: &Receiver<Entry>, dropped: &Dropped) {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Entry {
-    /// When, in milliseconds since 1970, on the wall clock of whoever wrote it.
+    /// When, in milliseconds since 1970, by the writer's wall clock.
     pub at_ms: u64,
-    /// What, in one lower-case word: `claimed`, `completed`, `released`, `failed`, `handed_over` or `lost` by a gate;
-    /// `reopened` by the SQL stores, too; `reset`, `redriven` and their beginnings and ends by an operator.
+    /// The event, in one lower-case word: `claimed`, `completed`, `released`, `failed`, `handed_over` or `lost` from a
+    /// gate; also `reopened` from the SQL stores; `reset`, `redriven` and their beginnings and ends from an operator.
     pub event: String,
     /// The key as the store has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Which attempt, from 1.
+    /// The number of the attempt, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// The fence of the attempt, where there is one.
+    /// The fencing token of the attempt, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fence: Option<u64>,
-    /// Which run, in eight hexadecimal digits: the same for a claim and its end.
+    /// The run, in eight hexadecimal digits: the same for a claim and its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// How long the run took from its claim to this end, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// Where the message came from, or the dead letter lies.
+    /// The origin of the message, or the position of the dead letter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// Who did it: a worker's name, or an operator's.
+    /// The author: a worker's name, or an operator's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// Why, at most 256 bytes.
+    /// The reason, at most 256 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it was written after the change and not waited for, so that others may be missing.
+    /// Whether it was written after the change without waiting for it, so that other entries may be missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub best_effort: bool,
 }
@@ -181,46 +181,46 @@ impl Entry {
         Self { at_ms, event: event.into(), ..Self::default() }
     }
 
-    /// The same about this key.
+    /// The entry with this key.
     #[must_use]
     pub fn key(mut self, key: impl ToString) -> Self {
         self.key = Some(key.to_string());
         self
     }
 
-    /// The same about a message from there.
+    /// The entry with this origin.
     #[must_use]
     pub fn origin(mut self, origin: impl ToString) -> Self {
         self.origin = Some(origin.to_string());
         self
     }
 
-    /// The same by this attempt.
+    /// The entry with this attempt.
     #[must_use]
     pub fn attempt(mut self, attempt: u32) -> Self {
         self.attempt = Some(attempt);
         self
     }
 
-    /// The same of this run.
+    /// The entry with this run.
     pub(crate) fn run(mut self, tag: TokenTag) -> Self {
         self.run = Some(format!("{:08x}", u32::from_be_bytes(tag.0)));
         self
     }
 
-    /// The same for this reason, unless it is empty.
+    /// The entry with this reason, unless it is empty.
     pub(crate) fn why(self, reason: &str) -> Self {
         if reason.is_empty() { self } else { self.reason(reason) }
     }
 
-    /// The same, done by somebody.
+    /// The entry with this author.
     #[must_use]
     pub fn by(mut self, by: impl Into<String>) -> Self {
         self.by = Some(by.into());
         self
     }
 
-    /// The same for this reason; what is beyond 256 bytes is cut off.
+    /// The entry with this reason; what exceeds 256 bytes is cut off.
     #[must_use]
     pub fn reason(mut self, reason: &str) -> Self {
         self.reason = Some(cut_reason(reason));
@@ -228,7 +228,7 @@ impl Entry {
     }
 }
 
-/// A journal in a file: one JSON object per line, only ever appended to. Several processes may write the same file.
+/// A journal in a file: one JSON object per line, append-only. Several processes may write the same file.
 #[derive(Debug)]
 pub struct JournalFile {
     path: PathBuf,
@@ -236,10 +236,10 @@ pub struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens the file, or makes it, readable for its owner alone; its folder is made too.
+    /// Opens the file, or creates it readable only for its owner, with its folder.
     ///
     /// # Errors
-    /// When it cannot be written to.
+    /// Returns an error when the file cannot be written.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -253,7 +253,7 @@ impl JournalFile {
         Ok(Self { path, file })
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -261,26 +261,26 @@ impl JournalFile {
     /// Appends an entry, in one write.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// Returns an error when the line cannot be written.
     pub fn append(&self, entry: &Entry) -> io::Result<()> {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
         (&self.file).write_all(&line)
     }
 
-    /// Waits until what was appended is on the disk.
+    /// Waits until all appended entries are on the disk.
     ///
     /// # Errors
-    /// When the disk says that it is not.
+    /// Returns an error when the disk reports that they are not.
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
-    /// The entries about `key`, the oldest first, at most the last `most` of them. Lines that are no entries are skipped:
-    /// a power cut may have cut one short.
+    /// The entries about `key`, the oldest first, at most the last `most` of them. Lines that are no entries are
+    /// skipped: a power cut may have cut one short.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Returns an error when the file cannot be read.
     pub fn about(path: &Path, key: &str, most: usize) -> io::Result<Vec<Entry>> {
         let mut found = std::collections::VecDeque::new();
         let mut lines = BufReader::new(File::open(path)?);
@@ -320,13 +320,13 @@ mod tests {
         assert_eq!(found.len(), 100);
         assert!(found.iter().all(|entry| entry.by.as_deref() == Some("worker-3")));
 
-        // A disk that is full takes nothing.
+        // A full disk takes no entry.
         let full = FileJournal::open("/dev/full").unwrap();
         let dropped = Arc::clone(&full.dropped);
-        let told: u64 = (0..3).map(|_| full.note(Entry::now("claimed"))).sum();
+        let reported: u64 = (0..3).map(|_| full.note(Entry::now("claimed"))).sum();
         drop(full);
         assert_eq!(dropped.total.load(Relaxed), 3);
-        assert_eq!(told + dropped.untold.load(Relaxed), 3, "each is told once");
+        assert_eq!(reported + dropped.unreported.load(Relaxed), 3, "each is reported once");
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
             (&journal.file).write_all(b"{\"at_ms\":1,\"key\":\"billing:a\n").unwrap();
         }
         journal.sync().unwrap();
-        // Whoever opens it again goes on at its end.
+        // Opening it again continues at its end.
         JournalFile::open(&path).unwrap().append(&entry("billing:a", 6)).unwrap();
 
         let found = JournalFile::about(&path, "billing:a", 3).unwrap();

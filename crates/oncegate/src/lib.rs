@@ -1,9 +1,10 @@
-//! oncegate makes Kafka and SQS consumers safe against duplicates: a handler runs once for the messages that mean the same,
-//! its result is kept, later deliveries get that result, and a message is acknowledged only after that.
+//! oncegate makes Kafka and SQS consumers safe against duplicates: a handler runs once for messages that mean the same,
+//! its result is stored, later deliveries get that result, and a message is acknowledged only after that.
 //!
 //! Start with [`Handler`] (the work), [`Key`] (what "the same message" means), [`Gate`] (scope, key and store, leases
 //! and retention) and [`Consumer`] (a source, a gate and a handler). Loops of your own use the gate alone:
-//! [`Gate::enter`]. The README of the repository has a whole program, `docs/GUIDE.md` the reasons behind each setting.
+//! [`Gate::enter`]. The README of the repository has a complete program, `docs/GUIDE.md` the reasons behind each
+//! setting.
 //!
 //! ```
 //! use oncegate::{Attempt, Failure, Gate, Handler, Key, MemoryStore, Message};
@@ -27,13 +28,13 @@
 //!
 //! Nothing is lost; a stale owner cannot write; completed is final for the retention; no two different messages share
 //! a record; and a handler runs once, plus once for each counted fault ([`observe::ExtraRunCause`]) and for each retry
-//! it asks for. With an SQL store and the effect in the same transaction ([`Attempt::commit_with`]), exactly one effect
+//! it requests. With an SQL store and the effect in the same transaction ([`Attempt::commit_with`]), exactly one effect
 //! is committed. Never exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
-//! effect and its completion leads to a second run, which [`Attempt::recovered`] tells.
+//! effect and its completion leads to a second run, which is flagged by [`Attempt::recovered`].
 //!
-//! # The way of a message
+//! # The path of a message
 //!
-//! A message walks one way through this crate, and its modules stand in that order:
+//! A message takes one path through this crate, and the modules are listed in that order:
 //!
 //! ```text
 //! source (kafka | sqs)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
@@ -67,20 +68,20 @@ pub mod attempt;
 pub mod backoff;
 pub mod codec;
 pub mod consumer;
+pub mod dead_letter_reader;
 pub mod dead_letters;
+pub mod dry_run;
 mod entropy;
 pub mod failure;
 pub mod gate;
 pub mod handler;
 pub mod health;
 pub mod journal;
-pub mod letter_box;
 mod memory;
 pub mod message;
 pub mod observe;
 pub mod operate;
 pub mod prelude;
-pub mod proof;
 #[cfg(any(feature = "sqlite-system", feature = "postgres"))]
 mod purge;
 pub mod results;
@@ -130,7 +131,7 @@ pub use transaction::{Completing, SqlTransaction};
 #[doc = include_str!("../README.md")]
 pub mod readme {}
 
-/// The program of the page about Redis, compiled as a documentation test.
+/// The program of the Redis document, compiled as a documentation test.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/REDIS.md")]
 pub mod guide_to_redis {}
@@ -140,7 +141,7 @@ pub mod guide_to_redis {}
 #[doc = include_str!("../../../docs/GUIDE.md")]
 pub mod guide {}
 
-/// The programs of the page about observability, compiled as documentation tests.
+/// The programs of the observability document, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "status"))]
 #[doc = include_str!("../../../docs/OBSERVABILITY.md")]
 pub mod observability {}

@@ -4,13 +4,13 @@ use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{self, Checkup, Command, Looked, Store, StoreError};
+use oncegate_core::store::{self, Checkup, Command, RecordSnapshot, Store, StoreError};
 use tokio::time::Instant;
 
 /// A store in this process's memory, for tests and for trying things out.
 ///
-/// It forgets everything when the process ends, so it protects against duplicates within one run alone. Its
-/// clock is the runtime's: on paused time, leases pause with it.
+/// It forgets everything when the process ends, so it protects against duplicates only within one run. Its
+/// clock is the runtime's: on paused time, leases pause too.
 #[derive(Debug)]
 pub struct MemoryStore {
     inner: store::MemoryStore,
@@ -25,12 +25,12 @@ impl MemoryStore {
         Self { inner: store::MemoryStore::with_clock(clock) }
     }
 
-    /// All that it holds, in no order; expired records may be among them.
+    /// All its records, in no order; expired ones may be among them.
     pub fn records(&self) -> Vec<(StoreKey, Record)> {
         self.inner.records()
     }
 
-    /// Forgets every record, as a store does that lost its data.
+    /// Deletes every record, to simulate a store that lost its data.
     pub fn lose_everything(&self) {
         self.inner.lose_everything();
     }
@@ -48,8 +48,8 @@ impl Store for MemoryStore {
         self.inner.execute(commands).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.inner.look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
     }
 
     async fn describe(

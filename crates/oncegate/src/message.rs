@@ -44,7 +44,7 @@ impl fmt::Debug for Header {
     }
 }
 
-/// Where a message came from. It names a delivery for logs and dead letters; it is not its identity.
+/// The origin of a message. It names a delivery for logs and dead letters; it does not identify the message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
@@ -64,12 +64,12 @@ pub enum Origin {
         /// The broker's message id.
         id: Arc<str>,
     },
-    /// Something else, in words.
+    /// Another origin, as free text.
     Other(Arc<str>),
 }
 
 impl Origin {
-    /// What keeps an order of its own: a topic's partition, or a queue.
+    /// The unit of order: a topic's partition, or a queue.
     pub(crate) fn partition(&self) -> (&str, i32) {
         match self {
             Self::Kafka { topic, partition, .. } => (topic, *partition),
@@ -80,7 +80,7 @@ impl Origin {
 }
 
 impl Origin {
-    /// The origin that these words name, as `Display` writes them.
+    /// Parses an origin as `Display` writes it.
     #[cfg(any(feature = "kafka", feature = "sqs"))]
     pub(crate) fn parse(words: &str) -> Self {
         let kafka = || {
@@ -92,7 +92,7 @@ impl Origin {
                 offset: offset.parse().ok()?,
             })
         };
-        // Neither a queue's name nor a topic's holds such a sign.
+        // Neither a queue's name nor a topic's contains this character.
         let queue =
             || words.split_once('#').map(|(queue, id)| Self::Queue { queue: queue.into(), id: id.into() });
         kafka().or_else(queue).unwrap_or_else(|| Self::Other(words.into()))
@@ -100,7 +100,7 @@ impl Origin {
 }
 
 impl fmt::Display for Origin {
-    /// `orders/3@42`, `queue#id`, or the words.
+    /// `orders/3@42`, `queue#id`, or the text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kafka { topic, partition, offset } => write!(f, "{topic}/{partition}@{offset}"),
@@ -143,14 +143,14 @@ impl Message {
         self.edit(|delivered| delivered.timestamp_ms = Some(timestamp_ms))
     }
 
-    /// The same message, whose first attempt failed then. A [retry queue](crate::source::RetryQueue) keeps that time with
-    /// the message, and the dead letter tells it.
+    /// The same message with the time at which its first attempt failed. A [retry queue](crate::source::RetryQueue)
+    /// keeps that time with the message, and the dead letter contains it.
     pub fn with_first_failed_at(self, time: SystemTime) -> Self {
         self.edit(|delivered| delivered.first_failed_at = Some(time))
     }
 
-    /// The same message, marked as one that is not of the form which its source is set to read; `expected` says
-    /// what it should have been. No gate makes a key of it: it is bad input, and goes to the dead letters.
+    /// The same message, marked as not having the form that its source is configured to read; `expected` describes that
+    /// form. No gate makes a key of it: it is bad input, and goes to the dead letters.
     pub fn with_defect(self, expected: &'static str) -> Self {
         self.edit(|delivered| delivered.defect = Some(expected))
     }
@@ -185,7 +185,7 @@ impl Message {
         &self.delivered.route
     }
 
-    /// Where this delivery came from.
+    /// The origin of this delivery.
     pub fn origin(&self) -> &Origin {
         &self.delivered.origin
     }
@@ -231,20 +231,20 @@ impl Message {
         self.delivered.timestamp_ms
     }
 
-    /// When its first attempt failed, by the wall clock of the process that saw it. `None` when none has, or when another
-    /// process saw it and the message did not come by a [retry queue](crate::source::RetryQueue).
+    /// When its first attempt failed, by the wall clock of the process that ran it. `None` when none has failed, or
+    /// when another process ran it and the message did not come through a [retry queue](crate::source::RetryQueue).
     pub fn first_failed_at(&self) -> Option<SystemTime> {
         self.delivered.first_failed_at
     }
 
-    /// How long ago the broker got it, by this machine's clock; `None` without a timestamp.
+    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp.
     pub(crate) fn age(&self) -> Option<Duration> {
         let millis = u64::try_from(self.timestamp_ms()?).ok()?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Some(now.saturating_sub(Duration::from_millis(millis)))
     }
 
-    /// Bytes that this message occupies in memory, roughly: what the limits on bytes count.
+    /// The approximate size of this message in memory, in bytes, as counted by the limits on bytes.
     pub fn size_bytes(&self) -> usize {
         const FIXED_BYTES: usize = 256;
         let header = |header: &Header| 48 + header.name.len() + header.value.as_ref().map_or(0, Bytes::len);
@@ -254,14 +254,14 @@ impl Message {
             + self.headers().iter().map(header).sum::<usize>()
     }
 
-    /// The payload read as JSON.
+    /// Decodes the payload as JSON.
     ///
     /// # Errors
-    /// A permanent failure when it is no JSON of this shape: trying again would not help, so the message
+    /// Returns a permanent failure when it is not JSON of this shape: trying again would not help, so the message
     /// goes to the dead letters.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_slice(self.payload()).map_err(|error| {
-            // serde's own text quotes the value; a reason travels to logs and dead letters.
+            // serde's own text quotes the value, and a reason is written to logs and dead letters.
             let (line, column, category) = (error.line(), error.column(), error.classify());
             Failure::permanent(format!(
                 "payload is not the expected JSON ({category:?} error at {line}:{column})"
@@ -293,7 +293,7 @@ impl KeySource for Message {
 }
 
 impl fmt::Debug for Message {
-    /// Shows where it came from and how large it is, never what is in it.
+    /// Shows where it came from and how large it is, never its content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("origin", &format_args!("{}", self.origin()))

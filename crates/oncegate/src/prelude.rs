@@ -1,6 +1,6 @@
 //! The names that a consumer needs: `use oncegate::prelude::*;`.
 //!
-//! Everything else is reached by its module.
+//! Everything else is in the crate's modules.
 
 pub use crate::attempt::Attempt;
 pub use crate::backoff::Backoff;

@@ -1,50 +1,49 @@
-//! How hard a store that removes its expired records by itself works at that, and how far behind it is.
+//! The pace of a store's purge of expired records, and its backlog.
 //!
-//! Removing takes its time from the same disk and processors as claims do, so there is no fixed speed for it: what is too
-//! slow for one store disturbs another one for nothing. A purge walks through all records, in small steps. Two things
-//! are set by what it finds:
+//! Removing records uses the same disk and processors as claims do, so no fixed speed fits: what is too slow for one
+//! store disturbs another for nothing. A purge scans all records, in small steps. It adapts two times to what it finds:
 //!
-//! - **the time between two walks**: as long as it takes for one record in twenty to expire, so that expired records take
-//!   about a twentieth of the room, whatever the rate is;
-//! - **the pause after a step**: four times as long as the step where nothing had expired, and none where much had. A
+//! - **the interval between two scans**: as long as it takes for one record in twenty to expire, so that expired
+//!   records take about a twentieth of the space, whatever the rate is;
+//! - **the pause after a step**: four times as long as the step if nothing had expired, and none if much had. A
 //!   purge that is behind works without pauses.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The part of all records that may have expired when a walk begins.
+/// The share of all records that may have expired when a scan begins.
 const WANTED_SHARE: f64 = 0.05;
 
-/// A table with fewer records than this is judged as if it had so many: hurrying would cost more than it frees.
+/// A table with fewer records than this is treated as if it had this many: hurrying would cost more than it frees.
 const LEAST_RECORDS: f64 = 100_000.0;
 
-/// The time from the start of a store to its first walk, which knows nothing yet.
+/// The time from the start of a store to its first scan, when nothing is known yet.
 const FIRST_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The shortest time between the beginnings of two walks, and the shortest rest.
+/// The shortest time between the beginnings of two scans, and the shortest rest.
 pub(crate) const SHORTEST_REST: Duration = Duration::from_millis(10);
 
-/// How many times as long as a step in which nothing had expired the purge pauses after it, at most.
+/// The longest pause after a step in which nothing had expired, as a multiple of the step.
 const MOST_PAUSES: f64 = 4.0;
 
-/// What a step or a walk of a purge came to.
+/// The result of a step or a scan of a purge.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Work {
     pub(crate) took: Duration,
-    /// Records that it met, expired or not.
+    /// Records that it read, expired or not.
     pub(crate) met: u64,
-    /// Those of them that had expired.
+    /// The expired ones among them.
     pub(crate) expired: u64,
 }
 
 /// Decides when a purge pauses, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pace {
-    /// The longest time between the beginnings of two walks; the operator's setting.
+    /// The longest time between the beginnings of two scans; the operator's setting.
     longest: Duration,
-    /// The time between the beginnings of two walks that is wanted now.
+    /// The current interval between the beginnings of two scans.
     interval: Duration,
-    /// How many times as long as a step in which nothing had expired the purge pauses after it.
+    /// The pause after a step in which nothing had expired, as a multiple of the step.
     pauses: f64,
 }
 
@@ -54,31 +53,32 @@ impl Pace {
         Self { longest, interval: FIRST_INTERVAL.min(longest), pauses: MOST_PAUSES }
     }
 
-    /// The time that should lie between the beginnings of two walks.
+    /// The interval between the beginnings of two scans.
     pub(crate) fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// How long to rest after an error: at least `shortest`, unless walks should be less far apart at most.
+    /// How long to rest after an error: at least `shortest`, but no longer than the longest interval between scans.
     pub(crate) fn after_error(&self, shortest: Duration) -> Duration {
         self.interval.max(shortest).min(self.longest)
     }
 
-    /// How long to pause after a step within a walk.
+    /// How long to pause after a step within a scan.
     pub(crate) fn pause(&self, step: Work) -> Duration {
         let share = if step.met == 0 { 0.0 } else { step.expired as f64 / step.met as f64 };
         step.took.mul_f64(self.pauses * (1.0 - share / WANTED_SHARE).max(0.0))
     }
 
-    /// Learns from a walk that has met every record, and returns how long to rest before the next one.
+    /// Adapts to a scan of all records, and returns how long to rest before the next one.
     ///
-    /// `since_last` is the time between its beginning and that of the walk before it: what it found expired in that time.
+    /// `since_last` is the time between its beginning and that of the previous scan: what it found expired in that
+    /// time.
     pub(crate) fn walked(&mut self, walk: Work, since_last: Duration) -> Duration {
         let share = walk.expired as f64 / (walk.met as f64).max(LEAST_RECORDS);
         let most = self.interval.saturating_mul(2);
         self.interval = match share {
             0.0 => most,
-            // One walk that found a backlog says little about the rate: it shortens the interval step by step.
+            // One scan that found a backlog is weak evidence of the rate: it shortens the interval step by step.
             _ => seconds(since_last.as_secs_f64() * WANTED_SHARE / share).clamp(self.interval / 4, most),
         };
         self.interval = self.interval.clamp(SHORTEST_REST, self.longest);
@@ -101,7 +101,7 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// How far a purge is behind: when the oldest expired record that may still be there has expired.
+/// How far a purge is behind: when the oldest expired record that may still be in the store expired.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     state: Mutex<State>,
@@ -109,18 +109,18 @@ pub(crate) struct Backlog {
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
-    /// No walk has met anything, or another process does the walks.
+    /// No scan has read anything, or another process does the scans.
     #[default]
     Unknown,
-    /// The last walk found nothing expired.
+    /// The last scan found nothing expired.
     None,
-    /// Records that have expired since then may be there.
+    /// Records that have expired since then may be in the store.
     Since(Instant),
 }
 
 impl Backlog {
-    /// How long ago the oldest expired record that may still be there has expired; zero when there is none, and `None`
-    /// when this process does not know.
+    /// How long ago the oldest expired record that may still be in the store expired; zero when there is none, and
+    /// `None` when this process does not know.
     pub(crate) fn age(&self) -> Option<Duration> {
         match *self.lock() {
             State::Unknown => None,
@@ -129,7 +129,7 @@ impl Backlog {
         }
     }
 
-    /// A step has met a record that expired so long ago.
+    /// Notes that a step has read a record that expired `age` ago.
     pub(crate) fn met(&self, age: Duration) {
         let Some(expired_at) = Instant::now().checked_sub(age) else { return };
         let mut state = self.lock();
@@ -139,23 +139,23 @@ impl Backlog {
         }
     }
 
-    /// A walk is over that began then. `found` says whether it met anything expired, `left` how long ago the oldest
-    /// record has expired that it could not remove.
+    /// Notes the end of a scan. `began` is its beginning, `found` whether it read anything expired, and `left` how long
+    /// ago the oldest record expired that it could not remove.
     pub(crate) fn walked(&self, began: Instant, found: bool, left: Option<Duration>) {
         *self.lock() = match left.and_then(|age| Instant::now().checked_sub(age)) {
             Some(left) => State::Since(left.min(began)),
-            // What expired behind it meanwhile is still there.
+            // Records that it had already passed may have expired in the meantime, and are still there.
             None if found => State::Since(began),
             None => State::None,
         };
     }
 
-    /// Another process does the walks, and knows more.
+    /// Notes that another process does the scans, and knows more.
     pub(crate) fn not_ours(&self) {
         *self.lock() = State::Unknown;
     }
 
-    /// A panic elsewhere leaves the state whole: it is one value.
+    /// A panic elsewhere leaves the state consistent: it is one value.
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -165,17 +165,17 @@ impl Backlog {
 mod tests {
     use super::*;
 
-    /// A store that takes so many records a second, each kept for a while, and what its steps cost.
+    /// A store that receives this many records a second, each kept for a while, and the cost of its steps.
     struct Model {
         rate: f64,
         retention: Duration,
-        /// Seconds that a record which has not expired costs a walk, and one that is removed.
+        /// The seconds that a scan takes for a record that has not expired, and for one that it removes.
         look: f64,
         remove: f64,
     }
 
     impl Model {
-        /// Walks for `time`; returns the largest share of expired records in its second half.
+        /// Scans for `time`; returns the largest share of expired records in its second half.
         fn worst_share(&self, longest: Duration, time: Duration) -> f64 {
             let mut pace = Pace::new(longest);
             let (mut now, mut removed_until, mut last_began) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -190,7 +190,7 @@ mod tests {
                     worst = worst.max(expired / live);
                 }
                 let began = now;
-                // They lie together, as they came: first the expired ones, then the others.
+                // They are stored in order of arrival: first the expired ones, then the others.
                 for (met, expired) in [(expired, expired), (live, 0.0)] {
                     let took = seconds(met * self.look + expired * self.remove);
                     let step = Work { took, met: met as u64, expired: expired as u64 };

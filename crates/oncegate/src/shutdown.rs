@@ -1,9 +1,9 @@
-//! When a process is asked to stop.
+//! Waits for the signal to stop.
 
-/// Resolves at the first SIGTERM or SIGINT (Ctrl-C): what a container's supervisor and a person at a terminal send.
+/// Resolves at the first SIGTERM or SIGINT (Ctrl-C), as sent by a container's supervisor or from a terminal.
 ///
-/// For [`Consumer::run_until`](crate::Consumer::run_until). When the signals cannot be watched, it says so in the
-/// log and never resolves; the process then ends as if nobody watched.
+/// For [`Consumer::run_until`](crate::Consumer::run_until). When the signals cannot be watched, it logs an error
+/// and never resolves; a signal then ends the process at once.
 pub async fn shutdown_signal() {
     if let Err(error) = asked_to_stop().await {
         tracing::error!(%error, "signals cannot be watched: this process will not stop gracefully");

@@ -1,4 +1,4 @@
-//! The port behind which every broker stands.
+//! The trait that every broker implements.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,23 +16,21 @@ use crate::observe::Observer;
 
 /// A stream of messages from a broker. It knows nothing of keys, stores or handlers.
 ///
-/// A source hands out deliveries and takes back acks; what it has handed out and not got back is its
-/// broker's to deliver again. It bounds what it holds, and keeps its session with the broker alive
-/// whether or not anybody receives.
+/// A source returns deliveries and takes acks; the broker delivers a message again if it is not acknowledged. A source
+/// bounds what it holds, and keeps its session with the broker alive whether or not `receive` is called.
 #[async_trait]
 pub trait Source: Send + Sync + fmt::Debug {
-    /// Learns how its consumer will treat messages, and says when it wants to be asked for them. Called once,
-    /// before `open`.
+    /// Takes the consumer's terms, and returns when the source may be asked for messages. Called once, before `open`.
     ///
-    /// Unless overridden it wants nothing to be known, and messages may wait for their handlers.
+    /// The default ignores the terms, and returns that messages may wait for their handlers.
     fn agree(&self, terms: &Terms) -> Supply {
         _ = terms;
         Supply::Ahead
     }
 
-    /// What earlier commits of this source's consumer group were annotated with, by
-    /// [`annotate_commits`](Self::annotate_commits) of any process. Asked before `open`. Nothing, unless overridden:
-    /// few brokers keep a text with a position.
+    /// Returns the metadata of earlier commits of this source's consumer group, set with
+    /// [`annotate_commits`](Self::annotate_commits) by any process. Called before `open`. The default returns none,
+    /// because few brokers store metadata with a position.
     ///
     /// # Errors
     /// When the broker cannot be reached.
@@ -40,9 +38,9 @@ pub trait Source: Send + Sync + fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// Keeps what `annotation` returns with every position that is committed from now on, for
-    /// [`commit_annotations`](Self::commit_annotations) of later processes. Called once, before `open`. Does nothing
-    /// unless overridden.
+    /// Stores the text of `annotation` with every position committed from now on, for
+    /// [`commit_annotations`](Self::commit_annotations) of later processes. Called once, before `open`. The default
+    /// does nothing.
     fn annotate_commits(&self, annotation: CommitAnnotation) {
         _ = annotation;
     }
@@ -51,41 +49,44 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// [`is_away`](SourceError::is_away).
     ///
     /// # Errors
-    /// When the broker cannot be reached or the settings would break the promise; the error names the setting.
+    /// When the broker cannot be reached, or a setting would break oncegate's guarantees; the error names the setting.
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError>;
 
     /// Waits for deliveries and returns at least one and at most `most`; `None` when there will be no more.
     ///
-    /// Dropping the future loses nothing. It is dropped, and asked again for more, when there is more room.
+    /// Dropping the future loses nothing. The consumer drops it, and calls it again with a larger `most`, when it has
+    /// more room.
     ///
     /// # Errors
-    /// When the source cannot go on; what the source can mend by itself, it mends.
+    /// When the source cannot continue. It recovers from temporary errors by itself.
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError>;
 
-    /// Nothing more will be received, though handlers still run: what nobody has taken may go to others. Called
-    /// before `close`. Does nothing unless overridden.
+    /// Ends receiving while handlers still run: messages that were not received may go to other consumers. Called
+    /// before `close`. The default does nothing.
     fn stop_receiving(&self) {}
 
-    /// Where messages wait whose retry is far off, and from where this source delivers them again. Nowhere, unless
-    /// overridden: they wait where they are. Asked once, before `open`.
+    /// Returns the queue where messages wait for a retry that is far off, and from which this source delivers them
+    /// again. The default is none: they wait in the consumer. Called once, before `open`.
     fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
         None
     }
 
-    /// What it does now: where it stands in each partition, and whether its broker's client is alive. Asked at any time
-    /// between `open` and `close`; it must answer at once, and from memory. Says nothing unless overridden.
+    /// Returns the source's progress in each partition, and whether the broker's client is alive.
+    ///
+    /// Called at any time between `open` and `close`; it must return at once, from memory. The default is an empty
+    /// status.
     fn status(&self) -> SourceStatus {
         SourceStatus::default()
     }
 
-    /// Acknowledges what is left to acknowledge and leaves, within `deadline`.
+    /// Sends the remaining acknowledgements and leaves the broker, within `deadline`.
     ///
     /// # Errors
     /// When the last acknowledgements did not reach the broker: their messages will be delivered again.
     async fn close(&self, deadline: Duration) -> Result<(), SourceError>;
 }
 
-/// A shared source is a source.
+/// A shared source, which forwards to the source.
 #[async_trait]
 impl<S: Source + ?Sized> Source for Arc<S> {
     fn agree(&self, terms: &Terms) -> Supply {
@@ -125,21 +126,21 @@ impl<S: Source + ?Sized> Source for Arc<S> {
     }
 }
 
-/// A text to keep with committed positions, as it is at each commit.
+/// A text to store with committed positions, computed at each commit.
 #[derive(Clone)]
 pub struct CommitAnnotation(Arc<dyn Fn() -> String + Send + Sync>);
 
 impl CommitAnnotation {
-    /// The text is what `text` returns at each commit, at most [`MAX_BYTES`](Self::MAX_BYTES). It is called from the
-    /// source's threads and must not wait for anything.
+    /// Creates an annotation whose text is what `text` returns at each commit, at most [`MAX_BYTES`](Self::MAX_BYTES).
+    /// The source's threads call it, so it must not wait for anything.
     pub fn new(text: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self(Arc::new(text))
     }
 
-    /// The longest text, as brokers limit it by default (`offset.metadata.max.bytes` of Kafka): 4,096 bytes.
+    /// The longest text: 4,096 bytes, the default limit of brokers (`offset.metadata.max.bytes` of Kafka).
     pub const MAX_BYTES: usize = 4_096;
 
-    /// The text now.
+    /// Returns the current text.
     pub fn text(&self) -> String {
         (self.0)()
     }
@@ -151,24 +152,24 @@ impl fmt::Debug for CommitAnnotation {
     }
 }
 
-/// How a consumer treats messages, as far as a broker's own settings must fit to it.
+/// The consumer's settings that a broker's settings must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
-    /// How many attempts a message gets before it is given up.
+    /// How many attempts a message gets before it becomes a dead letter.
     pub max_attempts: u32,
     /// The longest lease of the consumer's gates.
     pub lease: Duration,
-    /// How long each of its gates keeps a completed record, at least.
+    /// The shortest time that one of its gates keeps a completed record.
     pub retention: Duration,
-    /// How long handlers and source may go on after a stop.
+    /// How long handlers and source may continue after a stop.
     pub stop_deadline: Duration,
-    /// The longest time that one of its gates lets a handler run.
+    /// The longest time that one of its gates allows a handler to run.
     pub max_run: Duration,
 }
 
 impl Default for Terms {
-    /// A consumer's and a gate's defaults.
+    /// Returns the defaults of a consumer and a gate.
     fn default() -> Self {
         Self {
             max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
@@ -184,67 +185,69 @@ impl Default for Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Supply {
-    /// Before their handlers are free: the broker does not mind how long they wait.
+    /// Before handlers are free, because the broker does not limit how long messages wait.
     Ahead,
-    /// For as many as can run at once, and none while the store is away: the broker counts deliveries, and
-    /// gives them to somebody else after a while.
+    /// For as many as can run at once, and none while the store is unavailable, because the broker counts deliveries,
+    /// and delivers messages to other consumers after a while.
     OnDemand,
 }
 
-/// A message and the broker's claim ticket for it.
+/// A message and its ack handle.
 #[derive(Debug)]
 pub struct Delivery {
     /// The message.
     pub message: Message,
-    /// How to tell the broker what became of it.
-    pub ticket: Arc<dyn Ticket>,
+    /// Acknowledges or returns the message.
+    pub ack_handle: Arc<dyn AckHandle>,
 }
 
-/// The broker's side of one delivery. A ticket that is dropped without an ack acknowledges nothing.
-pub trait Ticket: Send + Sync + fmt::Debug {
-    /// Called before an attempt. `false`: the delivery is no longer ours, drop it.
+/// Acknowledges one delivery at its broker. An ack handle that is dropped without an ack acknowledges nothing.
+pub trait AckHandle: Send + Sync + fmt::Debug {
+    /// Begins an attempt. `false` when the delivery is no longer ours and must be dropped.
     ///
-    /// While an attempt runs the source holds back, for a bounded time, from giving the delivery away.
+    /// While an attempt runs, the source delays giving the delivery to another consumer, for a limited time.
     fn start(&self) -> bool;
 
-    /// The message is finished for good. To be called only behind a durable COMPLETED or dead letter, and
-    /// before `stop`.
+    /// Acknowledges the message. Call it only after a durable COMPLETED or dead letter, and before `stop`.
     fn ack(&self);
 
-    /// Called after the attempt that `start` allowed, whatever became of it.
+    /// Ends the attempt that `start` began, whatever its outcome.
     fn stop(&self);
 
-    /// The attempt has failed, and another one may follow after `delay`. `true`: the broker has the message
-    /// again and delivers it after that, here or elsewhere; drop the delivery. `false`, unless overridden: keep
-    /// it, and try again in its place.
-    fn hand_back(&self, delay: Duration) -> bool {
+    /// Returns the message to the broker after a failed attempt, for another one after `delay`.
+    ///
+    /// `true` when the broker has the message again and will deliver it after `delay`, here or elsewhere; drop the
+    /// delivery. `false`, the default, when the broker cannot do that; keep the delivery, and retry in place.
+    fn nack_after(&self, delay: Duration) -> bool {
         _ = delay;
         false
     }
 
-    /// Resolves when the broker takes the delivery away although its handler runs, which is cancelled then.
-    /// `None`, unless overridden: this broker waits.
+    /// Resolves when the broker takes the delivery away while its handler runs; the handler is then cancelled. The
+    /// default is `None`, for a broker that does not do that.
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
         None
     }
 }
 
-/// A durable place where messages wait for a retry that is far off, so that they hold up nothing meanwhile.
+/// A durable queue where messages wait for a retry that is far off, so that they hold up no other message meanwhile.
 #[async_trait]
 pub trait RetryQueue: Send + Sync + fmt::Debug {
-    /// How long a message would wait there that must wait for `wait` at least. `None`: it waits where it is.
+    /// Returns how long a message that must wait at least `wait` would wait in the queue. `None` when it must wait in
+    /// the consumer.
     fn wait(&self, wait: Duration) -> Option<Duration>;
 
-    /// Keeps the message, with its payload, key, headers, route, origin and
-    /// [first failure](Message::first_failed_at), and delivers it again after `wait`, which is a
-    /// time that [`wait`](Self::wait) has named. Returns only when it is durable: the message is acknowledged after that.
+    /// Stores the message, with its payload, key, headers, route, origin and
+    /// [first failure](Message::first_failed_at), and delivers it again after `wait`, a value returned by
+    /// [`wait`](Self::wait). Returns only when the message is durable, because it is acknowledged right after.
     ///
     /// # Errors
-    /// When it may not be durable. The message waits where it is then; it may come twice, but never not at all.
+    /// When it may not be durable. The message then waits in the consumer; it may be delivered twice, but is never
+    /// lost.
     async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError>;
 }
 
-/// Why a source cannot go on.
+/// Why a source cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct SourceError {
@@ -255,25 +258,25 @@ pub struct SourceError {
 }
 
 impl SourceError {
-    /// In words that name what to change.
+    /// Creates an error. `what` says what failed and what to change.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), source: None, is_away: false }
     }
 
-    /// The same with its cause.
+    /// Creates an error with its cause.
     pub fn caused(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
         Self { what: what.into(), source: Some(source.into()), is_away: false }
     }
 
-    /// The same, of a server that is away: [`open`](Source::open) may be called again, and succeeds once the server answers.
-    /// A consumer that starts waits for it, see [`Consumer::start_patience`].
+    /// Marks the error as caused by an unreachable server: [`open`](Source::open) may be called again, and succeeds
+    /// once the server answers. A starting consumer waits for it, see [`Consumer::start_patience`].
     #[must_use]
     pub fn away(mut self) -> Self {
         self.is_away = true;
         self
     }
 
-    /// Whether its server is away, and may come back.
+    /// Whether the server is unreachable, and may come back.
     pub fn is_away(&self) -> bool {
         self.is_away
     }

@@ -1,8 +1,22 @@
-//! Completing a key inside a transaction of the user's own: business rows and COMPLETED commit together, or
-//! neither does.
+//! Completes a key inside the user's own transaction: business rows and COMPLETED commit together, or neither does.
 //!
-//! [`Attempt::commit_with`] takes the transaction by value, [`Attempt::completing`] is for what has no adapter.
-//! Neither is believed: the one who decides about the ack reads the record back from the gate's store.
+//! [`Attempt::commit_with`] takes the transaction by value, [`Attempt::completing`] is for transactions without an
+//! adapter. Neither result decides about the ack: the runtime reads the record back from the gate's store.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about transactions of users that this code depends on.
+//!
+//! - `complete` by the token that completed is Applied again, and a missing record is written anew. Both are right
+//!   after an effect and wrong before its commit. In a transaction only PENDING under this token may become COMPLETED;
+//!   otherwise a second transaction of the same run would succeed because of the first one's completion.
+//! - A commit whose connection broke may still arrive. A read does not wait for it, a write does: the row is locked
+//!   before COMMIT is sent, so a write waits for that lock. `extend` answers Applied about a record that its token has
+//!   completed, so only the read after it shows the state.
+//! - The record is the transaction's last lock, and only COMMIT follows it. So handlers and batches cannot deadlock,
+//!   except through deferred constraints, which PostgreSQL's deadlock detection ends.
+//! - Claims of a locked row are answered Busy. If they were answered "unavailable", one stalled owner would pause
+//!   whole consumers.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -23,19 +37,19 @@ use crate::failure::{BoxError, Failure};
 /// PostgreSQL (feature `sqlx`). For SQLite see [`Attempt::blocking_commit_with`](Attempt#method.blocking_commit_with),
 /// for everything else [`Attempt::completing`].
 pub trait SqlTransaction: Send {
-    /// Locks the key's record, completes it as [`Completing::apply`] says, and commits.
+    /// Locks the key's record, completes it by [`Completing::apply`], and commits.
     ///
     /// # Errors
-    /// When the record is not this run's to complete, or anything else failed: then the transaction must
-    /// have been rolled back, unless its commit was sent and not answered. Callers do not tell these
-    /// apart: they read the record back.
+    /// Returns an error when the record does not belong to this run, or anything else failed: then the transaction must
+    /// have been rolled back, unless its commit was sent and not answered. Callers do not distinguish these
+    /// cases: they read the record back.
     fn complete_and_commit(
         self,
         completing: &Completing,
     ) -> impl Future<Output = Result<(), BoxError>> + Send;
 }
 
-/// A completion to be written inside a transaction of the caller's own; made by [`Attempt::completing`].
+/// A completion to be written inside the caller's own transaction; created by [`Attempt::completing`].
 #[derive(Clone)]
 pub struct Completing {
     key: StoreKey,
@@ -52,7 +66,7 @@ impl Completing {
         &self.key
     }
 
-    /// What the record must hold as its owner. Never log it: whoever shows it can complete the key.
+    /// The owner token that the record must hold. Never log it: anyone who has it can complete the key.
     pub fn token(&self) -> Token {
         self.token
     }
@@ -67,8 +81,8 @@ impl Completing {
         self.retention
     }
 
-    /// How long the rest of the transaction may take: the gate's lease. While it lasts the record is locked,
-    /// and nobody else gets an answer about the key.
+    /// How long the rest of the transaction may take: the gate's lease. In the meantime the record is locked,
+    /// and no other claim of the key is granted.
     pub fn limit(&self) -> Duration {
         self.lease
     }
@@ -83,27 +97,27 @@ impl Completing {
         }
     }
 
-    /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it is this run's to complete.
+    /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it belongs to this run.
     ///
     /// `record` must have been read at `now` under a lock that is held until the transaction ends.
     ///
     /// # Errors
-    /// When there is no record, it belongs to somebody else, or it is completed. Then roll back: what this
-    /// transaction has written must not be committed, not even when it was this very run that has completed
-    /// the key, in an earlier transaction.
+    /// Returns an error when there is no record, it belongs to another owner, or it is completed. Then roll back: what
+    /// this transaction has written must not be committed, not even when this same run has completed the key in an
+    /// earlier transaction.
     pub fn apply(&self, now: StoreTime, record: Option<Record>) -> Result<Record, BoxError> {
         let before = record.filter(|record| record.kept(now));
         let completed = matches!(before, Some(Record { state: State::Completed { .. }, .. }));
         match apply(now, before, &self.operation()) {
             _ if completed => Err("the key is completed already: the transaction was rolled back".into()),
-            (Some(after), Reply::Held { recreated: false }) => Ok(after),
-            (_, Reply::Held { .. }) => {
+            (Some(after), Reply::Applied { recreated: false }) => Ok(after),
+            (_, Reply::Applied { .. }) => {
                 Err("there is no record of the key where the transaction is, so it was \
                                             rolled back: use the database of the gate's store"
                     .into())
             }
             _ => Err(
-                "the lease was lost, and the key belongs to somebody else: the transaction was rolled back"
+                "the lease was lost, and the key belongs to another owner: the transaction was rolled back"
                     .into(),
             ),
         }
@@ -121,8 +135,8 @@ impl fmt::Debug for Completing {
 }
 
 impl Attempt {
-    /// Completes the message inside `transaction` and commits it: what the handler has written there and
-    /// COMPLETED become visible together, or not at all. Call it last, and return `Ok` with the same output.
+    /// Completes the message inside `transaction` and commits it: the handler's writes and COMPLETED become
+    /// visible together, or not at all. Call it last, and return `Ok` with the same output.
     ///
     /// The transaction must be one of the database in which the gate's store keeps its records.
     ///
@@ -150,19 +164,18 @@ impl Attempt {
     /// # }
     /// ```
     ///
-    /// - The stored result is `output`; what the handler returns afterwards is not looked at.
+    /// - The stored result is `output`; what the handler returns afterwards is ignored.
     /// - From here on the transaction runs under the gate's lease as its `statement_timeout` and
     ///   `idle_in_transaction_session_timeout` (half of it as its `lock_timeout`), and never with
     ///   `synchronous_commit = off`.
-    /// - On a **crash**, or when the future is **dropped** or **cancelled**, either both or neither are there;
-    ///   the record tells, and the message is acknowledged or runs again accordingly.
-    /// - A transaction that is **forgotten** or rolled back is never acknowledged.
+    /// - On a **crash**, or when the future is **dropped** or **cancelled**, either both or neither are committed;
+    ///   the record decides whether the message is acknowledged or runs again.
+    /// - The message of a transaction that is **forgotten** or rolled back is never acknowledged.
     ///
     /// # Errors
-    /// When the lease was lost to another attempt, the record is not there, or the database failed. The
-    /// transaction was rolled back then, unless the connection broke during the commit. Pass it on with `?`
-    /// and do nothing else about it: the runtime reads the record, acknowledges if it is completed, and
-    /// tries again if not.
+    /// Returns an error when the lease was lost to another attempt, the record does not exist, or the database failed.
+    /// The transaction was then rolled back, unless the connection broke during the commit. Return the error with `?`
+    /// and do nothing else: the runtime reads the record, acknowledges if it is completed, and tries again if not.
     pub fn commit_with<Tx: SqlTransaction, T: ToStored + ?Sized>(
         &self,
         transaction: Tx,
@@ -177,18 +190,18 @@ impl Attempt {
         }
     }
 
-    /// The completion of this message with this result, for a transaction that
-    /// [`commit_with`](Self::commit_with) has no adapter for.
+    /// Returns the completion of this message with this result, for a transaction without an adapter for
+    /// [`commit_with`](Self::commit_with).
     ///
     /// Write it with the store's own statement (`PostgresStore::complete_sql`) as the last one before the commit, and
     /// roll back if that does not change exactly one row. The runtime reads the record back when the handler
-    /// has returned: from this call on, what the handler returns decides nothing about the ack.
+    /// has returned: from this call on, the handler's return value does not decide about the ack.
     pub fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Completing {
         self.unit().completing(output)
     }
 }
 
-/// Keeps what went wrong for the runtime, in case the handler does not pass it on.
+/// Keeps the error for the runtime, in case the handler does not return it.
 pub(crate) fn not_confirmed(attempt: &Attempt, error: BoxError) -> Failure {
     let failure = Failure::retry(error);
     if let Some(attempted) = attempt.unit().lock().as_mut() {
@@ -197,7 +210,7 @@ pub(crate) fn not_confirmed(attempt: &Attempt, error: BoxError) -> Failure {
     failure
 }
 
-/// What a run needs to be completed in a transaction, and whether that was tried.
+/// The data that completes a run in a transaction, and whether a completion was tried.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) key: StoreKey,
@@ -213,11 +226,11 @@ pub(crate) struct Unit {
 /// A completion in a transaction was tried; only the store knows whether it was committed.
 #[derive(Debug, Default)]
 pub(crate) struct Attempted {
-    /// How large the result is that it stores.
+    /// The size of the result that it stores.
     pub(crate) result_bytes: u64,
     /// Why the stored result is not the handler's.
     pub(crate) not_kept: Option<BoxError>,
-    /// What went wrong, as far as the handler was told.
+    /// The error that the handler received.
     pub(crate) trouble: Option<String>,
 }
 
@@ -235,8 +248,8 @@ impl Unit {
         }
     }
 
-    /// The result as the record will hold it, and why it is not in there if it is not. A transaction does not
-    /// wait for a result store.
+    /// Returns the result for the record, and the reason if it is not kept. A transaction does not wait for a
+    /// result store.
     fn encode<T: ToStored + ?Sized>(&self, output: &T) -> (Bytes, Option<BoxError>) {
         let most = self.max_result_bytes;
         match output.to_stored(self.codec) {

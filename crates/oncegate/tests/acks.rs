@@ -9,9 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::rules::{Operation, Reply};
-use oncegate::core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 use oncegate::observe::Observer;
-use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{Attempt, Consumer, Counters, Gate, Key, MemoryStore, Message, Origin};
 use tokio::sync::{Notify, watch};
 
@@ -20,7 +20,7 @@ use tokio::sync::{Notify, watch};
 enum Completions {
     /// They work.
     Work,
-    /// They are not executed, and the store says so.
+    /// They are not executed, and the store reports so.
     Fail,
     /// They are executed, and the answer never comes back.
     LoseTheAnswer,
@@ -58,7 +58,7 @@ impl Scripted {
                 Err(StoreError::unknown("the connection was cut"))
             }
             Completions::Vanish => Err(StoreError::unknown("the connection was cut")),
-            Completions::ComeTooLate => Ok(Reply::Lost),
+            Completions::ComeTooLate => Ok(Reply::NotOwner),
         };
         self.tried.send_modify(|tried| *tried += 1);
         answer
@@ -75,8 +75,8 @@ impl Store for Scripted {
         replies
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.inner.look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
     }
 
     async fn describe(
@@ -120,7 +120,7 @@ impl Source for Shared {
         }
         let payload = Some(br#"{"id":1}"#.as_slice().into());
         let message = Message::new("orders", Origin::Other("the only one".into()), payload);
-        Ok(Some(vec![Delivery { message, ticket: Arc::new(Receipt(Arc::clone(&self.0))) }]))
+        Ok(Some(vec![Delivery { message, ack_handle: Arc::new(Receipt(Arc::clone(&self.0))) }]))
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
@@ -131,7 +131,7 @@ impl Source for Shared {
 #[derive(Debug)]
 struct Receipt(Arc<One>);
 
-impl Ticket for Receipt {
+impl AckHandle for Receipt {
     fn start(&self) -> bool {
         true
     }

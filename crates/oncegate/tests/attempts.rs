@@ -36,7 +36,7 @@ async fn an_outage_uses_up_no_attempt() {
                 if outages > OUTAGES {
                     return Ok(());
                 }
-                // No heartbeat comes through, so the run is told to stop; it gives up in good order.
+                // No heartbeat succeeds, so the run is cancelled; the handler returns in time.
                 store.begin_outage();
                 attempt.cancelled().await;
                 store.end_outage();
@@ -56,7 +56,7 @@ async fn an_outage_uses_up_no_attempt() {
 /// Attempt and whether it is recovered, of every run.
 type Told = Arc<Mutex<Vec<(u32, bool)>>>;
 
-/// A worker that has no room, or cannot be reached, says nothing about the message.
+/// A worker that is overloaded or unreachable is no failure of the message.
 #[tokio::test(start_paused = true)]
 async fn what_did_not_run_uses_up_no_attempt() {
     const TIMES: usize = 5;
@@ -103,7 +103,7 @@ async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_it
                 *lost_at.lock().unwrap() = Some(tokio::time::Instant::now());
                 store.lose_everything();
                 attempt.cancelled().await;
-                Err(Failure::unknown("the worker was told to stop, and may still be at it"))
+                Err(Failure::unknown("the worker was asked to stop, and may still be running"))
             }
         }
     };

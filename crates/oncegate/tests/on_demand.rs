@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::observe::Observer;
-use oncegate::source::{Delivery, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
 use oncegate::{
     Attempt, Consumer, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Ordering, Origin,
 };
@@ -134,7 +134,7 @@ fn deliver(queue: &Arc<Queue>, n: usize, lost: CancellationToken) -> Delivery {
         Some(group) => message.with_key(group.to_string()),
         None => message,
     };
-    Delivery { message, ticket: Arc::new(Receipt { queue: Arc::clone(queue), n, lost }) }
+    Delivery { message, ack_handle: Arc::new(Receipt { queue: Arc::clone(queue), n, lost }) }
 }
 
 fn payload(n: usize) -> String {
@@ -159,7 +159,7 @@ impl Receipt {
     }
 }
 
-impl Ticket for Receipt {
+impl AckHandle for Receipt {
     fn start(&self) -> bool {
         !self.lost.is_cancelled()
     }
@@ -174,7 +174,7 @@ impl Ticket for Receipt {
 
     fn stop(&self) {}
 
-    fn hand_back(&self, delay: Duration) -> bool {
+    fn nack_after(&self, delay: Duration) -> bool {
         self.give_back(delay);
         true
     }
@@ -211,7 +211,7 @@ async fn no_more_is_asked_for_than_can_run() {
     let stop = Arc::clone(&queue);
     consumer.run_until(async move { stop.until_acked(50).await }).await.unwrap();
     assert_eq!(queue.look(|state| state.most_wanted), 4, "all permits are used, and no more is asked for");
-    let terms = queue.look(|state| state.terms).expect("the source was told");
+    let terms = queue.look(|state| state.terms).expect("the source was opened");
     assert_eq!((terms.max_attempts, terms.lease, terms.retention), (3, LEASE, Gate::DEFAULT_RETENTION));
     assert_eq!(terms.stop_deadline, Consumer::DEFAULT_STOP_DEADLINE);
 }
@@ -233,7 +233,7 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
     let others = async move {
         stop.until_acked(19).await;
         assert!(stop.look(|state| state.held.contains_key(&0)), "kept");
-        assert_eq!(lease.complete(&()).await.unwrap(), oncegate::Completion::Held);
+        assert_eq!(lease.complete(&()).await.unwrap(), oncegate::Completion::Applied);
         stop.until_acked(20).await;
     };
     consumer.run_until(others).await.unwrap();

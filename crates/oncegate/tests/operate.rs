@@ -19,7 +19,7 @@ async fn completed(gate: &Gate) -> oncegate::core::key::StoreKey {
     tokio::time::advance(Duration::from_millis(10)).await;
     let Entry::Granted(lease) = gate.enter(&order()).await.unwrap() else { panic!("not granted") };
     let key = lease.store_key().clone();
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     key
 }
 
@@ -28,10 +28,10 @@ async fn only_the_record_that_was_seen_is_opened_and_its_next_run_is_counted_onc
     let (store, counters) = (Arc::new(MemoryStore::new()), Arc::new(Counters::default()));
     let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store)).observer(counters.clone());
     let key = completed(&gate).await;
-    let seen = operate::look(&*store, &key).await.unwrap().unwrap().record;
+    let seen = operate::read(&*store, &key).await.unwrap().unwrap().record;
     assert_eq!(operate::reopen(&*store, &key, &seen).await.unwrap(), Reopened::Opened);
 
-    // Whoever has seen the old record changes nothing any more.
+    // An operator that has read the old record changes nothing any more.
     let Reopened::Changed(Some(now)) = operate::reopen(&*store, &key, &seen).await.unwrap() else {
         panic!("opened twice")
     };
@@ -40,7 +40,7 @@ async fn only_the_record_that_was_seen_is_opened_and_its_next_run_is_counted_onc
     completed(&gate).await;
     assert_eq!(counters.get("extra_runs", "reset"), 1);
     assert!(matches!(gate.enter(&order()).await, Ok(Entry::Completed(_))));
-    let record = operate::look(&*store, &key).await.unwrap().unwrap().record;
+    let record = operate::read(&*store, &key).await.unwrap().unwrap().record;
     assert!(matches!(record.state, State::Completed { .. }) && !is_reopened(&record));
 }
 
@@ -49,24 +49,24 @@ async fn a_reopen_whose_answer_is_lost_is_found_in_the_record() {
     let store = Arc::new(MemoryStore::new());
     let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store));
     let key = completed(&gate).await;
-    let seen = operate::look(&*store, &key).await.unwrap().unwrap().record;
+    let seen = operate::read(&*store, &key).await.unwrap().unwrap().record;
     let faults = |reply_lost, request_lost| Faults { reply_lost, request_lost, ..Faults::default() };
 
-    // Never sent: nobody knows, and in the end that is what is said.
+    // Never sent: the outcome stays unknown, and after the last retry that is the error.
     let deaf = FaultStore::new(Arc::clone(&store) as _, faults(0.0, 1.0), 1);
     let unknown = operate::reopen(&deaf, &key, &seen).await.unwrap_err();
     assert_eq!(unknown.class(), "unknown");
-    // Done, and never answered: some repeat gets an answer, and meets its own work.
+    // Done, and never answered: some repeat gets an answer, and finds its own change.
     let mut opened = 0;
     for seed in 0..20 {
-        let seen = operate::look(&*store, &key).await.unwrap().unwrap().record;
+        let seen = operate::read(&*store, &key).await.unwrap().unwrap().record;
         let mute = FaultStore::new(Arc::clone(&store) as _, faults(0.5, 0.0), seed);
         match operate::reopen(&mute, &key, &seen).await {
             Ok(reopened) => {
                 assert_eq!(reopened, Reopened::Opened, "seed {seed}");
                 opened += u32::from(mute.injected().reply_lost > 0);
             }
-            // A look whose answer is lost was not made.
+            // A read whose answer is lost changes nothing.
             Err(error) => {
                 assert!(["unknown", "unavailable"].contains(&error.class()), "seed {seed}: {error}");
             }

@@ -1,4 +1,4 @@
-//! The witness: an append-only file that knows nothing of oncegate. A line is a charge or an answer.
+//! The ledger: an append-only file that does not depend on oncegate. A line is a charge or an answer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -19,7 +19,7 @@ pub struct Entry {
     pub charge: String,
     /// Whether money moved; otherwise a duplicate was answered.
     pub charged: bool,
-    /// Whether an earlier attempt had ended without a word.
+    /// Whether an earlier attempt had crashed.
     pub recovered: bool,
     /// The process that wrote the line.
     pub pid: u32,
@@ -55,8 +55,8 @@ impl Ledger {
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), seen: Mutex::default() })
     }
 
-    /// A line in one write: the system appends it whole, whoever else writes, and keeps it when this process is
-    /// killed right after.
+    /// Appends a line in one write: the system appends it whole beside other writers, and keeps it when this process
+    /// is killed right after.
     ///
     /// # Errors
     /// When the line cannot be written.
@@ -104,7 +104,7 @@ impl Ledger {
     }
 }
 
-/// Not one that a killed process has left half written.
+/// Whether a line is whole: a killed process may have left it half written.
 fn is_whole(line: &str) -> bool {
     line.ends_with('}')
 }

@@ -1,4 +1,4 @@
-//! Messages about payments, the ledger in which charges are written down, and the judgement.
+//! Messages about payments, the ledger of charges, and the proof.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ mod proof;
 pub use ledger::{Entry, Ledger};
 pub use proof::Proof;
 
-/// Messages, and the expectation that no worker knows.
+/// The messages, and the expected result, which no worker has.
 #[derive(Debug)]
 pub struct Payments {
     /// The payloads, in the order in which they are sent.

@@ -1,4 +1,4 @@
-//! The judgement: from what was produced and from the ledgers, nothing else.
+//! The proof: computed from what was produced and from the ledgers, nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,7 +57,7 @@ impl Proof {
         }
     }
 
-    /// Nothing lost, nothing charged twice without the kill, and nothing charged by the replay.
+    /// Whether nothing was lost, nothing charged twice without the kill, and nothing charged by the replay.
     pub fn holds(&self) -> bool {
         self.lost == 0
             && self.charged_twice == self.charged_twice_explained_by_the_kill

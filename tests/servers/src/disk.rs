@@ -14,7 +14,7 @@ use crate::process::runs_as_root;
 #[derive(Debug)]
 pub struct SmallDisk {
     path: PathBuf,
-    /// The folder that it is mounted on, unless that is somebody else's.
+    /// The folder that it is mounted on, unless the caller owns that folder.
     folder: Option<TempDir>,
 }
 
@@ -22,7 +22,7 @@ impl SmallDisk {
     /// Mounts it.
     ///
     /// # Panics
-    /// Without root, who alone may mount.
+    /// Without root: mounting needs it.
     #[must_use]
     pub fn mount(bytes: u64) -> Self {
         let folder = server_dir("small-disk");
@@ -52,7 +52,7 @@ impl SmallDisk {
     /// Fills it to the last page.
     ///
     /// # Panics
-    /// When something else than a full disk is in the way.
+    /// When it fails for another reason than a full disk.
     pub fn fill(&self) {
         let mut ballast = File::create(self.ballast()).expect("a file can be made");
         for bytes in [1 << 20, 4_096] {

@@ -1,4 +1,4 @@
-//! Where servers live: ports on loopback, and folders that do not pile up.
+//! Places for servers: loopback ports, and folders that are removed.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -21,8 +21,8 @@ const PORT_TRIES: usize = 200;
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// The same port of another loopback address: bound, it tells other test processes that the port is
-    /// taken, without being in the server's way. The kernel frees it however we die.
+    /// The same port of another loopback address: while it is bound, other test processes take the
+    /// port as used, and the server can still bind its own. The kernel frees it however this process ends.
     _mark: TcpListener,
 }
 
@@ -85,7 +85,7 @@ fn sweep(root: &Path) {
         let owner = name.to_str().and_then(|name| name.split('-').next());
         let dead = owner.is_some_and(|id| !Path::new("/proc").join(id).exists());
         if dead {
-            // Another process may be sweeping too: who comes second finds nothing, and that is fine.
+            // Another process may be sweeping too. The second one finds nothing, and that is fine.
             drop(fs::remove_dir_all(entry.path()));
         }
     }

@@ -1,4 +1,4 @@
-//! PostgreSQL: the shared server, and servers of one's own.
+//! PostgreSQL: the shared server, and servers for one test.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -33,7 +33,7 @@ const HINT: &str = "`scripts/fetch-servers` installs postgresql";
 /// Where Debian keeps the programs of each version, which are not in the path.
 const DEBIAN: &str = "/usr/lib/postgresql";
 
-/// Who may run the server when the tests run as root, which it refuses to run as.
+/// Accounts to run the server as when the tests run as root, which PostgreSQL refuses.
 const ACCOUNTS: [&str; 2] = ["postgres", "nobody"];
 
 /// A PostgreSQL that answers, as its clients see it.
@@ -94,7 +94,7 @@ impl Postgres {
         Self { url: format!("{server}/{name}") }
     }
 
-    /// A new connection, for looking at what oncegate has done. It lives as long as the runtime.
+    /// Opens a connection, to inspect what oncegate has done. It lives as long as the runtime.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -104,7 +104,7 @@ impl Postgres {
 
     async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
         let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
-        // It ends with its client; how is the client's to say.
+        // It ends with its client, which gets its errors.
         tokio::spawn(async { drop(connection.await) });
         Ok(client)
     }
@@ -119,9 +119,9 @@ impl Postgres {
     }
 }
 
-/// A PostgreSQL server of one's own; it dies with this value.
+/// A PostgreSQL server for one test; it is stopped when this value is dropped.
 ///
-/// It syncs its disk, and trusts whoever comes over loopback.
+/// It syncs its disk, and trusts every client on loopback.
 #[derive(Debug)]
 pub struct PostgresServer {
     postgres: Postgres,
@@ -137,7 +137,7 @@ impl PostgresServer {
     /// Starts a server on a free port and waits until it answers.
     ///
     /// # Panics
-    /// When it does not start; the text says why and what to install.
+    /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
@@ -320,7 +320,7 @@ impl Deref for PostgresServer {
     }
 }
 
-/// The version of the server that the tests start, `15.13` for example; `unknown` when it does not tell.
+/// The version of the server that the tests start, `15.13` for example; `unknown` when it does not report it.
 ///
 /// # Panics
 /// When there is none.

@@ -28,7 +28,7 @@ pub struct Process {
 /// `TERM`) when its parent dies.
 ///
 /// `setpriv` of util-linux asks the kernel for this and then becomes the program, so the child's id is
-/// the program's. A `pre_exec` of our own would need `unsafe`.
+/// the program's. A `pre_exec` here would need `unsafe`.
 #[must_use]
 pub fn bound_to_parent(program: impl AsRef<OsStr>, signal: &str) -> Command {
     bound_to_parent_as(None, program, signal)
@@ -113,13 +113,13 @@ pub fn is_stopped(id: u32) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 
-/// Kills processes that are not ours to wait for, and waits until they are gone.
+/// Kills processes that are not children of this one, and waits until they are gone.
 pub fn kill_and_wait(ids: &[u32], limit: Duration) {
     for id in ids {
         // It may have ended by itself when its parent did.
         drop(Command::new("sh").args(["-c", r#"kill -s KILL "$1""#, "kill", &id.to_string()]).output());
     }
-    // One that nobody has waited for is still listed, as a zombie.
+    // A process that its parent has not waited for is still listed, as a zombie.
     let runs = |id: &u32| {
         let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
         stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
@@ -207,7 +207,7 @@ impl Process {
     /// Sends a signal by name (`STOP`, `CONT`, `TERM`). Returns once it is sent, not once it has worked.
     ///
     /// # Panics
-    /// When the process has ended: its id may belong to somebody else by now.
+    /// When the process has ended: its id may belong to another process by now.
     pub fn signal(&mut self, signal: &str) {
         assert!(self.try_wait().is_none(), "{} has ended", self.name);
         // The shell's own `kill` is everywhere; the program of that name is a package of its own.
@@ -218,7 +218,7 @@ impl Process {
         assert!(status.is_ok_and(|status| status.success()), "cannot send {signal} to {}", self.name);
     }
 
-    /// Asks `probe` until it says `Ok`: the process has answered, and is the one we started.
+    /// Calls `probe` until it returns `Ok`: the process has answered, and is the one that was started.
     ///
     /// # Panics
     /// When the process ends, or `limit` passes; the text has the last answer of the probe, `hint`
@@ -263,7 +263,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts the command on a thread that lives as long as the process.
+/// Starts the command on a thread that runs as long as the process.
 ///
 /// The kernel's "parent" is the *thread* that started the child. Every test has a thread of its own, so
 /// a server that all tests share would otherwise die with the test that happened to start it.
@@ -272,7 +272,7 @@ fn spawn_by_keeper(command: Command) -> io::Result<Child> {
     static KEEPER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
         let (jobs, inbox) = mpsc::channel::<Job>();
         std::thread::Builder::new()
-            .name("process-keeper".to_owned())
+            .name("process-lease_renewer".to_owned())
             .spawn(move || {
                 for (mut command, reply) in inbox {
                     // An asker that is gone drops the child's handle; the kernel ends it with us.
@@ -283,6 +283,6 @@ fn spawn_by_keeper(command: Command) -> io::Result<Child> {
         jobs
     });
     let (reply, answer) = mpsc::channel();
-    KEEPER.send((command, reply)).expect("the keeper never ends");
-    answer.recv().expect("the keeper answers every job")
+    KEEPER.send((command, reply)).expect("the lease_renewer never ends");
+    answer.recv().expect("the lease_renewer answers every job")
 }

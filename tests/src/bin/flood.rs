@@ -54,5 +54,5 @@ fn kib(name: &str) -> Result<u64, BoxError> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let figure = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    Ok(figure.ok_or("the kernel does not say")?.parse()?)
+    Ok(figure.ok_or("the kernel does not report it")?.parse()?)
 }

@@ -36,7 +36,7 @@ async fn charge(
         std::future::pending::<()>().await;
     }
     let charge = format!("charged {order}");
-    // Who may have charged before asks first.
+    // An attempt that follows a crash checks first whether the charge exists.
     if !(attempt.recovered() && ledger.counts().contains_key(&charge)) {
         ledger.append(&charge);
     }

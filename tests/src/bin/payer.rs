@@ -1,5 +1,5 @@
-//! A worker process for the tests that kill it: charges payments, each in a transaction of its own, and dies or
-//! stops where it is told to.
+//! A worker process for the tests that kill it: charges payments, each in its own transaction, and crashes
+//! or stops at a given point.
 
 #![allow(clippy::unwrap_used, reason = "a worker that cannot go on has failed")]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use list::{List, Listed};
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::store::Store;
 use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
@@ -55,8 +55,8 @@ fn pass() {
     Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status().unwrap();
 }
 
-/// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it dies: the
-/// statement of a connection, the step of that statement, how often that is passed (0: it lives), and `kill`
+/// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it crashes: the
+/// statement of a connection, the step of that statement, how often that is passed (0: it does not crash), and `kill`
 /// or `stop`. On an SQLite file the point is every step of every statement.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -90,7 +90,7 @@ async fn main() -> Result<(), BoxError> {
     };
     let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
     let (count, list) = (payments.len(), List::of("payments", payments));
-    // One at a time on a file, so that the number of the statement tells the point.
+    // One at a time on a file, so that the number of the statement identifies the point.
     let concurrency = if client == Client::Sqlite { 1 } else { 3 };
     Consumer::new(
         Listed(Arc::clone(&list)),
@@ -99,7 +99,7 @@ async fn main() -> Result<(), BoxError> {
     )
     .concurrency(concurrency)
     .max_attempts(MAX_ATTEMPTS)
-    .flood_limit(FloodLimit { in_a_row: 1_000_000, share: 1.1 })
+    .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
     .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(50)))
     .run_until(async move { list.until_acked(count).await })
     .await?;

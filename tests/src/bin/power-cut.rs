@@ -1,4 +1,4 @@
-//! Writes to an SQLite store until its disk is cut off, and says afterwards whether an answer was lost.
+//! Writes to an SQLite store until its disk is cut off, and reports afterwards whether an answer was lost.
 //!
 //! ```text
 //! power-cut load FILE JOURNAL CYCLE [normal]   works until the store fails; each answer is a line of the journal
@@ -169,14 +169,14 @@ async fn take(store: &SqliteStore, message: Message, step: Step) -> Result<(), S
     loop {
         let command = Command { key: message.key(), operation: message.operation(step) };
         match store.execute(vec![command]).await.pop().expect("one answer")? {
-            Reply::Held { recreated: false } | Reply::Verdict { verdict: Verdict::Granted(_), .. } => {
+            Reply::Applied { recreated: false } | Reply::Verdict { verdict: Verdict::Granted(_), .. } => {
                 return Ok(());
             }
             // A released key is due in the millisecond after its release, and a fast store answers within it.
             Reply::Verdict { verdict: Verdict::Busy { retry_in }, .. } if step == Step::ClaimedAgain => {
                 tokio::time::sleep(retry_in).await;
             }
-            other => panic!("{message:?} belongs to nobody else, and {step:?} is answered {other:?}"),
+            other => panic!("{message:?} has no other owner, and {step:?} is answered {other:?}"),
         }
     }
 }
@@ -209,13 +209,13 @@ async fn check(file: &str, journal: &str) -> ExitCode {
     let (mut lost, mut unanswered) = (0, 0_u64);
     let messages: Vec<(&Message, &Step)> = last.iter().collect();
     for messages in messages.chunks(LOOK_KEYS) {
-        let looked = store.look(messages.iter().map(|(message, _)| message.key()).collect()).await;
+        let looked = store.read(messages.iter().map(|(message, _)| message.key()).collect()).await;
         for ((message, answered), looked) in messages.iter().zip(looked) {
             let looked = looked.expect("the file can be read");
             let found = message.step(looked.as_ref().map(|looked| &looked.record));
             match found {
                 Ok(found) if found == **answered => {}
-                // What was under way at the cut may have happened.
+                // What was in progress at the cut may have happened.
                 Ok(found) if found > **answered => unanswered += 1,
                 other => {
                     lost += 1;

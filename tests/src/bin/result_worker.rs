@@ -74,7 +74,7 @@ async fn main() -> Result<(), BoxError> {
                 ledger.append("charged");
                 let result = format!("{} ", std::process::id()).repeat(RESULT_CHARACTERS);
                 let result = result.get(..RESULT_CHARACTERS).unwrap_or_default();
-                if lease.complete(result).await? == Completion::Held {
+                if lease.complete(result).await? == Completion::Applied {
                     if point == "after-complete" {
                         std::process::abort();
                     }

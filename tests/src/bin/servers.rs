@@ -1,4 +1,4 @@
-//! `servers COMMAND [ARGUMENT…]`: starts the servers of a run, tells the command where they are, and
+//! `servers COMMAND [ARGUMENT…]`: starts the servers of a run, passes their addresses to the command, and
 //! stops them when it ends. Its exit code is the command's.
 //!
 //! A server that the environment names already is used, and not started or stopped.
@@ -11,7 +11,7 @@ use oncegate_tests::{
     PostgresServer, Process, REDIS_VARIABLE, RedisServer, SQS_VARIABLE, process,
 };
 
-/// A server of the run: where it is, and what must live as long as it is needed if it is ours.
+/// A server of the run: its address, and its handle if this process started it.
 struct Server {
     variable: &'static str,
     address: String,
@@ -50,18 +50,18 @@ async fn main() -> ExitCode {
     // They stay in here until the end of main, which drops and so stops them.
     let servers = [redis, postgres, kafka, sqs, moto];
     for server in &servers {
-        // A URL may hold a password when somebody else named it.
+        // A URL from the environment may hold a password.
         let place = server.address.rsplit('@').next().unwrap_or_default();
         let by_whom = if server.own.is_some() { "started" } else { "found" };
         eprintln!("==> {}: {place} ({by_whom})", server.variable);
     }
 
-    // Whoever ends this process with a signal means the command too.
+    // A signal that ends this process ends the command too.
     let mut command: Command = process::bound_to_parent(&program, "TERM");
     command.args(arguments);
     command.envs(servers.iter().map(|server| (server.variable, &server.address)));
     let status = Process::spawn("the command", command).end().await;
-    // Ended by a signal: no code. Shells say 128 and more then.
+    // Ended by a signal: no code. Shells return 128 and more then.
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     ExitCode::from(code.unwrap_or(128))
 }

@@ -22,7 +22,7 @@ torture [--minutes N] [--seed S] [--store redis|sqlite|postgres] [--faults NAME,
 
 /// How many steps a run of overlapping faults has.
 const STEPS: usize = 8;
-/// How often a run of a single fault meets it.
+/// How often a run of a single fault injects it.
 const REPEATS: usize = 4;
 
 /// What runs of many faults are called.

@@ -1,5 +1,5 @@
-//! A worker process for the tests that kill or stop it: charges payments from a topic or a queue, and writes each charge
-//! into a ledger. It ends at a SIGTERM, and at once at a second one.
+//! A worker process for the tests that kill or stop it: charges payments from a topic or a queue, and writes each
+//! charge into a ledger. It ends at a SIGTERM, and at once at a second one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,8 +73,8 @@ const VISIBILITY: Duration = Duration::from_secs(4);
 /// How long a receive waits, and so at the most how long messages that come back stay unseen.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic, group and perhaps the dead
-/// letters' topic, or `sqs` with the queue's URL.
+/// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic, group and optionally the
+/// dead-letter topic, or `sqs` with the queue's URL.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

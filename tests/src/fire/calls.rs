@@ -16,7 +16,7 @@ pub(super) struct Call {
     pub(super) answered: Option<usize>,
     pub(super) invoked_at_us: u64,
     pub(super) answered_at_us: Option<u64>,
-    /// `None`: nobody knows what came of it, or nobody asked ([`Op::Forget`]).
+    /// `None`: the outcome is unknown, or no worker made the call ([`Op::Forget`]).
     pub(super) answer: Option<Answer>,
 }
 
@@ -46,7 +46,7 @@ impl Calls {
                     }
                 }
                 What::Fail { call, .. } => {
-                    // Not executed: as if nobody had asked.
+                    // Not executed: as if the call had not been made.
                     if let Some(index) = open.remove(&(entry.pid, *call))
                         && let Some((key, _)) = all.get_mut(index)
                     {

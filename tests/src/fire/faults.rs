@@ -1,4 +1,4 @@
-//! What happens to a run. Every fault begins, lasts, and ends, so that several can overlap.
+//! The faults of a run. Every fault begins, lasts, and ends, so that several can overlap.
 
 use std::fmt;
 use std::str::FromStr;
@@ -78,7 +78,7 @@ impl Fault {
         Self::BrokerStall,
     ];
 
-    /// Those that can happen to this store; `broker` says whether the broker is the run's own.
+    /// Those that can happen to this store; `broker`: whether the broker belongs to this run.
     #[must_use]
     pub fn of(store: StoreKind, broker: bool) -> Vec<Self> {
         let can = |fault: &Self| match (fault.place(), store) {

@@ -30,7 +30,7 @@ pub struct Entry {
 #[allow(missing_docs, reason = "the fields are named as everywhere: key, origin, attempt, fence")]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum What {
-    /// A worker is about to ask its store; the outcome is unknown until another line tells.
+    /// A worker is about to ask its store; the outcome is unknown until a later line has it.
     Invoke { call: u64, key: String, op: Op },
     /// The store has answered that call.
     Ok { call: u64, answer: Answer },
@@ -49,8 +49,8 @@ pub enum What {
     /// A duplicate has got this result.
     Duplicate { key: String, origin: String, content: String, result: String },
     /// The message is durably with the dead letters.
-    Buried { key: Option<String>, origin: String, cause: String },
-    /// The source is told that the delivery is finished.
+    StoredDeadLetter { key: Option<String>, origin: String, cause: String },
+    /// The delivery is acknowledged to the source.
     Ack { origin: String, key: Option<String> },
     /// A worker ends as it should, and has counted this.
     Counted { counts: BTreeMap<String, u64> },
@@ -95,7 +95,7 @@ pub enum Op {
     },
     HandOver,
     Reopen,
-    /// The store forgets everything: no operation of ours, but of a fault.
+    /// The store loses all records: the effect of a fault, not an operation.
     Forget,
 }
 
@@ -210,7 +210,7 @@ impl Op {
         })
     }
 
-    /// Whether it says that the handler has succeeded.
+    /// Whether it reports that the handler has succeeded.
     #[must_use]
     pub fn completes(&self) -> bool {
         matches!(self, Self::Complete { .. })
@@ -235,7 +235,7 @@ impl Answer {
         matches!(self, Self::Held { .. })
     }
 
-    /// Whether it is the word that the key is finished for good.
+    /// Whether it reports that the key is final.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         matches!(self, Self::Completed { .. } | Self::Failed { handed_over: true, .. })
@@ -243,8 +243,8 @@ impl Answer {
 
     pub(super) fn of(reply: &Reply) -> Self {
         match reply {
-            Reply::Held { recreated } => Self::Held { recreated: *recreated },
-            Reply::Lost => Self::Lost,
+            Reply::Applied { recreated } => Self::Held { recreated: *recreated },
+            Reply::NotOwner => Self::Lost,
             Reply::Verdict { verdict, .. } => match verdict {
                 Verdict::Granted(Grant { attempt, recovery, fence, reopened: _ }) => Self::Granted {
                     attempt: *attempt,

@@ -36,15 +36,15 @@ pub(super) struct Case {
     pub(super) produced: Vec<Produced>,
     /// The ledger: how often each payment was made, as `order/amount`.
     pub(super) effects: BTreeMap<String, u64>,
-    /// The origins of what is in the dead letters' topic.
+    /// The origins of the messages in the dead-letter topic.
     pub(super) letters: BTreeSet<String>,
     /// Every commit of the group, in the broker's order.
     pub(super) commits: Vec<Commit>,
     /// The state of every record of the scope, as another client has read it from the store.
     pub(super) dump: BTreeMap<String, String>,
-    /// Whether the store says when it has lost data.
+    /// Whether the store reports that it has lost data.
     pub(super) notices_losses: bool,
-    /// Whether a claim waits for whoever works on its row, and is told after a while that it is busy.
+    /// Whether a claim waits for the transaction that holds its row, and is answered Busy after a while.
     pub(super) locks_rows: bool,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What was found, and what was reached on the way.
+/// The violations that were found, and the cases that were reached.
 #[derive(Debug, Default)]
 pub(super) struct Judgement {
     pub(super) violations: Vec<Violation>,
@@ -118,7 +118,7 @@ fn reached(case: &Case, calls: &Calls, judgement: &mut Judgement) {
         match &entry.what {
             What::Fail { class, .. } => judgement.reach(format!("store {class}")),
             What::Ended { outcome, .. } => judgement.reach(format!("handler {outcome}")),
-            What::Buried { cause, .. } => judgement.reach(format!("dead letter {cause}")),
+            What::StoredDeadLetter { cause, .. } => judgement.reach(format!("dead letter {cause}")),
             What::Duplicate { .. } => judgement.reach("duplicate"),
             What::LossNoticed => judgement.reach("loss noticed"),
             What::FaultBegins { fault } => judgement.reach(format!("fault {fault}")),
@@ -127,9 +127,9 @@ fn reached(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     }
 }
 
-/// S1, S9 and S12: a process acknowledges what it knows to be finished, by its last word about the key.
+/// S1, S9 and S12: a process acknowledges only what the store's last reply about the key reports as finished.
 fn acks(case: &Case, judgement: &mut Judgement) {
-    /// The last word of the store about a key to a process.
+    /// The store's last reply about a key to a process.
     #[derive(Clone, Copy, PartialEq)]
     enum Word {
         Finished,
@@ -173,7 +173,7 @@ fn acks(case: &Case, judgement: &mut Judgement) {
             What::Found { key, .. } => {
                 words.insert((*pid, key), Word::Finished);
             }
-            What::Buried { origin, .. } => {
+            What::StoredDeadLetter { origin, .. } => {
                 buried.insert((*pid, origin));
             }
             What::Ack { origin, key } => {
@@ -234,7 +234,7 @@ fn owners(calls: &Calls, judgement: &mut Judgement) {
                 {
                     let line = other.invoked;
                     judgement
-                        .found("S4", format!("{key}: {mine} was heard after another grant (line {line})"));
+                        .found("S4", format!("{key}: {mine} was answered after another grant (line {line})"));
                 }
             }
             for other in &later {
@@ -266,7 +266,7 @@ fn ends(call: &Call) -> bool {
     !call.is_granted() && !matches!(call.op, Op::Claim { .. } | Op::Extend { .. })
 }
 
-/// S3, S13 and S14: who gets a result gets that of his own key and content, and always the same one.
+/// S3, S13 and S14: a returned result is that of the message's own key and content, and always the same.
 fn results(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     let by_origin: HashMap<&str, &Produced> =
         case.produced.iter().map(|one| (one.origin.as_str(), one)).collect();
@@ -320,7 +320,7 @@ fn effects(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     }
     for (order, count) in of_order {
         let Some(of_key) = keys.get(&order).and_then(|key| calls.by_key.get(*key)) else {
-            judgement.found("S8", format!("order {order} was paid, and nobody has asked for it"));
+            judgement.found("S8", format!("order {order} was paid, and no message ordered it"));
             continue;
         };
         let takeovers: BTreeSet<_> = of_key
@@ -428,7 +428,7 @@ fn losses(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     let noticed = case.entries.iter().filter(|entry| entry.what == What::LossNoticed).count();
     match (calls.forgotten.len(), noticed) {
         (1.., 0) if case.notices_losses => {
-            judgement.found("S19", "the store forgot everything, and nobody noticed".to_owned());
+            judgement.found("S19", "the store lost all records, and no worker noticed".to_owned());
         }
         (0, 1..) => judgement.found("S19", format!("{noticed} alarms, and the store has lost nothing")),
         _ => {}
@@ -449,7 +449,7 @@ fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     for Entry { pid, what, .. } in &case.entries {
         match what {
             What::Ack { .. } => *seen.entry((*pid, "acks ")).or_default() += 1,
-            What::Buried { .. } => *seen.entry((*pid, "dead_letters")).or_default() += 1,
+            What::StoredDeadLetter { .. } => *seen.entry((*pid, "dead_letters")).or_default() += 1,
             _ => {}
         }
     }
@@ -472,7 +472,7 @@ fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
 /// S16: what the store answered about each key could have come from the rules.
 fn linear(case: &Case, calls: &Calls, judgement: &mut Judgement) {
     for (key, of_key) in &calls.by_key {
-        // Whoever was kept from the row has seen nothing of it.
+        // A call that was kept waiting for the row has seen nothing of it.
         let saw = |call: &&Call| !(case.locks_rows && call.was_kept_waiting());
         match explain(&of_key.iter().filter(saw).cloned().collect::<Vec<Call>>()) {
             Found::Order => judgement.reach("key explained by the rules"),

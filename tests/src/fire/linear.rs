@@ -26,12 +26,12 @@ pub(super) enum Found {
     Undecided,
 }
 
-/// The most states that a search looks at.
+/// Maximum number of states that a search visits.
 const MOST_STATES: usize = 300_000;
 /// A store reads its clock once for several calls, and may do so before it is given the processor.
 const CLOCK_LEEWAY_US: u64 = 150_000;
-/// The store's time in the model. Nothing passes; what is over is made so. It is early, because a fence that nobody
-/// has seen must be smaller than those that came after it.
+/// The store's time in the model. Time does not pass; the model ends leases itself. The value is early, because a
+/// fencing token that no call has seen must be smaller than those that follow.
 const NOW: StoreTime = StoreTime::from_millis(1);
 
 /// What the store holds at some moment of an order.
@@ -56,7 +56,7 @@ struct Search<'a> {
 impl Search<'_> {
     fn go(&mut self, done: &mut Vec<bool>, model: &Model) -> Found {
         let open = || self.calls.iter().zip(done.iter()).filter(|(_, done)| !**done).map(|(call, _)| call);
-        // Whoever was invoked after this line cannot have come first.
+        // A call that was invoked after this line cannot have come first.
         let Some(first_answer) = open().filter_map(|call| call.answered).min() else { return Found::Order };
         let mut state = DefaultHasher::new();
         (&*done, model).hash(&mut state);
@@ -125,7 +125,7 @@ impl Model {
         };
         let granted = matches!(Answer::of(reply), Answer::Granted { .. } | Answer::Held { recreated: false });
         match operation {
-            // The repeat of a claim renews nothing, so what it is said to begin may have begun before.
+            // The repeat of a claim renews nothing, so the lease that it reports may have begun before.
             Operation::Claim { lease, token, .. } if granted && !self.is_claimed_by(*token) => until(lease),
             // What comes after the end of its own attempt is held, and changes nothing.
             Operation::Extend { lease, token } if granted && self.is_claimed_by(*token) => {

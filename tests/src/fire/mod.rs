@@ -1,8 +1,8 @@
-//! Workers under fire: real processes that consume while faults hit them, their store, their broker and the wire
-//! between, and a judge who decides from what was written down meanwhile.
+//! Fault-injection runs: real worker processes consume while faults hit them, their store, their broker and the
+//! network between, and a judge checks the invariants on the history they wrote.
 //!
 //! - `history` is what the workers, the nemesis and the witnesses write: one line per event, in one file.
-//! - `work` is a worker process; its store, source, dead letters and handler write down what they do.
+//! - `work` is a worker process; its store, source, dead letters and handler record what they do.
 //! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run.
 //! - `zombie` is a worker by itself, which is stopped between two steps and goes on too late.
 //! - `judge` finds violations in a history, `linear` those of the rules, key by key.

@@ -1,6 +1,8 @@
-//! The steps of a message at which a worker can be told to die, `ONCEGATE_FIRE=effect-after:3:abort`, to stop and go on
-//! once it is continued and a file is there, `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go`, or to hold the thread alone until
-//! that file is there: `hold` instead of `stop`. Several are parted by a semicolon.
+//! Steps of a message at which a worker can be made to crash or stop.
+//!
+//! `ONCEGATE_FIRE=effect-after:3:abort` ends the process. `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go` stops it; it goes
+//! on once it is continued and the file exists. `hold` instead of `stop` holds only the thread until the file exists.
+//! Several are separated by semicolons.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +18,7 @@ pub(super) const VARIABLE: &str = "ONCEGATE_FIRE";
 pub enum Point {
     /// The claim has not been sent.
     ClaimBefore,
-    /// The claim was granted, and nobody has been told.
+    /// The claim was granted, and the worker does not have the reply.
     ClaimAfter,
     /// The handler runs, and its effect has not happened.
     EffectBefore,
@@ -24,15 +26,15 @@ pub enum Point {
     EffectAfter,
     /// The completion has not been sent.
     CompleteBefore,
-    /// The completion is on its way, and its answer is not.
+    /// The completion is in flight, and not answered.
     CompleteSent,
-    /// The completion was answered, and nobody has been told.
+    /// The completion was answered, and the worker does not have the reply.
     CompleteAfter,
     /// The message is about to be acknowledged.
     AckBefore,
     /// The message was acknowledged, and its offset is not committed yet.
     AckAfter,
-    /// The poll thread has given partitions away, and its group has not been told.
+    /// The poll thread has released partitions, and the group does not know it yet.
     Revoke,
 }
 
@@ -110,7 +112,7 @@ fn trap(point: Point) -> Option<&'static Trap> {
     TRAPS.iter().find(|trap| trap.point == point.name())
 }
 
-/// Whether this process is to meet its fate at this point some time.
+/// Whether a trap of this point is still ahead in this process.
 pub(super) fn is_set(point: Point) -> bool {
     trap(point).is_some_and(|trap| trap.passes_left.load(SeqCst) > 0)
 }

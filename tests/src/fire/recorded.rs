@@ -1,4 +1,4 @@
-//! A store, a source, dead letters and an observer that write down what passes, through the public traits alone.
+//! A store, a source, dead letters and an observer that record every call, through the public traits alone.
 
 use std::fmt;
 use std::future::Future;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::core::key::{CompiledKey, Scope, StoreKey};
 use oncegate::core::rules::{Operation, Reply, Verdict};
-use oncegate::core::store::{Checkup, Command, Completed, Looked, Store, StoreError, StoreLoss};
+use oncegate::core::store::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
-use oncegate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::source::{AckHandle, Delivery, RetryQueue, Source, SourceError, Supply, Terms};
 use oncegate::{BoxError, Counters, Event, Message, Observer};
 
 use super::history::{Answer, History, Op, What, text};
@@ -54,18 +54,18 @@ impl Store for RecordedStore {
         if claims && replies.iter().any(granted) {
             pass(Point::ClaimAfter);
         }
-        if completes && replies.iter().any(|reply| matches!(reply, Ok(Reply::Held { .. }))) {
+        if completes && replies.iter().any(|reply| matches!(reply, Ok(Reply::Applied { .. }))) {
             pass(Point::CompleteAfter);
         }
         replies
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.inner.look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
     }
 
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        let found = self.inner.look_ahead(keys.clone()).await;
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        let found = self.inner.prefetch(keys.clone()).await;
         let completed = keys.iter().zip(&found).filter_map(|(key, found)| {
             let result = text(&found.as_ref().ok()?.as_ref()?.result);
             Some(What::Found { key: key.as_str().to_owned(), result })
@@ -87,8 +87,8 @@ impl Store for RecordedStore {
         self.inner.descriptor(scope).await
     }
 
-    fn part(&self, key: &StoreKey) -> u64 {
-        self.inner.part(key)
+    fn shard(&self, key: &StoreKey) -> u64 {
+        self.inner.shard(key)
     }
 
     fn loss(&self) -> Option<StoreLoss> {
@@ -108,7 +108,7 @@ impl RecordedStore {
     async fn answered(&self, commands: Vec<Command>, completes: bool) -> Vec<Result<Reply, StoreError>> {
         let mut answer = pin!(self.inner.execute(commands));
         if completes && is_set(Point::CompleteSent) {
-            // Sent, and executed or not: if an answer comes in this time, nobody gets it.
+            // Sent, and executed or not: an answer that comes in this time is discarded.
             tokio::select! {
                 biased;
                 replies = &mut answer => {
@@ -162,10 +162,11 @@ impl<S: Source> Source for RecordedSource<S> {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let Some(deliveries) = self.inner.receive(most).await? else { return Ok(None) };
-        let recorded = |Delivery { message, ticket }| {
+        let recorded = |Delivery { message, ack_handle }| {
             let (origin, key) = (message.origin().to_string(), self.names.key(&message));
-            let ticket = RecordedTicket { inner: ticket, origin, key, history: Arc::clone(&self.history) };
-            Delivery { message, ticket: Arc::new(ticket) }
+            let ack_handle =
+                RecordedTicket { inner: ack_handle, origin, key, history: Arc::clone(&self.history) };
+            Delivery { message, ack_handle: Arc::new(ack_handle) }
         };
         let received = |Delivery { message, .. }: &Delivery| What::Received {
             origin: message.origin().to_string(),
@@ -190,13 +191,13 @@ impl<S: Source> Source for RecordedSource<S> {
 
 #[derive(Debug)]
 struct RecordedTicket {
-    inner: Arc<dyn Ticket>,
+    inner: Arc<dyn AckHandle>,
     origin: String,
     key: Option<String>,
     history: Arc<History>,
 }
 
-impl Ticket for RecordedTicket {
+impl AckHandle for RecordedTicket {
     fn start(&self) -> bool {
         self.inner.start()
     }
@@ -212,8 +213,8 @@ impl Ticket for RecordedTicket {
         self.inner.stop();
     }
 
-    fn hand_back(&self, delay: Duration) -> bool {
-        self.inner.hand_back(delay)
+    fn nack_after(&self, delay: Duration) -> bool {
+        self.inner.nack_after(delay)
     }
 
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
@@ -221,7 +222,7 @@ impl Ticket for RecordedTicket {
     }
 }
 
-/// Writes down what is durably buried.
+/// Records the messages that are durably dead-lettered.
 #[derive(Debug)]
 pub(super) struct RecordedLetters<D> {
     pub(super) inner: D,
@@ -236,7 +237,7 @@ impl<D: DeadLetters> DeadLetters for RecordedLetters<D> {
 
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
         self.inner.send(letter).await?;
-        self.history.note(What::Buried {
+        self.history.note(What::StoredDeadLetter {
             key: letter.key.clone(),
             origin: letter.message.origin().to_string(),
             cause: letter.cause.as_str().to_owned(),
@@ -245,7 +246,7 @@ impl<D: DeadLetters> DeadLetters for RecordedLetters<D> {
     }
 }
 
-/// Counts, and writes down what only an observer hears.
+/// Counts, and records the events that only an observer gets.
 pub(super) struct RecordedEvents {
     pub(super) counters: Counters,
     pub(super) history: Arc<History>,

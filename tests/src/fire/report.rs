@@ -26,7 +26,7 @@ pub struct Report {
     pub commits: u64,
     /// What was reached, and how often.
     pub reached: BTreeMap<String, u64>,
-    /// How workers have ended that nobody has told to.
+    /// How workers ended that were not asked to.
     pub surprises: Vec<String>,
     /// What did not hold.
     pub violations: Vec<String>,

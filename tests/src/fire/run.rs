@@ -32,7 +32,7 @@ const MESSAGES_PER_STEP: usize = 80;
 const WORKERS: usize = 3;
 /// How often a fault that lasts is gone on with.
 const TICK: Duration = Duration::from_millis(100);
-/// How the errors begin with which a worker may end by itself: when a gate, a source or dead letters do not open.
+/// Prefixes of errors that may end a worker: a gate, a source or dead letters that do not open.
 const EXCUSED: [&str; 3] = ["Error: Gate(Store(", "Error: Source(", "Error: DeadLetters("];
 /// What share of random steps has two faults.
 const OVERLAPPING: f64 = 0.35;
@@ -56,7 +56,7 @@ impl Plan {
             let first = *rng.choice(faults).expect("there are faults to choose from");
             let second = *rng.choice(faults).expect("there are faults to choose from");
             let overlap = first.place() != second.place() && rng.f64() < OVERLAPPING;
-            // A flushed server must be there to be told, and so must one that is full.
+            // A server must be reachable to be flushed or filled.
             let place = |place| first.place() == place || second.place() == place;
             let possible = overlap && !(place(Place::Store) && place(Place::Wire));
             match (first, second) {
@@ -89,7 +89,7 @@ pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
     wrong.extend(stage.stop().await);
     let case = case(&mut stage).await;
     let judgement = judge(&case);
-    // One that finds neither store nor broker when it starts may say so and end; somebody starts it again.
+    // A worker that reaches neither store nor broker at its start may report so and end; the stage restarts it.
     let is_excused = |what: &String| EXCUSED.iter().any(|excuse| what.contains(excuse));
     wrong.extend(stage.surprises.iter().filter(|what| !is_excused(what)).cloned());
     let mut violations: Vec<String> = wrong.into_iter().map(|what| format!("L2: {what}")).collect();

@@ -15,7 +15,7 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// The one in this file; it looks at fences if the file is called `checks…`.
+    /// The one in this file; it checks fencing tokens if the file is called `checks…`.
     #[must_use]
     pub fn open(file: impl AsRef<Path>) -> Self {
         let file = file.as_ref().to_owned();

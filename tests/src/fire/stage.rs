@@ -38,16 +38,16 @@ pub enum StoreKind {
     Postgres,
 }
 
-/// How the members of a group agree on who has what.
+/// How the members of a group agree on the assignment of partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
     /// Among themselves, cooperatively.
     Classic,
-    /// The broker says so. It also decides on their sessions.
+    /// The broker assigns. It also decides on the members' sessions.
     New,
 }
 
-/// What a worker process is told.
+/// Settings of a worker process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerSettings {
     /// Which store.
@@ -62,7 +62,7 @@ pub struct WorkerSettings {
     pub group: String,
     /// Where orders come from.
     pub topic: String,
-    /// Where dead letters go.
+    /// The dead-letter topic.
     pub dead_topic: String,
     /// The file of the effects.
     pub ledger: PathBuf,
@@ -135,7 +135,7 @@ pub(super) struct Stage<'a> {
     /// They were asked to stop, and take their time.
     leaving: Vec<Worker>,
     pub(super) produced: Vec<Produced>,
-    /// How workers have ended that nobody has told to.
+    /// How workers ended that were not asked to.
     pub(super) surprises: Vec<String>,
     program: PathBuf,
     key: CompiledKey,
@@ -253,12 +253,12 @@ impl<'a> Stage<'a> {
         self.leaving.push(worker);
     }
 
-    /// Who has not met his fate by now is a worker like the others.
+    /// Ends the phase of planned crashes: kills the workers whose crash has not happened yet.
     pub(super) fn doom_is_over(&mut self) {
         let (doomed, others) = self.workers.drain(..).partition(|worker: &Worker| worker.is_doomed);
         self.workers = others;
         let doomed: Vec<Worker> = doomed;
-        // Dropping kills whoever still lives: a crash that was late.
+        // Dropping kills those that still run: a late crash.
         drop(doomed);
     }
 
@@ -278,7 +278,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Orders, some of them again, some with another content, some that nobody can read.
+    /// Produces orders: some repeated, some repeated with other content, some unreadable.
     pub(super) async fn produce(&mut self, count: usize) {
         let mut orders = Vec::new();
         for _ in 0..count {
@@ -369,7 +369,7 @@ impl<'a> Stage<'a> {
             worker.process.signal("TERM");
         }
         let all = self.workers.iter_mut().map(|one| (one, false));
-        // Who left in the middle of faults may have had to say that its last commit did not arrive.
+        // A worker that left during faults may report that its last commit did not arrive.
         for (worker, may_complain) in all.chain(self.leaving.iter_mut().map(|one| (one, true))) {
             match tokio::time::timeout(STOP_LIMIT, worker.process.end()).await {
                 Ok(status) if status.success() || may_complain => {}
@@ -402,8 +402,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Waits until its workers would notice that Redis has forgotten everything: they have completed what will not run again,
-    /// and their watches have seen the server twice since.
+    /// Waits until the workers would notice that Redis has lost all records: they have completed what will not run
+    /// again, and their watches have seen the server twice since.
     pub(super) async fn until_a_loss_would_be_noticed(&mut self) {
         if !matches!(self.server, Server::Redis(_)) {
             return;
@@ -442,7 +442,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// The first byte of a record tells its state; `docs/RECORD_FORMAT.md` has them.
+/// The first byte of a record encodes its state; `docs/RECORD_FORMAT.md` lists them.
 async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, String> {
     let mut connection = server.connection().await;
     let mut keys = ::redis::cmd("KEYS");

@@ -1,4 +1,4 @@
-//! The judge, judged: histories made by hand, one that is clean and one for each way to break an invariant.
+//! Tests of the judge: hand-made histories, a clean one and one for each way to break an invariant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -245,7 +245,7 @@ fn an_attempt_that_nobody_has_failed_is_seen() {
     };
     check(again(tale.clone().call(1, release(false), held()), 1), &[]);
     check(again(tale.clone().call(1, release(true), held()), 2), &["S18"]);
-    // The store counts what it was told not to count.
+    // The store counts a release that was sent as uncounted.
     check(again(tale.call(1, release(false), held()), 2), &["S16"]);
 }
 

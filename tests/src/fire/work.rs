@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::Scope;
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
@@ -33,7 +33,7 @@ pub const SESSION: Duration = Duration::from_millis(2_000);
 pub(super) const MAX_ATTEMPTS: u32 = 60;
 /// How many attempts fail of an order that never succeeds, before its handler gives it up.
 const FAILS_FOR: u32 = 3;
-/// After so many orders their fates come again. The first of them pays.
+/// After so many orders their fates repeat. The first of them pays.
 pub(super) const ORDERS_OF_EVERY_FATE: u64 = 40;
 const RETENTION: Duration = Duration::from_secs(86_400);
 const CONCURRENCY: u32 = 8;
@@ -120,7 +120,7 @@ impl Pay {
         let before = match Fate::of(order.order) {
             Fate::FailsOnce if number == 1 => return Err(Failure::retry("it fails once")),
             Fate::PanicsOnce if number == 1 => panic!("{PLANNED_PANIC}"),
-            Fate::GivesUp => return Err(Failure::permanent("nobody can pay this")),
+            Fate::GivesUp => return Err(Failure::permanent("this cannot be paid")),
             Fate::FailsAlways if number > FAILS_FOR => return Err(Failure::permanent("it fails always")),
             Fate::FailsAlways => return Err(Failure::retry("it fails always")),
             Fate::BlocksItsThread if number == 1 => {
@@ -170,7 +170,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Says nothing of the panics that are planned: they would bury what went wrong.
+/// Silences planned panics, so that the log shows only unplanned ones.
 fn hush_planned_panics() {
     let speak = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -223,7 +223,7 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .overtaking_retries()
         .max_attempts(MAX_ATTEMPTS)
         .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(100)))
-        .flood_limit(FloodLimit { in_a_row: 1_000_000, share: 1.1 })
+        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
         .dead_letters(letters)
         .observer(Arc::clone(&events) as _)
         .run_until(oncegate::shutdown_signal())

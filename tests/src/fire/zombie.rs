@@ -65,7 +65,7 @@ impl Zombie {
         process::is_stopped(self.id())
     }
 
-    /// Continues the stopped process; the threads that came to a trap are still held there.
+    /// Continues the stopped process; threads that reached a trap are still held there.
     ///
     /// # Panics
     /// When it has ended.
@@ -90,7 +90,7 @@ impl Zombie {
     /// Asks it to stop, and waits until it has ended well.
     ///
     /// # Panics
-    /// When it does not within a minute, or says that something went wrong.
+    /// When it does not within a minute, or reports that something went wrong.
     pub async fn stop(&mut self) {
         self.process.signal("TERM");
         let status = self.process.end_within(STOP_LIMIT).await;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use oncegate_tests::KafkaBroker;
 use oncegate_tests::fire::{Fault, Plan, Report, StoreKind, run};
 
-/// What every run meets whatever its order is, or it proves nothing. Whether a worker that is killed holds a claim just then
-/// is left to chance: takeovers are the business of `zombies` and of `tests/kill.rs`.
+/// What every run must reach, whatever its order, or it proves nothing. Whether a killed worker holds a claim is left
+/// to chance: `zombies` and `tests/kill.rs` test takeovers.
 const REACHED: [&str; 11] = [
     "granted",
     "completed",

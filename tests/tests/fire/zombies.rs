@@ -16,7 +16,7 @@ use oncegate_tests::{Kafka, Ledger, Record, Redis, until};
 const LIMIT: Duration = Duration::from_secs(90);
 /// How long the poll thread of a worker may be away, and is away.
 const POLL_INTERVAL: Duration = Duration::from_secs(4);
-/// Twice as long as librdkafka takes to notice that nobody has polled.
+/// Twice as long as librdkafka takes to notice a missing poll.
 const NOTICED_AFTER: Duration = Duration::from_secs(1);
 /// The order that the first worker is stopped in.
 const ORDER: &str = "1/1";
@@ -57,7 +57,7 @@ impl Scene {
         History::open(&self.settings.history).read()
     }
 
-    /// Waits until this worker has begun with a message; `false` when it has stopped before, as one does whose session is over
+    /// Waits until this worker has begun a message; `false` when it has stopped before, as after the end of its session
     /// because the machine is busy.
     async fn begins(&self, zombie: &Zombie) -> bool {
         let begun = |entry: &Entry| entry.pid == zombie.id() && matches!(entry.what, What::Begun { .. });
@@ -91,7 +91,7 @@ impl Scene {
         }
     }
 
-    /// The late effect came to both downstream systems: the one that looks at fences has refused it.
+    /// The late effect reached both downstream systems; the one that checks fencing tokens has refused it.
     fn refused_by_fence(&self) {
         let calls = self.sinks[0].calls(ORDER);
         let [(first, true), (second, false)] = calls[..] else { panic!("{calls:?}") };
@@ -122,7 +122,7 @@ async fn zombie_at(point: Point) {
     scene.went_on(&commits_before, &format!("{point:?}")).await;
 
     let is_heard = matches!(point, Point::EffectBefore | Point::EffectAfter | Point::CompleteBefore);
-    let after = until("what the zombie hears", LIMIT, async || match scene.after(stopped_at, zombie.id()) {
+    let after = until("the zombie's reply", LIMIT, async || match scene.after(stopped_at, zombie.id()) {
         None if is_heard => Err("nothing yet".to_owned()),
         after => Ok(after),
     });
@@ -131,9 +131,9 @@ async fn zombie_at(point: Point) {
     let [checks, believes] = scene.accepted();
     println!("{point:?}: {effects} effects; accepted with fences {checks}, without {believes}; {after:?}");
     match point {
-        // Nothing was claimed, or the claim was over when it was looked at: the zombie asks, and is told.
+        // Nothing was claimed, or the lease was over: the zombie claims, and gets the current state.
         Point::ClaimBefore | Point::ClaimAfter => assert_eq!((effects, after), (1, None), "{point:?}"),
-        // It owned the key and has not completed it. Another one did: it is not heard any more.
+        // It owned the key and has not completed it. Another worker did: the zombie's completion is refused.
         Point::EffectBefore | Point::EffectAfter | Point::CompleteBefore => {
             assert_eq!((effects, after), (2, Some("lost")), "{point:?}");
         }
@@ -147,8 +147,8 @@ async fn zombie_at(point: Point) {
     }
 }
 
-/// Its poll thread is stopped inside a revoke, with all of the process, and is held there until the client has noticed
-/// that nobody has polled for too long. One handler is in the middle of its message.
+/// The process is stopped while its poll thread is inside a revoke. The thread is held there until the client has
+/// noticed that the poll interval is exceeded. One handler is in the middle of its message.
 async fn zombie_past_its_poll_interval(protocol: Protocol) {
     let mut scene = Scene::with(2).await;
     (scene.settings.protocol, scene.settings.poll_interval) = (protocol, Some(POLL_INTERVAL));
@@ -205,7 +205,7 @@ async fn zombie_past_its_poll_interval(protocol: Protocol) {
     assert_eq!(
         replaced > 0,
         protocol == Protocol::New,
-        "{run}: only a member of the new protocol dies of it"
+        "{run}: only a member of the new protocol ends because of it"
     );
 }
 
@@ -215,7 +215,7 @@ impl Scene {
         oncegate_tests::fire::commits_of(&self.kafka, &self.settings.group, &self.settings.topic).await
     }
 
-    /// The first word that the stopped worker heard about its completion after it went on: held, lost, or none.
+    /// The first reply about its completion that the stopped worker got after it went on: held, lost, or none.
     fn after(&self, line: usize, pid: u32) -> Option<&'static str> {
         let entries = self.history();
         // An answer that came too late to be waited for is asked for again.

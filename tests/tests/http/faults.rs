@@ -1,4 +1,4 @@
-//! Redis goes away at each point of a request's way, and comes back with its data.
+//! Redis becomes unavailable at each step of a request, and comes back with its data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use tokio::task::JoinHandle;
 
 use crate::world::{ORDER, World, headers, told};
 
-/// Outlives every outage here, so that nobody takes over.
+/// Longer than every outage here, so that no other request takes over.
 const LEASE: Duration = Duration::from_secs(120);
 /// How long requests wait for a store that is away.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What it has answered survives its kill: with `everysec`, a write may wait for a sync that is under way.
+/// What it has answered survives its kill: with `everysec`, a write may wait for a sync in progress.
 async fn durable_redis() -> RedisServer {
     RedisServer::synced().await
 }
@@ -41,8 +41,8 @@ async fn held(world: &World) -> JoinHandle<HttpAnswer> {
 #[tokio::test]
 async fn nothing_runs_while_the_store_is_away() {
     let mut redis = durable_redis().await;
-    // Only the claim meets the outage. A completion that took too long on a busy machine would be told as unknown, and
-    // then the first answer as a repetition.
+    // Only the claim runs during the outage. A completion that took too long on a busy machine would be reported as
+    // unknown, and then the first answer would be a replay.
     let world = world(&redis, |layer| layer.settle_timeout(LEASE)).await;
     redis.kill();
     let answer = world.post("k", ORDER).await;
@@ -62,7 +62,7 @@ async fn a_claim_whose_answer_comes_too_late_is_given_back() {
     redis.process().signal("STOP");
     assert_eq!(world.post("k", ORDER).await.problem(), "store-unavailable");
     redis.process().signal("CONT");
-    // The lease of a claim that nobody runs would last for two minutes.
+    // An orphaned claim would keep its lease for two minutes.
     assert_eq!(world.settled("k").await.status, 201);
     assert_eq!(world.runs(), [(1, false)]);
 }
@@ -115,7 +115,7 @@ async fn running_without_the_store_is_a_choice_and_counted() {
     redis.kill();
     for run in 1..=2 {
         assert_eq!(world.post("k", ORDER).await.status, 201);
-        let counted = ["answers", "extra_runs"].map(|name| world.watched.get(name, "unguarded"));
+        let counted = ["answers", "extra_runs"].map(|name| world.watched.get(name, "fail_open"));
         assert_eq!((world.runs().len(), counted), (run, [run as u64; 2]));
     }
     redis.start_again().await;

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use oncegate::MemoryStore;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::rules::{Operation, Reply};
-use oncegate::core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 use tokio::sync::watch;
 
 use crate::world::LIMIT;
@@ -60,8 +60,8 @@ impl Store for HeldStore {
         self.inner.execute(commands).await
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.inner.look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
     }
 
     async fn describe(

@@ -110,8 +110,8 @@ async fn callers_share_no_keys_and_nobody_has_none() {
         let answer = client.send(Sent::post("/charges", "k", ORDER).headers(&headers)).await;
         assert!(!answer.is_replayed(), "{user}");
     }
-    for nobody in ["nobody", "", " "] {
-        let answer = client.send(Sent::post("/charges", "k", ORDER).headers(&[("x-user", nobody)])).await;
+    for user in ["unauthenticated", "", " "] {
+        let answer = client.send(Sent::post("/charges", "k", ORDER).headers(&[("x-user", user)])).await;
         assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (401, "principal-missing"));
     }
     assert_eq!(world.runs().len(), 3);

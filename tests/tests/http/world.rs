@@ -1,4 +1,4 @@
-//! A service behind the layer, which does what a request's header `x-do` says.
+//! A service behind the layer, which does what a request's header `x-do` asks for.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const ORDER: &str = r#"{"order":"A-7","amount":10}"#;
 
-/// What the handler was told of its attempt: the number, and whether one before ended without a word.
+/// The attempt as the handler saw it: its number, and whether an earlier one crashed.
 pub(crate) type Run = (u32, bool);
 
 /// What the handlers have done, and what holds them.
@@ -79,7 +79,7 @@ async fn reached(counter: &watch::Sender<usize>, count: usize) {
     reached.expect("in time").unwrap();
 }
 
-/// Who a request says that it comes from; stands for authentication.
+/// The user that a request names; stands for authentication.
 #[derive(Clone)]
 struct User(String);
 
@@ -90,15 +90,15 @@ impl std::fmt::Display for User {
 }
 
 async fn authenticate(mut request: Request, next: Next) -> Response {
-    let name = request.headers().get("x-user").map_or("somebody", |name| name.to_str().unwrap());
-    if name != "nobody" {
+    let name = request.headers().get("x-user").map_or("default-user", |name| name.to_str().unwrap());
+    if name != "unauthenticated" {
         let user = User(name.to_owned());
         request.extensions_mut().insert(user);
     }
     next.run(request).await
 }
 
-/// Counts the responses that nobody waited for: the server drops their futures.
+/// Counts the responses whose client went away: the server drops their futures.
 async fn watch_clients(State(work): State<Work>, request: Request, next: Next) -> Response {
     struct Watch(Option<Arc<watch::Sender<usize>>>);
     impl Drop for Watch {
@@ -191,12 +191,12 @@ impl World {
     }
 }
 
-/// Sends it until the service says what became of it.
+/// Sends it until the service returns a final answer.
 pub(crate) async fn settled(client: &HttpClient, sent: Sent<'_>) -> HttpAnswer {
     let again = async {
         loop {
             let answer = client.send(sent).await;
-            // Whoever may ask again soon is told so.
+            // An answer that may be retried soon has `retry-after`.
             if answer.header("retry-after").is_none() {
                 return answer;
             }

@@ -64,7 +64,7 @@ async fn gives_away_unfinished(properties: &[(&str, &str)]) {
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     kafka.produce(&topic, one_each(LATER, 2)).await;
     let running = receive(&first, 2).await;
-    assert!(running.iter().all(|delivery| delivery.ticket.start()));
+    assert!(running.iter().all(|delivery| delivery.ack_handle.start()));
 
     open(&second).await;
     let taken = finish(receive(&second, 1).await);
@@ -79,7 +79,7 @@ async fn a_group_that_begins_at_the_end_skips_nothing_that_runs_while_it_rebalan
     tokio::join!(gives_away_unfinished(QUICK), gives_away_unfinished(RANGE), gives_away_unfinished(NEW));
 }
 
-/// The topic gains partitions, and messages in them before any member knows of it.
+/// The topic gains partitions, and messages in them before any member sees them.
 async fn gains_partitions(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("gain", 1).await, unique("group"));

@@ -1,4 +1,4 @@
-//! Brokers that die, leaders that move, and clusters that go on; for a classic group and one of the new protocol at once.
+//! Brokers that fail, leaders that move, and clusters that go on; for a classic group and one of the new protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -49,7 +49,7 @@ impl Consumed {
         (0..PARTITIONS).map(|partition| (self.topic.clone(), partition))
     }
 
-    /// Receives and finishes until `count` says so many different messages have come. Returns how many deliveries that took.
+    /// Receives and finishes until `count` different messages have come. Returns how many deliveries that took.
     async fn finish(&self, count: impl Fn() -> Option<usize>) -> usize {
         let (mut numbers, mut received) = (BTreeSet::new(), 0);
         while count() != Some(numbers.len()) {
@@ -121,7 +121,7 @@ async fn they_are_reassigned(cluster: &KafkaCluster) {
             let mut sent = 0;
             while total.get().is_none() {
                 let next = sent + EACH;
-                // Known before the last ones come: whoever receives can tell that they are the last.
+                // Set before the last ones are produced, so that the receiver can tell that they are the last.
                 if moved.get().is_some() {
                     total.set(next).expect("once");
                 }

@@ -22,7 +22,7 @@ const REFUSALS: &[(RDKafkaRespErr, bool)] = &[
     (RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, true),
 ];
 
-/// What the client repeats by itself: the commit takes longer, and nobody sees more.
+/// Errors that the client retries by itself: the commit takes longer and succeeds.
 const REPEATED: &[RDKafkaRespErr] = &[
     RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
     RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,

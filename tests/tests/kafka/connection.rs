@@ -18,7 +18,7 @@ use crate::stage::{
 /// How the client under test is named; the one that asks for it has a name of its own.
 const VICTIM: &str = "victim";
 
-/// The way to a broker, which can be closed to the victim.
+/// A proxy before a broker, which can be closed to the victim.
 #[derive(Clone, Default)]
 struct Way {
     is_closed: Arc<AtomicBool>,
@@ -26,7 +26,7 @@ struct Way {
 }
 
 impl Way {
-    /// Cuts the victim's connections, and lets it make none until the way is open again.
+    /// Cuts the victim's connections, and lets it make none until the proxy is open again.
     fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         self.cut.notify_waiters();
@@ -44,7 +44,7 @@ impl Way {
         }
     }
 
-    /// A client says its name in its first request.
+    /// A client sends its name in its first request.
     async fn connect(&self, mut client: TcpStream, broker: &str) -> std::io::Result<()> {
         let mut first = vec![0; 4_096];
         let read = client.read(&mut first).await?;
@@ -81,9 +81,9 @@ async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &s
         other => Err(format!("disconnected for {other:?}")),
     };
     until("the loss", LIMIT, lost).await;
-    assert!(!source.status().others_connect, "nobody has asked yet");
+    assert!(!source.status().others_connect, "not checked yet");
     // Finished while there is no connection: the commit waits.
-    unfinished.ticket.ack();
+    unfinished.ack_handle.ack();
     kafka.produce(&topic, numbered(100, 2)).await;
     let replaced = async || match counters.get("members_replaced", "disconnected") {
         0 => Err(format!("it is not replaced: {:?}", source.status())),

@@ -1,4 +1,4 @@
-//! What Kafka can hold, as the source, the dead letters and the reader see it.
+//! Every kind of content that Kafka can hold, as the source, the dead letters and the reader see it.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -92,7 +92,7 @@ async fn a_route_header_is_kept_and_a_bad_one_is_none() {
     assert_eq!(routes, ["orders", &topic, &topic, &topic, &topic]);
 
     let messages = consume(&kafka, &topic, 5).await;
-    assert!(messages.iter().all(|message| message.route() == topic), "nobody asked for the header");
+    assert!(messages.iter().all(|message| message.route() == topic), "the route header is not enabled");
 }
 
 #[tokio::test]
@@ -363,7 +363,7 @@ async fn a_dead_letter_keeps_the_message_and_says_where_it_came_from() {
     assert_eq!(header_of(first, "oncegate-first-failed-at"), Some(b"1000".as_slice()));
     assert_eq!(header_of(first, "oncegate-failed-at"), Some(b"2000".as_slice()));
     assert!(header_of(first, "oncegate-origin-timestamp").is_some());
-    // Whoever consumes the dead letters sees the first route.
+    // A consumer of the dead-letter topic sees the first route.
     assert_eq!(consume_routed(&kafka, &dead, 2).await[1].route(), topic);
 }
 

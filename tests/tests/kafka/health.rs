@@ -1,4 +1,4 @@
-//! What health says while the brokers are away.
+//! Health while the brokers are unreachable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::stage::{QUICK, with};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// An idle consumer hears of no message: that its broker answers again is known from the client's statistics.
+/// An idle consumer receives no message: the client's statistics show that its broker answers again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_whose_broker_is_killed_is_not_ready_until_it_is_back_though_no_message_comes() {
     let mut broker = KafkaBroker::start().await;

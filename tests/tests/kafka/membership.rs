@@ -65,13 +65,13 @@ async fn held_up(properties: &[(&str, &str)], replaced: u64) {
     drop(held);
     // What the first one still has is no longer its own, however late it finishes it.
     for delivery in running.iter().chain(&waiting) {
-        delivery.ticket.ack();
-        delivery.ticket.stop();
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
     }
     let refused = async || {
         let started = |delivery: &&Delivery| {
-            let started = delivery.ticket.start();
-            delivery.ticket.stop();
+            let started = delivery.ack_handle.start();
+            delivery.ack_handle.stop();
             started
         };
         match running.iter().chain(&waiting).filter(started).count() {
@@ -154,13 +154,13 @@ async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("back", 4).await, unique("group"));
     kafka.produce(&topic, numbered(400, 4)).await;
-    // Nobody is away for longer than its session, however busy the machine.
+    // No member exceeds its session timeout, however busy the machine.
     let patient = [QUICK[0], ("session.timeout.ms", "45000")];
     let source = |id: &str| member(&kafka, &group, &topic, &patient).static_member(id);
     let (first, second) = (source("first"), source("second"));
     open(&first).await;
     let others = open(&second).await;
-    // Whoever joins first has all of them for a moment.
+    // The member that joins first has all of them for a moment.
     let shared = async || match [&first, &second].map(|source| source.status().partitions.len()) {
         [2, 2] => Ok(()),
         counts => Err(format!("they have {counts:?} partitions")),
@@ -178,7 +178,7 @@ async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
             batch = second.receive(64) => theirs += batch.expect("receives").expect("more").len(),
         }
     }
-    assert_eq!(others.total("rebalances"), before, "nobody but the one that was away had to move");
+    assert_eq!(others.total("rebalances"), before, "only the returning member was reassigned");
     again.close(CLOSE).await.expect("closes");
     second.close(CLOSE).await.expect("closes");
 }

@@ -1,6 +1,6 @@
 //! Brokers that come and go in quick succession, and members that must all come back.
 //!
-//! `ONCEGATE_OUTAGES` says how often, once if not set.
+//! `ONCEGATE_OUTAGES` sets how often (default 1).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,7 +84,8 @@ impl Group {
     }
 }
 
-/// Killed, with half of the members replaced meanwhile; killed again when partitions are assigned; back for seconds; frozen.
+/// Kills the broker, with half of the members replaced meanwhile; kills it again when partitions are assigned; lets it
+/// run for seconds; freezes it.
 async fn outage(broker: &mut KafkaBroker, groups: &mut [Group], rng: &mut Rng) {
     broker.kill();
     let kafka = Kafka::at(broker.bootstrap());

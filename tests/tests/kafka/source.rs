@@ -49,7 +49,7 @@ async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there
 
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
     // Dropped without an ack, in the middle of an attempt.
-    assert!(held.ticket.start());
+    assert!(held.ack_handle.start());
     drop(held);
     first.close(CLOSE).await.expect("closes");
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
@@ -83,7 +83,7 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("drop", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
-    // Longer than the test may take: who waits for the session of the dropped member waits too long.
+    // Longer than the test may take: waiting for the end of the dropped member's session would fail it.
     let member = || {
         let member = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
         member.property("session.timeout.ms", "300000")
@@ -100,7 +100,7 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
 }
 
-/// A client that ends in the middle of giving its partitions back says nothing to its group. So it goes often, at once.
+/// A client that ends while it returns its partitions does not leave its group. The test repeats this often, at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_goes_is_no_member_any_more() {
     const AT_ONCE: usize = 8;
@@ -169,8 +169,8 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
     committed("before they went").await;
     for delivery in waiting {
         let gone = given.contains_key(&place(&delivery.message).0);
-        assert!(!(gone && delivery.ticket.start()), "a partition that is gone");
-        delivery.ticket.ack();
+        assert!(!(gone && delivery.ack_handle.start()), "a partition that is gone");
+        delivery.ack_handle.ack();
     }
     first.close(CLOSE).await.expect("the first member closes");
     committed("late acks of what is gone").await;
@@ -179,8 +179,8 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
 
 async fn until_one_is_refused(waiting: &[Delivery]) {
     let starts = |delivery: &Delivery| {
-        let started = delivery.ticket.start();
-        delivery.ticket.stop();
+        let started = delivery.ack_handle.start();
+        delivery.ack_handle.stop();
         started
     };
     within("a revoke", async {
@@ -201,8 +201,8 @@ fn first_offsets(deliveries: &[Delivery]) -> BTreeMap<i32, i64> {
 
 fn finish_running(running: Vec<Delivery>) {
     for delivery in running {
-        delivery.ticket.ack();
-        delivery.ticket.stop();
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
     }
 }
 
@@ -228,7 +228,7 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
     kafka.produce(&topic, numbered(8_000, 4)).await;
     let first = source(&kafka, &group, &topic).buffered_messages(100);
     open(&first).await;
-    // Nobody receives from the first member. The second one can only join because the first still polls.
+    // The test does not receive from the first member. The second can join only because the first still polls.
     let mut finished: BTreeSet<_> = finish(receive(&first, 1).await).iter().map(number).collect();
     let second = source(&kafka, &group, &topic);
     open(&second).await;
@@ -368,14 +368,14 @@ async fn a_broker_that_dies_and_returns_costs_nothing() {
     let kafka = Kafka::at(broker.bootstrap());
     let (topic, group) = (kafka.new_topic("kill", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
-    // With a session longer than the outage, nobody is told that he lost anything.
+    // With a session longer than the outage, no member loses its partitions.
     let source = source(&kafka, &group, &topic).property("session.timeout.ms", "45000");
     let counters = open(&source).await;
     let before = receive(&source, 100).await;
 
     broker.kill();
     finish(before);
-    within("a word about it", async {
+    within("a report of it", async {
         while counters.get("source_errors", "broker") == 0 {
             tokio::task::yield_now().await;
         }
@@ -404,8 +404,8 @@ async fn opening_says_what_is_wrong() {
     let text = refusal(missing).await;
     assert!(text.contains(&absent) && !text.contains(&topic), "{text}");
 
-    let nobody = KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
-    assert!(refusal(nobody).await.contains("127.0.0.1:1"));
+    let unreachable = KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
+    assert!(refusal(unreachable).await.contains("127.0.0.1:1"));
 
     let reckless = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("enable.auto.commit", "true");
     assert!(refusal(reckless).await.contains("enable.auto.commit"));

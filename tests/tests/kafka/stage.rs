@@ -42,7 +42,7 @@ pub(crate) fn with(source: KafkaSource, properties: &[(&str, &str)]) -> KafkaSou
 /// Cooperative, as by default; partitions change hands quickly.
 pub(crate) const QUICK: &[(&str, &str)] = &[("heartbeat.interval.ms", "200"), ("session.timeout.ms", "6000")];
 
-/// The same, where a rebalance takes everything from everybody.
+/// The eager protocol: a rebalance revokes every partition of every member.
 pub(crate) const RANGE: &[(&str, &str)] = &[
     ("heartbeat.interval.ms", "200"),
     ("session.timeout.ms", "6000"),
@@ -58,7 +58,7 @@ pub(crate) async fn open(source: &KafkaSource) -> Arc<Counters> {
     counters
 }
 
-/// Messages that say where they are.
+/// Messages whose content is their position.
 pub(crate) fn numbered(count: usize, partitions: i32) -> impl Iterator<Item = Record> + Send {
     (0..count).map(move |n| Record::new(n.to_string()).partition((n % partitions as usize) as i32))
 }
@@ -89,9 +89,9 @@ pub(crate) async fn receive(source: &dyn Source, count: usize) -> Vec<Delivery> 
 
 pub(crate) fn finish(deliveries: impl IntoIterator<Item = Delivery>) -> Vec<Message> {
     let finish = |delivery: Delivery| {
-        assert!(delivery.ticket.start());
-        delivery.ticket.ack();
-        delivery.ticket.stop();
+        assert!(delivery.ack_handle.start());
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
         delivery.message
     };
     deliveries.into_iter().map(finish).collect()
@@ -115,7 +115,7 @@ pub(crate) fn half_done(received: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery
         match place(&delivery.message).1 {
             0..50 => drop(finish([delivery])),
             50..75 => {
-                assert!(delivery.ticket.start());
+                assert!(delivery.ack_handle.start());
                 running.push(delivery);
             }
             _ => waiting.push(delivery),
@@ -126,10 +126,10 @@ pub(crate) fn half_done(received: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery
 
 /// Finishes a message, if its partition is still its owner's.
 pub(crate) fn finish_if_ours(delivery: &Delivery) -> bool {
-    let ours = delivery.ticket.start();
+    let ours = delivery.ack_handle.start();
     if ours {
-        delivery.ticket.ack();
-        delivery.ticket.stop();
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
     }
     ours
 }

@@ -1,6 +1,6 @@
 //! Rebalance storms: members join and leave all the time.
 //!
-//! `ONCEGATE_STORM_SECONDS` says how long, 24 if not set. The table it prints is the one in `docs/KAFKA.md`.
+//! `ONCEGATE_STORM_SECONDS` sets how long (default 24). The table it prints is the one in `docs/KAFKA.md`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +77,7 @@ impl Effects {
     }
 }
 
-/// A member that handles what it receives, until it is told to leave.
+/// A member that handles what it receives, until it is asked to leave.
 struct Worker {
     leave: oneshot::Sender<()>,
     work: JoinHandle<()>,
@@ -91,7 +91,7 @@ impl Worker {
     }
 
     async fn leave(self) {
-        self.leave.send(()).expect("it works until it is told to leave");
+        self.leave.send(()).expect("it works until it is asked to leave");
         self.work.await.expect("no panic");
     }
 }
@@ -105,7 +105,7 @@ async fn work(source: impl Source, effects: Arc<Effects>, mut told: oneshot::Rec
         };
         for delivery in batch {
             let permit = Arc::clone(&permits).acquire_owned().await.expect("open");
-            if delivery.ticket.start() {
+            if delivery.ack_handle.start() {
                 let effects = Arc::clone(&effects);
                 running.spawn(async move {
                     handle(delivery, &effects).await;
@@ -122,11 +122,11 @@ async fn work(source: impl Source, effects: Arc<Effects>, mut told: oneshot::Rec
 async fn handle(delivery: Delivery, effects: &Effects) {
     tokio::time::sleep(Duration::from_millis(fastrand::u64(HANDLER_MS))).await;
     effects.happened(place(&delivery.message));
-    delivery.ticket.ack();
-    delivery.ticket.stop();
+    delivery.ack_handle.ack();
+    delivery.ack_handle.stop();
 }
 
-/// Another client that looks at the committed offsets, and at nothing of ours but the effects.
+/// Another client that reads the committed offsets and the effects, and nothing else of oncegate.
 ///
 /// The client may keep a commit while its coordinator is away, and send it late: rare, and it loses nothing.
 async fn watch(

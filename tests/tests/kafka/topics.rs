@@ -37,8 +37,8 @@ async fn made_again(properties: &[(&str, &str)], per_partition: usize) {
 
     let numbers = all_from_the_start(&source, per_partition).await;
     assert_eq!(numbers, (AGAIN..AGAIN + 2 * per_partition).collect());
-    late.ticket.ack();
-    assert!(!late.ticket.start(), "its topic is gone");
+    late.ack_handle.ack();
+    assert!(!late.ack_handle.start(), "its topic is gone");
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     assert_eq!(counters.total("topics_made_again"), 1);
     assert_eq!(counters.total("messages_gone"), 0);

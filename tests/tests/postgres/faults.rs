@@ -35,7 +35,7 @@ async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation
     }
 }
 
-/// Claims and completes keys, each by a token of its own, and tells what each was completed by.
+/// Claims and completes keys, each by a token of its own, and returns the token that completed each.
 async fn work(store: &dyn Store, keys: impl Iterator<Item = StoreKey>, done: Sender<(StoreKey, Token)>) {
     for key in keys {
         let owner = token();
@@ -64,18 +64,18 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
         let (key, owner) = (key(&scope, number), token());
         for operation in [claim(owner), complete(owner, b"first")] {
             let completes = matches!(operation, Operation::Complete { .. });
-            // The straight way, and then the one by the rules that finds out about it.
+            // First the fast path, then the claim by the rules that finds the record.
             proxy.cut(&[cut; 2]);
             let cut_off = apply(&store, &key, operation.clone()).await;
             // After a commit there is nothing left to be committed.
             assert_eq!(proxy.cuts_left(), usize::from(cut == Cut::After));
             proxy.cut(&[]);
-            let seen = direct.look(vec![key.clone()]).await.remove(0).unwrap();
+            let seen = direct.read(vec![key.clone()]).await.remove(0).unwrap();
             let state = seen.map(|looked| looked.record.state);
             let reply = match (cut, cut_off) {
                 (Cut::After, Ok(reply)) => reply,
                 (Cut::Before, Err(StoreError::Unknown { .. })) => {
-                    // Whoever else asks sees that nothing was committed.
+                    // Another client sees that nothing was committed.
                     let own = matches!(state, Some(State::Pending { token, .. }) if token == owner);
                     assert!(if completes { own } else { state.is_none() }, "{state:?}");
                     unknown += 1;
@@ -113,7 +113,7 @@ async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
         let lost = apply(&store, &key, fail()).await;
         assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{cut:?}: {lost:?}");
         assert_eq!(proxy.cuts_left(), 0);
-        let state = direct.look(vec![key.clone()]).await.remove(0).unwrap().unwrap().record.state;
+        let state = direct.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record.state;
         assert_eq!(matches!(state, State::Failed { .. }), cut == Cut::After, "{state:?}");
         assert_eq!(until_answered(&store, &key, &fail()).await, HELD);
     }
@@ -182,7 +182,7 @@ async fn ended_sessions_make_no_wrong_answers() {
     let (mut ended, mut owners) = (0_i64, Vec::new());
     while let Some(owner) = completed.recv().await {
         owners.push(owner);
-        // Between them the consumers get some way, so that every step of a transaction is hit.
+        // The consumers make progress between the cuts, so that every step of a transaction is hit.
         if owners.len() % 7 == 0 {
             ended += client.query_one(end, &[]).await.unwrap().get::<_, i64>(0);
         }

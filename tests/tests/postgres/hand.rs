@@ -10,7 +10,7 @@ use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_tests::{Postgres, unique};
 
-pub(crate) const HELD: Reply = Reply::Held { recreated: false };
+pub(crate) const HELD: Reply = Reply::Applied { recreated: false };
 
 /// How long a server on a busy machine may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! A way to the server that cuts or stalls a connection around a commit, or goes away.
+//! A proxy that cuts or stalls a connection around a commit, or closes.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

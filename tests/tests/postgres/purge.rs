@@ -17,7 +17,7 @@ use tokio_postgres::Client;
 
 use crate::hand::{self, HELD, PATIENCE, apply, claim, complete, granted_as, key, scope, token};
 
-/// Longer than the records of these tests live.
+/// Longer than the retention of these tests' records.
 const LONG: Duration = Duration::from_secs(7_200);
 
 const LOCK: &str = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
@@ -47,7 +47,7 @@ async fn it_removes_what_has_expired_and_passes_over_what_is_locked() {
     assert_eq!(store.purge().await.unwrap(), 1_499);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
+    let left = store.read(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 
@@ -72,7 +72,7 @@ async fn a_partitioned_table_is_purged_in_all_its_partitions() {
     assert_eq!(store.purge().await.unwrap(), 1_499);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.look(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
+    let left = store.read(keys).await.into_iter().filter(|looked| matches!(looked, Ok(Some(_)))).count();
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 
@@ -204,7 +204,7 @@ async fn it_takes_nothing_from_a_claim_that_comes_at_the_same_moment() {
         assert_eq!(taken.len(), keys.len(), "round {round}");
         for key in &keys {
             let owner = taken[key.as_str()];
-            // Neither removed nor anybody else's.
+            // Neither removed nor taken over.
             assert_eq!(apply(&*stores[1], key, complete(owner, b"")).await.unwrap(), HELD, "{key}");
         }
     }

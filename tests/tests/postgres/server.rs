@@ -98,7 +98,7 @@ async fn the_check_refuses_what_breaks_the_promise() {
     let store = PostgresStore::connect(server.url()).await.unwrap();
     let no_tables = store.check().await.unwrap_err();
     assert_eq!(no_tables.class(), "refused");
-    // It looks at the server before it looks at the tables.
+    // It checks the server before the tables.
     assert!(no_tables.to_string().contains("synchronous_commit"), "{no_tables}");
     let lenient = || PostgresStore::builder(server.url()).allow_asynchronous_commit();
     let unsynced = lenient().connect().await.unwrap().check().await.unwrap_err();
@@ -150,7 +150,7 @@ async fn the_fewest_rights_are_enough() {
     let extend = Operation::Extend { token: owner, lease: Duration::from_secs(900) };
     assert_eq!(apply(&store, &own, extend).await.unwrap(), HELD);
     assert_eq!(apply(&store, &own, complete(owner, b"done")).await.unwrap(), HELD);
-    assert!(store.look(vec![own]).await[0].as_ref().unwrap().is_some());
+    assert!(store.read(vec![own]).await[0].as_ref().unwrap().is_some());
     store.purge().await.unwrap();
     // The tables are there: it need not make any.
     store.create_schema().await.unwrap();
@@ -184,7 +184,7 @@ async fn the_tables_are_made_once_by_who_may() {
 async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer() {
     const ANSWER: Duration = Duration::from_millis(200);
     let server = PostgresServer::start().await;
-    // Somebody else is making them.
+    // Another session is creating the tables.
     let mut other = server.connection().await;
     let transaction = other.transaction().await.unwrap();
     transaction.execute("SELECT pg_advisory_xact_lock(8029745910187783269)", &[]).await.unwrap();
@@ -194,8 +194,8 @@ async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer(
     let watcher = server.connection().await;
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'oncegate' \
                    AND wait_event_type = 'Lock' AND query_start < now() - interval '1 second'";
-    until("somebody to wait for the lock for a second", PATIENCE, async || {
-        assert!(!made.is_finished(), "nobody has let it go on");
+    until("a session to wait for the lock for a second", PATIENCE, async || {
+        assert!(!made.is_finished(), "the other session still holds the lock");
         let count: i64 = watcher.query_one(waiting, &[]).await.unwrap().get(0);
         if count == 1 { Ok(()) } else { Err(format!("{count} wait")) }
     })
@@ -218,7 +218,7 @@ async fn no_statement_reads_the_whole_table() {
             let commands = keys.iter().map(|key| Command { key: key.clone(), operation: operation.clone() });
             assert!(store.execute(commands.collect()).await.iter().all(Result::is_ok));
         }
-        assert!(store.look(keys.to_vec()).await.iter().all(|looked| matches!(looked, Ok(Some(_)))));
+        assert!(store.read(keys.to_vec()).await.iter().all(|looked| matches!(looked, Ok(Some(_)))));
     }
     let client = server.connection().await;
     let scans = "SELECT n_tup_ins, seq_scan FROM pg_stat_user_tables WHERE relname = 'oncegate_records'";
@@ -244,10 +244,10 @@ async fn nothing_is_left_of_a_question_about_an_absent_key() {
     let extend = Operation::Extend { token: owner, lease: Duration::from_secs(900) };
     let absent = Command { key: key(&scope, 1), operation: Operation::HandOver };
     let other = Command { key: key(&scope, 2), operation: claim(owner) };
-    assert_eq!(store.execute(vec![absent.clone()]).await[0].as_ref().unwrap(), &Reply::Lost);
-    assert_eq!(apply(&*store, &absent.key, extend).await.unwrap(), Reply::Lost);
+    assert_eq!(store.execute(vec![absent.clone()]).await[0].as_ref().unwrap(), &Reply::NotOwner);
+    assert_eq!(apply(&*store, &absent.key, extend).await.unwrap(), Reply::NotOwner);
     // In one transaction with a change, too.
-    assert_eq!(store.execute(vec![absent.clone(), other]).await[0].as_ref().unwrap(), &Reply::Lost);
+    assert_eq!(store.execute(vec![absent.clone(), other]).await[0].as_ref().unwrap(), &Reply::NotOwner);
     let rows = "SELECT count(*) FROM oncegate_records WHERE key = $1";
     let rows: i64 = client.query_one(rows, &[&absent.key.as_str()]).await.unwrap().get(0);
     assert_eq!(rows, 0);
@@ -271,11 +271,11 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
     let postgres = Postgres::shared().await;
     let invalid = PostgresStore::connect("postgres://billing:canary@host:port/x").await.unwrap_err();
     assert_eq!(invalid.class(), "refused", "{invalid}");
-    let nobody = PostgresStore::connect("postgres://billing:canary@127.0.0.1:1/x").await.unwrap_err();
-    assert_eq!(nobody.class(), "unavailable", "{nobody}");
+    let unreachable = PostgresStore::connect("postgres://billing:canary@127.0.0.1:1/x").await.unwrap_err();
+    assert_eq!(unreachable.class(), "unavailable", "{unreachable}");
     let stranger = PostgresStore::connect(&postgres.url_as("stranger:canary")).await.unwrap_err();
     assert_eq!(stranger.class(), "refused", "{stranger}");
-    for error in [invalid, nobody, stranger] {
+    for error in [invalid, unreachable, stranger] {
         assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
     }
     let right = PostgresStore::connect(&postgres.url_as("postgres:canary")).await.unwrap();
@@ -333,5 +333,5 @@ async fn behind_a_pooler_each_transaction_has_its_limits() {
     assert!(held.as_ref().is_err_and(|error| error.to_string().contains("lock_timeout")), "{held:?}");
     transaction.rollback().await.unwrap();
     assert_eq!(apply(&*patient, &key, complete(owner, b"done")).await.unwrap(), HELD);
-    assert!(store.look(vec![key]).await.remove(0).unwrap().is_some());
+    assert!(store.read(vec![key]).await.remove(0).unwrap().is_some());
 }

@@ -70,7 +70,7 @@ async fn each_error_says_what_it_means_and_repeats_no_data() {
             Err(error) => {
                 assert_eq!(error.class(), class, "{state}: {error}");
                 assert!(error.to_string().contains(state), "{state}: {error}");
-                // What a role lacks is told in the server's words, which name a table and no data.
+                // A missing right is reported in the server's words, which name a table and no data.
                 assert!(state == "42501" || !format!("{error:?}").contains("canary"), "{error:?}");
             }
         }
@@ -155,7 +155,7 @@ async fn a_full_disk_refuses_and_forgets_nothing() {
     let (scope, owner) = (scope(), token());
     let first = key(&scope, 0);
     assert!(granted_as(1, &apply(&*store, &first, claim(owner)).await.unwrap()));
-    // Somebody else fills the disk; what he has not committed takes its place all the same.
+    // Another session fills the disk; uncommitted rows take space too.
     let fill = "CREATE TABLE filler (word text) TABLESPACE small; \
                 INSERT INTO filler SELECT repeat(md5(random()::text), 60) FROM generate_series(1, 50000)";
     client.batch_execute("CREATE TABLE filler (word text) TABLESPACE small").await.unwrap();
@@ -174,7 +174,7 @@ async fn a_full_disk_refuses_and_forgets_nothing() {
     assert!(refused.class() == "unavailable" && refused.to_string().contains("53100"), "{refused}");
     client.batch_execute("DROP TABLE filler; CHECKPOINT").await.unwrap();
     assert_eq!(apply(&*store, &first, complete(owner, result())).await.unwrap(), hand::HELD);
-    let known = store.look(done.clone()).await;
+    let known = store.read(done.clone()).await;
     assert!(known.iter().all(|looked| matches!(looked, Ok(Some(_)))));
     drop((store, client));
     drop(server);
@@ -213,13 +213,13 @@ async fn a_server_that_takes_no_writes_is_waited_for() {
     let standby = PostgresStore::from_pool(pool).connect().await.unwrap();
     let refused = apply(&standby, &key, claim(owner)).await.unwrap_err();
     assert!(refused.class() == "unavailable" && refused.to_string().contains("25006"), "{refused}");
-    let refused = standby.look(vec![key]).await.remove(0).unwrap_err();
+    let refused = standby.read(vec![key]).await.remove(0).unwrap_err();
     assert!(refused.class() == "unavailable" && refused.to_string().contains("standby"), "{refused}");
     let refused = standby.check().await.unwrap_err();
     assert!(refused.class() == "refused" && refused.to_string().contains("primary"), "{refused}");
 }
 
-/// Claims until the store's session has heard of the change.
+/// Claims until the store's session sees the change.
 async fn until_refused(
     store: &PostgresStore,
     key: &oncegate_core::key::StoreKey,

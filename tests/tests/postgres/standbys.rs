@@ -118,7 +118,7 @@ async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
         let (store, key) = (store.connect().await.unwrap(), key.clone());
         let call = tokio::spawn(async move {
             match question {
-                "look" => assert!(store.look(vec![key]).await.remove(0).unwrap().is_some()),
+                "look" => assert!(store.read(vec![key]).await.remove(0).unwrap().is_some()),
                 "claim" => {
                     let reply = apply(&store, &key, claim(token())).await.unwrap();
                     assert!(completed_with(RESULT, &reply), "{reply:?}");

@@ -17,7 +17,7 @@ use oncegate_tests::{RedisCluster, until};
 use crate::faults::until_answered;
 use crate::hand::{self, Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn extend(token: Token) -> Operation {
@@ -134,7 +134,7 @@ async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
     for number in 0..240 {
         let key = key(&scope, number);
         let node = shard_of(slot_of(&hands[0], &key).await);
-        assert_eq!(*parts.entry(node).or_insert(store.part(&key)), store.part(&key));
+        assert_eq!(*parts.entry(node).or_insert(store.shard(&key)), store.shard(&key));
     }
     assert_eq!(parts.values().collect::<std::collections::BTreeSet<_>>().len(), 3, "three parts fail apart");
     let checkup = store.check().await.unwrap();
@@ -156,7 +156,7 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
     assert!(is_granted(&apply(&store, running, claim(owner)).await));
 
     cluster.begin_move(slot, from, to).await;
-    // The target has no script, and hears of the keys by ASK alone.
+    // The target has no script, and gets the keys by ASK alone.
     let () = hands[to].ask(&["SCRIPT", "FLUSH"]).await;
     let batch = fresh.iter().chain(&others).map(|key| Command { key: key.clone(), operation: claim(owner) });
     let replies = store.execute(batch.collect()).await;
@@ -178,7 +178,7 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
         assert_eq!(apply(&store, key, complete(owner, b"asked")).await.unwrap(), HELD);
     }
     assert_eq!(apply(&store, running, claim(token())).await.unwrap(), completed(b"moved"));
-    // From now on nobody has to be redirected.
+    // From now on no call is redirected.
     let redirected = async || {
         let moved: String = hands[from].ask(&["INFO", "errorstats"]).await;
         moved.lines().find(|line| line.starts_with("errorstat_MOVED")).map(str::to_owned)
@@ -206,7 +206,7 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
         if offsets[0] == offsets[1] { Ok(()) } else { Err(format!("{offsets:?}")) }
     })
     .await;
-    let part = |key: &StoreKey| store.part(key);
+    let part = |key: &StoreKey| store.shard(key);
     let mut down = None;
     for key in &keys {
         if shard_of(slot_of(&hands[0], key).await) == 0 {
@@ -235,7 +235,7 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
         assert_eq!(until_answered(&store, key, &complete(owner, b"done")).await, HELD, "{key}");
     }
     assert_ne!(cluster.primary_of(0).await, 0);
-    // The old primary comes back as a replica, and misleads nobody.
+    // The old primary comes back as a replica, and no call is misdirected.
     cluster.node(0).start_again().await;
     let again = join_all(keys.iter().map(|key| until_answered_owned(&store, key, claim(token())))).await;
     assert!(again.iter().all(|reply| *reply == completed(b"done")));
@@ -262,7 +262,7 @@ async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
         running = key(&scope, number);
     }
     assert!(is_granted(&apply(&store, &running, claim(owner)).await));
-    // Nobody is left who could take over.
+    // No replica is left that could take over.
     cluster.node(3).kill();
     cluster.node(0).kill();
     until("the cluster to go down", LIMIT, async || match apply(&store, &running, claim(token())).await {
@@ -270,7 +270,7 @@ async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
         other => Err(format!("{other:?}")),
     })
     .await;
-    let looked = store.look(vec![running.clone()]).await.remove(0);
+    let looked = store.read(vec![running.clone()]).await.remove(0);
     assert!(matches!(looked, Err(StoreError::Unavailable { .. })), "{looked:?}");
     cluster.node(0).start_again().await;
     assert_eq!(until_answered(&store, &running, &complete(owner, b"done")).await, HELD);

@@ -11,7 +11,7 @@ use oncegate_tests::{Redis, RedisCluster, RedisServer};
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, timeless, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 fn completed() -> Reply {
     Reply::Verdict { verdict: Verdict::Completed { result: b"".as_slice().into() }, uncompared: false }
@@ -27,7 +27,7 @@ async fn complete_some(store: &RedisStore, scope: &Scope, count: usize) -> Vec<S
     for some in keys.chunks(5_000) {
         let commands = some.iter().map(|key| Command { key: key.clone(), operation: complete(token(), b"") });
         let replies = store.execute(commands.collect()).await;
-        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Held { .. }))));
+        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Applied { .. }))));
     }
     keys
 }
@@ -115,13 +115,13 @@ async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays_untouched() {
             let answer = apply(&store, &key, operation).await;
             assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{number}: {answer:?}");
         }
-        let looked = store.look(vec![key]).await.remove(0);
+        let looked = store.read(vec![key]).await.remove(0);
         assert!(matches!(looked, Err(StoreError::Unreadable { .. })), "{number}: {looked:?}");
         assert_eq!(hand.ask::<Vec<u8>>(&["DUMP", &bucket]).await, before);
     }
     let key = random_key(&scope);
     let (_, bucket, _) = store.names(&key).unwrap();
-    let () = hand.ask(&["SET", &bucket, "somebody's"]).await;
+    let () = hand.ask(&["SET", &bucket, "foreign"]).await;
     let answer = apply(&store, &key, claim(owner)).await;
     assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{answer:?}");
 }
@@ -156,7 +156,7 @@ async fn a_forgotten_bucket_is_noticed_and_one_that_is_there_raises_no_alarm() {
     let store = builder.watch_interval(Duration::from_millis(20)).connect().await.unwrap();
     let (hand, scope, owner) = (Hand::on(&server).await, scope(), token());
     let key = random_key(&scope);
-    assert_eq!(until_answered(&store, &key, &complete(owner, b"")).await, Reply::Held { recreated: true });
+    assert_eq!(until_answered(&store, &key, &complete(owner, b"")).await, Reply::Applied { recreated: true });
     let asked = async || hand.info("stats", "total_commands_processed").await;
     let before = asked().await;
     oncegate_tests::until("some looks", Duration::from_secs(60), async || {

@@ -12,7 +12,7 @@ use crate::faults::unwatched;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 use crate::lost_replies::WAYS;
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine, and short enough to be waited for.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -69,17 +69,17 @@ async fn does_not_count(pair: RedisPair) {
 
     pair.cut();
     let retention = Duration::from_secs(3_600);
-    let fail = Operation::Fail { token: owner, reason: "hopeless".to_owned(), retention };
+    let fail = Operation::Fail { token: owner, reason: "rejected".to_owned(), retention };
     assert!(is_unknown(&apply(&store, &completing, complete(owner, b"2")).await));
     assert!(is_unknown(&apply(&store, &failed, fail.clone()).await));
-    // Somebody else completes without waiting: whoever finds it completed still must not acknowledge it.
+    // Another store completes without waiting. A claim that finds the record completed must not acknowledge it yet.
     assert_eq!(apply(&plain, &found, complete(owner, b"3")).await.unwrap(), HELD);
-    // Each on a connection that has written nothing yet, where a bare WAIT would say yes at once.
+    // Each on a connection that has written nothing yet, where a bare WAIT would succeed at once.
     for key in [&completing, &found, &failed] {
         let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&apply(&fresh, key, claim(token())).await), "{key}");
         let fresh = waiting_store(&pair).await;
-        assert!(is_unknown(&fresh.look_ahead(vec![key.clone()]).await.remove(0)), "{key}");
+        assert!(is_unknown(&fresh.prefetch(vec![key.clone()]).await.remove(0)), "{key}");
     }
     for (key, operation) in
         [(&completing, complete(owner, b"2")), (&failed, fail.clone()), (&failed, Operation::HandOver)]
@@ -89,7 +89,7 @@ async fn does_not_count(pair: RedisPair) {
         let fresh = waiting_store(&pair).await;
         assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}, again");
     }
-    // A heartbeat waits for nobody.
+    // A heartbeat does not wait for replicas.
     let running = crate::hand::key(&scope, 5);
     assert!(is_unknown(&apply(&store, &running, claim(owner)).await));
     let extend = Operation::Extend { token: owner, lease: Duration::from_secs(60) };
@@ -102,12 +102,12 @@ async fn does_not_count(pair: RedisPair) {
     }
 }
 
-/// The replica has it, so it counts for whoever asks.
+/// The replica has the record, so a claim and a prefetch return it as completed.
 async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'static [u8]) {
     let settled = Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
     assert_eq!(until_held(store, key, claim(token())).await, settled);
     let ahead = until("the replica to confirm", LIMIT, async || {
-        store.look_ahead(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+        store.prefetch(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
     });
     let ahead = ahead.await.unwrap();
     assert_eq!(ahead.result, result);

@@ -46,7 +46,7 @@ impl Subject for OnRedis {
     }
 }
 
-/// One seed for all, so that the same sequences go every way.
+/// One seed for all, so that every path runs the same sequences.
 static SEED: LazyLock<u64> = LazyLock::new(|| fastrand::u64(..));
 
 async fn equals_the_rules(redis: &Redis, builder: RedisBuilder) {
@@ -103,9 +103,9 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     // A lease that is over one millisecond of 30 days too late, or never.
     ("claim", "PTTL', KEYS[1]) - 2592000000", "PTTL', KEYS[1]) - 2588400000"),
     ("claim", "if left >= 0 then", "if left < 0 then"),
-    // The wait is told without its end.
+    // The reply names the wait without its end.
     ("claim", "left + 1)", "left + 3600001)"),
-    // The same token is a stranger to its own claim.
+    // The same token is not recognised as the claim's own.
     ("claim", "string.sub(old, 2, 17) == string.sub(claim, 2, 17)", "false"),
     // Any token of the same tag is the owner.
     (
@@ -128,7 +128,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("claim", "tonumber(last) + 1)", "tonumber(last))"),
     // The fence of a released record is read from the wrong place.
     ("claim", "string.sub(old, 14, 29)", "string.sub(old, 13, 28)"),
-    // A taker-over keeps the fingerprint of the one before him.
+    // A takeover keeps the fingerprint of the previous owner.
     ("claim", "string.sub(claim, 2, 24) .. string.char", "string.sub(claim, 2, 17) .. theirs .. string.char"),
     // An extend that makes an expired record again.
     (
@@ -162,7 +162,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("complete", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], ARGV[2], 'KEEPTTL')"),
     ("fail", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], old)"),
     ("hand_over", "'G' .. string.sub(old, 2)", "'F' .. string.sub(old, 2)"),
-    // A reopen that nobody is told of.
+    // A reopen that the next grant does not report.
     ("claim", "say('N', rest)", "say('P', rest)"),
     // A reopen of whatever is there, or of nothing.
     ("reopen", "if old == ARGV[1] then", "if old then"),
@@ -183,7 +183,7 @@ const MUTANTS_OF_SHORTCUTS: &[(&str, &str, &str)] = &[
     // A completion that is kept for ever, or is another's.
     ("first_completions", ", 'PX', retention)", ")"),
     ("first_completions", "ARGV[2 * n + 1]", "ARGV[3]"),
-    // What was not completed is told of another key.
+    // What was not completed is reported for another key.
     ("first_completions", "others[#others + 1] = n", "others[#others + 1] = 1"),
 ];
 
@@ -199,7 +199,7 @@ const MUTANTS_OF_BUCKETS: &[(&str, &str, &str)] = &[
     ("compact", "(fingerprint ~= no_fingerprint and fingerprint or '')", "''"),
     // A claim does not look into the bucket.
     ("compact", "return find() or server.pcall", "return server.pcall"),
-    // Nobody else does.
+    // No other script looks into it.
     ("compact", "return server.call('GET', key) or find()", "return server.call('GET', key)"),
     // A result is dropped.
     ("compact", "if #record == 12 and", "if"),
@@ -207,7 +207,7 @@ const MUTANTS_OF_BUCKETS: &[(&str, &str, &str)] = &[
     ("compact", "return server.call('DEL', key)", "return"),
     // A completion stays under what replaces it.
     ("compact", "server.call('HDEL', bucket, field)", "bucket = bucket"),
-    // A reader is told the expiry of a key that is not there.
+    // A reader gets the expiry of a key that does not exist.
     ("compact", "return ends\n", "return server.call(verb, key, ...)\n"),
 ];
 

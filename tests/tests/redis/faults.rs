@@ -10,7 +10,7 @@ use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 
 use crate::hand::{apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 /// How long a store may take to find its server again.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
@@ -108,7 +108,7 @@ async fn a_store_whose_server_stops_and_starts_again_resumes_by_itself() {
     let (done, running) = (key(&scope, 1), key(&scope, 2));
     assert_eq!(
         apply(&store, &done, complete(owner, b"kept")).await.unwrap(),
-        Reply::Held { recreated: true }
+        Reply::Applied { recreated: true }
     );
     assert!(granted_as(1, &apply(&store, &running, claim(owner)).await.unwrap()));
 
@@ -139,7 +139,7 @@ async fn a_dropped_store_leaves_no_connection_behind() {
     let before: String = hand.ask(&["CLIENT", "LIST"]).await;
     let store = unwatched(&proxy).connect().await.unwrap();
     {
-        // A call that nobody waits for any more does not keep the thread alive either.
+        // A call whose caller is gone does not keep the thread alive either.
         let scope = scope();
         let key = key(&scope, 1);
         assert!(granted_as(1, &apply(&store, &key, claim(token())).await.unwrap()));

@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Hand {
     connection: MultiplexedConnection,
-    /// Says where its records are.
+    /// Returns the names of its records.
     store: Option<RedisStore>,
 }
 
@@ -73,7 +73,7 @@ impl Hand {
         answer.unwrap_or_else(|error| panic!("{} failed: {error}", words[0].as_ref()))
     }
 
-    /// A number that the server says of itself.
+    /// Returns a number of the server's `INFO`.
     pub(crate) async fn info(&self, section: &str, field: &str) -> u64 {
         let info: String = self.ask(&["INFO", section]).await;
         let mut lines = info.lines().filter_map(|line| line.split_once(':'));

@@ -14,7 +14,7 @@ use oncegate_tests::{RedisPair, RedisServer, unique, until};
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 const LIMIT: Duration = Duration::from_secs(60);
 
 async fn store(url: &str) -> RedisStore {
@@ -75,10 +75,10 @@ async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fence_still_g
     let before = fence(&apply(&going_on, &keys[1], fenced(running[1])).await.unwrap());
 
     pair.fail_over().await;
-    // Of a key of its own: a claim that was on its way may have been heard, though nobody is told that it was granted.
+    // Of a key of its own: a claim in flight may have been executed, though its caller gets no grant.
     assert!(refusal(&halting, &refused).await.contains("lost records"));
     // What runs may end, and is recorded.
-    let recreated = Reply::Held { recreated: true };
+    let recreated = Reply::Applied { recreated: true };
     assert_eq!(until_answered(&halting, &keys[0], &complete(running[0], b"")).await, recreated);
     // Where the loss is accepted, what is lost runs again, and the rest is known.
     loss_noticed(&going_on).await;
@@ -131,7 +131,7 @@ async fn a_server_that_comes_back_empty_is_noticed_before_it_answers_a_claim() {
     server.kill();
     server.wipe();
     server.start_again().await;
-    // A claim that was on its way already may have been heard, but nobody is told that it was granted.
+    // A claim in flight may have been executed, but its caller gets no grant.
     let refused =
         until("the claim to be refused", LIMIT, async || match apply(&store, &lost, claim(token())).await {
             Ok(answer) => panic!("a server that has lost records has answered: {answer:?}"),
@@ -158,7 +158,7 @@ async fn a_server_that_is_emptied_and_a_completion_that_is_deleted_are_noticed_w
         apply(&store, &running, claim(owner)).await.unwrap();
         let () = hand.ask(&["DEL", running.as_str()]).await;
         let ended = apply(&store, &running, complete(owner, b"")).await.unwrap();
-        assert_eq!(ended, Reply::Held { recreated: true });
+        assert_eq!(ended, Reply::Applied { recreated: true });
         assert_eq!(store.loss(), noticed, "it is said once");
     }
 }
@@ -221,7 +221,7 @@ async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
     let first = Message::new("orders", Origin::Other("test".into()), Some(r#"{"id":1}"#.into()))
         .with_timestamp_ms(i64::try_from(now).unwrap());
     let Entry::Granted(lease) = gate.enter(&first).await.unwrap() else { panic!("it is new") };
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     assert_eq!(counters.total("extra_runs"), 0);
 
     let () = Hand::on(&server).await.ask(&["FLUSHALL"]).await;
@@ -236,6 +236,6 @@ async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
         other => Err(format!("{other:?}")),
     });
     let lease = again.await;
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     assert_eq!(counters.get("extra_runs", "store_loss"), 1);
 }

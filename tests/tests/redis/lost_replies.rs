@@ -12,7 +12,7 @@ use oncegate_tests::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 use crate::faults::{until_answered, unwatched};
 use crate::hand::{apply, claim, complete, key, scope, token};
 
-/// How a reply is lost, or comes when nobody waits for it any more.
+/// How a reply is lost, or comes after the caller has stopped waiting for it.
 pub(crate) const WAYS: [Mode; 4] = [Mode::Lose, Mode::Cut, Mode::Stall, Mode::Delay];
 
 const TIMEOUT: Duration = Duration::from_millis(150);
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_millis(150);
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn fail(token: Token) -> Operation {
-    Operation::Fail { token, reason: "hopeless".to_owned(), retention: Duration::from_secs(3_600) }
+    Operation::Fail { token, reason: "rejected".to_owned(), retention: Duration::from_secs(3_600) }
 }
 
 fn printed(token: Token, digit: u8) -> Operation {
@@ -28,7 +28,7 @@ fn printed(token: Token, digit: u8) -> Operation {
     Operation::Claim { token, lease: Duration::from_secs(30), fingerprint, fenced: false }
 }
 
-/// What happens before, by its owner; then the operation whose reply is lost; then what its repeat must say.
+/// What happens before, by its owner; then the operation whose reply is lost; then the reply that its repeat must get.
 struct Case {
     name: &'static str,
     before: Vec<Operation>,
@@ -37,11 +37,11 @@ struct Case {
 }
 
 fn held(reply: &Reply) -> bool {
-    *reply == Reply::Held { recreated: false }
+    *reply == Reply::Applied { recreated: false }
 }
 
 fn lost(reply: &Reply) -> bool {
-    *reply == Reply::Lost
+    *reply == Reply::NotOwner
 }
 
 fn cases(owner: Token) -> Vec<Case> {
@@ -92,7 +92,7 @@ fn cases(owner: Token) -> Vec<Case> {
         case("complete, lost", vec![mine()], complete(other, b"done"), lost),
         case("complete, recreated", vec![], complete(owner, b"done"), |reply| {
             // The repeat finds what the first sending has written.
-            matches!(reply, Reply::Held { .. })
+            matches!(reply, Reply::Applied { .. })
         }),
         case("release", vec![mine()], release(owner), held),
         case("release, lost", vec![mine()], release(other), lost),
@@ -175,7 +175,7 @@ async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_
     );
 }
 
-/// All cases at once, whose replies break off in each way behind so many.
+/// Runs all cases at once; their replies are lost in each way after so many.
 async fn breaks_off(proxy: &Proxy, store: RedisStore, passing: [usize; 3]) {
     for way in WAYS {
         for passing in passing {
@@ -218,11 +218,11 @@ async fn a_lost_look_or_description_is_never_an_answer() {
         settled(&store, &absent).await;
         proxy.set(way);
         // Of a batch that is cut in the middle of a reply, no part is an answer.
-        assert!(store.look_ahead(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
+        assert!(store.prefetch(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
         proxy.set(Mode::Pass);
         settled(&store, &absent).await;
         proxy.set(way);
-        assert!(store.look(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
+        assert!(store.read(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
         proxy.set(Mode::Pass);
         settled(&store, &absent).await;
         proxy.set(way);
@@ -235,7 +235,7 @@ async fn a_lost_look_or_description_is_never_an_answer() {
     }
     // On a busy machine, an answer may still come too late.
     let found = until("the store to answer", LIMIT, async || {
-        let found = store.look_ahead(keys.clone()).await.into_iter().collect::<Result<Vec<_>, _>>();
+        let found = store.prefetch(keys.clone()).await.into_iter().collect::<Result<Vec<_>, _>>();
         found.map_err(|error| error.to_string())
     });
     assert!(found.await.iter().all(Option::is_some));
@@ -263,7 +263,7 @@ async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_w
             until_answered(&store, &key, &step).await;
         }
         let seen = until("the store to look", LIMIT, async || {
-            store.look(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+            store.read(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
         });
         let reopen = Operation::Reopen { expected: seen.await.unwrap().record };
         settled(&store, &absent).await;
@@ -272,7 +272,7 @@ async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_w
         assert!(matches!(reopened, Err(StoreError::Unknown { .. })), "{way:?}: {reopened:?}");
         proxy.set(Mode::Pass);
         // It is another record by now: open again.
-        assert_eq!(until_answered(&store, &key, &reopen).await, Reply::Lost, "{way:?}");
+        assert_eq!(until_answered(&store, &key, &reopen).await, Reply::NotOwner, "{way:?}");
         let claimed = until_answered(&store, &key, &claim(token())).await;
         let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = claimed else { panic!("{claimed:?}") };
         assert!(grant.reopened && grant.attempt == 1, "{way:?}: {grant:?}");

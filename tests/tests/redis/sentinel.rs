@@ -8,7 +8,7 @@ use oncegate_tests::RedisSentinels;
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 fn completed() -> Reply {
     Reply::Verdict { verdict: Verdict::Completed { result: b"done".as_slice().into() }, uncompared: false }
@@ -25,7 +25,7 @@ async fn a_demoted_primary_is_dropped_and_the_new_one_found() {
     assert_eq!(apply(&store, &done, complete(owner, b"done")).await.unwrap(), HELD);
     apply(&store, &running, claim(owner)).await.unwrap();
 
-    // Nobody is killed: the old primary keeps its connections and answers reads.
+    // No server is killed: the old primary keeps its connections and answers reads.
     watched.fail_over().await;
     let primary = watched.failed_over_from(0).await;
     assert_eq!(until_answered(&store, &done, &claim(token())).await, completed());
@@ -58,7 +58,7 @@ async fn sentinels_that_want_a_login_get_their_own() {
     let store = login("watcher", "right").connect().await.unwrap();
     let granted = apply(&store, &key(&scope(), 1), claim(token())).await.unwrap();
     assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
-    // The primary's user is nobody to them, and neither is one with a wrong password.
+    // They do not know the primary's user, and reject a wrong password.
     for refused in [RedisStore::connect(&watched.url()).await, login("watcher", "canary").connect().await] {
         let refused = refused.unwrap_err();
         assert_eq!(refused.class(), "refused", "{refused}");
@@ -71,6 +71,6 @@ async fn an_unknown_name_and_a_dead_sentinel_are_told_apart() {
     let watched = RedisSentinels::start().await;
     let unknown = RedisStore::connect(&watched.url().replace("/watched", "/other")).await.unwrap_err();
     assert!(unknown.class() == "refused" && unknown.to_string().contains("`other`"), "{unknown}");
-    let nobody = RedisStore::connect("redis+sentinel://127.0.0.1:1/watched").await.unwrap_err();
-    assert_eq!(nobody.class(), "unavailable", "{nobody}");
+    let unreachable = RedisStore::connect("redis+sentinel://127.0.0.1:1/watched").await.unwrap_err();
+    assert_eq!(unreachable.class(), "unavailable", "{unreachable}");
 }

@@ -10,7 +10,7 @@ use oncegate_tests::{Redis, RedisServer};
 
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 fn release(token: oncegate_core::record::Token) -> Operation {
     Operation::Release { token, delay: Duration::from_secs(1), counted: true, reason: "later".to_owned() }
@@ -68,7 +68,7 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
                 Ok(Reply::Verdict { verdict: Verdict::Completed { .. } | Verdict::Failed { .. }, .. })
             );
             assert!(is_settled, "{name}: {claimed:?}");
-            let looked = store.look(vec![key.clone()]).await.remove(0);
+            let looked = store.read(vec![key.clone()]).await.remove(0);
             let looked = looked.unwrap_or_else(|error| panic!("{name}: {error}")).unwrap();
             assert!(looked.record.kept(looked.now), "{name}");
             assert_eq!(apply(&store, &key, end()).await.unwrap(), HELD);
@@ -78,7 +78,7 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
         let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
         let claimed = apply(&store, &key, claim(token())).await;
         assert!(matches!(claimed, Err(StoreError::Unreadable { .. })), "{claimed:?}");
-        let looked = store.look(vec![key.clone()]).await.remove(0);
+        let looked = store.read(vec![key.clone()]).await.remove(0);
         assert!(matches!(looked, Err(StoreError::Unreadable { .. })), "{looked:?}");
         assert_eq!(apply(&store, &key, complete(owner, b"result")).await.unwrap(), HELD);
         assert!(hand.ask::<i64>(&["PTTL", key.as_str()]).await > 0);
@@ -115,8 +115,8 @@ async fn answers_what_is_settled_when_full(server: &Redis, builder: RedisBuilder
     assert_eq!(apply(&store, &done, claim(token())).await.unwrap(), settled);
     let busy = apply(&store, &extending, claim(token())).await.unwrap();
     assert!(matches!(busy, Reply::Verdict { verdict: Verdict::Busy { .. }, .. }), "{busy:?}");
-    assert!(store.look(vec![done.clone()]).await[0].as_ref().unwrap().is_some());
-    assert!(store.look_ahead(vec![done.clone()]).await[0].as_ref().unwrap().is_some());
+    assert!(store.read(vec![done.clone()]).await[0].as_ref().unwrap().is_some());
+    assert!(store.prefetch(vec![done.clone()]).await[0].as_ref().unwrap().is_some());
     // What runs can end.
     for (key, operation) in [
         (&extending, extend(owner)),
@@ -169,7 +169,7 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
         keys.push(key);
     }
     let list = key(&scope, 100);
-    let () = hand.ask(&["RPUSH", list.as_str(), "somebody's"]).await;
+    let () = hand.ask(&["RPUSH", list.as_str(), "foreign"]).await;
     let eternal = key(&scope, 101);
     let () = hand.ask(&["SET", eternal.as_str(), "S0123.......\u{3}0000000000000000never"]).await;
     keys.push(list);
@@ -193,8 +193,8 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
             assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{key} {operation:?}: {answer:?}");
         }
         for answer in [
-            store.look(vec![key.clone()]).await.remove(0).map(|_| ()),
-            store.look_ahead(vec![eternal.clone(), key.clone()]).await.remove(1).map(|_| ()),
+            store.read(vec![key.clone()]).await.remove(0).map(|_| ()),
+            store.prefetch(vec![eternal.clone(), key.clone()]).await.remove(1).map(|_| ()),
         ] {
             assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{key}: {answer:?}");
         }
@@ -213,15 +213,15 @@ async fn a_demoted_primary_answers_nothing() {
     let keys: Vec<_> = (0..600).map(|number| key(&scope, number)).collect();
     let complete_all = keys.iter().map(|key| Command { key: key.clone(), operation: complete(owner, b"") });
     assert!(store.execute(complete_all.collect()).await.iter().all(Result::is_ok));
-    assert!(store.look_ahead(keys.clone()).await.iter().all(|answer| matches!(answer, Ok(Some(_)))));
+    assert!(store.prefetch(keys.clone()).await.iter().all(|answer| matches!(answer, Ok(Some(_)))));
 
     let () = hand.ask(&["REPLICAOF", "127.0.0.1", "1"]).await;
     let unavailable = |error: &StoreError| error.class() != "unreadable" && error.class() != "refused";
     assert!(apply(&store, &keys[0], claim(token())).await.is_err_and(|error| unavailable(&error)));
-    for answer in store.look(keys.clone()).await {
+    for answer in store.read(keys.clone()).await {
         assert!(answer.is_err_and(|error| unavailable(&error)));
     }
-    for answer in store.look_ahead(keys.clone()).await {
+    for answer in store.prefetch(keys.clone()).await {
         assert!(answer.is_err_and(|error| unavailable(&error)));
     }
     // It answers, so every try to connect succeeds; that must not become a flood of connections.
@@ -250,9 +250,9 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
     assert_eq!(wrong.class(), "refused", "{wrong}");
     let invalid = RedisStore::connect("http://billing:canary@host").await.unwrap_err();
     assert_eq!(invalid.class(), "refused", "{invalid}");
-    let nobody = RedisStore::connect("redis://billing:canary@127.0.0.1:1").await.unwrap_err();
-    assert_eq!(nobody.class(), "unavailable", "{nobody}");
-    for error in [wrong, invalid, nobody] {
+    let unreachable = RedisStore::connect("redis://billing:canary@127.0.0.1:1").await.unwrap_err();
+    assert_eq!(unreachable.class(), "unavailable", "{unreachable}");
+    for error in [wrong, invalid, unreachable] {
         assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
     }
     let right = RedisStore::connect(&format!("redis://billing:right@{address}")).await.unwrap();
@@ -278,8 +278,8 @@ async fn the_fewest_rights_are_enough() {
     assert!(is_granted(&apply(&store, &own, claim(owner)).await));
     assert_eq!(apply(&store, &own, extend(owner)).await.unwrap(), HELD);
     assert_eq!(apply(&store, &own, release(owner)).await.unwrap(), HELD);
-    assert!(store.look(vec![own.clone()]).await[0].as_ref().unwrap().is_some());
-    assert_eq!(store.look_ahead(vec![own.clone(), own]).await.len(), 2);
+    assert!(store.read(vec![own.clone()]).await[0].as_ref().unwrap().is_some());
+    assert_eq!(store.prefetch(vec![own.clone(), own]).await.len(), 2);
     // Another scope's records are out of reach.
     let foreign = key(&crate::hand::scope(), 1);
     let refused = apply(&store, &foreign, claim(owner)).await.unwrap_err();
@@ -300,7 +300,7 @@ async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_w
     let () = hand.ask(&["RPUSH", spoilt.as_str(), "no record"]).await;
     let word = |reply: &Result<Reply, StoreError>| match reply {
         Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }) => "granted",
-        Ok(Reply::Held { recreated: false }) => "held",
+        Ok(Reply::Applied { recreated: false }) => "held",
         Ok(_) => "something else",
         Err(error) => error.class(),
     };
@@ -332,7 +332,7 @@ async fn each_right_that_is_missing_is_missed_before_the_first_message() {
         let words: Vec<&str> =
             ["ACL", "SETUSER", "billing", "reset", "on", ">right"].into_iter().chain(granted).collect();
         let () = hand.ask(&words).await;
-        // Of the record that the look at the rights is made on, too: it stays for a second.
+        // Also of the record that the check of the rights writes: it stays for a second.
         let () = hand.ask(&["FLUSHALL"]).await;
         let opened = async {
             let store = RedisStore::connect(&url).await?;

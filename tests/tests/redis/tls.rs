@@ -1,4 +1,4 @@
-//! TLS, and who answers.
+//! TLS: verification of certificates and names.
 
 use std::time::Duration;
 
@@ -28,13 +28,13 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
     apply(&store, &key, claim(owner)).await.unwrap();
-    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), Reply::Held { recreated: false });
+    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), Reply::Applied { recreated: false });
     assert!(!store.check().await.unwrap().warnings.iter().any(|warning| warning.contains("plain text")));
 
     // The same server by a name that its certificate does not have.
     let misnamed = known(&at("127.0.0.1")).await.unwrap_err();
     assert!(misnamed.class() == "refused" && misnamed.to_string().contains("certificate"), "{misnamed}");
-    // The same name from an authority that nobody has named.
+    // The same name from an authority that is not configured.
     let stranger = builder(&at("localhost")).connect().await.unwrap_err();
     assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
     let garbage = builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();
@@ -67,7 +67,7 @@ async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
         until_answered(&store, &key, &claim(owner)).await;
         assert_eq!(
             until_answered(&store, &key, &complete(owner, b"")).await,
-            Reply::Held { recreated: false }
+            Reply::Applied { recreated: false }
         );
     }
     assert!(store.check().await.unwrap().store.contains("3 primaries"));
@@ -85,7 +85,10 @@ async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_
     let key = key(&scope, 1);
     until_answered(&store, &key, &claim(owner)).await;
     watched.fail_over().await;
-    assert_eq!(until_answered(&store, &key, &complete(owner, b"")).await, Reply::Held { recreated: false });
+    assert_eq!(
+        until_answered(&store, &key, &complete(owner, b"")).await,
+        Reply::Applied { recreated: false }
+    );
     let plain = watched.tls_url().replace("rediss+", "redis+");
     assert!(RedisStore::connect(&plain).await.is_err(), "without TLS, nothing is understood");
 }

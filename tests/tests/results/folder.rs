@@ -52,7 +52,7 @@ async fn results_come_back_and_are_swept_when_their_records_are_over() {
     assert_eq!(gate.sweep_results().await.unwrap(), Swept { kept: 3, over: 1, over_bytes: 4 });
     age(file, 3 * DAY + Duration::from_secs(60));
     let over_bytes = file.metadata().unwrap().len();
-    // The third that is kept says that the gate was opened.
+    // The third file that is kept marks that the gate was opened.
     assert_eq!(gate.sweep_results().await.unwrap(), Swept { kept: 2, over: 1, over_bytes });
     assert!(!file.exists() && !dead.exists() && alive.exists());
     assert_eq!(answer(&gate, 2).await, Ok(second));

@@ -16,7 +16,7 @@ use super::message;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// More than the lease of a worker: a minute that nobody waits for.
+/// Longer than the lease of a worker. The store's time is advanced by it; the test does not wait.
 const PAST_THE_LEASE: Duration = Duration::from_secs(60);
 
 /// One order, its store, its results, and the workers that come for it.
@@ -59,7 +59,7 @@ impl Scene {
         let gate = Gate::new(&self.scope, Key::json(["id"]), self.store().await).large_results(results);
         match gate.enter(&message(1)).await.unwrap() {
             Entry::Completed(stored) => stored.decode().unwrap(),
-            other => panic!("it is completed, but the gate says {other:?}"),
+            other => panic!("it is completed, but the gate returns {other:?}"),
         }
     }
 }

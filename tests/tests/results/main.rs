@@ -20,11 +20,11 @@ fn message(id: u64) -> Message {
     Message::new("orders", Origin::Other("a test".into()), Some(format!(r#"{{"id":{id}}}"#).into()))
 }
 
-/// Completes the message with a result of a million characters that nobody else has, and returns it.
+/// Completes the message with a result of a million characters that no other message has, and returns it.
 async fn complete(gate: &Gate, id: u64) -> String {
     let Entry::Granted(lease) = gate.enter(&message(id)).await.unwrap() else { panic!("{id} is new") };
     let result = unique("receipt").chars().cycle().take(1_000_000).collect();
-    assert_eq!(lease.complete(&result).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&result).await.unwrap(), Completion::Applied);
     result
 }
 
@@ -32,7 +32,7 @@ async fn complete(gate: &Gate, id: u64) -> String {
 async fn answer(gate: &Gate, id: u64) -> Result<String, String> {
     match gate.enter(&message(id)).await.unwrap() {
         Entry::Completed(stored) => stored.decode().map_err(|error| error.to_string()),
-        other => panic!("{id} is completed, but the gate says {other:?}"),
+        other => panic!("{id} is completed, but the gate returns {other:?}"),
     }
 }
 

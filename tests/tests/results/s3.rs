@@ -92,7 +92,7 @@ async fn an_outage_of_s3_is_no_answer_and_shows_no_secret() {
     for shown in [format!("{error}"), format!("{error:?}"), format!("{gate:?}")] {
         assert!(!shown.contains("canary"), "{shown}");
     }
-    // It comes back without its data, as if somebody had emptied the bucket.
+    // It comes back without its data, as if the bucket had been emptied.
     server.start_again().await;
     let gone = gate.enter(&message(1)).await;
     let Ok(Entry::Completed(stored)) = gone else { panic!("the work is done: {gone:?}") };

@@ -36,7 +36,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
             assert_eq!(message.header("AWS.ApproximateReceiveCount"), Some(&b"1"[..]));
             assert!(message.timestamp_ms().is_some_and(|sent| sent > 0));
             lines.write("seen");
-            Err::<(), _>(Failure::permanent("hopeless"))
+            Err::<(), _>(Failure::permanent("rejected"))
         }
     };
     let running = stage.start(handler).await;
@@ -53,7 +53,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     let text = |name: &str| attributes[name].string_value().unwrap_or_default();
     assert_eq!((text("tenant"), attributes["weight"].data_type()), ("acme", "Number"));
     assert_eq!(attributes["seal"].binary_value().map(AsRef::as_ref), Some(&BINARY[..]));
-    assert!(text("oncegate-reason").contains("permanent") && text("oncegate-reason").contains("hopeless"));
+    assert!(text("oncegate-reason").contains("permanent") && text("oncegate-reason").contains("rejected"));
     let origin: serde_json::Value = serde_json::from_str(text("oncegate-origin")).unwrap();
     assert_eq!(origin["route"], stage.queue.name());
     assert_eq!((&origin["cause"], origin["attempts"].as_u64()), (&"permanent".into(), Some(1)));

@@ -30,7 +30,7 @@ async fn those_of_a_batch_that_were_not_deleted_are_deleted_again() {
     clerk.open();
     running.watched.until("acks", MESSAGES.into()).await;
     stage.queue.until_empty().await;
-    // What has failed is told from what has not: only those are sent again.
+    // Failed deletes are separated from successful ones: only the failed are sent again.
     assert_eq!(proxy.entries(DELETE) - before, u64::from(MESSAGES) + 2 * 3);
     let watched = running.stop().await;
     assert!(clerk.charges().values().all(|count| *count == 1));
@@ -79,7 +79,7 @@ async fn a_delete_that_comes_too_late_costs_a_duplicate_and_no_second_effect() {
     let (stage, proxy) = stage_and_proxy().await;
     stage.send([7]).await;
     let (first, second) = (Clerk::waiting(), Clerk::new());
-    // With one place and a message in it no receive is under way, and none follows: it would get its own message.
+    // With one place and a message in it no receive is in progress, and none follows: it would get its own message.
     let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
     let slow = stage.start_with(stage.source(), first.clone(), one_at_a_time).await;
     first.book.until_line("start 7").await;
@@ -125,7 +125,7 @@ async fn throttling_delays_and_loses_nothing() {
     }
 }
 
-/// Whoever is told no must not ask as fast as he can.
+/// A refused receive is retried with a growing delay, not in a tight loop.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_receives_are_not_repeated_in_a_spin() {
     let (stage, proxy) = stage_and_proxy().await;

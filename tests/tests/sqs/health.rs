@@ -1,4 +1,4 @@
-//! What health says while a queue, or its dead letters, cannot be used. A queue's limit of bytes is kept by moto; `ElasticMQ`
+//! Health while a queue, or its dead-letter queue, cannot be used. moto enforces a queue's limit of bytes; `ElasticMQ`
 //! has none.
 
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use aws_sdk_sqs::types::QueueAttributeName;
 use oncegate::consumer::Monitor;
+use oncegate::dead_letter_reader::DeadLetterReader as _;
 use oncegate::health::{Health, Reason, Status};
-use oncegate::letter_box::LetterBox as _;
 use oncegate::operate::{Redrive, Wanted};
-use oncegate::sqs::SqsLetterBox;
+use oncegate::sqs::SqsDeadLetterReader;
 use oncegate::{Attempt, Consumer, Failure, Handler, MemoryStore, Message};
 use oncegate_tests::{ElasticmqServer, Fault, Moto, Sqs, SqsProxy, until};
 
@@ -120,11 +120,11 @@ async fn rights_that_are_taken_away_are_a_reason_with_the_servers_words() {
         stage.send([number]).await;
         running.watched.until("acks", number.into()).await;
     }
-    // What is finished and cannot be deleted holds its place, and comes again: worth a word, and no standstill.
+    // A finished message that cannot be deleted keeps its place, and comes again: reported, but consuming goes on.
     proxy.every("DeleteMessageBatch", Fault::Deny("AccessDenied"));
     stage.send([3]).await;
     let health =
-        until_status(&monitor, "a word about deletes", |_, health| fails(health, "delete").is_some()).await;
+        until_status(&monitor, "a report of deletes", |_, health| fails(health, "delete").is_some()).await;
     assert!(health.is_ready() && health.is_live(), "{health}");
     proxy.heal();
     until_status(&monitor, "deleted", |status, _| status.source.failures.is_empty()).await;
@@ -141,7 +141,7 @@ async fn a_server_that_is_away_at_the_start_is_waited_for() {
     let health =
         until_status(&monitor, "a reason at the start", |_, health| fails(health, "open").is_some()).await;
     assert!(says(&health, "starting") && health.is_live() && !health.is_ready(), "{health}");
-    // Told to stop while it waits, it ends well.
+    // Asked to stop while it waits, it ends well.
     stopped.stop().await;
 
     let (running, monitor) = start(&stage, Clerk::new(), |consumer| consumer).await;
@@ -155,7 +155,7 @@ async fn a_server_that_is_away_at_the_start_is_waited_for() {
     let impatient = |consumer: Consumer| consumer.start_patience(Duration::ZERO);
     let (running, _) = start(&stage, Clerk::new(), impatient).await;
     let error = running.fails().await.to_string();
-    assert!(error.contains("nobody answers"), "{error}");
+    assert!(error.contains("no server answers"), "{error}");
 }
 
 /// A handler that gives up what is large.
@@ -252,7 +252,7 @@ async fn attributes_are_left_out_of_a_letter_that_would_not_fit_and_it_is_not_re
     running.watched.until("dead_letters", 1).await;
     running.stop().await;
 
-    let mut letters = SqsLetterBox::from_client(sqs.client().clone(), stage.dead.url());
+    let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), stage.dead.url());
     letters.open().await.unwrap();
     let mut courses = Vec::new();
     let redrive = Redrive::new(std::sync::Arc::new(MemoryStore::new()));
@@ -282,7 +282,7 @@ async fn a_redrive_keeps_the_order_of_each_group() {
     for group in 0..GROUPS {
         stage.dead.send_to_group(&format!("g{group}"), (0..EACH).map(body)).await;
     }
-    let mut letters = SqsLetterBox::from_client(sqs.client().clone(), stage.dead.url());
+    let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), stage.dead.url());
     letters.open().await.unwrap();
     let redrive = Redrive::new(std::sync::Arc::new(MemoryStore::new())).to(stage.queue.url());
     let redriven = redrive.run(&mut letters, |_| Wanted::Yes, |_| {}).await.unwrap();
@@ -291,7 +291,7 @@ async fn a_redrive_keeps_the_order_of_each_group() {
 
     let mut sent: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for message in stage.queue.take_all().await {
-        let system = message.attributes.expect("the server says them");
+        let system = message.attributes.expect("the server returns them");
         let group = system[&aws_sdk_sqs::types::MessageSystemAttributeName::MessageGroupId].clone();
         sent.entry(group).or_default().push(message.body.expect("a body"));
     }

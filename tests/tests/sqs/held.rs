@@ -19,7 +19,7 @@ async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
     let running = stage.start(clerk.clone()).await;
     clerk.book.until_line("start 7").await;
     running.watched.until("sqs_visibility_extensions", EXTENSIONS).await;
-    assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "nobody else gets it");
+    assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "no other consumer receives it");
     clerk.open();
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
@@ -80,7 +80,7 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
     assert_eq!(watched.get("claims", "completed"), 0, "none came again");
 }
 
-/// The queue says that the receipt handle is worth nothing: somebody else has the message, or will have it.
+/// The queue reports an invalid receipt handle: another consumer has the message, or will receive it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
     let sqs = Sqs::shared().await;
@@ -119,7 +119,7 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
     let (first, mut second) = (Clerk::waiting(), Clerk::new());
     // One book for both shows the order.
     second.book = first.book.clone();
-    // With one place and a message in it, no receive is under way.
+    // With one place and a message in it, no receive is in progress.
     let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
     let cut_off = stage.start_with(stage.source(), first.clone(), one_at_a_time).await;
     first.book.until_line("start 7").await;

@@ -42,7 +42,7 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
     stage.send(10..MESSAGES).await;
     running.watched.until("store_errors", 1).await;
     running.watched.until("sqs_visibility_extensions", 12).await;
-    // One that was under way when the store went away may still have come back.
+    // One that was in progress when the store went away may still have come back.
     let receives = proxy.calls("ReceiveMessage");
     stage.queue.until("held", |depth| depth.in_flight > 0).await;
     running.watched.until("sqs_visibility_extensions", 24).await;

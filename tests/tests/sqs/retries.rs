@@ -79,7 +79,7 @@ async fn the_redrive_policy_does_not_take_a_message_that_still_has_attempts() {
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["7 1 1", "7 2 2", "7 3 2"]);
-    assert_eq!(watched.total("sqs_last_receives"), 1, "and somebody is told");
+    assert_eq!(watched.total("sqs_last_receives"), 1, "and the last receive is reported");
     assert_eq!((stage.queue.depth().await.total(), redriven.depth().await.total()), (0, 0));
 }
 
@@ -113,7 +113,7 @@ async fn nothing_of_a_message_is_lost_in_its_dead_letter(sqs: &Sqs) {
     assert_eq!(large.len(), MESSAGE_MAX_BYTES);
     stage.queue.send_in_order(vec![full]).await;
     stage.queue.send([large.clone()]).await;
-    let handler = async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("hopeless"));
+    let handler = async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("rejected"));
     let running = stage.start(handler).await;
     running.watched.until("acks", 2).await;
     running.stop().await;

@@ -22,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(6);
 const LIMIT: Duration = Duration::from_secs(90);
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
 
-/// A queue with its dead letters, a scope, and everything that consumers of it share.
+/// A queue with its dead-letter queue, a scope, and everything that its consumers share.
 pub(crate) struct Stage {
     /// As the tests see it.
     pub(crate) queue: Queue,
@@ -103,7 +103,7 @@ impl Stage {
     }
 }
 
-/// A consumer that runs, and what it says of itself.
+/// A running consumer, and the events that it reports.
 pub(crate) struct Running {
     pub(crate) watched: Arc<Watched>,
     stop: oneshot::Sender<()>,
@@ -119,7 +119,7 @@ impl Running {
 
     /// It ends by itself, with an error.
     pub(crate) async fn fails(self) -> ConsumerError {
-        // Whoever drops this end asks it to stop.
+        // Dropping this end asks the consumer to stop.
         let _stop = self.stop;
         let ended = tokio::time::timeout(LIMIT, self.ended).await.expect("it ends in time");
         ended.expect("it does not panic").expect_err("it fails")
@@ -144,7 +144,7 @@ pub(crate) fn receives(message: &Message) -> u32 {
     std::str::from_utf8(count).unwrap().parse().unwrap()
 }
 
-/// What handlers did, in order; it knows nothing of oncegate.
+/// What handlers did, in order; it does not depend on oncegate.
 #[derive(Clone)]
 pub(crate) struct Book(Arc<watch::Sender<Vec<String>>>);
 

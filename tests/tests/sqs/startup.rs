@@ -1,4 +1,4 @@
-//! What is refused at start-up, and what is said.
+//! What is refused at start-up, and what is logged.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -41,7 +41,7 @@ async fn dead_letters_that_would_come_back_are_refused() {
     let own = stage.source().dead_letters(stage.queue.url());
     let running = stage.start_with(stage.source(), Clerk::new(), |consumer| consumer.dead_letters(own)).await;
     let text = chain(&running.fails().await);
-    assert!(text.contains("every letter would come back as a message"), "{text}");
+    assert!(text.contains("every dead letter would come back as a message"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -59,7 +59,7 @@ async fn a_queue_is_found_by_its_name_and_by_its_url() {
     }
 }
 
-/// What the log of this thread says while a source is opened.
+/// Returns the log of this thread while a source is opened.
 async fn said_at_start(source: &SqsSource, terms: Terms) -> String {
     let log = Log::default();
     let writer = log.clone();

@@ -51,7 +51,7 @@ async fn what_a_long_poll_brings_during_a_stop_goes_back_at_once() {
     assert_eq!(clerk.charges().len() as u64, handled);
 }
 
-/// A handler that takes its time to end holds up nobody but its own message.
+/// A handler that is slow to end delays only its own message.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_during_a_stop_does_not_wait_for_the_handlers() {
     let stage = Stage::on(&Sqs::shared().await).await;
@@ -60,7 +60,7 @@ async fn what_comes_during_a_stop_does_not_wait_for_the_handlers() {
     let two = |consumer: Consumer| consumer.concurrency(2);
     let running = stage.start_with(stage.source().visibility(LONG), clerk.clone(), two).await;
     clerk.book.until_line("start 1").await;
-    // Another receive is under way: there is a permit for one more.
+    // Another receive is in progress: there is a permit for one more.
     running.watched.until("sqs_calls", 2).await;
     let watched = Arc::clone(&running.watched);
     let late = async {

@@ -22,7 +22,7 @@ fn order(id: &str) -> Record {
         .header(CANARY, NUMBER)
 }
 
-/// One for each way that a message can go. The ids tell the handler which.
+/// One message for each outcome. The ids select the outcome in the handler.
 fn every_way() -> Vec<Record> {
     let mut records: Vec<_> = (1..=6).map(|id| order(&id.to_string())).collect();
     // A duplicate, and bad keys of several kinds.
@@ -44,7 +44,7 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
         let number = if message.payload().starts_with(br#"{"id":""#) { 0 } else { id(&message) };
         match number {
             2 if attempt.number() == 1 => Err(Failure::retry("try again")),
-            3 => Err(Failure::permanent("hopeless")),
+            3 => Err(Failure::permanent("rejected")),
             4 => panic!("it panics"),
             // serde's own errors quote what they have read.
             5 => Err(message.json::<u8>().unwrap_err()),
@@ -73,7 +73,7 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
     }
     running.stop().await;
 
-    assert!(shown.contains(&stage.scope) && shown.contains("hopeless"), "it shows something: {shown}");
+    assert!(shown.contains(&stage.scope) && shown.contains("rejected"), "it shows something: {shown}");
     let (log, spans) = (seen.log(), seen.spans_as_text());
     assert!(log.contains(&stage.scope) && spans.contains(&stage.scope), "there are logs and spans");
     for (place, text) in [("the endpoint", shown), ("the log", log), ("a span", spans)] {

@@ -59,7 +59,7 @@ fn queried(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices("oncegate_") {
         let rest = &text[at..];
-        // What a recording rule makes is not ours to publish.
+        // oncegate does not publish what a recording rule makes.
         if text[..at].ends_with("scope:") {
             continue;
         }

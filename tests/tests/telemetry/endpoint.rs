@@ -9,7 +9,7 @@ use oncegate_tests::{HttpClient, HttpServer, Redis, RedisServer, Sent};
 
 use crate::stage::{Stage, id, order};
 
-/// The metrics of Prometheus' text: what its `# TYPE` lines say.
+/// Returns the metrics of Prometheus' text, from its `# TYPE` lines.
 fn types(text: &str) -> BTreeSet<(String, String)> {
     let typed = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     typed.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
@@ -77,7 +77,7 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
         CATALOGUE.iter().map(|metric| (metric.full_name(), kind(metric).to_owned())).collect();
     let published = types(&text);
     assert!(published.is_subset(&catalogued), "{:?}", published.difference(&catalogued));
-    // Gauges are said as there is something to say. Of the others, `answers` alone has labels that nobody lists.
+    // A gauge is published once it has a value. Of the others, `answers` alone has labels that are not listed.
     let missing: Vec<_> = catalogued.difference(&published).filter(|(_, kind)| kind != "gauge").collect();
     assert!(matches!(&missing[..], [(name, _)] if name == "oncegate_answers_total"), "{missing:?}");
     for (name, _) in &published {

@@ -99,7 +99,7 @@ impl Running {
         text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
     }
 
-    /// Waits for `/readyz` to answer with this status, and returns what it says.
+    /// Waits for `/readyz` to answer with this status, and returns its body.
     pub(crate) async fn probed(&self, expected: u16) -> String {
         until("/readyz", LIMIT, async || {
             let (status, text) = self.get("/readyz").await;

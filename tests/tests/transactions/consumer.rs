@@ -1,4 +1,4 @@
-//! In the consumer runtime: acknowledgements follow what the record says, and nothing else.
+//! In the consumer runtime: acknowledgements follow the record, and nothing else.
 
 use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ fn receipt(attempt: &Attempt) -> String {
     format!("receipt of attempt {}", attempt.number())
 }
 
-/// Charges in a transaction that ends in this way at the first attempt, and remembers what duplicates were told.
+/// Charges in a transaction that ends in this way at the first attempt, and remembers what duplicates got.
 struct Pay {
     till: Till,
     first: End,
@@ -28,7 +28,7 @@ impl Handler for Pay {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let end = if attempt.number() == 1 { self.first } else { End::Commit };
         self.till.charge(message, attempt, &receipt(attempt), end, ready(())).await?;
-        // Not what was committed: the record has the last word.
+        // Not what was committed: the record decides.
         Ok("something else".to_owned())
     }
 
@@ -49,7 +49,7 @@ async fn an_effect_and_its_completion_are_committed_together() {
         assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1]], "{client}");
         assert_eq!(*told.lock().unwrap(), ["receipt of attempt 1"], "{client}");
         assert_eq!(bench.counters.total("retries"), 0, "{client}");
-        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
         let State::Completed { result, .. } = looked.record.state else { panic!("{looked:?}") };
         let stored = "receipt of attempt 1".to_owned().to_stored(Codec::Json).unwrap();
         assert_eq!(result, stored, "{client}: byte for byte what the codec stores");
@@ -82,7 +82,7 @@ async fn a_lease_lost_while_the_transaction_is_open_rolls_it_back() {
     }
 }
 
-/// Somebody else takes the key and completes it while the transaction is open; the handler does not care.
+/// Another owner takes the key and completes it while the transaction is open; the handler ignores its cancellation.
 struct TakenOver {
     place: Arc<Place>,
     told: Arc<Mutex<Vec<String>>>,
@@ -153,7 +153,7 @@ async fn a_transactional_gate_takes_no_ok_without_a_transaction() {
     bench.run(place.gate(LEASE).transactional(), handler, 1).await;
     assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), u64::from(Bench::MAX_ATTEMPTS));
-    let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+    let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
     let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
     assert!(reason.contains("commit_with"), "{reason}");
     // Without the option it is a completion as any other.

@@ -1,4 +1,4 @@
-//! Transactions of another database, connections that are cut around the commit, and sessions in the way.
+//! Transactions of another database, connections that are cut around the commit, and sessions that hold locks.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ async fn a_transaction_of_another_database_is_never_taken_for_success() {
     for client in CLIENTS {
         let place = Place::new(client).await;
         let (till, store) = elsewhere(&place, folder.path()).await;
-        // There one of the payments is somebody else's, and one is completed.
+        // There another owner has one of the payments, and one is completed.
         for (id, done) in [(2, false), (3, true)] {
             let (token, key) = (Token::from_bits(fastrand::u128(..)), key_of(&place.scope, id));
             let lease = Duration::from_secs(3_600);
@@ -55,7 +55,7 @@ async fn a_transaction_of_another_database_is_never_taken_for_success() {
         bench.run(place.gate(LEASE), Charge(till.clone()), 3).await;
         assert!(till.charges().await.is_empty(), "{client}");
         assert_eq!(bench.letters.causes(), ["attempts_used_up"; 3], "{client}");
-        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
         assert!(matches!(looked.record.state, State::Failed { .. }), "{client}: {looked:?}");
     }
 }
@@ -79,7 +79,7 @@ async fn a_database_without_records_is_refused_in_words() {
         let bench = Bench::of(&[1]);
         bench.run(place.gate(LEASE), Charge(till.clone()), 1).await;
         assert!(till.charges().await.is_empty(), "{client}");
-        let looked = place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
         let State::Failed { reason, .. } = looked.record.state else { panic!("{client}: {looked:?}") };
         assert!(reason.contains(expected), "{client}: {reason}");
     }
@@ -104,13 +104,13 @@ async fn a_file_whose_commits_a_power_cut_takes_back_is_refused() {
     assert!(refused.contains("PRAGMA synchronous = FULL"), "{refused}");
     assert!(place.till.charges().await.is_empty());
     charge("FULL").unwrap();
-    assert_eq!(lease.committed().await.unwrap(), Completion::Held);
+    assert_eq!(lease.committed().await.unwrap(), Completion::Applied);
 }
 
 /// Where the first commit's connection is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cut {
-    /// The server never hears of the commit.
+    /// The commit never reaches the server.
     BeforeTheCommit,
     /// It has committed, and its answer is lost.
     BeforeTheAnswer,
@@ -176,7 +176,7 @@ async fn a_commit_that_is_still_under_way_is_waited_for() {
         wire.url().clone_into(&mut place.till.url);
         let bench = Bench::of(&[1]);
         let counters = Arc::clone(&bench.counters);
-        // The record is locked by a transaction that nobody hears of: reading it back meets that lock.
+        // The record is locked by a transaction whose client is gone: reading it back waits for that lock.
         let arriving = async move {
             counters.until("store_errors", 1).await;
             arrive.notify_one();
@@ -193,7 +193,7 @@ async fn a_commit_that_is_still_under_way_is_waited_for() {
 async fn a_session_that_holds_a_record_stops_no_other_key() {
     let place = Place::new(Client::TokioPostgres).await;
     let key = key_of(&place.scope, 1);
-    // Somebody claims a payment, locks its record, and stalls.
+    // Another session claims a payment, locks its record, and stalls.
     let (token, lease) = (Token::from_bits(fastrand::u128(..)), Duration::from_millis(1));
     let operation = Operation::Claim { token, lease, fingerprint: None, fenced: false };
     place.store.execute(vec![Command { key: key.clone(), operation }]).await.remove(0).unwrap();
@@ -244,7 +244,7 @@ async fn a_session_keeps_its_settings_and_a_read_only_one_is_told_why() {
     let place = Place::new(Client::TokioPostgres).await;
     for (id, begin, acked, seen) in [
         (1, "SET synchronous_commit = off; SET lock_timeout = '7s'", 1, vec!["off7s"]),
-        (2, "SET default_transaction_read_only = on", 1, vec!["takes no writes", "on0"]),
+        (2, "SET default_transaction_read_only = on", 1, vec!["accepts no writes", "on0"]),
     ] {
         let bench = Bench::of(&[id]);
         let handler = InSession { url: place.till.url.clone(), begin, seen: Arc::default() };

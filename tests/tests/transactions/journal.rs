@@ -42,7 +42,7 @@ async fn an_entry_is_in_the_transaction_of_its_completion() {
         assert_eq!([&entries[0].run, &entries[2].run], [&entries[1].run, &entries[3].run], "{client}");
         assert_ne!(entries[1].run, entries[2].run, "{client}");
 
-        // Who comes too late says nothing.
+        // An owner that comes too late writes no entry.
         let lease = granted(&gate, 2).await;
         let key = key_of(&place.scope, 2);
         let meanwhile = take_over(&*place.store, key.clone(), "theirs");
@@ -127,7 +127,7 @@ async fn apply(store: &dyn Store, key: &StoreKey, operation: Operation) -> Reply
 }
 
 async fn look(store: &dyn Store, key: &StoreKey) -> Option<Record> {
-    store.look(vec![key.clone()]).await.remove(0).unwrap().map(|looked| looked.record)
+    store.read(vec![key.clone()]).await.remove(0).unwrap().map(|looked| looked.record)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,11 +150,11 @@ async fn every_change_of_state_has_its_entry_and_nothing_else_has_one() {
             let entry = after.as_ref().and_then(|after| expected(&key, before.as_ref(), after));
             let mut entries = place.history(&key).await;
             entries.iter_mut().for_each(|entry| (entry.at_ms, entry.by) = (0, None));
-            // An expired record, and with it what is told of it, may go at once or when the purge comes.
+            // An expired record, and with it its journal, is removed at once or by the purge.
             if before.is_none() && entries.len() < told.len() {
                 told.clear();
             }
-            // A run that completes once more after its retention has said so before, if its row is still there.
+            // A run that completes once more after its retention has an entry already, if its row is still there.
             let again = |last: &Entry| {
                 before.is_none()
                     && entry.as_ref().is_some_and(|entry| {
@@ -215,7 +215,7 @@ async fn a_batch_has_an_entry_for_each_of_its_keys() {
         ] {
             let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
             let replies = place.store.execute(keys.iter().map(command).collect()).await;
-            assert!(replies.into_iter().all(|reply| reply.unwrap() != Reply::Lost), "{client}");
+            assert!(replies.into_iter().all(|reply| reply.unwrap() != Reply::NotOwner), "{client}");
         }
         for key in &keys {
             let entries = place.history(key).await;
@@ -271,7 +271,7 @@ async fn a_role_that_runs_consumers_writes_a_journal_that_it_cannot_touch() {
     let key = StoreKey::new(&Scope::new(unique("t")).unwrap(), Digest::from_bytes([1; 16]));
     let claim =
         Operation::Claim { token: Token::from_bits(1), lease: HOUR, fingerprint: None, fenced: false };
-    assert_ne!(apply(&worker, &key, claim).await, Reply::Lost);
+    assert_ne!(apply(&worker, &key, claim).await, Reply::NotOwner);
     let entries = owner.journal(&key, 10).await.unwrap();
     assert_eq!((events(&entries), entries[0].by.as_deref()), (vec!["claimed"], Some("oncegate")));
 

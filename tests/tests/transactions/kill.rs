@@ -97,7 +97,7 @@ impl Scene {
         Process::spawn("payer", command)
     }
 
-    /// Starts the next worker, and sees to its fate.
+    /// Starts the next worker, and kills it at its point.
     async fn run_one(&self) {
         let number = self.started.fetch_add(1, SeqCst);
         let first = i64::try_from(number / RIVALS).unwrap() * PAYMENTS;
@@ -135,7 +135,8 @@ impl Scene {
         }
     }
 
-    /// One run has completed, the one whose charge was committed, and none has said so that was killed.
+    /// Checks that one run has completed, the one whose charge was committed, and that no killed run is recorded as
+    /// completed.
     async fn check_journal(&self, id: i64, attempt: i32) {
         let entries = self.place.history(&key_of(&self.place.scope, id)).await;
         let of = |event: &str| entries.iter().filter(|entry| entry.event == event).collect::<Vec<_>>();

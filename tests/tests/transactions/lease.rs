@@ -1,4 +1,4 @@
-//! Loops of one's own.
+//! Custom consumer loops, which use a lease without the runtime.
 
 use std::future::ready;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ async fn a_lease_tells_what_its_transaction_came_to() {
         let (gate, receipt) = (place.gate(LEASE), "receipt".to_owned());
         let lease = granted(&gate, 1).await;
         place.till.charge(lease.message(), lease.attempt(), &receipt, End::Commit, ready(())).await.unwrap();
-        assert_eq!(lease.committed().await.unwrap(), Completion::Held, "{client}");
+        assert_eq!(lease.committed().await.unwrap(), Completion::Applied, "{client}");
         let Entry::Completed(stored) = enter(&gate, 1).await else { panic!("{client}") };
         assert_eq!(stored.decode::<String>().unwrap(), receipt, "{client}");
 
@@ -48,7 +48,7 @@ async fn a_lease_tells_what_its_transaction_came_to() {
         let refused =
             place.till.charge(lease.message(), lease.attempt(), &receipt, End::Commit, meanwhile).await;
         assert!(refused.is_err(), "{client}");
-        assert_eq!(lease.committed().await.unwrap(), Completion::Lost, "{client}");
+        assert_eq!(lease.committed().await.unwrap(), Completion::NotOwner, "{client}");
         assert_eq!(place.till.charges().await.into_keys().collect::<Vec<_>>(), [1], "{client}");
     }
 }
@@ -73,7 +73,7 @@ async fn a_lease_commits_a_transaction_and_reads_it_back() {
     let transaction = client.transaction().await.unwrap();
     transaction.execute(&insert, &[]).await.unwrap();
     let lease = not_committed.into_lease();
-    assert_eq!(lease.commit_with(transaction, &()).await.unwrap(), Completion::Held);
+    assert_eq!(lease.commit_with(transaction, &()).await.unwrap(), Completion::Applied);
     assert_eq!(place.till.charges().await[&1], [1]);
 }
 
@@ -104,7 +104,7 @@ async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
     let transaction = client.build_transaction().isolation_level(RepeatableRead).start().await.unwrap();
     transaction.batch_execute("SELECT 1").await.unwrap();
     let expiry = async || {
-        place.store.look(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap().record.expires_at
+        place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap().record.expires_at
     };
     let (began, begun) = (Instant::now(), expiry().await);
     while expiry().await == begun {
@@ -115,7 +115,7 @@ async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
     assert!(not_committed.to_string().contains("40001"), "{not_committed}");
     // In the default isolation it does not matter.
     let transaction = client.transaction().await.unwrap();
-    assert_eq!(not_committed.into_lease().commit_with(transaction, &()).await.unwrap(), Completion::Held);
+    assert_eq!(not_committed.into_lease().commit_with(transaction, &()).await.unwrap(), Completion::Applied);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,6 +134,6 @@ async fn a_role_of_few_rights_completes_in_its_transaction() {
     till.charge(lease.message(), lease.attempt(), &"receipt".to_owned(), End::Commit, ready(()))
         .await
         .unwrap();
-    assert_eq!(lease.committed().await.unwrap(), Completion::Held);
+    assert_eq!(lease.committed().await.unwrap(), Completion::Applied);
     admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }

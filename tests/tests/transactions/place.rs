@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::codec::ToStored as _;
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, Reply};
@@ -65,7 +65,7 @@ impl Place {
         Self { till, store: Arc::new(store), journal, scope: unique("transactions"), _folder: folder }
     }
 
-    /// What the store's journal says of a key.
+    /// Returns the store's journal of a key.
     pub(crate) async fn history(&self, key: &StoreKey) -> Vec<Entry> {
         match &self.journal {
             Journal::Sqlite(store) => store.journal(key, ENTRIES_MOST).await.unwrap(),
@@ -127,14 +127,14 @@ impl Bench {
         let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
             .dead_letters(Arc::clone(&self.letters))
             .max_attempts(Self::MAX_ATTEMPTS)
-            .flood_limit(FloodLimit { in_a_row: 1_000, share: 1.1 })
+            .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
             .backoff(Backoff::new(Duration::from_millis(1), Duration::from_millis(5)))
             .observer(Arc::clone(&self.counters) as _);
         consumer.run_until(async move { list.until_acked(acks).await }).await.unwrap();
     }
 }
 
-/// Charges in a transaction, and says what its result is.
+/// Charges in a transaction, and returns the result.
 pub(crate) struct Charge(pub(crate) Till);
 
 impl Handler for Charge {
@@ -154,9 +154,9 @@ pub(crate) fn key_of(scope: &str, id: i64) -> StoreKey {
     Key::json(["id"]).compile(&Scope::new(scope).unwrap()).unwrap().derive("payments", &message).unwrap()
 }
 
-/// An operator opens the key again, and somebody else claims and completes it.
+/// An operator reopens the key, and another owner claims and completes it.
 pub(crate) async fn take_over(store: &dyn Store, key: StoreKey, result: &str) {
-    let expected = store.look(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
+    let expected = store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
     let token = Token::from_bits(fastrand::u128(..));
     let (lease, retention) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
     let result = result.to_owned().to_stored(Codec::Json).unwrap();
@@ -166,6 +166,6 @@ pub(crate) async fn take_over(store: &dyn Store, key: StoreKey, result: &str) {
         Operation::Complete { token, fingerprint: None, result, retention },
     ] {
         let reply = store.execute(vec![Command { key: key.clone(), operation }]).await.remove(0).unwrap();
-        assert_ne!(reply, Reply::Lost);
+        assert_ne!(reply, Reply::NotOwner);
     }
 }

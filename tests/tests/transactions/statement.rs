@@ -17,7 +17,7 @@ use crate::place::postgres_store;
 const RECORDS: u64 = 400;
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A record of any state, by one of two tokens; `expires_at` says how long it has left.
+/// A record of any state, by one of two tokens; `expires_at` is its expiry.
 fn any_record(rng: &mut Rng, tokens: [Token; 2]) -> Record {
     let token = tokens[rng.usize(..2)];
     let attempt = rng.u8(1..=255);
@@ -59,14 +59,14 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
     let keys: Vec<StoreKey> = planted.iter().map(|(key, _)| key.clone()).chain([key(RECORDS)]).collect();
     let mut reached = [0; 2];
     for key in keys {
-        let before = store.look(vec![key.clone()]).await.remove(0).unwrap();
+        let before = store.read(vec![key.clone()]).await.remove(0).unwrap();
         let parameters = (key.as_str(), tokens[0].as_bytes().as_slice(), b"result".as_slice(), 3_600_000_i64);
         let (key_text, token, result, retention_ms) = parameters;
         let changed = client
             .execute(PostgresStore::complete_sql(), &[&key_text, &token, &result, &retention_ms])
             .await
             .unwrap();
-        let after = store.look(vec![key.clone()]).await.remove(0).unwrap();
+        let after = store.read(vec![key.clone()]).await.remove(0).unwrap();
 
         let result = Bytes::from_static(b"result");
         let complete = Operation::Complete { token: tokens[0], fingerprint: None, result, retention: HOUR };
@@ -74,7 +74,7 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
             before.clone().map_or((StoreTime::default(), None), |looked| (looked.now, Some(looked.record)));
         let (expected, reply) = apply(now, record.clone(), &complete);
         // Completed within a transaction is only what was not completed before, and was there.
-        let completes = reply == Reply::Held { recreated: false } && expected != record;
+        let completes = reply == Reply::Applied { recreated: false } && expected != record;
         assert_eq!(changed, u64::from(completes), "seed {seed}, {before:?}");
         let expected = if completes { expected } else { record };
         match (after, expected) {

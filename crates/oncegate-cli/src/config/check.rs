@@ -1,4 +1,4 @@
-//! What must be there, and what must fit together, as far as it can be known without a server.
+//! Checks without a server that required settings are present and that settings fit together.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{Loaded, Path, Secrets, Severity};
 use crate::run::build;
 use crate::run::wire::Endpoint;
 
-/// SQS lets a message be held for so long.
+/// The longest time for which SQS lets a message stay in flight.
 const SQS_HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
 
 fn path<const N: usize>(parts: [&str; N]) -> Path {
@@ -29,14 +29,14 @@ impl Loaded {
         self.findings.add(&self.layers, &self.text, (Severity::Warning, About::Value), path, message);
     }
 
-    /// What is not there, unless it was there and wrong.
+    /// Reports a missing setting, unless it was present and wrong.
     fn missing(&mut self, path: &[String], what: &str) {
         if !self.findings.is_spoilt(path) {
             self.error(path, format!("it is missing: {what}"));
         }
     }
 
-    /// Where a consumer's setting is: its own, or the one that it inherits.
+    /// The path of a consumer's setting: its own, or the one that it inherits.
     fn place(&self, consumer: &str, setting: &[&str]) -> Path {
         let at = |above: Path| [above, setting.iter().map(|part| (*part).to_owned()).collect()].concat();
         let own = at(path(["consumer", consumer]));
@@ -87,14 +87,14 @@ impl Loaded {
             self.judge_literal(
                 &path(["store", "url"]),
                 secrets,
-                "a password stands in the URL; take it out, and set `password`",
+                "the URL contains a password; take it out, and set `password`",
             );
         }
         if let Some(password) = &store.password {
             let at = path(["store", "password"]);
             self.check_secret(&at, password, secrets);
             if in_url {
-                self.error(&at, "there is a password in the URL as well");
+                self.error(&at, "the URL contains a password as well");
             }
         }
     }
@@ -104,7 +104,7 @@ impl Loaded {
             self.judge_literal(
                 at,
                 secrets,
-                "this is the secret itself; put it into { file = \"…\" } or { env = \"…\" }",
+                "this is the secret itself; move it to { file = \"…\" } or { env = \"…\" }",
             );
         }
     }
@@ -123,7 +123,7 @@ impl Loaded {
         }
         let at = |setting: &str| [own.clone(), path([setting])].concat();
         if consumer.key.is_none() {
-            self.missing(&at("key"), "what makes two messages the same, as { json = [\"order_id\"] }");
+            self.missing(&at("key"), "the fields that identify a message, as { json = [\"order_id\"] }");
         }
         match &consumer.source {
             None => self.missing(&at("source"), "{ kafka = { brokers, topics } } or { sqs = { queue } }"),
@@ -136,7 +136,7 @@ impl Loaded {
         match &consumer.dead_letters {
             None => self.warn(
                 &at("dead_letters"),
-                "there are none: the consumer stops at the first message that must be given up",
+                "there is no dead-letter topic or queue: the consumer stops at the first message that must be given up",
             ),
             Some(dead_letters) => self.check_dead_letters(name, consumer, dead_letters),
         }
@@ -251,7 +251,8 @@ impl Loaded {
             }
             (DeadLetters { kafka: Some(_), sqs: None }, None, _) => Some((
                 "kafka",
-                "only a Kafka source has dead letters in Kafka: it tells where the cluster is".to_owned(),
+                "only a Kafka source can have dead letters in Kafka, because the source names the cluster"
+                    .to_owned(),
             )),
             (DeadLetters { kafka: None, sqs: Some(letters) }, _, Some(sqs)) => {
                 let consumed = sqs.queue.as_deref().map(queue) == Some(queue(letters));
@@ -278,11 +279,14 @@ impl Loaded {
             && retention < horizon
         {
             let at = self.place(name, &["replay_horizon"]);
-            self.error(&at, "it is longer than `retention`: what is forgotten by then would run again");
+            self.error(
+                &at,
+                "it is longer than `retention`: messages whose records have expired would run again",
+            );
         }
         if consumer.fail_open_after.is_some() {
             let at = self.place(name, &["fail_open_after"]);
-            self.warn(&at, "the promise ends while the store is away for longer than this: messages that were completed may run again");
+            self.warn(&at, "the promise does not hold while the store is unavailable for longer than this: completed messages may run again");
         }
         let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
         if let Some(sqs) = consumer.source.as_ref().and_then(|source| source.sqs.as_ref()) {
@@ -299,7 +303,7 @@ impl Loaded {
         }
     }
 
-    /// What a queue does with a message, whatever its consumer wants.
+    /// Checks the limits that SQS sets, whatever the consumer's settings are.
     fn check_queue_times(&mut self, name: &str, consumer: &Consumer, visibility: Duration, lease: Duration) {
         if visibility < lease {
             let at = self.place(name, &["source", "sqs", "visibility"]);
@@ -320,7 +324,7 @@ impl Loaded {
         }
     }
 
-    /// Lets the library itself judge the settings, with a store in memory in place of the real one.
+    /// Lets the library check the settings, with a store in memory in place of the real one.
     fn check_by_building(&mut self, name: &str, consumer: &Consumer) {
         let judged = consumer.source.as_ref().map(|source| build::check_source(name, source));
         let source = match judged.transpose() {
@@ -332,7 +336,7 @@ impl Loaded {
         };
         let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
         if let Err(error) = build::check(consumer, source, gate) {
-            // The library names a setting as a configuration does.
+            // The library uses the configuration's names for settings.
             let known = [
                 "lease",
                 "retention",
@@ -352,7 +356,7 @@ impl Loaded {
         }
     }
 
-    /// What the library has said of the source, unless something in it was found wrong already.
+    /// Reports the library's error about the source, unless the source already has an error.
     fn check_by_source(&mut self, name: &str, consumer: &Consumer, error: String) {
         let is_kafka = consumer.source.as_ref().is_some_and(|source| source.kafka.is_some());
         let at = self.place(name, &["source", if is_kafka { "kafka" } else { "sqs" }]);
@@ -362,7 +366,8 @@ impl Loaded {
         }
     }
 
-    /// Two consumers in one group must consume the same topics: else each gets partitions that it does not know.
+    /// Two consumers in one group must consume the same topics: otherwise each gets partitions of topics it does not
+    /// consume.
     fn check_groups(&mut self, consumers: &[(String, Consumer)]) {
         let mut groups: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
         for (name, consumer) in consumers {

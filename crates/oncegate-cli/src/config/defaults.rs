@@ -1,4 +1,4 @@
-//! The library's defaults, in the words of a configuration.
+//! The library's defaults, in the form of a configuration.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(super) const BACKOFF_MOST: Duration = Consumer::DEFAULT_BACKOFF.most();
 pub(super) const BREAKER_FIRST: Duration = Breaker::DEFAULT.pause.first();
 pub(super) const BREAKER_MOST: Duration = Breaker::DEFAULT.pause.most();
 
-/// Where the page is served unless told otherwise: this machine alone can reach it.
+/// The default address of the status page: only this machine can reach it.
 pub(crate) const LISTEN: &str = "127.0.0.1:9464";
 
 /// In the largest unit that needs no fraction.

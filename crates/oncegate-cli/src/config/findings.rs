@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and how that is shown: with the line of the file and a caret.
+//! The errors of a configuration, and how they are shown: with the line of the file and a caret.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use super::layers::{Layers, Origin, Path};
 
-/// How much of an offending line is shown, in characters.
+/// The most characters of an offending line that are shown.
 const LINE_MOST: usize = 160;
 
-/// How bad it is.
+/// Whether a finding is an error or a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
@@ -17,14 +17,14 @@ pub(crate) enum Severity {
     Warning,
 }
 
-/// Something that is wrong, or may be.
+/// An error or a warning.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
     /// The setting, with dots between its parts.
     pub(crate) path: String,
     pub(crate) message: String,
-    /// `file`, the name of a variable or a flag; none for what is missing altogether.
+    /// `file`, the name of a variable or a flag; none for a setting that is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) origin: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,11 +35,11 @@ pub(crate) struct Finding {
     at: Option<std::ops::Range<usize>>,
 }
 
-/// What was found so far, with what it takes to show it.
+/// The findings so far, with the text that is needed to show them.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) all: Vec<Finding>,
-    /// Settings that were wrong and taken away: nobody must call them missing.
+    /// Settings that were wrong and removed: they must not be reported as missing.
     spoilt: Vec<Path>,
 }
 
@@ -70,7 +70,7 @@ impl Findings {
         self.push(text, severity, path, message.into(), origin, at);
     }
 
-    /// The text is no TOML.
+    /// Adds the finding that the text is not TOML.
     pub(super) fn add_broken(&mut self, text: &str, message: String, at: std::ops::Range<usize>) {
         self.push(text, Severity::Error, &[], message, Some("file".to_owned()), Some(at));
     }
@@ -93,12 +93,12 @@ impl Findings {
         self.spoilt.push(path);
     }
 
-    /// Whether something at, above or below `path` was wrong and is gone.
+    /// Whether a setting at, above or below `path` was wrong and has been removed.
     pub(super) fn is_spoilt(&self, path: &[String]) -> bool {
         self.spoilt.iter().any(|spoilt| spoilt.starts_with(path) || path.starts_with(spoilt))
     }
 
-    /// By their place in the file; what is not in it comes first.
+    /// Sorts the findings by their place in the file; those without one come first.
     pub(super) fn sort(&mut self) {
         self.all.sort_by_key(|finding| (finding.line, finding.column, finding.severity));
     }
@@ -111,7 +111,7 @@ impl Findings {
         self.all.iter().filter(|finding| finding.severity == severity).count()
     }
 
-    /// For people: each with its line and a caret.
+    /// The findings as text, each with its line and a caret.
     pub(crate) fn render(&self, file: &str, text: &str) -> String {
         self.all.iter().map(|finding| finding.render(file, text)).collect::<Vec<_>>().join("\n\n")
     }
@@ -138,7 +138,7 @@ impl Finding {
     }
 }
 
-/// A line of the file in which nobody reads a password. Its length stays, so that carets stand where they should.
+/// Masks the secrets of a line of the file. Its length stays the same, so that carets point to the right column.
 fn redacted_line(text: &str, line: usize) -> String {
     let line = text.lines().nth(line - 1).unwrap_or_default();
     let stars = |secret: &str| "*".repeat(secret.chars().count());
@@ -170,7 +170,7 @@ fn place(text: &str, at: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// A path as people write it.
+/// A path with dots between its parts.
 pub(super) fn dotted(path: &[String]) -> String {
     let part = |part: &String| if part.contains('.') { format!("\"{part}\"") } else { part.clone() };
     path.iter().map(part).collect::<Vec<_>>().join(".")

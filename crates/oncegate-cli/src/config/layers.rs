@@ -1,4 +1,4 @@
-//! File, environment and flags on top of each other: one table, and where each of its values came from.
+//! Merges file, environment and flags into one table, and records where each value came from.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use toml::{Table, Value};
 use toml_edit::{Document, Item};
 
-/// The way to a setting: `["consumer", "billing", "lease"]`.
+/// The path of a setting: `["consumer", "billing", "lease"]`.
 pub(crate) type Path = Vec<String>;
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// Bytes of the file: of the name of the setting, and of its value.
@@ -25,12 +25,12 @@ pub(crate) enum Origin {
 const PREFIX: &str = "ONCEGATE_";
 const SEPARATOR: &str = "__";
 
-/// The table as it is read, and the origins of its parts.
+/// The merged table, and the origins of its parts.
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
     pub(super) table: Table,
     origins: BTreeMap<Path, Origin>,
-    /// Values that came as text and may stand for something else: `64` for a number.
+    /// Values that were given as text and may stand for another type: `64` for a number.
     texts: Vec<Path>,
 }
 
@@ -130,7 +130,7 @@ impl Layers {
         self.texts.push(path);
     }
 
-    /// Takes the text at `path` for the TOML that it may be; `false` when it came as something else, or was tried before.
+    /// Parses the text at `path` as TOML; `false` when it was not given as text, or was parsed before.
     pub(super) fn reinterpret(&mut self, path: &[String]) -> bool {
         let Some(at) = self.texts.iter().position(|text| path.starts_with(text)) else { return false };
         let path = self.texts.swap_remove(at);
@@ -141,17 +141,17 @@ impl Layers {
         true
     }
 
-    /// Takes away what is wrong, so that what follows can be read; `false` when there is nothing there.
+    /// Removes a wrong value, so that the rest can be read; `false` when there is no value.
     pub(super) fn remove(&mut self, path: &[String]) -> bool {
         remove(&mut self.table, path)
     }
 
-    /// Where the value at `path` came from, or the nearest part above it that came from somewhere.
+    /// The origin of the value at `path`, or of the nearest part above it that has one.
     pub(super) fn origin(&self, path: &[String]) -> Option<&Origin> {
         (1..=path.len()).rev().find_map(|length| self.origins.get(path.get(..length)?))
     }
 
-    /// Where exactly this value came from, if it was set.
+    /// The origin of exactly this value, if it was set.
     pub(super) fn exact_origin(&self, path: &[String]) -> Option<&Origin> {
         self.value(path)?;
         self.origin(path)
@@ -168,7 +168,7 @@ fn get<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
     if rest.is_empty() { Some(value) } else { get(value.as_table()?, rest) }
 }
 
-/// Something in a list, or below what is no table, goes with all of it.
+/// A wrong value in a list, or below a value that is not a table, is removed with the whole list or value.
 fn remove(table: &mut Table, path: &[String]) -> bool {
     let Some((name, rest)) = path.split_first() else { return false };
     match table.get_mut(name) {

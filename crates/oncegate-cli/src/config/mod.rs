@@ -1,8 +1,8 @@
 //! One configuration: a file, the environment over it, and flags over both.
 //!
-//! `layers` puts them on top of each other and remembers where each value came from, `shape` says what there is to set,
-//! `values` how values are spelt, `check` what must fit together, `findings` how mistakes are shown, and `table` what the
-//! documentation, the JSON schema and `oncegate check --explain` say.
+//! `layers` merges them and records where each value came from, `shape` defines the settings, `values` parses values,
+//! `check` checks that they fit together, `findings` shows errors, and `table` makes the documentation's table, the
+//! JSON schema and the answer of `oncegate check --explain`.
 
 mod check;
 mod defaults;
@@ -28,19 +28,19 @@ use shape::{Config, Consumer};
 
 /// The largest file that is read, in bytes.
 const FILE_MAX_BYTES: u64 = 1024 * 1024;
-/// After so many mistakes, the rest may wait.
+/// The most errors that are collected; reading stops after them.
 const FINDINGS_MOST: usize = 200;
 
 /// A setting from the command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
-    /// The flag as it was given, such as `--lease`.
+    /// The flag's name, such as `--lease`.
     pub(crate) flag: String,
     pub(crate) path: Path,
     pub(crate) value: String,
 }
 
-/// A configuration that was read, with all that is wrong with it.
+/// A configuration that was read, with all its findings.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) config: Config,
@@ -50,7 +50,7 @@ pub(crate) struct Loaded {
     text: String,
 }
 
-/// How literal secrets are judged.
+/// Whether literal secrets are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Secrets {
     MayBeLiteral,
@@ -61,7 +61,7 @@ pub(crate) enum Secrets {
 /// of the consumers so far.
 ///
 /// # Errors
-/// When the file cannot be read. Whatever is wrong in it is in the findings.
+/// When the file cannot be read. Errors in its content are in the findings.
 pub(crate) fn load(
     file: Option<&FilePath>,
     flags: impl FnOnce(&[String]) -> Vec<Setting>,
@@ -100,7 +100,7 @@ impl Loaded {
             Layers::default()
         });
         if findings.has_errors() {
-            // Whatever else could be said would follow from that.
+            // Any further finding would only be a consequence.
             return Self { config: Config::default(), findings, layers, file, text };
         }
         layers.add_environment(variables);
@@ -126,11 +126,11 @@ impl Loaded {
         for (name, value) in defaults.into_iter().flatten() {
             table.entry(name.clone()).or_insert_with(|| value.clone());
         }
-        // Both tables have been read before, so there is nothing in them that cannot be.
+        // Both tables have been read before, so this cannot fail.
         Consumer::deserialize(table).unwrap_or_default()
     }
 
-    /// All that is wrong, for people.
+    /// All findings as text.
     pub(crate) fn render(&self) -> String {
         self.findings.render(&self.file, &self.text)
     }
@@ -140,7 +140,7 @@ impl Loaded {
         self.text.get(..at).unwrap_or_default().matches('\n').count() + 1
     }
 
-    /// Where a setting came from, in words; `None` when it has its default.
+    /// Where a setting came from, as text; `None` when it has its default.
     fn origin(&self, path: &[String]) -> Option<String> {
         Some(match self.layers.exact_origin(path)? {
             Origin::File { name, .. } => format!("{}:{}", self.file, self.line(name.start)),
@@ -149,7 +149,8 @@ impl Loaded {
     }
 }
 
-/// Reads the table. What cannot be read is noted and taken away, until the rest can be: so all mistakes are found.
+/// Reads the table. A value that cannot be read is reported and removed until the rest can be read, so that all errors
+/// are found.
 fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     while findings.all.len() < FINDINGS_MOST {
         let read = serde_path_to_error::deserialize::<_, Config>(Value::Table(layers.table.clone()));
@@ -177,7 +178,7 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     Config::default()
 }
 
-/// An unknown name with the nearest that is known; everything else as it is.
+/// Adds the nearest known name to an "unknown" message; returns every other message unchanged.
 fn in_words(message: &str) -> String {
     let kinds = [("unknown field ", "setting"), ("unknown variant ", "choice")];
     let Some((prefix, kind)) = kinds.into_iter().find(|(prefix, _)| message.starts_with(prefix)) else {
@@ -189,7 +190,7 @@ fn in_words(message: &str) -> String {
     let distance = |name: &&str| strsim::damerau_levenshtein(unknown, name);
     match known.iter().copied().min_by_key(distance).filter(|name| distance(name) <= 1 + name.len() / 3) {
         Some(near) => format!("`{unknown}` is no {kind}; did you mean `{near}`?"),
-        None => format!("`{unknown}` is no {kind}; there are {}", known.join(", ")),
+        None => format!("`{unknown}` is no {kind}; known are {}", known.join(", ")),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use oncegate::consumer::{Breaker, FloodLimit};
+use oncegate::consumer::{Breaker, DeadLetterLimit};
 use oncegate::{Consumer as Runtime, Gate};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -41,17 +41,17 @@ pub(crate) struct Store {
     pub(crate) url: Option<String>,
     /// The password that belongs into the URL.
     pub(crate) password: Option<Secret>,
-    /// How far a record must have gone before it counts, in Redis.
+    /// How durable a record must be before it counts, in Redis.
     pub(crate) durability: Option<Durability>,
     /// How long the server may take to answer. Keep it well below the lease.
     #[schemars(extend("default" = "2s for Redis, 5s for PostgreSQL"))]
     pub(crate) response_timeout: Option<Time>,
-    /// How long one try to connect may take.
+    /// The time limit of one attempt to connect.
     #[schemars(extend("default" = "2s"))]
     pub(crate) connect_timeout: Option<Time>,
     /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` URLs.
     pub(crate) tls_root: Option<PathBuf>,
-    /// Accept a Redis that may evict records: their messages run again.
+    /// Accept a Redis that may evict records: messages of evicted records run again.
     #[schemars(extend("default" = false))]
     pub(crate) allow_evicting_policy: Option<bool>,
     /// Keep a journal of every change in the store itself, in the transaction of the change: SQLite, and PostgreSQL after
@@ -64,10 +64,10 @@ pub(crate) struct Store {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Durability {
-    /// How many replicas must have it.
+    /// How many replicas must have the record.
     #[schemars(extend("default" = 0))]
     pub(crate) replicas: Option<u32>,
-    /// Whether it must be on the disk (Redis 7.2 or later).
+    /// Whether the record must be on the disk (Redis 7.2 or later).
     #[schemars(extend("default" = false))]
     pub(crate) fsync: Option<bool>,
     /// How long to wait for that.
@@ -81,18 +81,18 @@ pub(crate) struct Durability {
 pub(crate) struct Consumer {
     /// Where messages come from: `kafka` or `sqs`.
     pub(crate) source: Option<Source>,
-    /// What makes two messages the same.
+    /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
-    /// What else must be equal: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
+    /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
     pub(crate) fingerprint: Option<FingerprintSetting>,
-    /// What becomes of a message of which no key can be made: `dead-letter` gives it up, `refuse` stops the consumer.
+    /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops the consumer.
     #[schemars(extend("default" = "dead-letter"))]
     pub(crate) strictness: Option<Strictness>,
-    /// Who does the work: `http`, `exec` or `command`.
+    /// The worker that handles messages: `http`, `exec` or `command`.
     pub(crate) handler: Option<Handler>,
-    /// Where messages go that are given up: `kafka` or `sqs`. Without it, the consumer stops at the first of them.
+    /// The dead-letter topic or queue: `kafka` or `sqs`. Without it, the consumer stops at the first dead letter.
     pub(crate) dead_letters: Option<DeadLetters>,
-    /// How long a claim lasts without a heartbeat: how long a message waits after its worker was killed.
+    /// The lease: how long a claim lasts without a heartbeat, and so how long a message waits after its worker was killed.
     #[schemars(extend("default" = time(Gate::DEFAULT_LEASE)))]
     pub(crate) lease: Option<Time>,
     /// How long one run may take.
@@ -103,21 +103,21 @@ pub(crate) struct Consumer {
     pub(crate) retention: Option<Time>,
     /// The longest replay that you plan, to be checked against the retention.
     pub(crate) replay_horizon: Option<Time>,
-    /// Whether workers get a fence, a number that only grows per key.
+    /// Whether workers get a fencing token, a number that only grows per key.
     #[schemars(extend("default" = false))]
     pub(crate) fenced: Option<bool>,
-    /// How many attempts a message gets, those of killed workers included; 1 to 254.
+    /// The most attempts for a message, including those of killed workers; 1 to 254.
     #[schemars(extend("default" = Runtime::DEFAULT_MAX_ATTEMPTS))]
     pub(crate) max_attempts: Option<u32>,
     /// The waits between attempts.
     pub(crate) backoff: Option<Backoff>,
-    /// In which order messages run: `key`, `partition` or `unordered`.
+    /// The order in which messages run: `key`, `partition` or `unordered`.
     #[schemars(extend("default" = "key"))]
     pub(crate) ordering: Option<Ordering>,
-    /// Accept that a message that waits in a retry topic is overtaken by later ones of its key or partition.
+    /// Accept that later messages of the same key or partition overtake a message in a retry topic.
     #[schemars(extend("default" = false))]
     pub(crate) overtaking_retries: Option<bool>,
-    /// How many messages are with the worker at a time.
+    /// How many messages the worker handles at a time.
     #[schemars(extend("default" = super::defaults::CONCURRENCY))]
     pub(crate) concurrency: Option<u32>,
     /// How many of them for one tenant; `key` must have a `tenant`. As many as for all, unless set.
@@ -131,9 +131,9 @@ pub(crate) struct Consumer {
     /// How long running work may go on after a stop.
     #[schemars(extend("default" = time(Runtime::DEFAULT_STOP_DEADLINE)))]
     pub(crate) stop_deadline: Option<Time>,
-    /// When so many messages are given up that the consumer must be wrong, and stops.
-    pub(crate) flood_limit: Option<Flood>,
-    /// When the worker fails for all messages alike, and is paused.
+    /// The dead-letter limit: the consumer stops when it gives up too many messages.
+    pub(crate) dead_letter_limit: Option<Flood>,
+    /// The circuit breaker: pauses the worker when too many messages fail.
     pub(crate) breaker: Option<BreakerLimits>,
     /// The largest result that a record keeps.
     #[schemars(extend("default" = size(Gate::DEFAULT_MAX_RESULT_BYTES)))]
@@ -176,10 +176,10 @@ pub(crate) struct Kafka {
     /// The consumer group.
     #[schemars(extend("default" = "the consumer's name"))]
     pub(crate) group: Option<String>,
-    /// Where a group starts that has committed nothing: `beginning` or `end`.
+    /// Where a group without committed offsets starts: `beginning` or `end`.
     #[schemars(extend("default" = "beginning"))]
     pub(crate) from: Option<StartAt>,
-    /// How often finished offsets are committed.
+    /// The time between two commits of finished offsets.
     #[schemars(extend("default" = "1s"))]
     pub(crate) commit_interval: Option<Time>,
     /// How long a rebalance waits for work that has started.
@@ -212,7 +212,7 @@ pub(crate) struct Sqs {
     /// The region.
     #[schemars(extend("default" = "the AWS SDK's, or the URL's"))]
     pub(crate) region: Option<String>,
-    /// Where SQS is, for a server of your own.
+    /// The address of another SQS server.
     pub(crate) endpoint_url: Option<String>,
     /// How long the queue hides a message without a heartbeat; no shorter than the lease.
     #[schemars(extend("default" = "60s"))]
@@ -241,25 +241,25 @@ pub(crate) struct Handler {
     /// How many of `exec` to run.
     #[schemars(extend("default" = 1))]
     pub(crate) workers: Option<u32>,
-    /// How long the worker may take; then nobody knows what came of it, and the message waits for its lease.
+    /// How long the worker may take. After that the outcome is unknown, and the message waits until its lease expires.
     #[schemars(extend("default" = "max_run"))]
     pub(crate) timeout: Option<Time>,
-    /// Asked by `GET` until it answers with 2xx, before the first message is taken; else a connection is tried.
+    /// Requested by `GET` until it answers with 2xx, before the first message is taken. Without it, a connection is tried.
     pub(crate) ready_url: Option<String>,
-    /// Allow `http` to another machine although nobody encrypts it.
+    /// Allow `http` to another machine, which is not encrypted.
     #[schemars(extend("default" = false))]
     pub(crate) allow_remote: Option<bool>,
     /// The authority that has signed the worker's certificate, a file in PEM, for `https` URLs. Without it, those of the machine.
     pub(crate) tls_root: Option<PathBuf>,
     /// Sent as `Authorization: Bearer …` to `http`.
     pub(crate) token: Option<Secret>,
-    /// The content type of messages that do not name theirs.
+    /// The content type of messages without one.
     #[schemars(extend("default" = "application/octet-stream"))]
     pub(crate) content_type: Option<String>,
-    /// Speak HTTP/2 alone. Over TLS, a worker that can is spoken to in it in any case.
+    /// Use only HTTP/2. Over TLS, HTTP/2 is used in any case with a worker that supports it.
     #[schemars(extend("default" = false))]
     pub(crate) http2: Option<bool>,
-    /// Send messages that are no CloudEvents as such, too.
+    /// Also send messages that are not CloudEvents as CloudEvents.
     #[schemars(extend("default" = false))]
     pub(crate) cloudevents: Option<bool>,
 }
@@ -286,32 +286,32 @@ pub(crate) struct Backoff {
     pub(crate) most: Option<Time>,
 }
 
-/// When giving up messages means that the consumer is wrong.
+/// The dead-letter limit.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Flood {
-    /// This many in a row.
-    #[schemars(extend("default" = FloodLimit::default().in_a_row))]
+    /// This many messages in a row.
+    #[schemars(extend("default" = DeadLetterLimit::default().in_a_row))]
     pub(crate) in_a_row: Option<u32>,
-    /// This share of the last 1,000.
-    #[schemars(extend("default" = FloodLimit::default().share))]
+    /// This share of the last 1,000 messages.
+    #[schemars(extend("default" = DeadLetterLimit::default().share))]
     pub(crate) share: Option<f64>,
 }
 
-/// When failures mean that something is down which the worker needs.
+/// The circuit breaker.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BreakerLimits {
     /// Whether it is on.
     #[schemars(extend("default" = true))]
     pub(crate) on: Option<bool>,
-    /// How many of the last keys are looked at.
+    /// How many of the last keys it takes into account.
     #[schemars(extend("default" = Breaker::default().keys))]
     pub(crate) keys: Option<u32>,
     /// The share of them that must have failed.
     #[schemars(extend("default" = Breaker::default().share))]
     pub(crate) share: Option<f64>,
-    /// How long the first pause is; it doubles.
+    /// The first pause; it doubles.
     #[schemars(extend("default" = time(super::defaults::BREAKER_FIRST)))]
     pub(crate) first: Option<Time>,
     /// The longest pause.
@@ -323,7 +323,7 @@ pub(crate) struct BreakerLimits {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Status {
-    /// Where the status page, `/metrics`, `/healthz` and `/readyz` are served, or `off`. Nobody is asked for a password there.
+    /// The address of the status page, `/metrics`, `/healthz` and `/readyz`, or `off`. They need no password.
     #[schemars(extend("default" = super::defaults::LISTEN))]
     pub(crate) listen: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! The settings as people and editors see them: the JSON schema, the table of the documentation, and where each value of
-//! a configuration came from. All are made from `shape`.
+//! The JSON schema, the documentation's table of settings, and where each value of a configuration came from. All are
+//! derived from `shape`.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use super::shape::Config;
 use super::values::Property;
 use super::{Loaded, Path};
 
-/// What stands for the name of a consumer.
+/// The placeholder for the name of a consumer.
 const NAME: &str = "NAME";
 
 /// The JSON schema of a configuration.
@@ -24,7 +24,7 @@ pub(crate) fn schema() -> Json {
     schema
 }
 
-/// TOML has no null: what is optional is left out.
+/// TOML has no null: an optional value is left out.
 fn without_null(schema: &mut Json) {
     if let Json::Array(schemas) = schema {
         schemas.iter_mut().for_each(without_null);
@@ -81,7 +81,7 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<Row>) {
         if let Some(entry) = entries.filter(|entry| entry.contains_key("properties")) {
             collect(entry, &at(&[name, NAME]), rows);
         } else if property.contains_key("properties") {
-            // What consumers inherit is what they have.
+            // Consumers inherit the same settings that they have.
             if name != "defaults" {
                 collect(property, &at(&[name]), rows);
             }
@@ -127,17 +127,17 @@ pub(crate) fn markdown() -> String {
     out
 }
 
-/// A value that is in force, and where it came from.
+/// An effective value, and where it came from.
 #[derive(Debug, Serialize)]
 pub(crate) struct Explained {
     pub(crate) path: String,
     pub(crate) value: String,
-    /// A place in the file, the name of a variable, a flag, or `default`.
+    /// A position in the file, the name of a variable, a flag, or `default`.
     pub(crate) origin: String,
 }
 
 impl Loaded {
-    /// Every setting that is in force. Secrets are shown as `***`.
+    /// Every effective setting. Secrets are shown as `***`.
     pub(crate) fn explain(&self) -> Vec<Explained> {
         let rows = rows();
         let mut explained = Vec::new();
@@ -148,7 +148,7 @@ impl Loaded {
             for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first == "consumer")) {
                 let Some(rest) = row.path.get(2..) else { continue };
                 let own = [&["consumer".to_owned(), consumer.clone()], rest].concat();
-                // A whole first part is inherited, or nothing of it.
+                // The first part of a path is inherited as a whole, or not at all.
                 let has_own = own.get(..3).is_some_and(|part| self.layers.value(part).is_some());
                 let source = if has_own { own.clone() } else { [&["defaults".to_owned()], rest].concat() };
                 explained.extend(self.explain_one(row, &own, &source));
@@ -161,7 +161,7 @@ impl Loaded {
         let (value, origin) = match self.layers.value(source) {
             Some(value) => (shown(row, value), self.origin(source)?),
             None => {
-                // Of `kafka`, `sqs`, `http` and their like, only what is used is worth a line.
+                // Of alternatives such as `kafka` and `sqs`, or `http` and `exec`, only the used one gets a line.
                 let alternatives = ["source", "handler", "durability", "dead_letters"];
                 let unused = alternatives.iter().any(|part| source.contains(&(*part).to_owned()));
                 let parent = source.split_last().and_then(|(_, parent)| self.layers.value(parent));

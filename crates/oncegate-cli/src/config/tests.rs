@@ -1,10 +1,10 @@
-//! What is found in a configuration, and where it is shown.
+//! Tests of what is found in a configuration, and where it is shown.
 
 use std::time::Duration;
 
 use super::*;
 
-/// A configuration in which nothing is wrong.
+/// A configuration without errors.
 const FINE: &str = r#"version = 1
 [store]
 url = "redis://cache:6379"
@@ -37,7 +37,7 @@ fn of(text: &str) -> Loaded {
     loaded(text, &[], Vec::new(), Secrets::MayBeLiteral)
 }
 
-/// The same with one line in place of another.
+/// Returns [`FINE`] with one line replaced.
 fn changed(line: &str, other: &str) -> String {
     assert!(FINE.contains(line), "{line}");
     FINE.replacen(line, other, 1)

@@ -36,14 +36,14 @@ pub(crate) struct KeySetting(pub(crate) Key);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FingerprintSetting(pub(crate) FingerprintSpec);
 
-/// A program: words for a shell, or a list of arguments that needs none.
+/// A program: a command line for a shell, or a list of arguments that needs no shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Shell(String),
     Words(Vec<String>),
 }
 
-/// Something that nobody may read in a log: in a file, in the environment, or, with a warning, here.
+/// A secret, which never appears in a log: in a file, in the environment, or, with a warning, in the configuration.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Secret {
     Literal(String),
@@ -59,7 +59,7 @@ impl Secret {
     /// The secret itself, without the line feed that editors leave at the end of a file.
     ///
     /// # Errors
-    /// When it is not where it should be, in words.
+    /// When the file or variable cannot be read; the text says why.
     pub(crate) fn resolve(&self) -> Result<String, String> {
         match self {
             Self::Literal(text) => Ok(text.clone()),
@@ -70,7 +70,10 @@ impl Secret {
                 let size = std::fs::metadata(path).map(|file| file.len());
                 let text = match size {
                     Ok(bytes) if bytes > SECRET_MAX_BYTES => {
-                        return Err(format!("{} has {bytes} bytes, more than a secret has", path.display()));
+                        return Err(format!(
+                            "{} has {bytes} bytes, more than a secret may have",
+                            path.display()
+                        ));
                     }
                     Ok(_) => std::fs::read_to_string(path),
                     Err(error) => Err(error),
@@ -96,7 +99,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Property {
-    /// Whether a property of this name is one that nobody should read.
+    /// Whether a property of this name is secret.
     pub(crate) fn is_secret(name: &str) -> bool {
         ["password", "secret", "sasl.username", ".pem", "oauthbearer.config"]
             .iter()
@@ -104,7 +107,7 @@ impl Property {
     }
 }
 
-/// What stands there, instead of what was expected.
+/// Describes the value that was found instead of the expected one.
 fn unlike(found: &Value, expected: &str) -> String {
     format!(
         "{} where {expected} is expected",
@@ -154,7 +157,7 @@ fn size(text: &str) -> Result<usize, String> {
     let size: bytesize::ByteSize = text.parse().map_err(|_| refuse())?;
     match usize::try_from(size.as_u64()) {
         Ok(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err("it must be more than nothing".to_owned()),
+        _ => Err("it must be above zero".to_owned()),
     }
 }
 

@@ -1,49 +1,50 @@
-//! Which letters are meant.
+//! Selects dead letters.
 
 use std::time::{Duration, SystemTime};
 
 use oncegate::Origin;
 use oncegate::core::key::{Scope, StoreKey};
+use oncegate::dead_letter_reader::StoredDeadLetter;
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause};
-use oncegate::letter_box::Buried;
 use oncegate::operate::Wanted;
 
 use crate::args::duration;
 
-/// Letters that pass every one of these are meant.
+/// Selects the dead letters that match every one of these filters.
 ///
-/// What oncegate did not write has neither cause nor times: it passes only where nothing of that is asked for.
+/// A message that oncegate did not write has neither cause nor times: it matches only if no filter is on these.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct FilterArgs {
-    /// Letters with this cause: bad_key, permanent, attempts_used_up, mismatch, not_handed_over; may be repeated
+    /// Only dead letters with this cause: bad_key, permanent, attempts_used_up, mismatch, not_handed_over; may be
+    /// repeated
     #[arg(long = "cause", value_name = "WORD")]
     causes: Vec<DeadLetterCause>,
 
-    /// Letters whose reason contains this
+    /// Only dead letters whose reason contains this
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// Letters of this scope
+    /// Only dead letters of this scope
     #[arg(long, value_name = "NAME")]
     scope: Option<Scope>,
 
-    /// Letters of this key, as the store has it; may be repeated
+    /// Only dead letters of this store key; may be repeated
     #[arg(long = "store-key", value_name = "SCOPE:DIGEST")]
     store_keys: Vec<StoreKey>,
 
-    /// Letters whose messages were consumed from this topic or queue
+    /// Only dead letters whose messages were consumed from this topic or queue
     #[arg(long, value_name = "NAME")]
     origin: Option<String>,
 
-    /// Letters given up at this time or later: 2026-11-21T10:00:00Z, or so long ago: 2h
+    /// Only dead letters given up at this time or later: 2026-11-21T10:00:00Z, or this long ago: 2h
     #[arg(long, value_name = "TIME")]
     since: Option<Moment>,
 
-    /// Letters given up before this time: 2026-11-21T10:00:00Z, or so long ago: 2h
+    /// Only dead letters given up before this time: 2026-11-21T10:00:00Z, or this long ago: 2h
     #[arg(long, value_name = "TIME")]
     until: Option<Moment>,
 
-    /// The letter that lies there, as list shows it: orders.dead/0@42; may be repeated
+    /// Only the dead letter at this position, as list shows it: orders.dead/0@42; may be repeated
     #[arg(long = "at", value_name = "PLACE")]
     places: Vec<String>,
 }
@@ -53,7 +54,7 @@ impl FilterArgs {
         Self { places: vec![place.to_owned()], ..Self::default() }
     }
 
-    pub(super) fn judge(&self, buried: &Buried) -> Wanted {
+    pub(super) fn judge(&self, buried: &StoredDeadLetter) -> Wanted {
         let place = buried.place.to_string();
         let from_there = |name: &str| match buried.message().origin() {
             Origin::Kafka { topic, .. } => &**topic == name,
@@ -81,7 +82,7 @@ impl FilterArgs {
             && self.since.as_ref().is_none_or(|since| letter.failed_at >= since.time);
         match &self.until {
             _ if !matches => Wanted::No,
-            // It may be asked for tomorrow, by the same words.
+            // It may match tomorrow, with the same filter.
             Some(until) if letter.failed_at >= until.time => Wanted::NotNow,
             _ => Wanted::Yes,
         }
@@ -96,7 +97,7 @@ impl FilterArgs {
             || self.until.is_some()
     }
 
-    /// The filter in words that are the same for the same filter.
+    /// The filter as text; equal filters have equal text.
     pub(super) fn words(&self) -> String {
         let mut words = Vec::new();
         let mut add = |name: &str, mut values: Vec<String>| {
@@ -116,7 +117,7 @@ impl FilterArgs {
     }
 }
 
-/// A time, and how it was spelt.
+/// A time, and how it was written.
 #[derive(Clone, Debug)]
 struct Moment {
     text: String,
@@ -138,7 +139,7 @@ impl std::str::FromStr for Moment {
 mod tests {
     use clap::Parser;
     use oncegate::Message;
-    use oncegate::letter_box::Letter;
+    use oncegate::dead_letter_reader::Letter;
 
     use super::*;
 
@@ -156,7 +157,7 @@ mod tests {
         Origin::Kafka { topic: topic.into(), partition: 0, offset }
     }
 
-    fn letter(failed_ago: Duration) -> Buried {
+    fn letter(failed_ago: Duration) -> StoredDeadLetter {
         let failed_at = SystemTime::now() - failed_ago;
         let letter = DeadLetter {
             message: Message::new("orders", origin("orders", 7), None),
@@ -168,7 +169,7 @@ mod tests {
             first_failed_at: None,
             failed_at,
         };
-        Buried { place: origin("dead", 3), what: Letter::Known(letter) }
+        StoredDeadLetter { place: origin("dead", 3), what: Letter::Known(letter) }
     }
 
     #[test]
@@ -201,7 +202,7 @@ mod tests {
     #[test]
     fn what_has_no_reason_is_meant_only_when_nobody_asks_for_one() {
         let message = Message::new("dead", origin("dead", 3), None);
-        let foreign = Buried { place: origin("dead", 3), what: Letter::Foreign(message) };
+        let foreign = StoredDeadLetter { place: origin("dead", 3), what: Letter::Foreign(message) };
         assert_eq!(filter("--at dead/0@3").judge(&foreign), Wanted::Yes);
         assert_eq!(filter("--cause permanent").judge(&foreign), Wanted::No);
         assert_eq!(filter("--since 2h").judge(&foreign), Wanted::No);

@@ -1,4 +1,4 @@
-//! `oncegate dead-letters list`: which letters there are, and why.
+//! `oncegate dead-letters list`: lists dead letters with their causes and reasons.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, plain};
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.list/1";
 
 /// List the dead letters of a topic or queue: how many of each cause, and each with its reason
 ///
-/// Nothing of a payload is printed. A topic is only read. A queue cannot be read without receiving, so it wants
+/// Nothing of a payload is printed. A topic is only read. A queue cannot be read without receiving, so it requires
 /// --use-up-a-receive; its messages are visible again at the end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     filter: FilterArgs,
 
-    /// List at most so many letters; all are counted
+    /// List at most this many dead letters; all are counted
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=100_000))]
     most: u32,
 
@@ -40,13 +40,13 @@ pub(crate) struct Args {
 struct Document {
     schema: &'static str,
     place: String,
-    /// Letters that are there.
+    /// The number of dead letters.
     seen: u64,
-    /// Those that pass the filter.
+    /// How many match the filter.
     matching: u64,
-    /// Those by their cause; `foreign` are those that oncegate did not write.
+    /// How many by cause; `foreign` counts messages that oncegate did not write.
     by_cause: BTreeMap<&'static str, u64>,
-    /// The first of them.
+    /// The first of those that match.
     letters: Vec<Known>,
 }
 

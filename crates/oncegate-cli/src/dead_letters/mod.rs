@@ -1,8 +1,8 @@
-//! `oncegate dead-letters`: look through a topic or queue of dead letters, and send their messages back.
+//! `oncegate dead-letters`: lists and shows the dead letters of a topic or queue, and redrives their messages.
 
-use oncegate::kafka::KafkaLetterBox;
-use oncegate::letter_box::{Buried, LetterBox};
-use oncegate::sqs::SqsLetterBox;
+use oncegate::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
+use oncegate::kafka::KafkaDeadLetterReader;
+use oncegate::sqs::SqsDeadLetterReader;
 
 use crate::args::pair;
 use crate::exit::{Exit, Problem, not_opened};
@@ -12,7 +12,7 @@ mod list;
 mod redrive;
 mod show;
 
-/// Look through dead letters, and send their messages back
+/// List and show dead letters, and send their messages back
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     List(list::Args),
@@ -48,11 +48,11 @@ struct PlaceArgs {
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
 
-    /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
     #[arg(long, value_name = "URL", requires = "queue")]
     endpoint_url: Option<String>,
 
-    /// Yes, one receive of each message in the queue may be used up, and consumers do not see them meanwhile
+    /// Accept that one receive of each message in the queue is used up, and that consumers do not see them meanwhile
     #[arg(long, requires = "queue")]
     use_up_a_receive: bool,
 }
@@ -62,11 +62,11 @@ impl PlaceArgs {
         self.topic.as_deref().or(self.queue.as_deref()).unwrap_or_default()
     }
 
-    /// Opens the place; `progress` names what remembers how far a redrive came in a topic.
-    async fn open(&self, progress: Option<String>) -> Result<Box<dyn LetterBox>, Problem> {
-        let mut letters: Box<dyn LetterBox> = match (&self.topic, &self.brokers, &self.queue) {
+    /// Opens the topic or queue; `progress` names the consumer group that stores how far a redrive came in a topic.
+    async fn open(&self, progress: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
+        let mut letters: Box<dyn DeadLetterReader> = match (&self.topic, &self.brokers, &self.queue) {
             (Some(topic), Some(brokers), _) => {
-                let mut letters = KafkaLetterBox::new(brokers.as_str(), topic.as_str());
+                let mut letters = KafkaDeadLetterReader::new(brokers.as_str(), topic.as_str());
                 for (name, value) in &self.properties {
                     letters = letters.property(name, value);
                 }
@@ -82,7 +82,7 @@ impl PlaceArgs {
                                 --use-up-a-receive if that may be";
                     return Err(Problem::new(Exit::Usage, text));
                 }
-                let letters = SqsLetterBox::new(queue.as_str());
+                let letters = SqsDeadLetterReader::new(queue.as_str());
                 match &self.endpoint_url {
                     Some(url) => Box::new(letters.endpoint_url(url)),
                     None => Box::new(letters),
@@ -95,8 +95,8 @@ impl PlaceArgs {
     }
 }
 
-/// Calls `each` for every letter.
-async fn read(place: &PlaceArgs, mut each: impl FnMut(Buried) + Send) -> Result<(), Problem> {
+/// Calls `each` for every dead letter.
+async fn read(place: &PlaceArgs, mut each: impl FnMut(StoredDeadLetter) + Send) -> Result<(), Problem> {
     if place.queue.as_deref().is_some_and(|queue| queue.ends_with(".fifo")) {
         let text = "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are \
                     held, so most of it would not be seen; it can be redriven";

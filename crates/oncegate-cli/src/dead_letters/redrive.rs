@@ -1,7 +1,7 @@
-//! `oncegate dead-letters redrive`: send messages back to where they came from.
+//! `oncegate dead-letters redrive`: sends messages back to their origins.
 
+use oncegate::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
 use oncegate::journal::Entry;
-use oncegate::letter_box::{Buried, LetterBox};
 use oncegate::operate::{Redrive, RedriveError, Redriven, Step};
 use serde::Serialize;
 
@@ -13,23 +13,23 @@ use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, plain};
 use crate::store::StoreArgs;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.redrive/1";
 
-/// How many letters that somebody must see to are named.
+/// The most dead letters that could not be sent and are named in the answer.
 const TROUBLES_NAMED_MOST: usize = 20;
 
-/// Send the messages of dead letters back to where they came from, through the gate
+/// Send the messages of dead letters back to their origins, through the gate
 ///
-/// For each letter: look at its record; pass it over if the message was completed since, or is under way; open the
-/// record, unless it has changed; send the message, on its first route, and wait until it is there. A message that is
-/// sent twice is answered by its record, so a redrive may be interrupted and started again at any moment.
+/// For each dead letter: read its record; skip it if the message was completed since, or is in progress; reopen the
+/// record, unless it has changed; send the message, on its first route, and wait until the broker has it. A message
+/// that is sent twice is answered by its record, so a redrive may be interrupted and started again at any moment.
 ///
-/// In a topic the letters stay. How far a redrive came is kept as the offsets of a consumer group, under a name made of
-/// topic, filter and destination: the same command goes on where the last one ended. From a queue the letters that were
-/// sent are deleted.
+/// In a topic the dead letters stay. The progress of a redrive is kept as the offsets of a consumer group, whose name
+/// is made of topic, filter and destination: the same command continues where the last one ended. From a queue, dead
+/// letters that were sent are deleted.
 ///
-/// Exit code 1: some letters could not be sent, and somebody must see to them.
+/// Exit code 1: some dead letters could not be sent and need an operator.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
 
-    /// At most so many messages a second [default: as fast as it goes]
+    /// Send at most this many messages a second [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
 
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GROUP", conflicts_with = "queue")]
     progress: Option<String>,
 
-    /// Keep no progress, and begin at the first letter of the topic
+    /// Keep no progress, and begin at the first dead letter of the topic
     #[arg(long, conflicts_with_all = ["queue", "progress"])]
     no_progress: bool,
 
@@ -76,11 +76,11 @@ struct Document<'a> {
     progress: Option<String>,
     #[serde(flatten)]
     redriven: Redriven,
-    /// The first letters that somebody must see to.
+    /// The first dead letters that could not be sent.
     troubles: &'a [Trouble],
 }
 
-/// A letter that could not be sent.
+/// A dead letter that could not be sent.
 #[derive(Debug, Serialize)]
 struct Trouble {
     at: String,
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
         let journal = if args.change.dry_run { None } else { Some(begin(args).await?) };
         let mut letters = args.place.open(args.progress()).await?;
         let done = redrive(args, &mut *letters, journal.as_ref(), &mut troubles).await;
-        // What was sent is remembered, and the rest given back, however it ended.
+        // However the redrive ended: the progress is stored, and messages that were not sent are returned.
         let closed = letters.close().await;
         let redriven = done?;
         closed?;
@@ -118,7 +118,8 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if redriven.troubles() == 0 { Exit::Yes } else { Exit::No })
 }
 
-/// Says what would be done, and asks. A topic is counted first; a queue would have to be received twice.
+/// Prints what would be done, and asks for confirmation. A topic is counted first; a queue is not, because it would
+/// have to be received twice.
 async fn begin(args: &Args) -> Result<Written, Problem> {
     let place = args.place.name();
     let target = args.to.as_deref().unwrap_or("where they came from");
@@ -140,13 +141,13 @@ async fn begin(args: &Args) -> Result<Written, Problem> {
 
 async fn redrive(
     args: &Args,
-    letters: &mut dyn LetterBox,
+    letters: &mut dyn DeadLetterReader,
     journal: Option<&Written>,
     troubles: &mut Vec<Trouble>,
 ) -> Result<Redriven, Problem> {
     let mut unwritten = None;
     let tell = |step: Step<'_>| {
-        let Step { buried, course } = step;
+        let Step { letter: buried, course } = step;
         if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
             troubles.push(trouble(buried, course));
         }
@@ -170,12 +171,12 @@ async fn redrive(
     unwritten.map_or(Ok(redriven), Err)
 }
 
-fn trouble(buried: &Buried, course: &oncegate::operate::Course) -> Trouble {
-    use oncegate::operate::Course;
+fn trouble(buried: &StoredDeadLetter, course: &oncegate::operate::RedriveAction) -> Trouble {
+    use oncegate::operate::RedriveAction;
     let why = match course {
-        Course::Unreadable(why) => format!("its record cannot be read: {why}"),
-        Course::NoWayBack(why) => why.clone(),
-        _ => "another message holds its key, with other content: reset that first, if it may be forgotten"
+        RedriveAction::Unreadable(why) => format!("its record cannot be read: {why}"),
+        RedriveAction::NoWayBack(why) => why.clone(),
+        _ => "another message with other content has its key: reset that record first, if it may be lost"
             .to_owned(),
     };
     let key = buried.letter().and_then(|letter| letter.key.clone());
@@ -194,7 +195,7 @@ impl Args {
         Ok(redrive)
     }
 
-    /// Two redrives that ask for other letters, or send them elsewhere, must not pass each other's letters.
+    /// Two redrives with different filters or destinations must not skip each other's dead letters.
     fn progress(&self) -> Option<String> {
         self.place.topic.as_ref().filter(|_| !self.no_progress)?;
         let made = || {

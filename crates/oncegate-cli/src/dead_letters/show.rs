@@ -1,9 +1,9 @@
-//! `oncegate dead-letters show`: one letter, with all that is known of it.
+//! `oncegate dead-letters show`: one dead letter, with everything that is known about it.
 
 use std::time::SystemTime;
 
 use oncegate::Header;
-use oncegate::letter_box::Buried;
+use oncegate::dead_letter_reader::StoredDeadLetter;
 use oncegate::operate::Wanted;
 use serde::Serialize;
 
@@ -13,18 +13,18 @@ use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, time};
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.show/1";
 
 /// Show one dead letter: where its message came from, why it was given up, and when
 ///
-/// The payload and the values of headers are printed only with --payload. Exit code 1: there is no such letter.
+/// The payload and the values of headers are printed only with --payload. Exit code 1: there is no such dead letter.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     place: PlaceArgs,
 
-    /// Where the letter lies, as list shows it: orders.dead/0@42
+    /// The position of the dead letter, as list shows it: orders.dead/0@42
     #[arg(value_name = "PLACE")]
     at: String,
 
@@ -36,10 +36,10 @@ pub(crate) struct Args {
     answer: AnswerArgs,
 }
 
-/// All that is known of a letter. Times are RFC 3339.
+/// Everything that is known about a dead letter. Times are RFC 3339.
 #[derive(Debug, Serialize)]
 pub(super) struct Known {
-    /// Where it lies.
+    /// Its position.
     pub(super) at: String,
     /// Whether oncegate wrote it; if not, only the next four are known.
     pub(super) known: bool,
@@ -71,7 +71,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn of(buried: &Buried) -> Self {
+    pub(super) fn of(buried: &StoredDeadLetter) -> Self {
         let (message, letter) = (buried.message(), buried.letter());
         let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
         let produced =
@@ -107,7 +107,7 @@ struct Document {
     content: Option<Content>,
 }
 
-/// What `--payload` asks for. Bytes that are no UTF-8 are shown with U+FFFD in their place.
+/// The content that `--payload` prints. Bytes that are not UTF-8 are replaced by U+FFFD.
 #[derive(Serialize)]
 struct Content {
     payload: String,
@@ -130,7 +130,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn find(args: &Args) -> Result<Option<Buried>, Problem> {
+async fn find(args: &Args) -> Result<Option<StoredDeadLetter>, Problem> {
     let (filter, mut found) = (FilterArgs::at(&args.at), None);
     super::read(&args.place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {
@@ -141,7 +141,7 @@ async fn find(args: &Args) -> Result<Option<Buried>, Problem> {
     Ok(found)
 }
 
-fn content(buried: &Buried) -> Content {
+fn content(buried: &StoredDeadLetter) -> Content {
     let message = buried.message();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let header = |header: &Header| (header.name.to_string(), header.value.as_deref().map(text));

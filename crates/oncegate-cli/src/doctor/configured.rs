@@ -1,4 +1,4 @@
-//! The same questions, on behalf of the consumers of a configuration.
+//! The checks of `oncegate doctor` for the consumers of a configuration.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::exit::{Exit, Problem};
 use crate::run::build::sqs_source;
 use crate::store;
 
-/// Asks the store and every source. Changes nothing: no consumer is started, no scope is taken.
+/// Examines the store and every source. Changes nothing: no consumer is started, no scope is created.
 pub(crate) async fn examine(loaded: &Loaded) -> Report {
     let mut report = Report::default();
     let settings = loaded.config.store.clone().unwrap_or_default();
@@ -40,7 +40,7 @@ pub(crate) async fn examine(loaded: &Loaded) -> Report {
     report
 }
 
-/// A gate whose key is not the one that the scope's records were made with does not open.
+/// A gate does not open if the scope's records were made with another key.
 async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>, report: &mut Report) {
     let (Ok(scope), Some(key)) = (Scope::new(name), &consumer.key) else { return };
     let fingerprint = consumer.fingerprint.as_ref().map(|fingerprint| &fingerprint.0);
@@ -69,7 +69,7 @@ async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>
 }
 
 /// # Errors
-/// When a secret is not where it should be.
+/// When the file or variable of a secret cannot be read.
 fn questions(consumer: &shape::Consumer) -> Result<Questions, String> {
     let source = consumer.source.clone().unwrap_or_default();
     let kafka = source.kafka.as_ref().map(|kafka| topics(kafka, consumer)).transpose()?;
@@ -84,7 +84,7 @@ fn questions(consumer: &shape::Consumer) -> Result<Questions, String> {
     })
 }
 
-/// The queue of the dead letters, reached as a consumer reaches it.
+/// The dead-letter queue, reached as a consumer reaches it.
 fn letters(source: &shape::Source, consumer: &shape::Consumer) -> Option<SqsDeadLetters> {
     let queue = consumer.dead_letters.as_ref()?.sqs.as_ref()?;
     Some(match &source.sqs {
@@ -104,7 +104,7 @@ fn topics(kafka: &shape::Kafka, consumer: &shape::Consumer) -> Result<Topics, St
         properties: kafka.properties.iter().map(property).collect::<Result<_, _>>()?,
         consumed: kafka.topics.clone().unwrap_or_default().0,
         retries: kafka.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),
-        // That there are none is said without asking anybody.
+        // A missing dead-letter queue is reported without asking a server.
         without_dead_letters: None,
         dead_letters: letters.and_then(|letters| letters.kafka),
     })

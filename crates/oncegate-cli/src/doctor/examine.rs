@@ -1,4 +1,4 @@
-//! What is asked of a store, of topics and of queues, and what is found.
+//! Examines a store, topics and queues, and collects findings.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use serde::Serialize;
 use crate::exit::{Exit, Problem};
 use crate::output::{Table, plain, span};
 
-/// What headers add to a dead letter, at the most: a reason of 1 KiB, and words.
+/// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
 const LETTER_BYTES: u64 = 4 * 1024;
 
-/// Something that weakens the promise.
+/// A setting that weakens the promise.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// The consumer of a configuration that it is about; none when it is about all of them.
+    /// The consumer of a configuration that the finding is about; none when it is about all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     consumer: Option<String>,
     /// `store`, `kafka`, a topic or a queue.
@@ -28,22 +28,22 @@ struct Finding {
     /// What to change; empty where the finding says it.
     #[serde(skip_serializing_if = "String::is_empty")]
     fix: String,
-    /// It could not even be asked.
+    /// Whether the server could not be reached.
     unreachable: bool,
 }
 
-/// What was looked at, and what was found.
+/// What was examined, and the findings.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// What was looked at, as it was found.
+    /// What was examined, one line each.
     looked_at: Vec<String>,
     findings: Vec<Finding>,
-    /// Whom the next findings are about.
+    /// The consumer that the next findings are about.
     #[serde(skip)]
     consumer: Option<String>,
 }
 
-/// What is asked on behalf of one consumer.
+/// What to examine for one consumer.
 #[derive(Debug)]
 pub(crate) struct Questions {
     pub(crate) retention: Duration,
@@ -52,25 +52,25 @@ pub(crate) struct Questions {
     pub(crate) kafka: Option<Topics>,
     pub(crate) max_run: Duration,
     pub(crate) queue: Option<SqsSource>,
-    /// A queue of dead letters.
+    /// A dead-letter queue.
     pub(crate) letters: Option<SqsDeadLetters>,
 }
 
-/// Topics, and the cluster that has them.
+/// Topics, and their cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Topics {
     pub(crate) brokers: String,
     pub(crate) properties: Vec<(String, String)>,
     pub(crate) consumed: Vec<String>,
-    /// With how long a message waits in each.
+    /// The retry topics, each with the time that a message waits in it.
     pub(crate) retries: Vec<(String, Duration)>,
     pub(crate) dead_letters: Option<String>,
-    /// What to do when no topic of dead letters is named; `None` when dead letters are kept elsewhere.
+    /// The fix to report when no dead-letter topic is named; `None` when dead letters are kept elsewhere.
     pub(crate) without_dead_letters: Option<&'static str>,
 }
 
 impl Report {
-    /// Whom the findings from now on are about.
+    /// Sets the consumer that later findings are about.
     pub(crate) fn about(&mut self, consumer: &str) {
         self.consumer = Some(consumer.to_owned());
     }
@@ -79,7 +79,7 @@ impl Report {
         self.looked_at.push(what.into());
     }
 
-    /// Whether the answer is yes.
+    /// Whether there are no findings.
     pub(crate) fn exit(&self) -> Exit {
         match self.findings.as_slice() {
             [] => Exit::Yes,
@@ -104,7 +104,7 @@ impl Report {
         });
     }
 
-    /// It could not be opened or asked.
+    /// Adds the finding that a server could not be reached or asked.
     pub(crate) fn problem(&mut self, what: &str, problem: &Problem) {
         match problem.exit() {
             Exit::Unreachable => self.unreachable(what, problem.to_string()),
@@ -122,11 +122,11 @@ impl Report {
 }
 
 impl Report {
-    /// Asks the store, if it could be opened.
+    /// Examines the store, if it could be opened.
     pub(crate) async fn store(&mut self, opened: Result<Arc<dyn Store>, Problem>) -> Option<Arc<dyn Store>> {
         let store = match opened {
             Ok(store) => store,
-            // It names what to change, or that nobody answers.
+            // The error names what to change, or reports that the server does not answer.
             Err(problem) => {
                 self.problem("store", &problem);
                 return None;
@@ -147,7 +147,7 @@ impl Report {
 }
 
 impl Questions {
-    /// Goes on whatever is found: one thing that is away says nothing about the others.
+    /// Continues after every finding: one unreachable server does not mean that the others are.
     pub(crate) async fn ask(&self, report: &mut Report) {
         if let Some(topics) = &self.kafka {
             self.ask_kafka(topics, report).await;
@@ -198,7 +198,7 @@ impl Questions {
             }
         }
         if let (None, Some(fix), false) = (dead, topics.without_dead_letters, consumed.is_empty()) {
-            let found = "no topic of dead letters is named: a consumer without one stops at the first message that it must give up";
+            let found = "no dead-letter topic is named: a consumer without one stops at the first message that it must give up";
             report.finding("kafka", found, fix);
         }
     }
@@ -269,12 +269,12 @@ impl Questions {
 fn durability(fact: &TopicFacts, report: &mut Report) {
     if let Some(why) = &fact.settings_unknown {
         let found = format!("its settings cannot be read: {why}");
-        report.finding(&fact.name, found, "grant DESCRIBE_CONFIGS on the topic to whoever runs this command");
+        report.finding(&fact.name, found, "grant DESCRIBE_CONFIGS on the topic to the user of this command");
     }
     match (fact.replicas, fact.min_insync_replicas) {
         (1, _) => report.finding(
             &fact.name,
-            "one broker holds it: what it loses, nobody has",
+            "it has one replica: data that this broker loses is lost",
             "three replicas and `min.insync.replicas=2`",
         ),
         (_, Some(1)) => report.finding(
@@ -286,11 +286,11 @@ fn durability(fact: &TopicFacts, report: &mut Report) {
     }
 }
 
-/// A message that waits must still be there when it is due.
+/// A retry topic must keep a message until it is due.
 fn retries_last(fact: &TopicFacts, wait: Duration, largest: Option<u64>, report: &mut Report) {
     if fact.retention.is_some_and(|retention| retention <= wait * 2) {
         let found = format!(
-            "messages wait there for {}, and it keeps them for hardly longer: what it deletes before its retry is lost",
+            "messages wait there for {}, and it keeps them for hardly longer: a message that is deleted before its retry is lost",
             span(wait)
         );
         report.finding(
@@ -303,7 +303,7 @@ fn retries_last(fact: &TopicFacts, wait: Duration, largest: Option<u64>, report:
     takes_the_largest(fact, "a message that waits", largest, report);
 }
 
-/// Nothing that is written there may take the place of another.
+/// Compaction must not replace one message by another.
 fn is_not_compacted(fact: &TopicFacts, of_two: &str, report: &mut Report) {
     if fact.compacted {
         let found = format!("it is compacted: of two {of_two} with one key the first is lost");
@@ -311,7 +311,7 @@ fn is_not_compacted(fact: &TopicFacts, of_two: &str, report: &mut Report) {
     }
 }
 
-/// What is written there has a few headers more than what was consumed.
+/// A message written there has a few more headers than the consumed one.
 fn takes_the_largest(fact: &TopicFacts, what: &str, largest: Option<u64>, report: &mut Report) {
     if let (Some(own), Some(largest)) = (fact.max_message_bytes, largest)
         && own < largest + LETTER_BYTES
@@ -325,7 +325,7 @@ fn takes_the_largest(fact: &TopicFacts, what: &str, largest: Option<u64>, report
 }
 
 impl Report {
-    /// For people.
+    /// The report as text.
     pub(crate) fn text(&self) -> String {
         let mut table = Table::default();
         self.looked_at.iter().for_each(|what| table.text("found", what));

@@ -1,6 +1,6 @@
-//! `oncegate doctor`: asks store and broker whether they can keep the promise as they are set.
+//! `oncegate doctor`: checks whether the settings of store and broker can keep the promise.
 //!
-//! `examine` asks and knows what is amiss; `configured` asks it for every consumer of a configuration (`oncegate check --online`).
+//! `examine` has the checks; `configured` runs them for every consumer of a configuration (`oncegate check --online`).
 
 mod configured;
 mod examine;
@@ -18,12 +18,12 @@ pub(crate) use configured::examine as examine_configured;
 pub(crate) use examine::Report;
 use examine::{Questions, Topics};
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
 
-/// Ask store and broker whether they can keep the promise as they are set; each finding comes with its fix
+/// Check whether the settings of store and broker can keep the promise; each finding includes its fix
 ///
-/// Changes nothing. Exit code 1: there are findings; 69: something cannot be reached.
+/// Changes nothing. Exit code 1: there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "QUEUE", requires = "queue")]
     dead_letter_queue: Option<String>,
 
-    /// Where SQS is, for a server of one's own: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
     #[arg(long, value_name = "URL", requires = "queue")]
     endpoint_url: Option<String>,
 
@@ -122,7 +122,7 @@ impl Args {
             retries: Vec::new(),
             dead_letters: self.dead_letters.clone(),
             without_dead_letters: Some(
-                "give the consumer a topic of dead letters, and name it here with --dead-letters",
+                "give the consumer a dead-letter topic, and name it here with --dead-letters",
             ),
         });
         let letters = queue.as_ref().zip(self.dead_letter_queue.as_ref());

@@ -1,4 +1,4 @@
-//! `oncegate estimate`: what the records of a consumer will cost, before it runs.
+//! `oncegate estimate`: estimates what the records of a consumer cost, before it runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use bytesize::ByteSize;
 use oncegate::Key;
 use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
+use oncegate::dry_run::DryRun;
 use oncegate::kafka::TopicReader;
-use oncegate::proof::Proof;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, duration, pair, within};
@@ -19,28 +19,29 @@ mod redis;
 
 use redis::Memory;
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.estimate/1";
 
-/// Server CPU for a claim and a completion, in microseconds, without a fence and with one: `scripts/bench server_cpu`.
+/// Server CPU for a claim and a completion, in microseconds, without and with a fencing token: `scripts/bench
+/// server_cpu`.
 const REDIS_PAIR_MICROS: f64 = 8.7;
 const REDIS_PAIR_FENCED_MICROS: f64 = 10.3;
 /// Server CPU for a claim that is answered "completed", in microseconds.
 const REDIS_CLAIM_MICROS: f64 = 4.0;
-/// A row in a table of SQL with its place in the index, without its result.
+/// The size of a row in an SQL table with its index entry, without its result, in bytes.
 const SQL_ROW_BYTES: u64 = 180;
-/// The most messages that a call to SQS takes.
+/// The most messages in one call to SQS.
 const SQS_BATCH: f64 = 10.0;
-/// A call to SQS counts once for each of these.
+/// SQS bills a call once for each of these.
 const SQS_CALL_BYTES: u64 = 64 * 1024;
 const SECONDS_A_MONTH: f64 = 30.0 * 86_400.0;
-/// Messages of a sample that are read at the most.
+/// The most messages that a sample reads.
 const SAMPLE_MOST: u64 = 10_000_000;
 
-/// Say what records will cost: memory, server CPU, calls to SQS
+/// Estimate what records cost: memory, server CPU, calls to SQS
 ///
-/// From a rate, a retention and the size of a result, or from a sample of a topic, whose messages say how many there are
-/// in a second and how many of them are duplicates. It asks no store.
+/// The estimate needs a rate, a retention and the size of a result. A sample of a topic can replace the rate and the
+/// share of duplicates. No store is used.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("how_many").required(true).args(["rate", "keys", "sample"])))]
 pub(crate) struct Args {
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
 
-    /// So many records at a time, whatever the rate
+    /// The number of records at a time, whatever the rate
     #[arg(long, value_name = "N")]
     keys: Option<u64>,
 
@@ -84,7 +85,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
     message_bytes: u64,
 
-    /// The scope: its length is a part of every key
+    /// The scope, which is a part of every key
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", default_value = "billing")]
     scope: Scope,
 
@@ -98,7 +99,7 @@ struct Document {
     schema: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<Sample>,
-    /// Messages a second; absent when only the number of records is known.
+    /// Messages per second; absent when only the number of records is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     rate: Option<f64>,
     unique_percent: f64,
@@ -110,7 +111,7 @@ struct Document {
     flow: Option<Flow>,
 }
 
-/// What a sample says.
+/// The results of a sample.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sample {
     messages: u64,
@@ -119,10 +120,10 @@ struct Sample {
     message_bytes: u64,
 }
 
-/// What depends on the rate.
+/// The figures that depend on the rate.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Flow {
-    /// Of one core of the Redis server.
+    /// The share of one core of the Redis server, in percent.
     redis_cpu_percent: f64,
     redis_cpu_percent_fenced: f64,
     /// Calls a month when every call is full, and when each has one message.
@@ -147,7 +148,7 @@ async fn sample(args: &Args) -> Result<Option<Sample>, Problem> {
         return Ok(None);
     };
     let store = Arc::new(MemoryStore::new());
-    let mut examination = Proof::new(args.scope.as_str(), key.clone(), store).open().await?;
+    let mut examination = DryRun::new(args.scope.as_str(), key.clone(), store).open().await?;
     let reader = TopicReader::open(brokers, topic, args.properties.iter().cloned()).await;
     let mut reader = reader.map_err(|error| not_opened(&error))?;
     let (mut messages, mut bytes, mut first, mut last) = (0_u64, 0_u64, i64::MAX, i64::MIN);
@@ -168,7 +169,7 @@ async fn sample(args: &Args) -> Result<Option<Sample>, Problem> {
     let seconds = Duration::from_millis(u64::try_from(last.saturating_sub(first)).unwrap_or(0)).as_secs_f64();
     if messages < 2 || seconds <= 0.0 {
         let text =
-            format!("{topic} has {messages} messages within {seconds} s: too little for a rate. Say --rate");
+            format!("{topic} has {messages} messages within {seconds} s: too little for a rate. Set --rate");
         return Err(Problem::new(Exit::BadData, text));
     }
     let message_bytes = bytes / messages;
@@ -184,7 +185,7 @@ impl Args {
         if rate.is_some_and(|rate| !(rate > 0.0 && rate <= 1e9)) {
             return Err(Problem::new(
                 Exit::Usage,
-                "--rate must be more than nothing, and at most a thousand million",
+                "--rate must be above zero, and at most a thousand million",
             ));
         }
         let unique = match sample {
@@ -231,7 +232,7 @@ impl Args {
         );
         if let Some(flow) = &document.flow {
             let (plain, fenced) = (flow.redis_cpu_percent, flow.redis_cpu_percent_fenced);
-            table.text("  cpu", format!("{plain:.1} % of a core; {fenced:.1} % with fences"));
+            table.text("  cpu", format!("{plain:.1} % of a core; {fenced:.1} % with fencing tokens"));
         }
         table.text(
             "sql",

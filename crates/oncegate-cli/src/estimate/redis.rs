@@ -1,9 +1,9 @@
-//! What completed records cost a Redis: arithmetic, without I/O.
+//! Calculates the memory that completed records need in Redis, without I/O.
 //!
 //! The sizes are those of Redis 7.0 with the jemalloc of Debian, and within 10 % of a real server at a million keys:
 //! `estimates_are_within_a_tenth_of_a_real_redis`. A build with Redis's own jemalloc takes up to 16 bytes a key less.
 
-/// What a server takes before it has a key: its own tables, a client and its buffers.
+/// The memory of a server without keys: its own tables, a client and its buffers.
 const EMPTY_SERVER_BYTES: u64 = 1 << 20;
 /// An entry of a dictionary. A key with an expiry has two.
 const ENTRY_BYTES: u64 = 24;
@@ -13,24 +13,24 @@ const SLOT_BYTES: u64 = 8;
 const OBJECT_BYTES: u64 = 16;
 /// A value up to this long is kept in one piece with its head.
 const EMBEDDED_MOST_BYTES: u64 = 44;
-/// What stands before a result in a completed record.
+/// The bytes before the result in a completed record.
 const RECORD_HEAD_BYTES: u64 = 12;
-/// The digest of a key, and the sign before it.
+/// The digest of a key, and the separator before it.
 const DIGEST_BYTES: u64 = 23;
 
-/// The memory of so many completed records.
+/// The memory of a number of completed records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(super) struct Memory {
-    /// A key, its record and its places in the tables.
+    /// A key, its record and its entries in the tables.
     pub(super) bytes_per_key: u64,
-    /// `used_memory` once as many are there as the retention holds.
+    /// `used_memory` once the number of records is that of the whole retention.
     pub(super) steady_bytes: u64,
-    /// The same at the moment in which the tables grow: the old ones and the new ones are there.
+    /// The same while the tables grow: the old and the new tables exist at the same time.
     pub(super) peak_bytes: u64,
-    /// What to set: the peak, and a fifth for claims, retries and clients.
+    /// The `maxmemory` to set: the peak, and a fifth for claims, retries and clients.
     pub(super) maxmemory_bytes: u64,
-    /// What the machine should have for it: fragmentation, and pages that are copied while the append-only file is
-    /// rewritten.
+    /// The memory that the machine should have: includes fragmentation, and pages that are copied while the append-only
+    /// file is rewritten.
     pub(super) machine_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ impl Memory {
         let record = RECORD_HEAD_BYTES + result_bytes;
         let entries = 2 * allocated(ENTRY_BYTES) + string(scope_bytes + DIGEST_BYTES) + value(record);
         let steady_bytes = EMPTY_SERVER_BYTES + keys * entries + 2 * table;
-        // The next table is twice as large, and is there beside the old one until all keys have moved.
+        // The next table is twice as large, and exists beside the old one until all keys have moved.
         let peak_bytes = steady_bytes + 2 * table;
         let maxmemory_bytes = rounded(peak_bytes + peak_bytes / 5);
         Self {
@@ -76,7 +76,7 @@ fn header(length: u64) -> u64 {
     }
 }
 
-/// What jemalloc gives for a request: multiples of 16 up to 128, then four classes for each doubling.
+/// The bytes that jemalloc allocates for a request: multiples of 16 up to 128, then four classes for each doubling.
 fn allocated(bytes: u64) -> u64 {
     match bytes {
         0..=8 => 8,
@@ -85,7 +85,7 @@ fn allocated(bytes: u64) -> u64 {
     }
 }
 
-/// To whole steps of 16 MiB, upwards.
+/// Rounds up to a multiple of 16 MiB.
 fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(16 << 20)
 }

@@ -1,4 +1,4 @@
-//! What an HTTP response means: the table of `docs/RUN.md`.
+//! Maps an HTTP response to an outcome, by the table of `docs/RUN.md`.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::worker::{Reply, Work};
 
-/// Wins over the status.
+/// The outcome header, which overrides the status.
 const OUTCOME: &str = "oncegate-outcome";
 
-/// The body of a response, as far as it came.
+/// The body of a response, as far as it was received.
 #[derive(Debug)]
 pub(super) enum Body {
     Whole(Bytes),
@@ -23,7 +23,7 @@ pub(super) enum Body {
     CutShort(String),
 }
 
-/// What the worker has said. `now` is for a `Retry-After` that is a date.
+/// Returns the worker's reply. `now` is needed for a `Retry-After` that is a date.
 pub(super) fn outcome(head: &Parts, body: Body, now: SystemTime) -> Reply {
     let said =
         head.headers.get(OUTCOME).map(|value| value.to_str().unwrap_or_default().trim().to_lowercase());
@@ -34,12 +34,12 @@ pub(super) fn outcome(head: &Parts, body: Body, now: SystemTime) -> Reply {
         Some("dead-letter") => Meaning::DeadLetter,
         Some(_) => {
             return Reply::unknown(
-                "the worker's oncegate-outcome is none of complete, retry and dead-letter",
+                "the worker's oncegate-outcome is not one of complete, retry and dead-letter",
             );
         }
     };
     match (meaning, body) {
-        // Half an answer may have been any answer.
+        // An incomplete answer may have been any answer.
         (_, Body::CutShort(why)) => {
             Reply::unknown(format!("the worker's answer ({}) was cut short: {why}", head.status))
         }
@@ -67,7 +67,7 @@ impl Meaning {
             200..=299 => Self::Complete,
             // The worker is at fault, or busy.
             408 | 409 | 423 | 425 | 429 | 500.. => Self::Retry,
-            // The endpoint is wrong, not the message: all would end with the dead letters.
+            // The endpoint is wrong, not the message: otherwise all messages would become dead letters.
             401 | 403 | 404 | 405 | 407 | ..=199 | 300..=399 => Self::Retry,
             400..=499 => Self::DeadLetter,
         }
@@ -78,7 +78,7 @@ fn content_type(headers: &HeaderMap) -> Option<String> {
     headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
-/// Seconds, or a date.
+/// Parses `Retry-After`: seconds, or a date.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     match text.parse() {
@@ -94,7 +94,7 @@ struct Problem {
     detail: Option<String>,
 }
 
-/// The reason in the worker's own words.
+/// The reason as the worker gives it.
 fn words(head: &Parts, body: &Body) -> String {
     let status = head.status;
     let Body::Whole(body) = body else { return format!("the worker answers {status}") };

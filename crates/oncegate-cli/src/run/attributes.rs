@@ -1,17 +1,18 @@
-//! How much of a message's own headers travels to a worker over HTTP or in an environment.
+//! Limits how many of a message's own headers are passed to a worker over HTTP or in an environment.
 //!
-//! Servers refuse requests with large headers (Node: more than 16 KiB in all), and systems processes with large
-//! environments: a message must not fail for what its sender put there.
+//! Servers refuse requests with large headers (Node: more than 16 KiB in all), and operating systems refuse processes
+//! with large environments. A message must not fail because of headers that its producer has set.
 
 use oncegate::Message;
 use tracing::warn;
 
-/// The longest value that is handed to a worker, in bytes.
+/// The longest value that is passed to a worker, in bytes.
 const VALUE_MAX_BYTES: usize = 4 * 1024;
-/// All names and values together, in bytes: it leaves room in 16 KiB for what oncegate says itself, and for base64.
+/// The limit of all names and values together, in bytes. Within 16 KiB it leaves space for oncegate's own headers and
+/// for base64.
 const ALL_MAX_BYTES: usize = 8 * 1024;
 
-/// What is left of the room for the headers of one message.
+/// The remaining space for the headers of one message.
 #[derive(Debug)]
 pub(super) struct Room {
     left_bytes: usize,
@@ -25,7 +26,7 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Whether this one is handed to the worker; if not, it is counted.
+    /// Whether this header is passed to the worker; if not, it is counted.
     pub(super) fn takes(&mut self, name: &str, value: &[u8]) -> bool {
         let left = self.left_bytes.checked_sub(name.len() + value.len());
         match left.filter(|_| value.len() <= VALUE_MAX_BYTES) {
@@ -40,23 +41,23 @@ impl Room {
         }
     }
 
-    /// Counts one that cannot travel for another reason.
+    /// Counts a header that cannot be passed for another reason.
     pub(super) fn leave_out(&mut self) {
         self.left_out += 1;
     }
 
-    /// How many were left out.
+    /// The number of headers left out.
     pub(super) fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Logs how many were left out, if any, and returns it.
+    /// Logs the number of headers left out, if there are any, and returns it.
     pub(super) fn tell(&self, message: &Message) -> usize {
         if self.left_out > 0 {
             warn!(
                 origin = %message.origin(),
                 left_out = self.left_out,
-                "headers were not handed to the worker: longer than {VALUE_MAX_BYTES} bytes, {ALL_MAX_BYTES} in all, or of characters that cannot travel"
+                "headers were not passed to the worker: longer than {VALUE_MAX_BYTES} bytes, {ALL_MAX_BYTES} in all, or with characters that are not allowed"
             );
         }
         self.left_out

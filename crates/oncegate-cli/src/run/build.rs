@@ -1,9 +1,9 @@
-//! From a configuration to what it describes: sources, stores, gates and consumers of the library.
+//! Builds the sources, stores, gates and consumers that a configuration describes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::consumer::{BadKeys, Breaker, FloodLimit};
+use oncegate::consumer::{BadKeys, Breaker, DeadLetterLimit};
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
 use oncegate::journal::FileJournal;
@@ -16,7 +16,7 @@ use oncegate::{Attempt, Backoff, Consumer, Failure, Gate, Message, OnStoreLoss, 
 use crate::config::shape::{self, StartAt};
 use crate::config::values::{Property, Size, Time};
 
-/// A source of one of the kinds, with what only its kind knows.
+/// A source of either kind.
 pub(crate) enum AnySource {
     Kafka(KafkaSource),
     Retries(KafkaRetries),
@@ -25,12 +25,12 @@ pub(crate) enum AnySource {
 
 impl AnySource {
     /// # Errors
-    /// When a secret is not where it should be, or the configuration names no source.
+    /// When the file or variable of a secret cannot be read, or the configuration names no source.
     pub(crate) fn of(name: &str, source: &shape::Source) -> Result<Self, String> {
         match source {
             shape::Source { kafka: Some(kafka), .. } => Ok(with_retries(kafka_source(name, kafka)?, kafka)),
             shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
-            shape::Source { .. } => Err("the source is none".to_owned()),
+            shape::Source { .. } => Err("the source is neither `kafka` nor `sqs`".to_owned()),
         }
     }
 
@@ -43,7 +43,7 @@ impl AnySource {
         .map_err(|error| error.to_string())
     }
 
-    /// Dead letters, reached as the source is.
+    /// The dead-letter topic or queue, reached as the source is.
     pub(crate) fn dead_letters(&self, to: &shape::DeadLetters) -> Option<Arc<dyn DeadLetters>> {
         match (self, to) {
             (Self::Kafka(source), shape::DeadLetters { kafka: Some(topic), .. }) => {
@@ -72,13 +72,13 @@ impl AnySource {
     }
 }
 
-/// Everything about a source that can be judged without its broker; secrets are not looked up. `None` when there is no
-/// whole source to be judged.
+/// The source as far as it can be checked without its broker; secrets are not read. `None` when the source is
+/// incomplete.
 pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<Option<AnySource>, String> {
     let mut source = source.clone();
     if let Some(kafka) = &mut source.kafka {
         if kafka.brokers.is_none() || kafka.topics.is_none() {
-            // That is said already.
+            // That is reported already.
             return Ok(None);
         }
         let unread = |Property(value): &mut Property| {
@@ -153,7 +153,7 @@ pub(crate) fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
     source
 }
 
-/// The gate of a consumer; `None` without a key. What is not set has the library's default.
+/// The gate of a consumer; `None` without a key. Settings that are not given have the library's defaults.
 pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + 'static) -> Option<Gate> {
     let mut gate = Gate::new(name, consumer.key.clone()?.0, store);
     if let Some(Time(lease)) = consumer.lease {
@@ -183,10 +183,10 @@ pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + '
     Some(gate)
 }
 
-/// The same with its place for large results, and its journal.
+/// The gate with its result store and its journal.
 ///
 /// # Errors
-/// When that folder or file cannot be made or opened.
+/// When the folder or file cannot be created or opened.
 pub(crate) fn with_files(mut gate: Gate, consumer: &shape::Consumer) -> Result<Gate, String> {
     if let Some(folder) = &consumer.large_results {
         let results = ObjectResults::folder(folder).map_err(|error| format!("`large_results`: {error}"))?;
@@ -199,7 +199,7 @@ pub(crate) fn with_files(mut gate: Gate, consumer: &shape::Consumer) -> Result<G
     Ok(gate)
 }
 
-/// A consumer with every setting that is not about its source, its gate or its handler.
+/// Applies every setting of a consumer that does not concern its source, gate or handler.
 pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) -> Consumer {
     if let Some(attempts) = settings.max_attempts {
         consumer = consumer.max_attempts(attempts);
@@ -235,11 +235,13 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     if let Some(Time(deadline)) = settings.stop_deadline {
         consumer = consumer.stop_deadline(deadline);
     }
-    if let Some(flood) = &settings.flood_limit {
-        let FloodLimit { in_a_row, share } = FloodLimit::default();
-        let limit =
-            FloodLimit { in_a_row: flood.in_a_row.unwrap_or(in_a_row), share: flood.share.unwrap_or(share) };
-        consumer = consumer.flood_limit(limit);
+    if let Some(flood) = &settings.dead_letter_limit {
+        let DeadLetterLimit { in_a_row, share } = DeadLetterLimit::default();
+        let limit = DeadLetterLimit {
+            in_a_row: flood.in_a_row.unwrap_or(in_a_row),
+            share: flood.share.unwrap_or(share),
+        };
+        consumer = consumer.dead_letter_limit(limit);
     }
     consumer = match &settings.breaker {
         None => consumer,
@@ -269,10 +271,10 @@ fn waits(first: Option<Time>, most: Option<Time>, default: Backoff) -> Backoff {
     Backoff::new(or(first, default.first()), or(most, default.most()))
 }
 
-/// Lets the library judge the settings of a consumer. Nothing is connected.
+/// Lets the library check the settings of a consumer. Connects to nothing.
 pub(crate) fn check(consumer: &shape::Consumer, source: Option<AnySource>, gate: Gate) -> Result<(), String> {
-    let nobody = || AnySource::Kafka(KafkaSource::new("", "", [""]));
-    let source = source.unwrap_or_else(nobody).shared();
+    let none = || AnySource::Kafka(KafkaSource::new("", "", [""]));
+    let source = source.unwrap_or_else(none).shared();
     let nothing = async |_: Message, _: Attempt| Ok::<(), Failure>(());
     let consumer = with_settings(Consumer::new(source, gate, nothing), consumer);
     consumer.check().map_err(|error| error.to_string())

@@ -1,4 +1,4 @@
-//! A process for each message: the payload on its standard input, what it is about in its environment.
+//! Runs a process for each message: the payload on its standard input, metadata in its environment.
 
 use std::io::ErrorKind;
 use std::process::Stdio;
@@ -39,15 +39,15 @@ impl Commands {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (mut process, (mut stdin, stdout, stderr)) = match Process::start(command).await {
             Ok(started) => started,
-            // It would fit no better the next time.
+            // It would not fit in the next attempt either.
             Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
-                let reason = "the message's headers are more than an environment can hold".to_owned();
+                let reason = "the message's headers are larger than an environment may be".to_owned();
                 return Reply::DeadLetter { reason };
             }
             Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
         };
         let payload = message.payload_bytes().unwrap_or_default();
-        // A program need not read what it does not want to know.
+        // A program does not have to read its input.
         let feed = async move {
             drop(stdin.write_all(&payload).await);
         };
@@ -56,14 +56,14 @@ impl Commands {
         let read = async {
             let mut stdout = stdout;
             let read = (&mut stdout).take(most + 1).read_to_end(&mut result).await;
-            // It must not be stopped by a full pipe.
+            // A full pipe must not block the program.
             drop(tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await);
             read
         };
         let ((), read, (), status) = tokio::join!(feed, read, log(0, stderr), process.wait());
         let code = match status {
             Ok(status) => status.code(),
-            Err(error) => return Reply::unknown(format!("nobody knows how the command ended: {error}")),
+            Err(error) => return Reply::unknown(format!("the command's exit status is unknown: {error}")),
         };
         match (code, read) {
             (Some(0), Err(error)) => Reply::unknown(format!("the command's result cannot be read: {error}")),
@@ -81,7 +81,7 @@ impl Commands {
     }
 }
 
-/// What the command has written, or else `words`.
+/// The command's output, or `words` if it has written nothing.
 fn reason(result: &[u8], words: &str) -> String {
     let said = String::from_utf8_lossy(result);
     if said.trim().is_empty() { words.to_owned() } else { format!("{words}: {}", said.trim()) }

@@ -1,9 +1,10 @@
 //! Workers on standard streams: programs that read messages as JSON lines, and answer in any order.
 //!
-//! Each worker has a task, which owns its process and its streams. Messages wait in one queue, from which a worker takes
-//! when it has room: a message takes up its place until it is answered, also when nobody waits for the answer any more. A
-//! worker that ends, says what is no protocol, or stays silent about a message that was cancelled, is started again; what
-//! it had is unknown, because nobody can tell how far it came. What it was not given has not happened.
+//! Each worker has a task, which owns its process and its streams. Messages wait in one queue. A worker takes a message
+//! when it has fewer than its limit in flight; a message is in flight until it is answered, also after it was
+//! cancelled. A worker that ends, breaks the protocol, or stays silent about a cancelled message is restarted. The
+//! outcome of its messages in flight is unknown, because they may have been handled in part. Messages it was not given
+//! have not begun.
 
 use std::fmt;
 use std::process::Stdio;
@@ -26,19 +27,20 @@ use crate::config::values::Program;
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
 const LOG_LINE_MAX_BYTES: u64 = 8 * 1024;
-/// The most messages that a worker may ask to have at a time.
+/// The largest `max_in_flight` that a worker may request.
 const MAX_IN_FLIGHT_MOST: usize = 10_000;
 /// How many lines may wait in either direction: messages and their cancellations.
 const LINES_WAITING: usize = 2 * MAX_IN_FLIGHT_MOST;
-/// How long a worker may take to say that it is ready.
+/// The longest time that a worker may take to report that it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long a worker whose input was closed may take to end, and how long after a SIGTERM.
 pub(super) const END_GRACE: Duration = Duration::from_secs(10);
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
-/// How long a worker may be silent about a message that was cancelled, before it is killed and replaced: four fifths of the
-/// lease, and this at the most. The message's handler is dropped a little later, and its lease lapses only then.
+/// The longest time that a worker may be silent about a cancelled message before it is killed and replaced: four fifths
+/// of the lease, and at most this. The message's handler is dropped a little later, and its lease expires only then.
 const CANCEL_GRACE: Duration = Duration::from_secs(4);
-/// The waits before a worker that ended is started again: they double, and begin anew once one has run for a while.
+/// The waits before a worker that ended is restarted. They double, and start again at the first one after a worker has
+/// run for `RESTART_FORGET`.
 const RESTART_FIRST: Duration = Duration::from_millis(100);
 const RESTART_MOST: Duration = Duration::from_secs(10);
 const RESTART_FORGET: Duration = Duration::from_secs(30);
@@ -55,11 +57,11 @@ pub(super) struct Job {
 pub(crate) struct Crew {
     jobs: mpsc::Sender<Job>,
     workers: u32,
-    /// How many messages one worker wants at a time, once the first has said so.
+    /// The `max_in_flight` of one worker, once the first worker has reported it.
     wanted: watch::Receiver<Option<usize>>,
 }
 
-/// Keeps the workers running until it is told to end them.
+/// Keeps the workers running until it is stopped.
 #[derive(Debug)]
 pub(crate) struct Foreman {
     tasks: JoinSet<()>,
@@ -67,7 +69,7 @@ pub(crate) struct Foreman {
 }
 
 impl Crew {
-    /// Starts so many of the program.
+    /// Starts this number of workers.
     pub(crate) fn start(program: &Program, workers: u32, lease: Duration) -> (Self, Foreman) {
         let (jobs, queue) = mpsc::channel(1);
         let queue = Arc::new(Mutex::new(queue));
@@ -87,7 +89,7 @@ impl Crew {
         (Self { jobs, workers, wanted }, Foreman { tasks, stop })
     }
 
-    /// Gives the message to the next worker that has room, and waits for its answer.
+    /// Gives the message to the next worker below its limit, and waits for the answer.
     ///
     /// A call that is withdrawn after it has begun resolves when the worker has answered, or was replaced.
     pub(super) async fn hand_out(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
@@ -102,13 +104,13 @@ impl Crew {
         })
     }
 
-    /// Waits for the first worker that is ready. How many messages all of them take at a time.
+    /// Waits for the first worker that is ready. Returns how many messages all workers take at a time.
     pub(crate) async fn ready(&self) -> u32 {
         let mut wanted = self.wanted.clone();
         let wanted = wanted.wait_for(Option::is_some).await.map(|wanted| wanted.unwrap_or(1));
         match wanted {
             Ok(wanted) => self.workers.saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX)),
-            // The workers' tasks have ended without one that was ready: they have been told to stop.
+            // The workers' tasks were stopped before a worker was ready.
             Err(_) => std::future::pending().await,
         }
     }
@@ -121,14 +123,14 @@ impl fmt::Debug for Crew {
 }
 
 impl Foreman {
-    /// Closes the workers' input, and waits for their end; those that do not end are made to.
+    /// Closes the workers' input, and waits for their end; workers that do not end are terminated.
     pub(crate) async fn dismiss(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// The place of one worker, whatever process stands in it.
+/// One worker, whose process may be replaced.
 struct Slot {
     number: u32,
     program: Program,
@@ -153,7 +155,7 @@ impl Slot {
             if started.elapsed() > RESTART_FORGET {
                 wait = RESTART_FIRST;
             }
-            warn!(worker = self.number, why, ?wait, "the worker has ended; it is started again");
+            warn!(worker = self.number, why, ?wait, "the worker has ended; restarting it");
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
@@ -169,13 +171,13 @@ impl Slot {
         Process::start(command).await
     }
 
-    /// Works with one process until it ends, and says why it did.
+    /// Runs one process until it ends, and returns why it ended.
     async fn attend(&self, mut process: Process, (stdin, stdout, stderr): Streams) -> String {
         let mut side = JoinSet::new();
         let number = self.number;
         side.spawn(async move { log(number, stderr).await });
-        // Lines in and out have tasks of their own: a worker that writes before it reads must not be waited for by
-        // somebody who writes before he reads.
+        // Input and output lines have tasks of their own. If one task wrote before it read, it would deadlock with a
+        // worker that writes before it reads.
         let (lines, said) = mpsc::channel(LINES_WAITING);
         side.spawn(async move { read_lines(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
@@ -189,9 +191,9 @@ impl Slot {
             (false, true) => end(&mut process, END_GRACE).await,
             (false, false) => end(&mut process, Duration::ZERO).await,
         }
-        // Not before: their next attempts must not run beside these.
+        // Not earlier: the next attempts must not run at the same time as these.
         unanswered.give_up(number, &why);
-        // What it has said last, about the reason of its end perhaps, is still read.
+        // Its last output is still read, because it may contain the reason of its end.
         drop(timeout(TERM_GRACE, async { while side.join_next().await.is_some() {} }).await);
         why
     }
@@ -214,7 +216,7 @@ impl Slot {
         self.exchange(session, most).await
     }
 
-    /// Waits for the line that says that the worker is ready.
+    /// Waits for the worker's `ready` line.
     async fn first_line(&self, session: &mut Session) -> Result<Said, String> {
         let started = Instant::now();
         let mut wait_until = started + REMINDER;
@@ -231,17 +233,17 @@ impl Slot {
                     wait_until = started + READY_LIMIT;
                     warn!(
                         worker = self.number,
-                        "the worker has not said that it is ready for {REMINDER:?}; its first line must be {{\"type\":\"ready\",\"v\":1}}, and standard output must be flushed behind it"
+                        "the worker has not reported that it is ready for {REMINDER:?}; its first line must be {{\"type\":\"ready\",\"v\":1}}, and standard output must be flushed after it"
                     );
                 }
-                Err(_) => return Err(format!("it has not said that it is ready within {READY_LIMIT:?}")),
+                Err(_) => return Err(format!("it has not reported that it is ready within {READY_LIMIT:?}")),
             }
         }
     }
 
     async fn exchange(&self, session: &mut Session, most: usize) -> End {
         loop {
-            let has_room = session.in_flight() < most;
+            let below_limit = session.in_flight() < most;
             let next = async { self.queue.lock().await.recv().await };
             let look_at = session.look_at();
             let look = async {
@@ -259,7 +261,7 @@ impl Slot {
                     Ok(()) => Ok(()),
                     Err(why) => return End { why, hangs: true },
                 },
-                job = next, if has_room => match job {
+                job = next, if below_limit => match job {
                     Some(job) => session.give(job),
                     None => Err("it has nothing more to do".to_owned()),
                 },
@@ -271,13 +273,13 @@ impl Slot {
     }
 }
 
-/// Why a process is ended that is being stopped.
-const STOPPED: &str = "it was told to stop";
+/// The reason when a process is stopped on purpose.
+const STOPPED: &str = "it was stopped";
 
-/// Why the talk with a process is over.
+/// Why the exchange with a process is over.
 struct End {
     why: String,
-    /// It answers nothing, so it need not be asked to end.
+    /// The process answers nothing, so it is killed without a request to end.
     hangs: bool,
 }
 
@@ -292,7 +294,7 @@ fn answered(session: &mut Session, line: Option<Line>) -> Result<(), String> {
     let Some(line) = line else { return Err("it ended".to_owned()) };
     match parse(&line)? {
         Said::Ready(_) => {
-            Err(format!("line {} of its standard output says again that it is ready", line.number))
+            Err(format!("line {} of its standard output reports again that it is ready", line.number))
         }
         Said::Answer(answer) => {
             session.answer(answer, line.number);
@@ -301,7 +303,7 @@ fn answered(session: &mut Session, line: Option<Line>) -> Result<(), String> {
     }
 }
 
-/// Puts what a worker says on standard error into the log.
+/// Writes a worker's standard error to the log.
 pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) {
     let mut stderr = BufReader::new(stderr);
     loop {
@@ -315,7 +317,7 @@ pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) 
     }
 }
 
-/// Waits for a process whose input is closed; then asks it to end, then ends it.
+/// Waits for a process whose input is closed; then sends SIGTERM, then SIGKILL.
 async fn end(process: &mut Process, grace: Duration) {
     if timeout(grace, process.wait()).await.is_ok() {
         return;

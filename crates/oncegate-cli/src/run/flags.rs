@@ -1,12 +1,12 @@
-//! Settings of one consumer as flags: the same names, defaults and forms as in a file.
+//! Settings of one consumer as flags, with the same names, defaults and forms as in a file.
 
 use crate::config::{Path, Setting};
 
-/// What one consumer needs, and what is set most often. Everything else is set by --set.
+/// The settings that one consumer needs, and those that are set most often. --set sets all others.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Settings of the consumer (docs/CONFIGURATION.md)")]
 pub(crate) struct Flags {
-    /// The consumer that flags are about: its name is the scope of its keys [default: the only one of the file]
+    /// The consumer that the flags apply to: its name is the scope of its keys [default: the only one of the file]
     #[arg(long, value_name = "NAME")]
     scope: Option<String>,
 
@@ -30,7 +30,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
 
-    /// Where SQS is, for a server of your own
+    /// The address of another SQS server
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
 
@@ -38,7 +38,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "SPEC")]
     key: Option<String>,
 
-    /// What else must be equal: payload, payload-except:sent_at, or raw
+    /// What else must be equal besides the key: payload, payload-except:sent_at, or raw
     #[arg(long, value_name = "SPEC")]
     fingerprint: Option<String>,
 
@@ -54,19 +54,19 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "COMMAND")]
     handler_command: Option<String>,
 
-    /// How many of --handler-exec
+    /// How many workers of --handler-exec to start
     #[arg(long, value_name = "COUNT")]
     workers: Option<String>,
 
-    /// Asked until it answers with 2xx, before the first message
+    /// A URL that is requested until it answers with 2xx, before the first message
     #[arg(long, value_name = "URL")]
     ready_url: Option<String>,
 
-    /// The content type of messages that do not name theirs
+    /// The content type of messages without one
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
 
-    /// A file with the token that --handler wants
+    /// A file with the token that --handler requires
     #[arg(long, value_name = "FILE")]
     token_file: Option<String>,
 
@@ -74,55 +74,55 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     handler_tls_root: Option<String>,
 
-    /// Allow --handler to be another machine although nobody encrypts it
+    /// Allow --handler to be another machine over unencrypted http
     #[arg(long)]
     allow_remote: bool,
 
-    /// Send messages that are no CloudEvents as such, too
+    /// Also send messages that are not CloudEvents as CloudEvents
     #[arg(long)]
     cloudevents: bool,
 
-    /// How long the worker may take
+    /// The longest time that the worker may take for a message
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
 
-    /// Where messages go that are given up: a topic, or a queue where --queue is given
+    /// The topic for dead letters, or the queue for them with --queue
     #[arg(long, value_name = "NAME")]
     dead_letters: Option<String>,
 
-    /// How long a claim lasts without a heartbeat
+    /// The lease: how long a claim lasts without a heartbeat
     #[arg(long, value_name = "TIME")]
     lease: Option<String>,
 
-    /// How long a completed record is kept
+    /// The retention: how long a completed record is kept
     #[arg(long, value_name = "TIME")]
     retention: Option<String>,
 
-    /// Fail open: how long the store may be away before messages run without it [default: they wait]
+    /// Fail open: how long the store may be unavailable before messages run without it [default: they wait]
     #[arg(long, value_name = "TIME")]
     fail_open_after: Option<String>,
 
-    /// A file that tells what happens to each key, in JSON lines
+    /// The journal: a file with every change of each key, in JSON lines
     #[arg(long, value_name = "FILE")]
     journal: Option<String>,
 
-    /// How many attempts a message gets
+    /// The most attempts for a message
     #[arg(long, value_name = "COUNT")]
     max_attempts: Option<String>,
 
-    /// How many messages are with the worker at a time
+    /// How many messages the worker handles at a time
     #[arg(long, value_name = "COUNT")]
     concurrency: Option<String>,
 
-    /// In which order messages run: key, partition or unordered
+    /// The order in which messages run: key, partition or unordered
     #[arg(long, value_name = "ORDER")]
     ordering: Option<String>,
 
-    /// A topic in which messages wait for a retry that is far off, with how long: orders.retry.30s=30s; may be repeated
+    /// A topic in which messages wait for a later retry, with the wait: orders.retry.30s=30s; may be repeated
     #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::args::pair)]
     retry_topics: Vec<(String, String)>,
 
-    /// Accept that messages overtake those that wait in a retry topic
+    /// Accept that later messages overtake those in a retry topic
     #[arg(long)]
     overtaking_retries: bool,
 
@@ -130,7 +130,7 @@ pub(crate) struct Flags {
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
     properties: Vec<(String, String)>,
 
-    /// Where the status page is served: 127.0.0.1:9464, or off
+    /// The address of the status page: 127.0.0.1:9464, or off
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
 
@@ -139,11 +139,11 @@ pub(crate) struct Flags {
     any: Vec<(String, String)>,
 }
 
-/// The name of a consumer that has none: the file's only one, if there is one.
+/// The default consumer: the only one of the file, if there is exactly one.
 const UNNAMED: &str = "default";
 
 impl Flags {
-    /// What was given, each with its flag and its path. `known` are the consumers of the file.
+    /// The given settings, each with its flag and its path. `known` are the consumers of the file.
     pub(crate) fn settings(&self, known: &[String]) -> Vec<Setting> {
         let consumer = match (&self.scope, known) {
             (Some(scope), _) => scope.clone(),
@@ -183,7 +183,7 @@ impl Flags {
             .collect()
     }
 
-    /// Those with a name of their own.
+    /// The settings with flags of their own.
     fn of_consumer(&self, consumer: &str) -> Vec<Setting> {
         let letters = if self.queue.is_some() { "sqs" } else { "kafka" };
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
@@ -227,7 +227,7 @@ impl Flags {
     }
 }
 
-/// `consumer."a.b".lease`: parts between dots; what is quoted keeps its own.
+/// Splits `consumer."a.b".lease` at its dots; a quoted part keeps its dots.
 fn parts(path: &str) -> Path {
     let mut parts = vec![String::new()];
     let mut quoted = false;

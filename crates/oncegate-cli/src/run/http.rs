@@ -1,4 +1,4 @@
-//! A worker behind HTTP: one request per message.
+//! Calls a worker by HTTP: one request per message.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -19,7 +19,7 @@ use crate::config::shape;
 /// Calls a worker by HTTP.
 pub(crate) struct Caller {
     way: Way,
-    /// Asked before the first message, if there is one.
+    /// The readiness URL, requested before the first message.
     ready: Option<Way>,
     pub(super) told: request::Told,
     result_max_bytes: usize,
@@ -30,7 +30,7 @@ impl Caller {
     /// The worker that the configuration names.
     ///
     /// # Errors
-    /// In words, with the setting.
+    /// As text, with the name of the setting.
     pub(crate) fn of(
         handler: &shape::Handler,
         told: request::Told,
@@ -66,7 +66,7 @@ impl Caller {
             Err(error) if error.is_connect() => {
                 return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
             }
-            // It was on its way, so it may have arrived.
+            // The request was sent, so it may have arrived.
             Err(error) => return Reply::unknown(format!("the worker did not answer: {}", chain(&error))),
         };
         let (head, body) = response.into_parts();
@@ -83,7 +83,7 @@ impl Caller {
         reply
     }
 
-    /// Whether the worker may be sent messages: its readiness URL says so, or else it accepts connections.
+    /// Whether the worker is ready: its readiness URL answers with 2xx or, without one, it accepts connections.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let Some(ready) = &self.ready else { return self.way.accepts().await };
         let mut request = Request::new(Full::new(Bytes::new()));
@@ -108,20 +108,20 @@ impl fmt::Debug for Caller {
     }
 }
 
-/// A header that nobody may read in a log.
+/// A header with a secret value, which never appears in a log.
 pub(crate) fn bearer(token: &str) -> Result<HeaderValue, String> {
     let mut value = HeaderValue::try_from(format!("Bearer {}", token.trim()))
-        .map_err(|_| "the token has characters that no header can carry".to_owned())?;
+        .map_err(|_| "the token has characters that are not allowed in a header".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// Waits that a worker has asked for, of everybody: the second `503` with a `Retry-After` in a row means the worker, not
-/// a message. Runs that wait here hold their places, so the source is held back.
+/// A pause of all messages that a worker has requested: the second `503` with a `Retry-After` in a row concerns the
+/// worker, not a message. Runs that wait here keep their permits, which puts back-pressure on the source.
 #[derive(Debug, Default)]
 struct Pacing(Mutex<(u32, Option<Instant>)>);
 
-/// The longest that everybody waits because a worker says so.
+/// The longest pause that a worker can request.
 const PACING_MOST: Duration = Duration::from_secs(60);
 
 impl Pacing {
@@ -144,7 +144,7 @@ impl Pacing {
     }
 }
 
-/// An error with its causes, each once.
+/// The text of an error with its causes, each once.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,10 @@
 //! The protocol of standard streams: one JSON object per line, in both directions.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about serde that this code depends on.
+//!
+//! - serde's untagged enums cannot hold a `RawValue`: the forms of a line are tried one after the other.
 
 use std::time::Duration;
 
@@ -16,10 +22,10 @@ use super::worker::{AttemptInfo, Call, Reply, Work};
 
 /// The longest line in either direction, in bytes.
 pub(super) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
-/// How much of a line is shown that is no protocol, in characters.
+/// How much of an invalid line is shown, in characters.
 const SHOWN_MOST: usize = 120;
 
-/// What a worker says.
+/// A line from a worker.
 #[derive(Debug)]
 pub(super) enum Said {
     Ready(Ready),
@@ -73,7 +79,7 @@ impl From<Answer> for Reply {
     }
 }
 
-/// What a worker is told of a message.
+/// A message as a line for a worker.
 #[derive(Serialize)]
 pub(super) struct Told<'a> {
     r#type: &'static str,
@@ -91,7 +97,7 @@ pub(super) struct Told<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     key_base64: Option<String>,
     headers: Vec<(&'a str, serde_json::Value)>,
-    /// `null` for a tombstone; left out when it is no text.
+    /// `null` for a tombstone; left out when it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Option<&'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,10 +141,10 @@ pub(super) struct Line {
     pub(super) text: Vec<u8>,
 }
 
-/// Reads a line of a worker.
+/// Parses a line from a worker.
 ///
 /// # Errors
-/// In words: the line's number, what is wrong with it, and its beginning.
+/// As text: the line's number, what is wrong with it, and its beginning.
 pub(super) fn parse(line: &Line) -> Result<Said, String> {
     let answer = serde_json::from_slice(&line.text).map(Said::Answer);
     answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Ready)).map_err(|_| {
@@ -147,7 +153,7 @@ pub(super) fn parse(line: &Line) -> Result<Said, String> {
     })
 }
 
-/// What is wrong with a line that is no message of the protocol.
+/// Describes what is wrong with an invalid line.
 fn mistake(text: &[u8]) -> String {
     const OUTCOMES: [&str; 3] = ["complete", "retry", "dead-letter"];
     if text.len() as u64 >= LINE_MAX_BYTES && !text.ends_with(b"\n") {
@@ -184,13 +190,13 @@ fn mistake(text: &[u8]) -> String {
     }
 }
 
-/// The beginning of what a worker wrote, for the log.
+/// The beginning of a worker's line, for the log.
 pub(super) fn shown(text: &[u8]) -> String {
     let text = text.get(..text.len().min(4 * SHOWN_MOST)).unwrap_or_default();
     String::from_utf8_lossy(text).chars().take(SHOWN_MOST).collect()
 }
 
-/// Passes lines on until the end. A line that is too long is passed on as it is, and is no protocol.
+/// Passes lines on until the end. A line that is too long is passed on in part, and is invalid.
 pub(super) async fn read_lines(stdout: impl tokio::io::AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
     let mut stdout = BufReader::new(stdout);
     for number in 1.. {
@@ -206,12 +212,12 @@ pub(super) async fn read_lines(stdout: impl tokio::io::AsyncRead + Unpin, lines:
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) line: Vec<u8>,
-    /// The call that begins with this line.
+    /// The call that begins when this line is written.
     pub(super) call: Option<Call>,
 }
 
-/// Writes lines until nobody has any, and closes the worker's input. A call that was withdrawn before its line is written
-/// does not begin.
+/// Writes lines until all senders are dropped, and closes the worker's input. A call that was withdrawn before its line
+/// is written does not begin.
 pub(super) async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Outgoing>) {
     while let Some(Outgoing { mut line, call }) = lines.recv().await {
         if call.is_some_and(|call| !call.begin()) {

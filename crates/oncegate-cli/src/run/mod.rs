@@ -1,8 +1,8 @@
-//! `oncegate run`: consume with a worker in any language.
+//! `oncegate run`: consumes with a worker in any language.
 //!
-//! `flags` are the settings of the command line, `build` makes the library's parts of a configuration, `worker` turns a
-//! worker into a handler. Workers are reached by `http` (`wire`, `request`, `answer`), by JSON lines (`exec`, `session`, `lines`),
-//! or are started for each message (`command`). `process` starts and ends their processes.
+//! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
+//! turns a worker into a handler. Workers are called by `http` (`wire`, `request`, `answer`), by JSON lines (`exec`,
+//! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes.
 
 pub(crate) mod answer;
 mod attributes;
@@ -43,25 +43,25 @@ use exec::{Crew, Foreman};
 use status::Served;
 use worker::{Limited, Worker};
 
-/// How often a worker is asked whether it is ready.
+/// The time between two checks whether a worker is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
-/// How often it is said that a worker is not.
+/// The time between two log lines that a worker is not ready.
 const READY_REMINDER: u32 = 50;
 
-/// Consume topics or queues, and let a worker in any language do the work: once per key
+/// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
-/// The worker is called by HTTP (--handler), exchanges JSON lines on its standard streams (--handler-exec), or is started
-/// for each message (--handler-command). What it gets and what its answers mean is in docs/RUN.md.
+/// The worker is called by HTTP (--handler), exchanges JSON lines on its standard streams (--handler-exec), or is
+/// started for each message (--handler-command). docs/RUN.md describes its input and what its answers mean.
 ///
-/// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and from flags over both.
-/// The flags alone will do for one consumer. SIGTERM lets running work end; a second signal does not wait.
+/// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and from flags over
+/// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal does not wait for it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The configuration
     #[arg(long = "config", value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Refuse secrets that stand in the configuration itself
+    /// Refuse secrets that are written in the configuration itself
     #[arg(long)]
     strict: bool,
 
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     flags: flags::Flags,
 }
 
-/// A consumer, what it waits for, and what must be ended after it.
+/// A consumer, its worker, and what must be stopped after it.
 struct Assembled {
     name: String,
     consumer: Consumer,
@@ -92,7 +92,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     until_ended(consuming, &stop).await.map(|()| Exit::Yes)
 }
 
-/// The first signal lets what runs end, the second does not.
+/// Resolves at the first signal, which lets running work end; the second signal does not wait for it.
 async fn until_ended(
     consuming: impl Future<Output = Result<(), Problem>> + Send,
     stop: &CancellationToken,
@@ -103,7 +103,7 @@ async fn until_ended(
         ended = &mut consuming => return ended,
         () = oncegate::shutdown_signal() => {}
     }
-    info!("stopping: what has started may end; another signal does not wait for it");
+    info!("stopping: running work may end; another signal does not wait for it");
     stop.cancel();
     tokio::select! {
         biased;
@@ -127,13 +127,13 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Pr
         foremen.extend(foreman);
         let stop = stop.clone();
         consumers.spawn(async move {
-            // Nothing is consumed before the worker is up.
+            // Nothing is consumed before the worker is ready.
             let room = tokio::select! {
                 biased;
                 () = stop.cancelled() => return (name, Ok(())),
                 room = until_ready(&name, &worker) => room,
             };
-            // What is claimed runs at once: no more is claimed than the workers take.
+            // A claimed message runs at once: no more messages are claimed than the workers take.
             let consumer = consumer.concurrency(concurrency.min(room));
             let ended = consumer.run_until(stop.cancelled()).await;
             (name, ended)
@@ -145,7 +145,7 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Pr
     ended
 }
 
-/// Waits for all; the first that fails stops the others.
+/// Waits for all consumers; the first that fails stops the others.
 async fn join(
     mut consumers: JoinSet<(String, Result<(), ConsumerError>)>,
     stop: &CancellationToken,
@@ -173,16 +173,16 @@ fn problem(name: &str, error: ConsumerError) -> Problem {
         ConsumerError::Source(error) => not_opened(&error),
         ConsumerError::Gate(oncegate::GateError::Store(error)) => error.into(),
         ConsumerError::Settings(_) | ConsumerError::Gate(_) => Problem::caused(Exit::Configuration, &error),
-        ConsumerError::NoDeadLetters { .. } | ConsumerError::Flood { .. } | ConsumerError::BadKey { .. } => {
-            Problem::caused(Exit::BadData, &error)
-        }
+        ConsumerError::NoDeadLetters { .. }
+        | ConsumerError::TooManyDeadLetters { .. }
+        | ConsumerError::BadKey { .. } => Problem::caused(Exit::BadData, &error),
         ConsumerError::Bug(_) => Problem::caused(Exit::Bug, &error),
         _ => Problem::caused(Exit::Unreachable, &error),
     };
     problem.of(name)
 }
 
-/// Connects to the store, and makes the parts.
+/// Connects to the store, and builds the consumer's parts.
 async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Result<Assembled, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
     let source = AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse)?;
@@ -224,7 +224,7 @@ fn worker(
     let content_type = handler.content_type.as_deref().unwrap_or("application/octet-stream");
     let told = request::Told {
         content_type: HeaderValue::try_from(content_type)
-            .map_err(|_| format!("`content_type` is {content_type:?}, which is none"))?,
+            .map_err(|_| format!("`content_type` is {content_type:?}, which is not a content type"))?,
         token: handler.token.as_ref().map(|token| http::bearer(&token.resolve()?)).transpose()?,
         lease_ms: gate.lease_period().as_millis(),
         cloudevents: handler.cloudevents.unwrap_or(false),
@@ -232,7 +232,7 @@ fn worker(
     Ok((Worker::Http(http::Caller::of(handler, told, most)?), None))
 }
 
-/// Asks until the worker is up. How many messages it takes at a time, at the most.
+/// Waits until the worker is ready. Returns the most messages that it takes at a time.
 async fn until_ready(name: &str, worker: &Worker) -> u32 {
     let mut tries = 0_u32;
     loop {

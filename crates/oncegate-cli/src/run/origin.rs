@@ -1,9 +1,9 @@
-//! What workers are told of a message, in the names of every kind of worker.
+//! The origin of a message, in the form of every kind of worker.
 
 use oncegate::{Message, Origin};
 use serde_json::{Value, json};
 
-/// Where a message came from, as workers read it: `{"kafka":{"topic":…,"partition":…,"offset":…}}`.
+/// The origin of a message as JSON: `{"kafka":{"topic":…,"partition":…,"offset":…}}`.
 pub(super) fn as_json(origin: &Origin) -> Value {
     match origin {
         Origin::Kafka { topic, partition, offset } => {
@@ -14,7 +14,7 @@ pub(super) fn as_json(origin: &Origin) -> Value {
     }
 }
 
-/// The same as a dictionary of RFC 9651: `kafka, topic="orders", partition=3, offset=42`.
+/// The origin as a dictionary of RFC 9651: `kafka, topic="orders", partition=3, offset=42`.
 pub(super) fn as_dictionary(origin: &Origin) -> String {
     match origin {
         Origin::Kafka { topic, partition, offset } => {
@@ -25,7 +25,7 @@ pub(super) fn as_dictionary(origin: &Origin) -> String {
     }
 }
 
-/// The source of a message as CloudEvents name it.
+/// The `source` attribute of CloudEvents for a message.
 pub(super) fn as_source(message: &Message) -> String {
     match message.origin() {
         Origin::Kafka { topic, .. } => format!("/kafka/{topic}"),
@@ -34,7 +34,7 @@ pub(super) fn as_source(message: &Message) -> String {
     }
 }
 
-/// A string of RFC 9651. What it cannot hold is left out: names of topics and queues have none of that.
+/// A string of RFC 9651. Characters that it cannot hold are left out: names of topics and queues have none of them.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

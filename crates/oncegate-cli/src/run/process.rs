@@ -1,10 +1,10 @@
 //! Processes of workers: each has a process group of its own, and on Linux the kernel ends it when oncegate ends.
 //!
-//! The process group keeps the signals of a terminal away from workers: Ctrl-C goes to the whole foreground group, and a
-//! worker that it ends has a message half done.
+//! The process group keeps the signals of a terminal away from workers: Ctrl-C goes to the whole foreground group, and
+//! would end a worker in the middle of a message.
 //!
-//! Linux sends a process its parent-death signal when the *thread* that started it ends. Threads of a runtime end before
-//! their process does, so all workers are started by one thread that lives as long as the process.
+//! Linux sends a process its parent-death signal when the *thread* that started it ends. Threads of a runtime end
+//! before their process does, so all workers are started by one thread that lives as long as the process.
 
 use std::io;
 #[cfg(target_os = "linux")]
@@ -17,17 +17,17 @@ use tracing::debug;
 
 use crate::config::values::Program;
 
-/// The first argument that makes this program a worker instead of a command line: not for users.
+/// The internal first argument that makes this program a worker instead of a command line.
 #[cfg(target_os = "linux")]
 const BECOME_WORKER: &str = "__worker";
-/// This very program, also when its file was replaced by a newer one meanwhile.
+/// The running program, also when its file was replaced by a newer one.
 #[cfg(target_os = "linux")]
 const THIS_PROGRAM: &str = "/proc/self/exe";
 /// The exit code of shells for a program that cannot be started.
 #[cfg(target_os = "linux")]
 const CANNOT_START: u8 = 127;
 
-/// A command for the program. What a shell is given becomes the program itself, so that signals reach it.
+/// A command for the program. A shell replaces itself by the program (`exec`), so that signals reach the program.
 ///
 /// The process is the leader of a new process group.
 pub(super) fn command(program: &Program) -> Command {
@@ -40,11 +40,11 @@ pub(super) fn command(program: &Program) -> Command {
     command
 }
 
-/// A command that runs these words in a process which ends with this one.
+/// A command that runs these arguments in a process that ends with this one.
 #[cfg(target_os = "linux")]
 fn bound_command(words: &[String]) -> Command {
     if !Path::new(THIS_PROGRAM).exists() {
-        // Without /proc the end of standard input alone tells a worker.
+        // Without /proc, a worker detects the end of oncegate only by the end of its standard input.
         return plain_command(words);
     }
     let mut command = Command::new(THIS_PROGRAM);
@@ -67,7 +67,7 @@ fn plain_command(words: &[String]) -> Command {
 
 /// Becomes a worker if the arguments of this process ask for it, and then does not return unless that fails.
 ///
-/// `None`: this is an ordinary command line. It must be asked before any thread is started.
+/// `None`: this is an ordinary command line. It must be called before any thread is started.
 #[cfg(target_os = "linux")]
 pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     use std::os::unix::process::CommandExt as _;
@@ -93,7 +93,7 @@ pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     Some(CANNOT_START.into())
 }
 
-/// Nothing outside Linux: a worker learns from the end of its standard input that oncegate has ended.
+/// Does nothing outside Linux: a worker detects the end of oncegate by the end of its standard input.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     None
@@ -123,28 +123,28 @@ impl Process {
     /// Waits until the process has ended.
     ///
     /// # Errors
-    /// When the system does not say how it ended.
+    /// When the system does not report how it ended.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         self.0.wait().await
     }
 
-    /// Whether it still runs.
+    /// Whether the process is still running.
     pub(super) fn is_running(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 
-    /// Asks the process group to end (SIGTERM).
+    /// Sends SIGTERM to the process group.
     pub(super) fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Kills the process group (SIGKILL), and waits until its leader is gone.
+    /// Kills the process group (SIGKILL), and waits until its leader has ended.
     pub(super) async fn kill(&mut self) {
         self.signal(Signal::KILL);
         drop(self.wait().await);
     }
 
-    /// Sends a signal to the group, unless its leader was waited for: the number may be another group's by then.
+    /// Sends a signal to the group, unless its leader was waited for: by then the system may have reused the number.
     fn signal(&self, signal: Signal) {
         let group = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(group) = group
@@ -171,14 +171,14 @@ mod launcher {
     use tokio::runtime::Handle;
     use tokio::sync::oneshot;
 
-    /// A process to start, and where to hand it.
+    /// A process to start, and the channel that returns it.
     struct Launch {
         command: Command,
         runtime: Handle,
         reply: oneshot::Sender<io::Result<Child>>,
     }
 
-    /// Starts a process on the thread that lives as long as this one does.
+    /// Starts a process on the thread that lives as long as this program.
     pub(super) async fn launch(command: Command) -> io::Result<Child> {
         static LAUNCHER: OnceLock<mpsc::Sender<Launch>> = OnceLock::new();
         let launcher = match LAUNCHER.get() {
@@ -195,13 +195,13 @@ mod launcher {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// It ends when its sender is dropped: with the process, for the sender is a static.
+    /// The thread ends when its sender is dropped: with the process, because the sender is a static.
     fn start() -> io::Result<mpsc::Sender<Launch>> {
         let (sender, launches) = mpsc::channel();
         let run = move || {
             for Launch { mut command, runtime, reply } in launches {
                 let _inside = runtime.enter();
-                // Nobody waits any more: the process is dropped, and killed by that.
+                // The caller has stopped waiting: the process is dropped, which kills it.
                 drop(reply.send(command.spawn()));
             }
         };

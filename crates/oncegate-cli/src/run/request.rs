@@ -1,4 +1,4 @@
-//! A message as an HTTP request.
+//! Turns a message into an HTTP request.
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -12,28 +12,28 @@ use super::worker::AttemptInfo;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-/// The longest content type of a message that is told, in bytes; that of the settings stands for a longer one.
+/// The longest content type of a message that is passed on, in bytes; a longer one is replaced by that of the settings.
 const CONTENT_TYPE_MAX_BYTES: usize = 256;
 /// The prefix of a message's own headers.
 const ATTRIBUTE: &str = "oncegate-attr-";
 /// The prefix that the Kafka binding of CloudEvents gives to their attributes.
 const CE_KAFKA: &str = "ce_";
 
-/// What every request of a worker has.
+/// The parts that all requests to a worker share.
 #[derive(Clone)]
 pub(crate) struct Told {
     pub(crate) content_type: HeaderValue,
     pub(crate) token: Option<HeaderValue>,
     /// The lease that a run begins with, in milliseconds.
     pub(crate) lease_ms: u128,
-    /// Whether messages that are no CloudEvents get the headers of one.
+    /// Whether messages that are not CloudEvents get the headers of one.
     pub(crate) cloudevents: bool,
 }
 
 /// The request for a message.
 ///
 /// # Errors
-/// When a header of ours cannot be made, which no message that a broker lets through can cause.
+/// When one of oncegate's headers cannot be made, which no message from a broker can cause.
 pub(super) fn of(
     message: &Message,
     attempt: &AttemptInfo,
@@ -61,7 +61,7 @@ pub(super) fn of(
         request = request.header(AUTHORIZATION, token);
     }
     let mut request = request.body(Full::new(message.payload_bytes().unwrap_or_default()))?;
-    // What has a meaning of its own comes first into the room that there is.
+    // Headers with a defined meaning use the limited space first.
     let (headers, mut room) = (request.headers_mut(), Room::default());
     for name in ["traceparent", "tracestate"] {
         if let Some(value) = message.header(name)
@@ -85,7 +85,7 @@ pub(super) fn of(
     Ok(request)
 }
 
-/// The message's own headers, as far as their names and values can travel.
+/// The message's own headers, as far as their names and values are allowed in HTTP.
 fn add_attributes(message: &Message, headers: &mut HeaderMap, room: &mut Room) {
     for header in message.headers() {
         let name = HeaderName::try_from(format!("{ATTRIBUTE}{}", header.name.to_lowercase()));
@@ -102,7 +102,7 @@ fn add_attributes(message: &Message, headers: &mut HeaderMap, room: &mut Room) {
     }
 }
 
-/// A CloudEvent in binary mode has its attributes in headers; in structured mode the body says it all.
+/// Adds the headers of a CloudEvent: in binary mode its attributes are headers, in structured mode the body has them.
 fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap, room: &mut Room) {
     let mut is_event = false;
     for header in message.headers() {
@@ -133,7 +133,7 @@ fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap, room
     }
 }
 
-/// As CloudEvents ask of headers: everything but visible ASCII, and `"` and `%`, in percents.
+/// Percent-encodes a header value as CloudEvents require: everything but visible ASCII, and `"` and `%`.
 fn percent_encoded(value: &[u8]) -> Option<HeaderValue> {
     let text = std::str::from_utf8(value).ok()?;
     let mut out = String::with_capacity(text.len());

@@ -1,4 +1,4 @@
-//! What one process of a worker has been given, and what it has answered.
+//! The messages in flight at one process of a worker.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -13,38 +13,38 @@ use super::exec::Job;
 use super::lines::{Answer, LINE_MAX_BYTES, Line, Outgoing, Told, shown};
 use super::worker::{Call, Reply};
 
-/// After how long without a first answer the log says what is waited for.
+/// The time without a first answer after which a log line describes the expected answer.
 pub(super) const REMINDER: Duration = Duration::from_secs(5);
 
-/// One process, while it can be spoken to.
+/// One process, while its streams are open.
 pub(super) struct Session {
     /// The worker's number.
     number: u32,
     lease: Duration,
-    /// How long the process may be silent about a message after its `cancel`.
+    /// How long the process may leave a message unanswered after its `cancel`.
     grace: Duration,
     tell: mpsc::Sender<Outgoing>,
     pub(super) said: mpsc::Receiver<Line>,
     in_flight: HashMap<String, InFlight>,
-    /// Ends with the id of a message that nobody waits for any more.
+    /// Tasks that end with the id of a message that was cancelled.
     pub(super) withdrawn: JoinSet<String>,
     /// Cancelled messages, in the order in which their grace ends.
     cancelled: VecDeque<(Instant, String)>,
     next_id: u64,
-    /// When the log says that the first answer is waited for.
+    /// When the reminder about the first answer is logged.
     remind_at: Option<Instant>,
     has_answered: bool,
     unknown_ids: u64,
 }
 
-/// A message that the process has been given. It takes up a place until it is answered, cancelled or not.
+/// A message in flight at the process: until it is answered, cancelled or not.
 struct InFlight {
     origin: Origin,
     call: Call,
     reply: oneshot::Sender<Reply>,
 }
 
-/// Messages whose process was told to end or has ended.
+/// Messages whose process is stopping or has ended.
 pub(super) struct Unanswered(HashMap<String, InFlight>);
 
 impl Session {
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// How many messages the process has.
+    /// The number of messages in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -79,7 +79,7 @@ impl Session {
     /// Gives the process a message.
     ///
     /// # Errors
-    /// In words: why no more can be said to it.
+    /// As text: why no more lines can be sent to it.
     pub(super) fn give(&mut self, job: Job) -> Result<(), String> {
         let Job { message, attempt, call, reply } = job;
         if call.is_withdrawn() {
@@ -94,7 +94,7 @@ impl Session {
                 drop(reply.send(Reply::DeadLetter { reason }));
                 return Ok(());
             }
-            Err(error) => return Err(format!("a message makes no line: {error}")),
+            Err(error) => return Err(format!("a message cannot be written as a line: {error}")),
         };
         let origin = message.origin().clone();
         self.in_flight.insert(id.clone(), InFlight { origin, call: call.clone(), reply });
@@ -109,13 +109,13 @@ impl Session {
         self.write(Outgoing { line, call: Some(call_of_line) })
     }
 
-    /// Nobody waits for this message any more: the process is told, if it was given the message.
+    /// Cancels this message at the process, if the process was given the message.
     ///
     /// # Errors
-    /// In words: why nothing can be said to it.
+    /// As text: why no line can be sent to it.
     pub(super) fn cancel(&mut self, id: String) -> Result<(), String> {
         match self.in_flight.get(&id) {
-            // It was answered.
+            // It is answered already.
             None => Ok(()),
             Some(message) if !message.call.has_begun() => {
                 self.in_flight.remove(&id);
@@ -133,7 +133,7 @@ impl Session {
         self.tell.try_send(line).map_err(|_| "it does not read its standard input".to_owned())
     }
 
-    /// Takes an answer: also to a message that was cancelled, whose place is free then.
+    /// Takes an answer, also to a cancelled message, which is no longer in flight then.
     pub(super) fn answer(&mut self, answer: Answer, line: u64) {
         (self.has_answered, self.remind_at) = (true, None);
         if let Some(message) = self.in_flight.remove(&answer.id) {
@@ -141,7 +141,7 @@ impl Session {
             return;
         }
         self.unknown_ids += 1;
-        // A worker that gets every id wrong must not fill the log.
+        // A worker with only wrong ids must not fill the log.
         if self.unknown_ids.is_power_of_two() {
             let (worker, id, times) = (self.number, shown(answer.id.as_bytes()), self.unknown_ids);
             warn!(
@@ -159,7 +159,8 @@ impl Session {
         self.cancelled.front().map(|(at, _)| *at).into_iter().chain(self.remind_at).min()
     }
 
-    /// Says what is waited for. `Err`: the process has not answered a message within the grace after its `cancel`.
+    /// Logs the reminder when it is due. `Err`: the process has not answered a message within the grace after its
+    /// `cancel`.
     pub(super) fn look(&mut self) -> Result<(), String> {
         let now = Instant::now();
         while self.cancelled.front().is_some_and(|(at, _)| *at <= now)
@@ -176,20 +177,20 @@ impl Session {
             self.remind_at = None;
             info!(
                 worker = self.number,
-                "the worker has not answered its first message for {REMINDER:?}; an answer is one line, as {{\"id\":\"1\",\"outcome\":\"complete\"}}, and standard output must be flushed behind it"
+                "the worker has not answered its first message for {REMINDER:?}; an answer is one line, as {{\"id\":\"1\",\"outcome\":\"complete\"}}, and standard output must be flushed after it"
             );
         }
         Ok(())
     }
 
-    /// Closes the input of the process, as soon as it has read what was written. What it has not answered remains.
+    /// Closes the input of the process after the lines written so far. Returns the unanswered messages.
     pub(super) fn close(self) -> Unanswered {
         Unanswered(self.in_flight)
     }
 }
 
 impl Unanswered {
-    /// To be called once the process has ended: until then its messages may still be worked at.
+    /// To be called once the process has ended: until then its messages may still be running.
     pub(super) fn give_up(self, worker: u32, why: &str) {
         for message in self.0.into_values() {
             let reply = match message.call.has_begun() {

@@ -1,4 +1,4 @@
-//! The page for people, probes and Prometheus, on loopback unless told otherwise.
+//! Serves the status page, the probes and the metrics, on loopback by default.
 
 use oncegate::telemetry::Telemetry;
 use tokio::net::TcpListener;
@@ -7,25 +7,25 @@ use tracing::info;
 
 use crate::exit::{Exit, Problem};
 
-/// Where it is not served at all.
+/// The value of `status.listen` that turns the page off.
 const OFF: &str = "off";
 
-/// A page that is being served, until it is stopped.
+/// A running status page.
 #[derive(Debug)]
 pub(crate) struct Served(Option<JoinHandle<std::io::Result<()>>>);
 
 impl Served {
-    /// Begins to serve.
+    /// Starts to serve the page.
     ///
     /// # Errors
-    /// When the address is none, or somebody else has it.
+    /// When the address is invalid or in use.
     pub(crate) async fn start(listen: &str, telemetry: &Telemetry) -> Result<Self, Problem> {
         if listen == OFF {
             return Ok(Self(None));
         }
         let refuse = |error: std::io::Error| {
             let text = format!(
-                "nothing can be served at {listen}: {error}; set `status.listen`, perhaps to \"off\""
+                "the status page cannot be served at {listen}: {error}; change `status.listen`, or set it to \"off\""
             );
             Problem::new(Exit::Configuration, text)
         };
@@ -36,7 +36,7 @@ impl Served {
         Ok(Self(Some(tokio::spawn(async move { serving.await }))))
     }
 
-    /// Ends it. Somebody may read slowly; nobody waits for that.
+    /// Stops serving, without waiting for slow readers.
     pub(crate) async fn stop(self) {
         if let Some(serving) = self.0 {
             serving.abort();

@@ -1,4 +1,4 @@
-//! The way to a worker behind HTTP: over TCP, encrypted or not, or over a socket of this machine.
+//! Connections to an HTTP worker: over TCP, with or without TLS, or over a Unix socket.
 
 use std::fmt;
 use std::future::Future;
@@ -22,15 +22,15 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::{TcpStream, UnixStream};
 use tower_service::Service;
 
-/// How long connecting may take; the handshake of TLS is a part of it.
+/// The time limit for connecting, including the TLS handshake.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may idle before it is closed: less than servers usually keep theirs.
+/// How long a connection may be idle before it is closed: less than servers usually allow.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
 
-/// Where the worker is.
+/// The address of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Tcp(Uri),
@@ -42,7 +42,7 @@ impl Endpoint {
     /// Reads `http://host:port/path`, `https://host:port/path` or `unix:/path`.
     ///
     /// # Errors
-    /// In words: what is not understood, or would travel without encryption.
+    /// As text: what cannot be parsed, or would be sent to another machine without encryption.
     pub(crate) fn parse(text: &str, allow_remote: bool) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -53,7 +53,7 @@ impl Endpoint {
             };
         }
         let uri: Uri =
-            text.parse().map_err(|_| "it is no URL, as http://127.0.0.1:8080/handle".to_owned())?;
+            text.parse().map_err(|_| "it is not a URL such as http://127.0.0.1:8080/handle".to_owned())?;
         let encrypted = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
@@ -70,7 +70,7 @@ impl Endpoint {
         let is_here = host == "localhost" || address.is_some_and(|address| address.is_loopback());
         if !is_here && !encrypted && !allow_remote {
             return Err(format!(
-                "{host} is another machine, and nobody encrypts what goes there; use https://, or, if that is fine, set `allow_remote`"
+                "{host} is another machine, and http is not encrypted; use https://, or set `allow_remote` to accept it"
             ));
         }
         Ok(if encrypted { Self::Tls(uri) } else { Self::Tcp(uri) })
@@ -81,7 +81,7 @@ fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_matches(['[', ']'])
 }
 
-/// Over which connections requests go. Redirects are not followed and proxies not asked, for neither is built in.
+/// The HTTP client. Redirects are not followed and proxies not used, because neither is built in.
 #[derive(Clone)]
 enum Wire {
     Tcp(Client<HttpConnector, Full<Bytes>>),
@@ -89,18 +89,18 @@ enum Wire {
     Unix(Client<Socket, Full<Bytes>>, Socket),
 }
 
-/// A URL, and the connections on which it is reached.
+/// A URL, and the client that reaches it.
 pub(crate) struct Way {
     uri: Uri,
     wire: Wire,
 }
 
 impl Way {
-    /// With `http2`, nothing else is spoken; over TLS the worker may choose it in any case. `tls_root` is the authority
-    /// that is believed instead of those of the machine.
+    /// With `http2`, only HTTP/2 is used; over TLS the worker may choose it in any case. `tls_root` is the certificate
+    /// authority that is trusted instead of those of the machine.
     ///
     /// # Errors
-    /// In words: `tls_root` holds no certificates, or this machine has none.
+    /// As text: `tls_root` holds no certificates, or this machine has none.
     pub(super) fn to(endpoint: Endpoint, http2: bool, tls_root: Option<&Path>) -> Result<Self, String> {
         let mut builder = Client::builder(TokioExecutor::new());
         builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
@@ -111,7 +111,7 @@ impl Way {
                 Self { uri, wire: Wire::Tls(builder.build(tls.clone()), tls) }
             }
             Endpoint::Unix(path) => {
-                // Every request names an address, and a socket has none of that kind.
+                // Every request names a host, and a Unix socket has none.
                 let uri = Uri::from_static("http://localhost/");
                 let socket = Socket(path);
                 Self { uri, wire: Wire::Unix(builder.build(socket.clone()), socket) }
@@ -119,7 +119,7 @@ impl Way {
         })
     }
 
-    /// Another URL of the same worker, over the same socket if that is how it is reached.
+    /// Another URL of the same worker, over the same Unix socket if the worker has one.
     pub(super) fn over_socket(&self, uri: Uri) -> Option<Self> {
         let wire = self.wire.clone();
         matches!(wire, Wire::Unix(..)).then_some(Self { uri, wire })
@@ -137,7 +137,7 @@ impl Way {
         }
     }
 
-    /// Whether somebody accepts connections there; over TLS, somebody with a certificate that is believed.
+    /// Whether the address accepts connections; over TLS, with a trusted certificate.
     pub(super) async fn accepts(&self) -> Result<(), String> {
         let connected = async {
             match &self.wire {
@@ -168,14 +168,14 @@ fn tcp() -> HttpConnector {
     connector
 }
 
-/// Connects with TLS, in bounded time, to a worker whose certificate names the host and comes from an authority that is
-/// believed.
+/// Connects with TLS, in bounded time, to a worker whose certificate names the host and is signed by a trusted
+/// authority.
 #[derive(Clone)]
 struct Tls(HttpsConnector<HttpConnector>);
 
 impl Tls {
     fn new(http2: bool, root: Option<&Path>) -> Result<Self, String> {
-        // Named here and not chosen for the whole process: other libraries in it have their own.
+        // Set here and not for the whole process: other libraries in it choose their own.
         let cryptography = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(cryptography)
             .with_safe_default_protocol_versions()
@@ -206,13 +206,13 @@ impl Service<Uri> for Tls {
         Box::pin(async move {
             match connecting.await {
                 Ok(connected) => connected.map_err(io::Error::other),
-                Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to the handshake of TLS")),
+                Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to the TLS handshake")),
             }
         })
     }
 }
 
-/// The authorities that are believed: the one that is named, or those of the machine.
+/// The trusted authorities: those of the given file, or those of the machine.
 fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
     let certificates: Vec<CertificateDer<'static>> = match file {
         Some(file) => {
@@ -227,11 +227,11 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
     match (believed, file) {
         (1.., _) => Ok(roots),
         (0, Some(file)) => Err(format!("`tls_root` is {}, which holds no certificate in PEM", file.display())),
-        (0, None) => Err("this machine has no authorities that sign certificates: install its package of them (`ca-certificates`), or set `tls_root`".to_owned()),
+        (0, None) => Err("this machine has no trusted certificate authorities: install them (`ca-certificates`), or set `tls_root`".to_owned()),
     }
 }
 
-/// Connects to a socket of this machine, whatever the request names.
+/// Connects to a Unix socket, whatever host the request names.
 #[derive(Clone, Debug)]
 struct Socket(PathBuf);
 

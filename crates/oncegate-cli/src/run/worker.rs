@@ -1,4 +1,4 @@
-//! A worker in any language, as a handler: what it says becomes what the consumer does.
+//! A worker in any language as a handler: maps its replies to the handler's results.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::command::Commands;
 use super::exec::Crew;
 use super::http::Caller;
 
-/// How much of a worker's words is kept as a reason, in bytes.
+/// The longest reason that is kept, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 
-/// The step that the key for workers is made of: they have one effect a message, as far as anybody knows.
+/// The step of the idempotency key for workers, which are assumed to have one effect per message.
 const STEP: &str = "handler";
 
-/// Who does the work.
+/// The worker that handles messages.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for the whole run")]
 pub(crate) enum Worker {
@@ -37,27 +37,27 @@ pub(crate) enum Worker {
 pub(crate) struct Limited {
     pub(crate) worker: Arc<Worker>,
     pub(crate) timeout: Option<Duration>,
-    /// The longest wait that a worker may ask for.
+    /// The longest retry delay that a worker may request.
     pub(crate) longest_delay: Duration,
 }
 
 /// One call of a worker for a message.
 ///
-/// It begins when the worker is given the message: from then on its outcome is unknown until it answers. A call that is
-/// withdrawn before never begins.
+/// It begins when the worker is given the message: from then on its outcome is unknown until the worker answers. A call
+/// that is withdrawn before never begins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call(Arc<CallState>);
 
 #[derive(Debug, Default)]
 struct CallState {
-    /// Whether it has begun, once that is decided.
+    /// Whether the call has begun, once that is decided.
     begun: OnceLock<bool>,
     begins: CancellationToken,
     withdrawn: CancellationToken,
 }
 
 impl Call {
-    /// Begins, unless the call was withdrawn: then the worker must not be given the message.
+    /// Begins the call, unless it was withdrawn: then the worker must not be given the message.
     #[must_use]
     pub(super) fn begin(&self) -> bool {
         let begun = *self.0.begun.get_or_init(|| true);
@@ -71,7 +71,7 @@ impl Call {
         self.0.begun.get() == Some(&true)
     }
 
-    /// Says that nobody waits for the answer any more. Whether the worker has the message.
+    /// Withdraws the call. Returns whether the worker has the message.
     fn withdraw(&self) -> bool {
         let begun = *self.0.begun.get_or_init(|| false);
         self.0.withdrawn.cancel();
@@ -82,7 +82,7 @@ impl Call {
         self.0.withdrawn.is_cancelled()
     }
 
-    /// Resolves when nobody waits for the answer any more.
+    /// Resolves when the call is withdrawn.
     pub(super) async fn withdrawn(&self) {
         self.0.withdrawn.cancelled().await;
     }
@@ -97,7 +97,7 @@ impl Drop for WithdrawOnDrop {
     }
 }
 
-/// What a worker has said of a message, or what its silence means.
+/// The reply of a worker to a message, or what a missing reply means.
 #[derive(Debug)]
 pub(crate) enum Reply {
     Complete(Work),
@@ -108,11 +108,11 @@ pub(crate) enum Reply {
     DeadLetter {
         reason: String,
     },
-    /// It may have done the work, and may still be at it.
+    /// The worker may have done the work, or may still be working.
     Unknown {
         reason: String,
     },
-    /// It was not given the message.
+    /// The worker was not given the message.
     NotRun {
         reason: String,
     },
@@ -170,8 +170,8 @@ impl Limited {
         if !call.withdraw() {
             return Reply::not_run(format!("{why} before the worker had the message"));
         }
-        // The message keeps its place with a worker on standard streams, and so its permit here, until the worker answers
-        // or has been replaced. Other workers are dropped: the connection is closed, the process killed.
+        // With a worker on standard streams, the message stays in flight and keeps its permit until the worker answers
+        // or has been replaced. Calls of other workers are dropped: the connection is closed, the process killed.
         if let Worker::Exec(_) = &*self.worker {
             drop(work.await);
         }
@@ -192,7 +192,7 @@ impl Limited {
     }
 }
 
-/// What a worker is told of the attempt.
+/// The attempt as a worker gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptInfo {
     /// The same for every attempt and delivery of the message.
@@ -212,31 +212,31 @@ impl AttemptInfo {
         }
     }
 
-    /// A first attempt.
+    /// Makes a first attempt.
     #[cfg(test)]
     pub(crate) fn first(idempotency_key: &str) -> Self {
         Self { idempotency_key: idempotency_key.to_owned(), number: 1, recovered: false, fencing_token: None }
     }
 }
 
-/// The reason on one line, as far as it is kept.
+/// The reason on one line, cut to the longest that is kept.
 fn shortened(mut reason: String) -> String {
     let end = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
     reason.truncate(end.unwrap_or_default());
-    // Words stay apart, whatever stood between them.
+    // Every white space becomes a blank, so that words stay apart.
     let spaced = |c: char| if c.is_whitespace() { ' ' } else { c };
     reason.chars().map(spaced).filter(|c| !c.is_control() && !changes_direction(*c)).collect()
 }
 
-/// Whether the character makes a terminal show others in another order than they have.
+/// Whether the character changes the order in which a terminal shows others.
 fn changes_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The result of a worker, as it is kept with the key.
+/// The result of a worker, as it is stored with the key.
 ///
-/// In the record it is JSON: `null` when there is nothing to say, else an object with one of `json`, `text` and
-/// `base64`, and with `content_type` if the worker named one.
+/// In the record it is JSON: `null` when it is empty, otherwise an object with one of `json`, `text` and `base64`, and
+/// with `content_type` if the worker named one.
 #[derive(Debug)]
 pub(crate) enum Work {
     Nothing,
@@ -244,7 +244,7 @@ pub(crate) enum Work {
         content_type: Option<String>,
         body: Body,
     },
-    /// Larger than anything that is kept: the work is done, and its result is not kept.
+    /// Larger than the limit: the work is done, and its result is not kept.
     TooLarge {
         most: usize,
     },
@@ -302,7 +302,7 @@ impl Serialize for Work {
 }
 
 impl<'de> Deserialize<'de> for Work {
-    /// Nobody here looks at the result of a duplicate: it is kept for whoever inspects the record.
+    /// The result of a duplicate is not used here: it is stored for operators who inspect the record.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         IgnoredAny::deserialize(deserializer).map(|_| Self::Nothing)
     }

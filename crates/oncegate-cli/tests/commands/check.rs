@@ -144,7 +144,7 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
         let found = found(answer.ended(1), absent);
         assert!(found[0].contains("no such topic") && found[0].contains(&topic), "{found:?}");
     }
-    assert!(found(&answer, &topic).iter().any(|found| found.contains("one broker holds it")));
+    assert!(found(&answer, &topic).iter().any(|found| found.contains("it has one replica")));
     assert_eq!(found(&answer, "key"), [""; 0]);
 
     // Only now does the store know the scope, and by another key.
@@ -155,9 +155,9 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
 
     let answer = online(&text("redis://:hunter2@127.0.0.1:1", "order_id")).await;
     assert!(!answer.ended(69).out.contains("hunter2"), "{answer:?}");
-    assert!(!found(&answer, &topic).is_empty(), "what is away hides nothing else: {answer:?}");
+    assert!(!found(&answer, &topic).is_empty(), "an unreachable part hides no other finding: {answer:?}");
 
-    // Whoever has mistakes in the file is told of those.
+    // Mistakes in the file are reported first.
     let answer = online(&text(server.url(), "order_id").replace("handler", "handlr")).await;
     assert!(answer.ended(1).json().get("online").is_none(), "{answer:?}");
     assert!(answer.err.is_empty(), "{answer:?}");
@@ -176,6 +176,6 @@ async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
     let answer =
         oncegate_with(&["check", &file.path, "--online", "--timeout", "50s"], &credentials, b"").await;
     assert!(answer.ended(69).out.contains("the first consumer makes it"), "{answer:?}");
-    assert!(answer.out.contains("nobody answers `sqs:GetQueueAttributes`"), "{answer:?}");
+    assert!(answer.out.contains("no server answers `sqs:GetQueueAttributes`"), "{answer:?}");
     assert!(!path.exists());
 }

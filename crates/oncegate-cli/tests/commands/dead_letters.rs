@@ -119,7 +119,7 @@ async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads
 #[tokio::test]
 async fn redriven_messages_run_once_and_completed_ones_not_again() {
     let given_up = OnKafka::new().await;
-    // One of them has been mended by hand since: reset, delivered again, and completed.
+    // One of them was repaired by hand since: reset, delivered again, and completed.
     given_up.shop.mend();
     let list = given_up.dead_letters("list", &["--json", "--reason", "order 3"]).await.ended(0).json();
     let key = list["letters"][0]["key"].as_str().expect("a key").to_owned();
@@ -164,7 +164,7 @@ async fn a_message_that_fails_again_is_redriven_once_more_and_its_old_letter_is_
     let names = ["wanted", "sent", "reopened", "sent_already"];
     assert_eq!(numbers(&given_up.redrive(&filter).await, names), [1, 1, 1, 0]);
     given_up.consume(1).await;
-    // The progress has passed the old letter; without it, both are seen, and one is sent.
+    // The saved progress is past the old dead letter; without it, both are seen, and one is sent.
     let all = [&filter[..], &["--no-progress", "--dry-run"]].concat();
     assert_eq!(numbers(&given_up.redrive(&all).await, names), [2, 1, 1, 1]);
     assert_eq!(numbers(&given_up.redrive(&filter).await, names), [1, 1, 1, 0]);
@@ -212,7 +212,7 @@ async fn a_key_of_another_message_stays_with_it_and_somebody_is_told() {
     let json = answer.ended(1).json();
     assert_eq!(numbers(&json, ["wanted", "sent", "mismatched"]), [1, 0, 1]);
     assert!(json["troubles"][0]["why"].as_str().is_some_and(|why| why.contains("another message")), "{json}");
-    // What nobody wrote as a letter says nothing about its origin, and may be sent where one says.
+    // A message that oncegate did not write has no origin headers; it is sent only with an explicit target.
     given_up.kafka.produce(&given_up.dead, [Record::new("a stranger")]).await;
     let json = given_up.dead_letters("redrive", &["--dry-run", "--json"]).await.ended(1).json();
     assert_eq!(numbers(&json, ["no_way_back"]), [1]);

@@ -32,7 +32,7 @@ fn completion(scope: &Scope, n: u64) -> Command {
 async fn used(server: &RedisServer) -> u64 {
     let info = server.info("memory").await;
     let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-    line.and_then(|number| number.trim().parse().ok()).expect("Redis says what it uses")
+    line.and_then(|number| number.trim().parse().ok()).expect("Redis reports what it uses")
 }
 
 #[tokio::test]

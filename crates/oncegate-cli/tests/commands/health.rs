@@ -19,7 +19,7 @@ async fn a_consumer_that_is_not_ready_says_why() {
     let answer = oncegate(&["health", "--url", &url("/sick")], b"").await;
     assert_eq!(answer.ended(1).line("not ready"), "not ready (503 Service Unavailable)");
     assert!(answer.out.contains("the store is away") && !answer.out.contains('\u{1b}'), "{answer:?}");
-    oncegate(&["health", "--url", "http://127.0.0.1:1/readyz"], b"").await.ended(69).says("nobody answers");
+    oncegate(&["health", "--url", "http://127.0.0.1:1/readyz"], b"").await.ended(69).says("no answer from");
     oncegate(&["health", "--url", "https://localhost/readyz"], b"").await.ended(2).says("http://");
     server.stop().await;
 }

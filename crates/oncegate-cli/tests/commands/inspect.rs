@@ -33,7 +33,7 @@ async fn each_state_is_told_in_words() {
     let store = RedisStore::connect(redis.url()).await.expect("connects");
     let gate = Gate::new(&*scope, Key::json(["order_id"]), store).lease(Duration::from_secs(60)).fenced();
     let done = granted(&gate, 1).await;
-    assert_eq!(done.complete(&"receipt 4111".to_owned()).await.expect("encodes"), Completion::Held);
+    assert_eq!(done.complete(&"receipt 4111".to_owned()).await.expect("encodes"), Completion::Applied);
     let running = granted(&gate, 2).await;
 
     let by_payload = ["--key", "order_id", "--route", "orders"];
@@ -83,7 +83,7 @@ async fn another_key_than_the_scopes_is_refused_and_an_unknown_scope_stays_unkno
     let file = dir.path().join("once.db");
     let store = SqliteStore::open(&file).await.expect("opens");
     let gate = Gate::new("billing", Key::json(["order_id"]), store);
-    assert_eq!(granted(&gate, 1).await.complete(&()).await.expect("encodes"), Completion::Held);
+    assert_eq!(granted(&gate, 1).await.complete(&()).await.expect("encodes"), Completion::Applied);
     let url = format!("sqlite:{}", file.display());
 
     let inspect = async |scope: &str, key: &str| {

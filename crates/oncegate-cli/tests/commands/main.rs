@@ -108,7 +108,7 @@ async fn an_interrupt_ends_a_command_that_waits() {
     assert!(lines.any(|line| line.expect("text").contains("started")), "it never started");
     process.signal("INT");
     assert_eq!(process.end_within(LIMIT).await.code(), Some(130));
-    assert!(lines.any(|line| line.expect("text").contains("interrupted")), "it does not say why it ended");
+    assert!(lines.any(|line| line.expect("text").contains("interrupted")), "it does not report why it ended");
 }
 
 #[tokio::test]

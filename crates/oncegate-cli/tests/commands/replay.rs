@@ -64,7 +64,7 @@ async fn consume(kafka: &Kafka, topic: &str, gate: Gate, messages: usize) {
     consumed.expect("the consumer is done in time").expect("the consumer ends well");
 }
 
-/// A topic with duplicates, consumed once, and what `replay` needs to look at it.
+/// A topic with duplicates, consumed once, and what `replay` needs to read it.
 struct Done {
     kafka: Kafka,
     topic: String,
@@ -124,9 +124,9 @@ async fn a_consumed_topic_would_run_nothing_and_what_is_added_would() {
     let answer = done.replay(&[]).await;
     assert_eq!(answer.ended(1).line("would run again"), "would run again 3");
     assert_eq!(answer.line("  keys"), "keys 2 counted one by one");
-    assert!(answer.out.contains(&format!("{}/", done.topic)), "examples say where: {}", answer.out);
+    assert!(answer.out.contains(&format!("{}/", done.topic)), "examples name their place: {}", answer.out);
 
-    // It claimed nothing: asked again, it says the same.
+    // It claimed nothing: a second run reports the same.
     let document = done.replay(&["--json"]).await.ended(1).json();
     assert_eq!(document["schema"], "oncegate.replay/1");
     assert_eq!((&document["known"], &document["passed"]), (&"same".into(), &false.into()));

@@ -23,7 +23,7 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
     let Entry::Granted(lease) = gate.enter(&order()).await.expect("the store answers") else {
         panic!("not granted")
     };
-    assert_eq!(lease.complete(&"receipt").await.expect("encodes"), Completion::Held);
+    assert_eq!(lease.complete(&"receipt").await.expect("encodes"), Completion::Applied);
 
     let url = format!("sqlite:{}", file.display());
     let fixed = ["reset", "--store", &url, "--scope", "billing", "--key", "order_id", "--route", "orders"];
@@ -43,7 +43,7 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
             .map(|entry: serde_json::Value| entry["event"].as_str().expect("text").to_owned())
             .collect::<Vec<_>>()
     };
-    // Its own thread writes what the gate has to say.
+    // The gate logs on its own thread.
     until("the gate's entries", LIMIT, async || match events().len() {
         2.. => Ok(()),
         some => Err(format!("{some} entries")),

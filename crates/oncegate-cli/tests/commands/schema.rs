@@ -19,7 +19,7 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let planned = migrate(&["--dry-run"]).await;
     assert!(planned.ended(1).says("no tables").out.contains("CREATE TABLE"), "{}", planned.out);
     assert!(!planned.err.contains("secret") && planned.err.contains("***@127.0.0.1"), "{}", planned.err);
-    // Nobody can be asked, so nothing is done.
+    // Without a terminal the command cannot ask for confirmation, so it does nothing.
     migrate(&[]).await.ended(2).says("--yes");
     assert_eq!(migrate(&["--dry-run", "--json"]).await.ended(1).json()["from"], serde_json::Value::Null);
     let done = migrate(&["--yes", "--json"]).await.ended(0).json();
@@ -36,7 +36,7 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let payload = r#"{"order_id":7}"#;
     let message = Message::new("orders", Origin::Other("a test".into()), Some(payload.into()));
     let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!("it is not granted") };
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     let look =
         ["inspect", "--store", &as_role, "--scope", "billing", "--key", "order_id", "--route", "orders"];
     let looked = oncegate(&look, payload.as_bytes()).await;
@@ -53,7 +53,7 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let next = Message::new("orders", Origin::Other("a test".into()), Some(r#"{"order_id":8}"#.into()));
     let Entry::Granted(lease) = gate.enter(&next).await.unwrap() else { panic!("it is not granted") };
     let key = lease.store_key().to_string();
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     let look =
         async |url: &str| oncegate(&["inspect", "--store", url, "--store-key", &key, "--json"], b"").await;
     let told = look(&url).await.ended(0).json();

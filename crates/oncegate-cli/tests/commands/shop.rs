@@ -1,4 +1,4 @@
-//! A consumer that gives messages up until it is mended, for the commands about dead letters and records.
+//! A consumer that gives messages up until it is repaired, for the commands about dead letters and records.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -35,7 +35,7 @@ impl Handler for Till {
                 _ => Err(Failure::permanent(format!("no account for order {id}"))),
             };
         }
-        *self.sales.lock().expect("nobody panics").entry(id).or_default() += 1;
+        *self.sales.lock().expect("no thread panics while it holds the lock").entry(id).or_default() += 1;
         Ok(())
     }
 }
@@ -60,7 +60,7 @@ impl Shop {
 
     /// How often each order was sold.
     pub(crate) fn sales(&self) -> BTreeMap<u32, u32> {
-        self.till.sales.lock().expect("nobody panics").clone()
+        self.till.sales.lock().expect("no thread panics while it holds the lock").clone()
     }
 
     /// Consumes until so many messages are acknowledged.

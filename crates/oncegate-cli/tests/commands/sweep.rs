@@ -17,7 +17,7 @@ async fn results_that_are_over_are_counted_and_then_deleted() {
         let payload = format!(r#"{{"id":{id}}}"#);
         let message = Message::new("orders", Origin::Other("a test".into()), Some(payload.into()));
         let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!("{id} is new") };
-        assert_eq!(lease.complete(&"4111".repeat(50_000)).await.unwrap(), Completion::Held);
+        assert_eq!(lease.complete(&"4111".repeat(50_000)).await.unwrap(), Completion::Applied);
     }
     let shards = std::fs::read_dir(folder.path().join("billing")).unwrap().map(|entry| entry.unwrap().path());
     let old = shards
@@ -37,7 +37,7 @@ async fn results_that_are_over_are_counted_and_then_deleted() {
     assert!(old.exists());
     let deleted = sweep(&["--json"]).await.ended(0).json();
     assert_eq!((&deleted["over"], &deleted["over_bytes"]), (&1.into(), &200_003.into()));
-    // The other one, and the one that says that a gate was opened.
+    // The other one, and the marker that a gate was opened.
     assert_eq!(deleted["kept"], 2);
     assert!(!old.exists());
     assert_eq!(sweep(&[]).await.ended(0).line("deleted"), "deleted 0");

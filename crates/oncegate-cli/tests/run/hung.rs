@@ -4,7 +4,7 @@ use oncegate_tests::until;
 
 use super::{LIMIT, Stage};
 
-/// It sleeps on the first message that any process of it gets, and tells what each was given.
+/// It sleeps on the first message that any process of it gets, and records what each was given.
 const SLEEPS_ONCE: &str = r#"
 import json, os, signal, sys
 print(json.dumps({"type": "ready", "v": 1}), flush=True)
@@ -44,8 +44,8 @@ async fn a_worker_that_hangs_is_replaced_and_only_its_own_message_is_unknown() {
     assert!(stage.log().contains("within 1.6s after the message was cancelled"), "{}", stage.log());
 }
 
-/// The process that hangs is gone before the message is given to another, also when there is no `timeout`: here the record
-/// is deleted while the message is with the worker.
+/// The process that hangs is gone before another gets the message, also without a `timeout`: here the record is deleted
+/// while the worker has the message.
 #[tokio::test]
 async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_first_run_has_ended() {
     let stage = Stage::with_orders(1).await;
@@ -56,7 +56,7 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
         if stage.noted::<Given>().is_empty() { Err(stage.log()) } else { Ok(()) }
     })
     .await;
-    // What the look at the rights of the Redis user has left may still be among them.
+    // The record of the check of the Redis user's rights may still be among them.
     assert!(stage.redis.delete_records(&stage.scope).await >= 1);
     stage.until_consumed(&running.group).await;
     running.stop().await;
@@ -74,7 +74,7 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
 #[tokio::test]
 async fn messages_that_wait_for_a_worker_are_not_counted() {
     let stage = Stage::with_orders(3).await;
-    // The second process is never ready before the test says so.
+    // The second process is not ready before the test lets it.
     let script = r#"
 import json, os, signal, sys, time
 base = sys.argv[1]

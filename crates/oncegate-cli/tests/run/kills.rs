@@ -41,7 +41,7 @@ for line in sys.stdin:
     let command = format!("python3 '{}' '{}'", path.display(), stage.path("ledger").display());
     stage.consume(&["--handler-exec", &command, "--lease", "1s"]).await;
     nothing_is_lost(&stage, 1);
-    assert_eq!(stage.effects()["A-7"], 2, "its effect had happened, and nobody knew");
+    assert_eq!(stage.effects()["A-7"], 2, "the first effect happened and was not recorded");
     assert!(stage.letters().await.is_empty());
 }
 

@@ -133,7 +133,7 @@ impl Stage {
         .await;
     }
 
-    /// Runs until the topic is consumed, and stops in an orderly way.
+    /// Runs until the topic is consumed, and stops gracefully.
     async fn consume(&self, flags: &[&str]) {
         let running = self.start(flags);
         self.until_consumed(&running.group).await;

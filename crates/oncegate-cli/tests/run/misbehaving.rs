@@ -1,4 +1,4 @@
-//! Workers that answer what no worker should, once: what becomes of the message, and what the next attempt is told.
+//! Workers that answer wrongly once: what happens to the message, and what the next attempt gets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -63,7 +63,7 @@ async fn each_answer_becomes_what_is_documented() {
         assert_eq!(attempts[how], [(1, false), (2, false)], "{how}: it was answered, so nothing is unknown");
     }
     for how in UNKNOWN {
-        assert_eq!(attempts[how], [(1, false), (2, true)], "{how}: nobody knows what came of it");
+        assert_eq!(attempts[how], [(1, false), (2, true)], "{how}: the outcome is unknown");
     }
     assert_eq!(attempts["refused"], [(1, false)]);
     let letters = stage.letters().await;
@@ -88,7 +88,7 @@ async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_pay
     let (handler, ready) =
         (format!("http://127.0.0.1:{}/", port.number()), format!("http://127.0.0.1:{}/ready", port.number()));
     let running = stage.start(&["--handler", &handler, "--ready-url", &ready]);
-    until("it to say that the worker is not ready", LIMIT, async || {
+    until("the log to report that the worker is not ready", LIMIT, async || {
         if stage.log().contains("not ready yet") { Ok(()) } else { Err(stage.log()) }
     })
     .await;
@@ -106,7 +106,7 @@ async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_pay
 #[tokio::test]
 async fn workers_on_standard_streams_that_break_the_protocol_are_started_again() {
     let stage = Stage::with_orders(4).await;
-    // The first process prints something that is no protocol; the second says too much about another message.
+    // The first process prints something that is no protocol; the second answers too much for another message.
     let script = r#"
 import json, os, sys
 def say(line): print(line, flush=True)
@@ -131,7 +131,7 @@ for line in sys.stdin:
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     let (first, _, _) = &told[0];
-    assert!(told.contains(&(first.clone(), 2, true)), "its next attempt is told: {told:?}");
+    assert!(told.contains(&(first.clone(), 2, true)), "its next attempt is marked: {told:?}");
     assert_eq!(told.len(), 5, "{told:?}");
     assert!(stage.log().contains("charging the card"), "the line is named: {}", stage.log());
 }

@@ -1,8 +1,8 @@
-//! Mistakes of beginners with workers on standard streams: the log says what is wrong, and what to write instead.
+//! Mistakes of beginners with workers on standard streams: the log reports what is wrong, and what to write instead.
 
 use super::Stage;
 
-/// What the log says of a worker that writes this when it is ready and has a message.
+/// Returns what is logged about a worker that writes this when it is ready and has a message.
 async fn is_told(wrong: &str, words: &[&str]) {
     let stage = Stage::with_orders(1).await;
     let script = format!(
@@ -53,7 +53,7 @@ async fn a_line_that_is_too_long_is_told() {
 #[tokio::test]
 async fn a_worker_that_does_not_say_that_it_is_ready_is_told_what_is_waited_for() {
     let stage = Stage::with_orders(1).await;
-    // It does say so, and does not flush.
+    // It writes the line, and does not flush.
     let script = r#"
 import json, sys
 print(json.dumps({"type": "ready", "v": 1}))

@@ -18,7 +18,7 @@ for line in sys.stdin:
     while True: signal.pause()
 "#;
 
-/// Whether the process runs: one that nobody has waited for is still listed, as a zombie.
+/// Whether the process runs. One that its parent has not waited for is still listed, as a zombie.
 fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))

@@ -92,7 +92,7 @@ impl RawWorker {
                 let (answer, asked, tls) = (Arc::clone(&answer), Arc::clone(&noted), tls());
                 connections.spawn(async move {
                     let Some(tls) = tls else { return serve(stream, &*answer, &asked).await };
-                    // Whoever does not believe the certificate goes away.
+                    // A client that rejects the certificate closes the connection.
                     if let Ok(stream) = tls.accept(stream).await {
                         serve(stream, &*answer, &asked).await;
                     }
@@ -141,7 +141,7 @@ async fn serve(
     }
 }
 
-/// `None` when somebody only wanted to see that there is a listener.
+/// Reads a request. `None`: the client connected only to check that the port listens.
 async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Option<Asked> {
     let mut bytes = Vec::new();
     let head_end = loop {

@@ -34,7 +34,7 @@ async fn large_headers_are_left_out_of_requests_and_counted() {
         assert!(!asked.headers.contains_key("oncegate-attr-large"));
         assert_eq!(asked.headers["oncegate-attrs-left-out"], "1");
     }
-    assert!(stage.log().contains("headers were not handed to the worker"), "{}", stage.log());
+    assert!(stage.log().contains("headers were not passed to the worker"), "{}", stage.log());
     assert!(stage.letters().await.is_empty());
 }
 

@@ -9,7 +9,7 @@ use oncegate_tests::{HttpClient, LoopbackPort, Sent, until};
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Stage};
 
-/// A worker that has a message for as long as it is told to keep it.
+/// A worker that keeps a message until the test releases it.
 async fn slow() -> (RawWorker, Arc<AtomicBool>) {
     let keep = Arc::new(AtomicBool::new(true));
     let kept = Arc::clone(&keep);
@@ -39,7 +39,7 @@ async fn a_signal_lets_work_end_and_a_second_one_does_not_wait() {
     let mut running = stage.start(&["--handler", &worker.url()]);
     until_asked(&worker, &stage).await;
     running.process.signal("TERM");
-    until("it to say that it stops", LIMIT, async || {
+    until("the log to report the stop", LIMIT, async || {
         if stage.log().contains("stopping") { Ok(()) } else { Err(stage.log()) }
     })
     .await;

@@ -38,7 +38,7 @@ async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is
     assert_eq!(worker.asked().len(), 5, "{}", stage.log());
     assert!(worker.asked().iter().all(|asked| asked.path == "/handle"));
 
-    // By a name that the certificate does not have, and signed by nobody whom this machine knows.
+    // By a name that the certificate does not have, and signed by an authority that this machine does not trust.
     let address = format!("https://{}/handle", worker.address);
     for flags in [&["--handler", &address, "--handler-tls-root", &root][..], &["--handler", &url(&worker)]] {
         let stage = Stage::with_orders(1).await;
@@ -47,17 +47,17 @@ async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is
         assert!(stage.log().contains("certificate"), "{}", stage.log());
         running.stop().await;
     }
-    assert_eq!(worker.asked().len(), 5, "nobody who is not believed gets a payload");
+    assert_eq!(worker.asked().len(), 5, "a worker with a rejected certificate gets no payload");
 }
 
-/// What is wrong with the endpoint says nothing about a message: all would end with the dead letters.
+/// A failure of the endpoint is no failure of a message: counted, it would dead-letter all of them.
 #[tokio::test]
 async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
     let (stage, believed, strange) = (Stage::with_orders(120).await, certificates(), certificates());
     let (root, wrong) = (root(&believed), Arc::new(AtomicBool::new(true)));
     let is_wrong = Arc::clone(&wrong);
     let worker = done_by(move || Arc::clone(if is_wrong.load(SeqCst) { &strange } else { &believed })).await;
-    // Ready by another way, as when a certificate runs out in the middle of a day.
+    // Readiness is asked elsewhere, as when a certificate expires while the worker runs.
     let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
     let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
     let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));

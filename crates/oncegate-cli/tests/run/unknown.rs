@@ -1,4 +1,4 @@
-//! Outcomes that nobody knows: each leaves its reason in the log, and the last one in the dead letter.
+//! Attempts with an unknown outcome: the log has the reason of each, and the dead letter that of the last.
 
 use super::Stage;
 use super::raw::{Answer, RawWorker};

@@ -1,4 +1,4 @@
-//! Keys made by a function of the user's.
+//! Keys that are made by a user's function.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::input::KeySource;
 
 type Function = dyn Fn(&dyn KeySource, &mut KeyParts<'_>) -> Result<(), &'static str> + Send + Sync;
 
-/// The function, and what stands for it where a function cannot: two are equal when name and version are.
+/// A key function with its name and version. Two of them are equal when name and version are equal.
 #[derive(Clone)]
 pub(super) struct CustomKey {
     pub(super) name: String,
@@ -26,7 +26,7 @@ impl CustomKey {
         Self { name, version, function: Arc::new(function) }
     }
 
-    /// Appends name, version, and the counted parts.
+    /// Appends the name, the version, the number of parts and the parts.
     pub(super) fn write(
         &self,
         input: &dyn KeySource,
@@ -67,7 +67,7 @@ impl fmt::Debug for CustomKey {
     }
 }
 
-/// Takes what identifies a message from the function of [`Key::custom`](super::Key::custom).
+/// Collects the parts that the function of [`Key::custom`](super::Key::custom) pushes.
 pub struct KeyParts<'a> {
     out: &'a mut Vec<u8>,
     count: usize,
@@ -77,11 +77,11 @@ pub struct KeyParts<'a> {
 }
 
 impl KeyParts<'_> {
-    /// Adds a part. Boundaries count: `"ab"`, `"c"` and `"a"`, `"bc"` are two keys. If all parts are
-    /// blank, or there is none, the message gets [`KeyError::Blank`].
+    /// Adds a part. Boundaries count: `"ab"`, `"c"` and `"a"`, `"bc"` give two keys. If there is no part, or all parts
+    /// are blank, the message gets [`KeyError::Blank`].
     pub fn push(&mut self, part: impl AsRef<[u8]>) -> &mut Self {
         let part = part.as_ref();
-        // Lengths count as well, so that not even empty parts can pile up without end.
+        // The length prefixes count too, so that the number of empty parts is limited as well.
         let bytes = part.len().saturating_add(4);
         if bytes > self.left {
             self.oversized = Some(bytes);

@@ -1,4 +1,4 @@
-//! From a message to its key.
+//! Derives the key of a message.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
@@ -15,17 +15,17 @@ use super::path::{Node, Path};
 use super::store_key::{Digest, Scope, StoreKey};
 use super::{Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
 
-/// What makes a BLAKE3 hash one of a key and of nothing else.
+/// The BLAKE3 context: separates hashes of keys from all other hashes.
 const CONTEXT: &str = "oncegate 2026-11-21 idempotency key v1";
 
-/// Buffers larger than this many entries are given back after a message.
+/// Buffers with more entries than this are freed after a message.
 const KEEP: usize = 16 * 1024;
 
-/// A checked specification, ready for messages. Cheap to share behind a reference or an `Arc`.
+/// A checked key specification that derives keys from messages. Cheap to share behind a reference or an `Arc`.
 #[derive(Clone, Debug)]
 pub struct CompiledKey {
     scope: Scope,
-    /// Version, domain and scope: how the canonical bytes of every message begin.
+    /// Version, domain and scope: the prefix of the canonical bytes of every message.
     prefix: Vec<u8>,
     tenant: Option<Tenant>,
     plan: Plan,
@@ -58,7 +58,7 @@ enum Tenant {
     Header(String),
 }
 
-/// The buffers of one derivation. Kept per thread, so that a message costs no allocation but its key's text.
+/// The buffers of one derivation. They are kept per thread, so that a message allocates only the text of its key.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) doc: Document,
@@ -67,11 +67,11 @@ pub(super) struct Scratch {
 }
 
 thread_local! {
-    /// Taken while in use: a custom key that derives another key inside finds it empty, and makes its own.
+    /// Taken while in use. A custom key function that derives another key finds the slot empty and creates new buffers.
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with this thread's buffers, `out` empty.
+/// Runs `work` with the buffers of this thread. `out` is empty.
 pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
     let mut scratch = SCRATCH.take().unwrap_or_default();
     scratch.out.clear();
@@ -85,10 +85,10 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
 }
 
 impl Key {
-    /// Checks the specification and prepares it for the messages of a scope. Done once, at start-up.
+    /// Checks the specification and compiles it for a scope. Call it once, at start-up.
     ///
     /// # Errors
-    /// The first thing that is wrong with the specification.
+    /// The first error in the specification.
     pub fn compile(&self, scope: &Scope) -> Result<CompiledKey, KeySpecError> {
         let key = self.canonical()?;
         let mut prefix = vec![KEY_FORMAT, encode::DOMAIN_KEY];
@@ -140,16 +140,16 @@ impl From<Field> for FieldPlan {
 }
 
 impl CompiledKey {
-    /// The scope whose keys these are.
+    /// The scope of the keys.
     #[must_use]
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// The key of a message that came by `route`.
+    /// Derives the key of a message of `route`.
     ///
     /// # Errors
-    /// Why this message can have no key. It is no use to try again.
+    /// Why this message cannot have a key. The error is permanent: a retry gives the same result.
     pub fn derive(&self, route: &str, message: &(impl KeySource + ?Sized)) -> Result<StoreKey, KeyError> {
         with_scratch(|scratch| {
             self.write(route, &ByRef(message), scratch)?;
@@ -157,13 +157,13 @@ impl CompiledKey {
         })
     }
 
-    /// The same as [`derive`](Self::derive), with a number for the message's tenant, if tenants are a part of the key.
+    /// Derives the key like [`derive`](Self::derive), with a number for the tenant if tenants are a part of the key.
     ///
-    /// Equal tenants have equal numbers. Different ones share a number once in 2^64, and the number means nothing
-    /// outside of this process.
+    /// Equal tenants have equal numbers. Two different tenants share a number with a probability of 1 in 2^64. The
+    /// number has no meaning outside of this process.
     ///
     /// # Errors
-    /// As `derive`.
+    /// The same as `derive`.
     pub fn derive_with_tenant(
         &self,
         route: &str,
@@ -177,11 +177,11 @@ impl CompiledKey {
         })
     }
 
-    /// The same as [`derive`](Self::derive), with all that went into the key. It shows values of the
-    /// payload: for a person who asks, not for logs.
+    /// Derives the key like [`derive`](Self::derive), with everything that went into it. The explanation contains
+    /// payload values: do not log it.
     ///
     /// # Errors
-    /// As `derive`.
+    /// The same as `derive`.
     pub fn explain(&self, route: &str, message: &(impl KeySource + ?Sized)) -> Result<Explanation, KeyError> {
         with_scratch(|scratch| {
             self.write(route, &ByRef(message), scratch)?;
@@ -196,7 +196,7 @@ impl CompiledKey {
         Digest::from_bytes(*first)
     }
 
-    /// Writes the canonical bytes to `scratch.out`, and says which of them are the tenant's.
+    /// Writes the canonical bytes to `scratch.out`. Returns the range of the tenant in them.
     fn write(
         &self,
         route: &str,
@@ -312,7 +312,7 @@ pub(super) fn within(what: &str, bytes: usize, limit: usize) -> Result<(), KeyEr
     Ok(())
 }
 
-/// Makes an unsized source usable as `&dyn KeySource`.
+/// Wraps an unsized source so that it can be used as `&dyn KeySource`.
 struct ByRef<'a, T: ?Sized>(&'a T);
 
 impl<T: KeySource + ?Sized> KeySource for ByRef<'_, T> {

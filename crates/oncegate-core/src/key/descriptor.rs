@@ -1,4 +1,4 @@
-//! What a store remembers of the specification that its keys were made with.
+//! The descriptor: the text of a key specification that a store keeps for a scope.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use super::fingerprint::FingerprintSpec;
 use super::spec::describe;
 use super::{KEY_FORMAT, Key};
 
-/// The text that a scope keeps in the store: key format, key and fingerprint specification.
+/// The text of a key specification that a store keeps for a scope: key format, key, and fingerprint specification.
 ///
-/// However a specification is spelt (order of fields, needless escapes, one normaliser or a list of one), its
-/// text is the same, byte for byte; limits do not appear. A gate whose text differs from the store's must
-/// not start: a silent change of the key would run everything again.
+/// Equivalent specifications (another order of fields, needless escapes, one normaliser or a list of one) have the same
+/// text, byte for byte. Limits are not part of it. A gate whose text differs from the store's must not start: after a
+/// silent change of the key, every message would be processed again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor(String);
 
 impl Descriptor {
-    /// Describes a key, and the fingerprint if there is one.
+    /// Creates the descriptor of a key and of its fingerprint specification, if there is one.
     ///
     /// # Errors
-    /// The first thing that is wrong with a specification.
+    /// The first error in a specification.
     pub fn new(key: &Key, fingerprint: Option<&FingerprintSpec>) -> Result<Self, KeySpecError> {
         #[derive(Serialize)]
         struct Text<K> {
@@ -42,7 +42,7 @@ impl Descriptor {
         &self.0
     }
 
-    /// The text as bytes, for stores.
+    /// The text as bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()

@@ -1,7 +1,7 @@
-//! The canonical bytes: the one place that knows how a value is written. `docs/KEY_FORMAT.md` is its text.
+//! Encodes values as canonical bytes. This is the only module that does; `docs/KEY_FORMAT.md` is its specification.
 //!
-//! Every value is a tag, a length, and content, so the bytes can be read back without doubt
-//! (`explain` does): different values never give the same bytes.
+//! Every value is a tag, a length and content, so the bytes can be decoded unambiguously (`explain` does so). Different
+//! values therefore never give the same bytes.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use super::normalise::{self, Normaliser};
 use super::number;
 use super::path::Node;
 
-/// Separates what is hashed for keys from what is hashed for other purposes.
+/// Separates the hash input of keys from that of other purposes.
 pub(super) const DOMAIN_KEY: u8 = b'K';
 pub(super) const DOMAIN_FINGERPRINT: u8 = b'F';
 
@@ -35,12 +35,12 @@ pub(super) const TAG_BYTES: u8 = b'x';
 pub(super) const TAG_ARRAY: u8 = b'a';
 pub(super) const TAG_OBJECT: u8 = b'o';
 
-/// A length or count: four bytes, the highest first.
+/// Writes a length or count: four bytes, big-endian.
 pub(super) fn put_len(len: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&len_bytes(len));
 }
 
-/// Overwrites a length that was not known before.
+/// Overwrites the placeholder of a length.
 pub(super) fn patch_len(len: usize, at: usize, out: &mut [u8]) {
     if let Some(slot) = out.get_mut(at..at + 4) {
         slot.copy_from_slice(&len_bytes(len));
@@ -48,7 +48,7 @@ pub(super) fn patch_len(len: usize, at: usize, out: &mut [u8]) {
 }
 
 fn len_bytes(len: usize) -> [u8; 4] {
-    u32::try_from(len).expect("whatever goes into a key is at most 1 GiB").to_be_bytes()
+    u32::try_from(len).expect("every input of a key is at most 1 GiB").to_be_bytes()
 }
 
 pub(super) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
@@ -61,7 +61,7 @@ pub(super) fn put_value(tag: u8, content: &[u8], out: &mut Vec<u8>) {
     put_bytes(content, out);
 }
 
-/// Writes a value whose length is known only afterwards. What `write` leaves when it fails is unspecified.
+/// Writes a value whose length is known only afterwards. If `write` fails, the content of the buffer is unspecified.
 fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
     out.push(tag);
     let len_at = out.len();
@@ -71,7 +71,7 @@ fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) 
     result
 }
 
-/// A member or element that waits to be written: where it stands on the tape, and its place in its array.
+/// A member or element that is still to be written: its position on the tape, and its index in its array.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Child {
     tape: usize,
@@ -82,15 +82,15 @@ pub(super) struct Child {
 pub(super) struct Writer<'a> {
     pub(super) payload: &'a [u8],
     pub(super) doc: &'a Document,
-    /// The members or elements still to be written, of all open arrays and objects. Reused.
+    /// The pending members or elements of all open arrays and objects. The buffer is reused.
     pub(super) order: &'a mut Vec<Child>,
     pub(super) out: &'a mut Vec<u8>,
-    /// Has anything been written that can tell messages apart: a number, a boolean, a string that is not blank?
+    /// Whether a value was written that can distinguish messages: a number, a boolean or a non-blank string.
     pub(super) substance: bool,
 }
 
 impl<'a> Writer<'a> {
-    /// Writes a field of a key: refuses what cannot identify a message, and applies the normalisers.
+    /// Writes a field of a key: applies the normalisers, and refuses a value that cannot identify a message.
     pub(super) fn field(
         &mut self,
         path: &str,
@@ -109,7 +109,7 @@ impl<'a> Writer<'a> {
             needs: normaliser.needs(),
         };
         if !matches!(value.kind, Kind::Text | Kind::EscapedText) {
-            // A number already is its exact decimal. Whatever else has no normaliser.
+            // A number already is its exact decimal. Other values have no normalisers.
             let unfit =
                 normalisers.iter().find(|n| !(**n == Normaliser::Decimal && value.kind == Kind::Number));
             if let Some(normaliser) = unfit {
@@ -140,7 +140,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes a value as it is, without the paths that end in `except`.
+    /// Writes a value without normalising it. Skips the paths of `except`.
     pub(super) fn value(&mut self, value: Value, except: Option<&Node>) -> Result<(), KeyError> {
         match value.kind {
             Kind::Array | Kind::Object => self.container(value.tape, value.kind, except),
@@ -175,7 +175,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Recursion is bounded, because the scanner lets no document through that is deeper than `MAX_DEPTH`.
+    /// The recursion is bounded, because the scanner refuses documents deeper than `MAX_DEPTH`.
     fn container(&mut self, at: usize, kind: Kind, except: Option<&Node>) -> Result<(), KeyError> {
         let first = self.order.len();
         self.collect(at, kind, except);
@@ -198,7 +198,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Puts the members (sorted by name) or elements of a container in order, without the excepted ones.
+    /// Queues the members (sorted by name) or elements of a container, without the excepted ones.
     fn collect(&mut self, at: usize, kind: Kind, except: Option<&Node>) {
         let first = self.order.len();
         let end = self.doc.tape.get(at).map_or(0, |entry| entry.next);

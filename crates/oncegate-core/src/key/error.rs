@@ -1,14 +1,14 @@
-//! What can be wrong with a message's key, and with a key specification.
+//! Errors of a message's key and of a key specification.
 //!
-//! The texts name the path or setting to change. They never hold anything of a payload: paths come
-//! from the specification, places are byte offsets, and whatever else is said is constant.
+//! The texts name the path or setting to change. They never contain payload data: paths come from the specification,
+//! positions are byte offsets, and everything else is constant.
 
 use super::normalise::Normaliser;
 
 /// Why no key (or fingerprint) could be made from a message.
 ///
-/// Every one of these is permanent for that message: it goes to the dead letters, and is neither
-/// run without a gate nor given a constant key.
+/// Every variant is permanent for the message: it becomes a dead letter. It is neither processed without a gate nor
+/// given a constant key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -26,10 +26,10 @@ pub enum KeyError {
         /// The path as the specification has it.
         path: String,
     },
-    /// A value of the key cannot tell messages apart: it is empty or white space, or an array or object
-    /// without a single number, boolean or string that is not blank.
+    /// A value of the key cannot distinguish messages: it is empty or white space, or an array or object without a
+    /// number, boolean or non-blank string.
     ///
-    /// For a header, the message key and so on, `path` says which of them it was.
+    /// For a header, the message key and other sources without a path, `path` names the source.
     #[error(
         "`{path}` is empty or blank and cannot identify a message; choose another field, or correct the producer"
     )]
@@ -37,7 +37,7 @@ pub enum KeyError {
         /// The path as the specification has it, or `payload`, `header x`, `message key`, `message id`.
         path: String,
     },
-    /// A normaliser does not fit the value that the message has.
+    /// A normaliser cannot be applied to the message's value.
     #[error(
         "key field `{path}`: normaliser `{normaliser}` needs {needs}; correct the producer, or the key's `as`"
     )]
@@ -46,7 +46,7 @@ pub enum KeyError {
         path: String,
         /// The normaliser that could not be applied.
         normaliser: Normaliser,
-        /// What the value should have been.
+        /// The kind of value that the normaliser needs.
         needs: &'static str,
     },
     /// The payload is not one well-formed JSON document (RFC 8259).
@@ -54,19 +54,19 @@ pub enum KeyError {
         "payload is not valid JSON at byte {offset}: {what}; for other formats use a header, the message key or a custom key"
     )]
     MalformedJson {
-        /// Where, in bytes from the start of the payload.
+        /// The position of the error, in bytes from the start of the payload.
         offset: usize,
-        /// What was wrong there.
+        /// What is wrong at this position.
         what: &'static str,
     },
-    /// An object of the payload has the same name twice (also when spelt with escapes).
+    /// An object of the payload repeats a name. Names are compared after their escapes are resolved.
     #[error(
         "payload has a JSON object that repeats a name at byte {offset}, nesting level {depth}; which value counts is undefined, so the producer must be corrected"
     )]
     DuplicateJsonKey {
-        /// Where the repetition stands, in bytes from the start of the payload.
+        /// The position of the repeated name, in bytes from the start of the payload.
         offset: usize,
-        /// How many arrays and objects are open there; 1 is the outermost.
+        /// The nesting level at this position; 1 is the outermost.
         depth: usize,
     },
     /// The payload nests arrays and objects deeper than [`MAX_DEPTH`](super::MAX_DEPTH).
@@ -74,12 +74,12 @@ pub enum KeyError {
         "payload nests deeper than {limit} levels at byte {offset}; flatten it, or use a header or the message key"
     )]
     TooDeep {
-        /// Where the first level too many opens, in bytes from the start of the payload.
+        /// The position at which the first level over the limit opens, in bytes from the start of the payload.
         offset: usize,
         /// The limit, in levels.
         limit: usize,
     },
-    /// Something is larger than the limit of the key.
+    /// A source of the key is larger than its limit.
     #[error(
         "{what} has {bytes} bytes, over the limit of {limit}; raise `max_payload_bytes` of the key, or make it smaller"
     )]
@@ -128,24 +128,24 @@ pub enum KeyError {
     /// The message has no id.
     #[error("message has no message id; choose other fields for the key")]
     MissingMessageId,
-    /// The message is not of the form that its source is set to read, so that nothing in it can be relied on.
+    /// The message does not have the form that its source is configured for, so none of its content can be relied on.
     #[error("the message is not what its source expects: {what}")]
     BadInput {
-        /// What was expected. Constant text, so that nothing of a payload can be in it.
+        /// What was expected. Constant text, so it contains no payload data.
         what: &'static str,
     },
-    /// A custom key function refused the message.
+    /// A custom key function returned an error.
     #[error("custom key `{name}`: {reason}")]
     Custom {
         /// The name given to [`Key::custom`](super::Key::custom).
         name: String,
-        /// What the function said. Constant text, so that nothing of a payload can be in it.
+        /// The error that the function returned. Constant text, so it contains no payload data.
         reason: &'static str,
     },
 }
 
 impl KeyError {
-    /// A short constant name of the kind, for metrics labels, dead-letter headers and test vectors.
+    /// A short constant name of the error kind, for metric labels, dead-letter headers and test vectors.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -170,11 +170,11 @@ impl KeyError {
     }
 }
 
-/// Why a key specification, a scope or a store key is refused. Found at start-up, before any message.
+/// Why a key specification, a scope or a store key is refused. Reported at start-up, before any message is received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeySpecError {
-    /// `Key::json` without a single field.
+    /// `Key::json` has no field.
     #[error("the key names no field; name at least one, as in `order_id`")]
     NoFields,
     /// A path is empty, or a part of it between two dots is empty or blank.
@@ -183,13 +183,13 @@ pub enum KeySpecError {
         /// The path as it was given.
         path: String,
     },
-    /// A path holds a backslash before something that needs none.
+    /// A path has a backslash before a character that needs no escape.
     #[error("path `{path}`: a backslash may stand only before one of . \\ , : *")]
     BadEscape {
         /// The path as it was given.
         path: String,
     },
-    /// A path has a part `*`, which is reserved.
+    /// A path has the part `*`, which is reserved.
     #[error("path `{path}`: `*` alone is reserved; for a field of that name write `\\*`")]
     Wildcard {
         /// The path as it was given.
@@ -205,13 +205,13 @@ pub enum KeySpecError {
         /// The limit in parts.
         max_parts: usize,
     },
-    /// The same path stands twice in the key, its tenant, or its exceptions.
+    /// The same path occurs twice in the key, its tenant, or its exceptions.
     #[error("path `{path}` is given twice; remove one")]
     RepeatedPath {
         /// The path in its canonical spelling.
         path: String,
     },
-    /// More paths than [`MAX_PATHS`](super::MAX_PATHS).
+    /// The specification has more than [`MAX_PATHS`](super::MAX_PATHS) paths.
     #[error("{count} paths are over the limit of {limit}; use `payload` with exceptions instead")]
     TooManyPaths {
         /// How many were given.
@@ -219,20 +219,20 @@ pub enum KeySpecError {
         /// The limit.
         limit: usize,
     },
-    /// `.except(…)` on a key that is not made from the whole payload.
+    /// `.except(…)` was called on a key that is not made from the whole payload.
     #[error("`except` goes only with `payload`; a key of named fields leaves everything else out anyway")]
     ExceptWithoutPayload,
-    /// The normalisers of a field do not go together.
+    /// The normalisers of a field cannot be combined.
     #[error("field `{path}`: normaliser `{normaliser}` {problem}")]
     Normalisers {
         /// The path as it was given.
         path: String,
-        /// The one that does not fit.
+        /// The normaliser that cannot be used here.
         normaliser: Normaliser,
         /// What is wrong.
         problem: &'static str,
     },
-    /// No normaliser has this name.
+    /// There is no normaliser of this name.
     #[error(
         "`{name}` is no normaliser; there are trim, lowercase, nfc, decimal, and timestamp-days, -seconds, -millis, -micros, -nanos"
     )]
@@ -240,7 +240,7 @@ pub enum KeySpecError {
         /// The name as it was given.
         name: String,
     },
-    /// A header or custom key without a name.
+    /// A header or custom key has no valid name.
     #[error("{what} needs a name of 1 to {limit} bytes that is not blank")]
     BadName {
         /// `header` or `custom key`.
@@ -251,32 +251,32 @@ pub enum KeySpecError {
     /// `max_payload_bytes` is 0 or over [`MAX_PAYLOAD_BYTES_LIMIT`](super::MAX_PAYLOAD_BYTES_LIMIT).
     #[error("`max_payload_bytes` is {bytes}; it must be between 1 and {limit}")]
     LimitOutOfRange {
-        /// What was given, in bytes.
+        /// The value that was given, in bytes.
         bytes: usize,
         /// The largest value allowed, in bytes.
         limit: usize,
     },
-    /// A specification from a file or the command line names none or several of the sources.
+    /// A specification from a file or the command line names no source or several.
     #[error(
         "a key must name exactly one of json, payload, header, message_key, message_id; this one names {count}"
     )]
     NotOneSource {
-        /// How many it names.
+        /// The number of sources that it names.
         count: usize,
     },
-    /// The text of a specification cannot be read.
+    /// The text of a specification cannot be parsed.
     #[error("cannot read the key specification: {reason}")]
     Unreadable {
-        /// What is wrong, from the parser. Specifications hold no payload.
+        /// The parser's error. A specification contains no payload data.
         reason: String,
     },
-    /// A scope with other characters or another length than allowed.
+    /// A scope has a character or a length that is not allowed.
     #[error("scope {scope:?} is not allowed; use 1 to 64 of the characters A-Z a-z 0-9 . _ -")]
     BadScope {
         /// The scope, cut to its first 64 characters.
         scope: String,
     },
-    /// A text that is no store key or digest.
+    /// The text is not a store key or digest.
     #[error("not a store key: expected `<scope>:<digest>` with a digest of 22 characters base64url")]
     BadStoreKey,
 }

@@ -1,15 +1,14 @@
-//! Canonical bytes, read back into words.
+//! Decodes canonical bytes into text.
 //!
-//! The explanation is decoded from the very bytes that are hashed, so it cannot show anything else than
-//! what the key is made of. That it can be decoded at all is also why two different inputs never
-//! have the same bytes.
+//! The explanation is decoded from the bytes that are hashed, so it shows exactly what the key is made of. Because the
+//! bytes can be decoded, two different inputs never have the same bytes.
 
 use std::fmt::{self, Write as _};
 
 use super::encode::{self, DOMAIN_KEY};
 use super::store_key::{Digest, StoreKey};
 
-/// What a key is made of. Shows values of the payload: for a person who asks, not for logs.
+/// An explanation of what a key is made of. It contains payload values: do not log it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Explanation {
     lines: Vec<String>,
@@ -19,11 +18,11 @@ pub struct Explanation {
 
 impl Explanation {
     pub(super) fn new(canonical: Vec<u8>, store_key: StoreKey) -> Self {
-        let lines = read(&canonical).expect("canonical bytes can be read back");
+        let lines = read(&canonical).expect("canonical bytes can be decoded");
         Self { lines, canonical, store_key }
     }
 
-    /// The canonical form in words, one line per part.
+    /// The canonical form as text, one line per part.
     #[must_use]
     pub fn lines(&self) -> &[String] {
         &self.lines
@@ -41,7 +40,7 @@ impl Explanation {
         self.store_key.digest()
     }
 
-    /// The key as the store has it.
+    /// The key that the store uses.
     #[must_use]
     pub fn store_key(&self) -> &StoreKey {
         &self.store_key
@@ -59,13 +58,13 @@ impl fmt::Display for Explanation {
 }
 
 impl fmt::Debug for Explanation {
-    /// Without the payload's values, so that a log line with `{:?}` leaks none.
+    /// Omits the payload's values, so that a log line with `{:?}` leaks none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Explanation").field("store_key", &self.store_key).finish_non_exhaustive()
     }
 }
 
-/// Reads the whole of canonical bytes; `None` when they are not what `encode` writes.
+/// Decodes canonical bytes; `None` when they are not in the form that `encode` writes.
 fn read(canonical: &[u8]) -> Option<Vec<String>> {
     let mut bytes = Reader { rest: canonical };
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! The fingerprint: catches a message that has another one's key and other content.
+//! The fingerprint: detects a message that has the same key as another message but other content.
 
 use std::fmt;
 
@@ -17,10 +17,10 @@ use super::{KEY_FORMAT, Key, Source, TenantSource};
 const CONTEXT: &str = "oncegate 2026-11-21 fingerprint v1";
 const SPECIFICATION_CONTEXT: &str = "oncegate 2026-11-21 fingerprint specification v1";
 
-/// Seven bytes in a record: one that names the specification, six of the content's BLAKE3 hash.
+/// A digest of a message's content: one byte that names the specification, and six of the content's BLAKE3 hash.
 ///
-/// The first byte is never 0, so a store writes seven zeros for "none was asked for". Two contents have
-/// the same six bytes once in 2.8 * 10^14.
+/// The first byte is never 0, so a store writes seven zeros for "no fingerprint". Two contents have the same six bytes
+/// with a probability of 1 in 2.8 * 10^14.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; Fingerprint::BYTES]);
 
@@ -28,20 +28,19 @@ impl Fingerprint {
     /// The length in bytes.
     pub const BYTES: usize = 7;
 
-    /// A fingerprint as a record has it.
+    /// Creates a fingerprint from the bytes of a record.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes for a record.
+    /// The bytes that a record holds.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
 
-    /// The byte that names the specification, 1 to 255. Fingerprints of different specifications say
-    /// nothing about each other, and must not be compared.
+    /// The byte that names the specification, 1 to 255. Fingerprints of different specifications must not be compared.
     #[must_use]
     pub fn specification(&self) -> u8 {
         let [specification, ..] = self.0;
@@ -49,8 +48,9 @@ impl Fingerprint {
     }
 }
 
-/// What a fingerprint covers: a specification, as plain data. In a file `"payload"`,
-/// `{ except = ["sent_at"] }`, or `"raw"`.
+/// The specification of what a fingerprint covers, as plain data.
+///
+/// In a file: `"payload"`, `{ except = ["sent_at"] }`, or `"raw"`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "Repr")]
 pub struct FingerprintSpec {
@@ -59,30 +59,31 @@ pub struct FingerprintSpec {
 }
 
 impl FingerprintSpec {
-    /// All of a JSON payload but the paths of the key itself (and of its tenant): those are equal
-    /// whenever keys are, by the key's normalisers. Numbers, member order and so on count as in a key.
+    /// Covers a JSON payload except the paths of the key and of its tenant, which the key already compares.
+    ///
+    /// Values are compared as in a key: the order of members and the spelling of numbers do not count.
     #[must_use]
     pub fn payload() -> Self {
         Self { raw: false, except: Vec::new() }
     }
 
-    /// The bytes of the payload as they are, for formats other than JSON.
+    /// Covers the raw bytes of the payload, for formats other than JSON.
     #[must_use]
     pub fn raw() -> Self {
         Self { raw: true, except: Vec::new() }
     }
 
-    /// Leaves these paths out of [`payload`](Self::payload): what a producer changes when it sends again.
+    /// Excludes these paths from [`payload`](Self::payload): the values that a producer changes when it sends again.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
         self.except.extend(paths.into_iter().map(Into::into));
         self
     }
 
-    /// Checks the specification and prepares it for the messages of a key.
+    /// Checks the specification and compiles it for the messages of a key.
     ///
     /// # Errors
-    /// The first thing that is wrong with this specification or the key's.
+    /// The first error in this specification or in the key's.
     pub fn compile(&self, key: &Key) -> Result<CompiledFingerprint, KeySpecError> {
         let spec = self.canonical()?;
         let key = key.canonical()?;
@@ -113,7 +114,8 @@ impl FingerprintSpec {
     }
 }
 
-/// 1 to 255, from what is left out. Raw bytes leave nothing out, so the key's paths do not count.
+/// Computes the specification's byte, 1 to 255, from the excluded paths. Raw bytes exclude nothing, so the key's paths
+/// do not count.
 fn specification_byte(raw: bool, paths: &[Path]) -> u8 {
     let mut out = vec![KEY_FORMAT, if raw { encode::SOURCE_RAW } else { encode::SOURCE_PAYLOAD }];
     let paths = if raw { &[] } else { paths };
@@ -125,7 +127,7 @@ fn specification_byte(raw: bool, paths: &[Path]) -> u8 {
     first % 255 + 1
 }
 
-/// A checked fingerprint specification, ready for messages.
+/// A checked fingerprint specification that computes the fingerprints of messages.
 #[derive(Clone, Debug)]
 pub struct CompiledFingerprint {
     specification: u8,
@@ -136,10 +138,10 @@ pub struct CompiledFingerprint {
 }
 
 impl CompiledFingerprint {
-    /// The fingerprint of a message. One without a payload has a fingerprint too: that of nothing.
+    /// Computes the fingerprint of a message. A message without a payload has a fingerprint too.
     ///
     /// # Errors
-    /// The payload is too large, or (unless [`FingerprintSpec::raw`]) not the JSON that a key needs.
+    /// The payload is too large, or (unless [`FingerprintSpec::raw`]) not JSON that a key accepts.
     pub fn derive(&self, message: &(impl KeySource + ?Sized)) -> Result<Fingerprint, KeyError> {
         with_scratch(|scratch| {
             self.write(message.payload(), scratch)?;
@@ -173,7 +175,7 @@ impl CompiledFingerprint {
     }
 }
 
-/// How it is written.
+/// The serialised form of the specification.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Repr {

@@ -1,15 +1,15 @@
-//! What a key is made from. The core knows no message type; whoever has one implements [`KeySource`].
+//! The input of a key. The core knows no message type; a crate that has one implements [`KeySource`] for it.
 //!
-//! `Debug` shows sizes and no contents here, so that a log line with `{:?}` leaks nothing.
+//! `Debug` prints sizes and no contents, so that a log line with `{:?}` leaks no data.
 
 use std::fmt;
 
-/// The parts of a message that a key can be made from. Lookups borrow; nothing is copied.
+/// The parts of a message that a key can be made from. Lookups borrow and copy nothing.
 pub trait KeySource {
-    /// The payload; `None` when there is none (a Kafka tombstone), which is not an empty one.
+    /// The payload; `None` when there is none (a Kafka tombstone). An empty payload is `Some`.
     fn payload(&self) -> Option<&[u8]>;
 
-    /// The header of this exact name. See [`HeaderValue::of`].
+    /// The header with exactly this name. See [`HeaderValue::of`].
     fn header(&self, name: &str) -> HeaderValue<'_>;
 
     /// The broker's message key.
@@ -19,19 +19,19 @@ pub trait KeySource {
     fn message_id(&self) -> Option<&str>;
 }
 
-/// The answer to the lookup of a header.
+/// The result of a header lookup.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum HeaderValue<'a> {
-    /// No header of this name, or one without a value.
+    /// There is no header of this name, or it has no value.
     Absent,
-    /// One header of this name.
+    /// There is one header of this name.
     One(&'a [u8]),
-    /// Several. It is not defined which one counts, so no key is made of them.
+    /// There are several headers of this name. It is not defined which one counts, so no key is made from them.
     Several,
 }
 
 impl<'a> HeaderValue<'a> {
-    /// Sums up all the values that the headers of one name have.
+    /// Combines the values of all headers of one name.
     pub fn of(values: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut values = values.into_iter();
         match (values.next(), values.next()) {
@@ -42,7 +42,7 @@ impl<'a> HeaderValue<'a> {
     }
 }
 
-/// A [`KeySource`] put together from borrowed parts, for tests, tools and small loops.
+/// A [`KeySource`] built from borrowed parts, for tests, tools and small loops.
 #[derive(Clone, Copy, Default)]
 pub struct KeyInput<'a> {
     payload: Option<&'a [u8]>,
@@ -52,19 +52,19 @@ pub struct KeyInput<'a> {
 }
 
 impl<'a> KeyInput<'a> {
-    /// A message with nothing in it: no payload, no headers, no key, no id.
+    /// Creates an empty message: no payload, no headers, no key, no id.
     #[must_use]
     pub fn empty() -> Self {
         Self::default()
     }
 
-    /// A message with this payload and nothing else.
+    /// Creates a message with a payload and nothing else.
     #[must_use]
     pub fn payload<P: AsRef<[u8]> + ?Sized>(payload: &'a P) -> Self {
         Self { payload: Some(payload.as_ref()), ..Self::default() }
     }
 
-    /// Sets the headers, name and value.
+    /// Sets the headers, as pairs of name and value.
     #[must_use]
     pub fn with_headers(mut self, headers: &'a [(&'a str, &'a [u8])]) -> Self {
         self.headers = headers;

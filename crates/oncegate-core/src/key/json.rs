@@ -1,18 +1,18 @@
-//! One pass over a JSON payload: checks all of it, and notes where the wanted values stand.
+//! Scans a JSON payload in one pass: validates the whole document and records the positions of the wanted values.
 //!
-//! The scanner is stricter than most parsers, because a key must not depend on how a reader resolves
-//! what the standard leaves open: repeated names, lone surrogates, a byte order mark and trailing
-//! content are errors. No tree is built; only what lies inside a wanted array or object (or all, when
-//! the key is the payload) is noted on a flat tape, from which `encode` writes it in canonical order.
+//! The scanner is stricter than most parsers, because a key must not depend on how a parser resolves what the standard
+//! leaves open: repeated names, lone surrogates, a byte order mark and trailing content are errors. It builds no tree.
+//! The content of a wanted array or object (or of the whole document, when the key is the payload) is recorded on a
+//! flat tape, from which `encode` writes it in canonical order.
 
 use super::MAX_DEPTH;
 use super::error::KeyError;
 use super::path::Node;
 
-/// Up to this many names an object is searched linearly; from there on its names are sorted once, at its end.
+/// Up to this many names, an object is searched linearly. With more names, they are sorted once, at its end.
 const LINEAR_NAMES: usize = 16;
 
-/// A stretch of the payload. Payloads are at most 1 GiB, so 32 bits do.
+/// A range of the payload. Payloads are at most 1 GiB, so 32 bits are enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) start: u32,
@@ -24,7 +24,7 @@ impl Span {
         Self { start: short(start), end: short(end) }
     }
 
-    /// The bytes of the text that this span was made for.
+    /// The bytes of this span in the text that it was made for.
     #[inline]
     pub(super) fn of(self, text: &[u8]) -> &[u8] {
         text.get(self.start as usize..self.end as usize)
@@ -42,9 +42,9 @@ pub(super) enum Kind {
     False,
     True,
     Number,
-    /// The span is the text between the quotes, and means what it says.
+    /// The span is the text between the quotes, without escapes.
     Text,
-    /// The span is the text between the quotes, and has escapes in it.
+    /// The span is the text between the quotes, with escapes.
     EscapedText,
     Array,
     Object,
@@ -55,11 +55,11 @@ pub(super) enum Kind {
 pub(super) struct Value {
     pub(super) kind: Kind,
     pub(super) span: Span,
-    /// Where an array or object stands on the tape.
+    /// The position of an array or object on the tape.
     pub(super) tape: usize,
 }
 
-/// A value on the tape. What an array or object holds follows it, up to `next`.
+/// A value on the tape. The content of an array or object follows it, up to `next`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) kind: Kind,
@@ -73,27 +73,27 @@ pub(super) struct Entry {
 pub(super) struct Name {
     span: Span,
     unescaped: bool,
-    /// Where it stands in the payload.
+    /// The position in the payload.
     at: u32,
 }
 
 const NO_NAME: Name = Name { span: Span { start: 0, end: 0 }, unescaped: false, at: 0 };
 
-/// What one scan found. Reused from message to message, so that a scan allocates nothing.
+/// The result of a scan. The buffers are reused from message to message, so that a scan allocates nothing.
 #[derive(Debug, Default)]
 pub(super) struct Document {
-    /// By target of the path tree.
+    /// The values found, by target of the path tree.
     pub(super) found: Vec<Option<Value>>,
     pub(super) tape: Vec<Entry>,
-    /// Names that had escapes, without them.
+    /// Names that had escapes, unescaped.
     arena: Vec<u8>,
-    /// The names of all open objects, innermost last.
+    /// The names of all open objects, the innermost last.
     names: Vec<Name>,
 }
 
 impl Document {
-    /// Checks `payload` and notes the values that `wanted` names; with `whole`, the document itself,
-    /// which is then the first entry of the tape.
+    /// Validates `payload` and records the values that `wanted` names. With `whole`, records the document itself as the
+    /// first entry of the tape.
     pub(super) fn scan(
         &mut self,
         payload: &[u8],
@@ -122,7 +122,7 @@ impl Document {
         Ok(())
     }
 
-    /// The document itself, after a scan of the whole.
+    /// The document itself, after a scan with `whole`.
     pub(super) fn root(&self) -> Option<Value> {
         self.tape.first().map(|root| Value { kind: root.kind, span: root.span, tape: 0 })
     }
@@ -133,7 +133,7 @@ impl Document {
         name.span.of(if name.unescaped { &self.arena } else { payload })
     }
 
-    /// Gives memory back after an unusually large message.
+    /// Frees memory after an unusually large message.
     pub(super) fn shrink(&mut self, keep: usize) {
         self.tape.shrink_to(keep);
         self.arena.shrink_to(keep);
@@ -150,7 +150,7 @@ struct Scanner<'a> {
 }
 
 impl Scanner<'_> {
-    /// Reads one value. `at` is on its first byte, or where that is missing.
+    /// Reads one value. `at` is at its first byte, or at the position where it is missing.
     fn value(&mut self, node: Option<&Node>, name: Name) -> Result<(), KeyError> {
         let target = node.and_then(|node| node.target);
         let start = self.at;
@@ -262,7 +262,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Reads a name, and compares it with the earlier ones while they are few.
+    /// Reads a name, and compares it with the earlier names while there are few.
     fn member_name(&mut self, first: usize) -> Result<Name, KeyError> {
         let at = self.at;
         if self.peek() != Some(b'"') {
@@ -287,8 +287,9 @@ impl Scanner<'_> {
         Ok(name)
     }
 
-    /// At the end of an object: if it had many names, sorts them and compares neighbours. Sorting needs
-    /// no hash function that a producer could aim at, and is never quadratic.
+    /// Ends an object: if it has many names, sorts them and compares neighbours.
+    ///
+    /// Sorting is never quadratic, and it has no hash function for which a producer could construct collisions.
     fn close_names(&mut self, first: usize) -> Result<(), KeyError> {
         let Document { names, arena, .. } = &mut *self.doc;
         let names_here = names.get_mut(first..).unwrap_or_default();
@@ -310,7 +311,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Reads a string; gives what stands between the quotes, and whether it has escapes.
+    /// Reads a string. Returns the span between the quotes, and whether it has escapes.
     fn string(&mut self) -> Result<(Span, bool), KeyError> {
         self.at += 1;
         let start = self.at;
@@ -414,7 +415,7 @@ impl Scanner<'_> {
     }
 }
 
-/// How many bytes at the start are neither a quote, a backslash nor a control character. Eight at a time.
+/// Counts the leading bytes that are neither a quote, a backslash nor a control character. Reads eight at a time.
 #[inline]
 pub(super) fn plain_bytes(text: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -433,8 +434,8 @@ pub(super) fn plain_bytes(text: &[u8]) -> usize {
     text.len() - rest.len() + plain
 }
 
-/// The character of a `\uXXXX` or of a surrogate pair `\uXXXX\uXXXX`, and its length in bytes of text.
-/// `None` for half a pair, or when they are not hex digits.
+/// Decodes `\uXXXX` or a surrogate pair `\uXXXX\uXXXX`. Returns the character and the length of the escape in bytes;
+/// `None` for a lone surrogate or invalid hex digits.
 fn unicode_escape(text: &[u8]) -> Option<(char, usize)> {
     let first = hex4(text)?;
     if !(0xD800..0xE000).contains(&first) {
@@ -452,7 +453,7 @@ fn hex4(text: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |value, digit| Some(value << 4 | char::from(*digit).to_digit(16)?))
 }
 
-/// Appends the meaning of a string's text, which the scanner has accepted.
+/// Appends the unescaped text of a string that the scanner has accepted.
 pub(super) fn unescape(mut text: &[u8], out: &mut Vec<u8>) {
     while let Some(plain) = text.iter().position(|b| *b == b'\\') {
         let (before, escape) = text.split_at(plain);

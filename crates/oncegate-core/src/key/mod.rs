@@ -1,8 +1,8 @@
-//! What "the same message" means: a specification, and the key that it makes of a message.
+//! Idempotency keys: a specification of which messages are the same, and the key that it derives from a message.
 //!
-//! A [`Key`] is plain data, the same from Rust, a configuration file or the command line.
-//! [`Key::compile`] checks it once, at start-up, and gives a [`CompiledKey`], which makes a
-//! [`StoreKey`] of each message in one pass over its payload.
+//! A [`Key`] is plain data, with the same meaning in Rust, in a configuration file and on the command line.
+//! [`Key::compile`] checks it once, at start-up, and returns a [`CompiledKey`], which derives a [`StoreKey`] from each
+//! message in one pass over its payload.
 //!
 //! ```
 //! use oncegate_core::key::{Field, Key, KeyInput, Scope};
@@ -21,21 +21,21 @@
 //!
 //! # Paths
 //!
-//! A path names a value in a JSON payload: `order_id`, `customer.id`, `items.0.sku`. Dots separate;
-//! a part that is a plain number is the position in an array, or the name in an object. A backslash
-//! takes the special meaning from the next character: `a\.b` is one field with a dot in its name.
+//! A path names a value in a JSON payload: `order_id`, `customer.id`, `items.0.sku`. Dots separate the parts. A part
+//! that is a plain number is an index in an array, or a name in an object. A backslash escapes the next character:
+//! `a\.b` is one field with a dot in its name.
 //! (`\\`, `\,`, `\:` and `\*` exist too; `*` alone is reserved.)
 //!
 //! # What is the same, and what is not
 //!
-//! The order of members, white space, escapes (`"\u0041"` is `"A"`) and the spelling of a number
-//! (`10`, `10.0`, `1e1`) do not count. Everything else does: `"10"` and `10` differ unless the field
-//! is `decimal`; case, blanks and Unicode forms count unless a normaliser says otherwise. Numbers
-//! are exact decimals of any size. A value may be an array or an object; then all in it counts.
+//! The order of members, white space, escapes (`"\u0041"` is `"A"`) and the spelling of a number (`10`, `10.0`, `1e1`)
+//! do not count. Everything else does: `"10"` and `10` differ unless the field is `decimal`; case, blanks and Unicode
+//! forms count unless the field has a normaliser for them. Numbers are exact decimals of any size. A value may be an
+//! array or an object; then all of its content counts.
 //!
-//! What cannot identify a message is an error and never a key: a missing, null or blank field, an
-//! array or object that holds nothing but such, broken JSON, a name that an object repeats, a lone surrogate escape.
-//! `docs/KEY_FORMAT.md` holds the format byte by byte, `vectors/keys.json` the test vectors.
+//! A value that cannot identify a message is an error and never becomes a key: a missing, null or blank field, an array
+//! or object that holds nothing else, malformed JSON, a repeated name in an object, a lone surrogate escape.
+//! `docs/KEY_FORMAT.md` defines the format byte by byte; `vectors/keys.json` holds the test vectors.
 
 mod custom;
 mod derive;
@@ -69,29 +69,29 @@ pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
 pub use self::store_key::{Digest, Scope, StoreKey};
 
-/// The version of the key format. Another one makes other keys of the same messages.
+/// The version of the key format. Another version derives other keys from the same messages.
 pub const KEY_FORMAT: u8 = 1;
 
-/// The deepest nesting of arrays and objects in a payload, in levels. A part of the key format.
+/// The maximum nesting of arrays and objects in a payload, in levels. This limit is a part of the key format.
 pub const MAX_DEPTH: usize = 64;
 
-/// The largest payload by default, in bytes (4 MiB): four times what Kafka and SQS let through unless
-/// they are told otherwise. Change it with [`Key::max_payload_bytes`].
+/// The default maximum payload size, in bytes (4 MiB): four times the default limit of Kafka and SQS. Change it with
+/// [`Key::max_payload_bytes`].
 pub const DEFAULT_MAX_PAYLOAD_BYTES: usize = 4 * 1024 * 1024;
 
 /// The highest value for [`Key::max_payload_bytes`], in bytes (1 GiB).
 pub const MAX_PAYLOAD_BYTES_LIMIT: usize = 1024 * 1024 * 1024;
 
-/// The most paths in one specification.
+/// The maximum number of paths in one specification.
 pub const MAX_PATHS: usize = 256;
 
-/// The longest path, in bytes.
+/// The maximum length of a path, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
 
-/// The longest name of a header, a custom key or a route, in bytes.
+/// The maximum length of the name of a header, a custom key or a route, in bytes.
 pub const MAX_NAME_BYTES: usize = 1024;
 
-/// What identifies a message: a specification, as plain data.
+/// The specification of what identifies a message, as plain data.
 ///
 /// In a configuration file (TOML or JSON):
 ///
@@ -107,9 +107,9 @@ pub const MAX_NAME_BYTES: usize = 1024;
 /// `amount:decimal`, `email:trim:lowercase`, `payload`, `payload-except:sent_at,trace.id`,
 /// `header:x-request-id`, `message-key`, `message-id`, or the JSON form (it starts with `{` or
 /// a quote).
-/// A first field with the name of one of those words is written `json:payload`.
+/// A first field with the name of one of those words needs a prefix: `json:payload`.
 ///
-/// A specification from a file or text is checked while it is read; one made in Rust is checked by
+/// A specification from a file or text is checked when it is parsed. A specification built in Rust is checked by
 /// [`compile`](Key::compile) or [`check`](Key::check).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
@@ -130,40 +130,41 @@ enum Source {
 }
 
 impl Key {
-    /// The values at these paths of a JSON payload. Their order here does not matter.
+    /// Makes a key from the values at these paths of a JSON payload. The order of the paths does not matter.
     pub fn json<F: Into<Field>>(fields: impl IntoIterator<Item = F>) -> Self {
         Self::of(Source::Json(fields.into_iter().map(Into::into).collect()))
     }
 
-    /// The whole JSON payload. See [`except`](Key::except) for what changes with every delivery.
+    /// Makes a key from the whole JSON payload. Use [`except`](Key::except) for values that change with every delivery.
     #[must_use]
     pub fn payload() -> Self {
         Self::of(Source::Payload)
     }
 
-    /// The bytes of a header. The name is compared exactly, and must occur once.
+    /// Makes a key from the bytes of a header. The name is compared exactly, and the header must occur once.
     pub fn header(name: impl Into<String>) -> Self {
         Self::of(Source::Header(name.into()))
     }
 
-    /// The bytes of the broker's message key (the record key in Kafka).
+    /// Makes a key from the bytes of the broker's message key (the record key in Kafka).
     #[must_use]
     pub fn message_key() -> Self {
         Self::of(Source::MessageKey)
     }
 
-    /// The broker's message id. It catches redeliveries, but not a producer that sends twice.
+    /// Makes a key from the broker's message id. It detects redeliveries, but not a message that a producer sends
+    /// twice.
     #[must_use]
     pub fn message_id() -> Self {
         Self::of(Source::MessageId)
     }
 
-    /// A function of yours for what the others cannot say (another payload format, say).
+    /// Makes a key with a function, for cases that the other sources do not cover, such as another payload format.
     ///
-    /// It pushes the parts that identify the message; their boundaries count. Its error is constant
-    /// text, so that nothing of a payload gets into logs. `name` and `version` stand for the function
-    /// in the scope's [`Descriptor`]: raise the version whenever it makes other keys than before.
-    /// Such a key cannot be serialised.
+    /// The function pushes the parts that identify the message; the boundaries between them count. Its error is
+    /// constant text, so that no payload data gets into logs. `name` and `version` represent the function in the
+    /// scope's [`Descriptor`]: raise the version whenever the function makes other keys than before. A key with a
+    /// function cannot be serialised.
     ///
     /// ```
     /// use oncegate_core::key::{Key, KeyInput, KeyParts, KeySource, Scope};
@@ -185,37 +186,37 @@ impl Key {
         Self::of(Source::Custom(CustomKey::new(name.into(), version, function)))
     }
 
-    /// Leaves these paths out of [`Key::payload`]. A path that a message does not have is no error.
+    /// Excludes these paths from [`Key::payload`]. A path that a message does not have is not an error.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
         self.except.extend(paths.into_iter().map(Into::into));
         self
     }
 
-    /// Makes the tenant a part of the key: equal fields of two tenants are two keys. Default: none.
+    /// Makes the tenant a part of the key: equal fields of two tenants give two keys. Default: no tenant.
     #[must_use]
     pub fn tenant(mut self, tenant: TenantSource) -> Self {
         self.tenant = Some(tenant);
         self
     }
 
-    /// The largest payload (or header, message key, …) in bytes that a key is made from; a larger one is
-    /// [`KeyError::TooLarge`]. Default: [`DEFAULT_MAX_PAYLOAD_BYTES`]. Does not change any key.
+    /// Sets the maximum size in bytes of the payload (or header, message key, …) that a key is made from. A larger one
+    /// is [`KeyError::TooLarge`]. Default: [`DEFAULT_MAX_PAYLOAD_BYTES`]. Does not change any key.
     #[must_use]
     pub fn max_payload_bytes(mut self, bytes: usize) -> Self {
         self.max_payload_bytes = bytes;
         self
     }
 
-    /// Does every key that can be made depend on the payload? If so, a message without one (a Kafka
-    /// tombstone) is always [`KeyError::NoPayload`].
+    /// Whether every key depends on the payload. If so, a message without a payload (a Kafka tombstone) always gives
+    /// [`KeyError::NoPayload`].
     #[must_use]
     pub fn needs_payload(&self) -> bool {
         matches!(self.source, Source::Json(_) | Source::Payload)
             || matches!(self.tenant, Some(TenantSource::Json(_)))
     }
 
-    /// Is the tenant a part of it?
+    /// Whether the tenant is a part of the key.
     #[must_use]
     pub fn has_tenant(&self) -> bool {
         self.tenant.is_some()
@@ -226,7 +227,7 @@ impl Key {
     }
 }
 
-/// One field of a key: a path, and the normalisers its value goes through, in order.
+/// A field of a key: a path, and the normalisers that are applied to its value, in order.
 ///
 /// In a file `"order_id"`, or `{ path = "amount", as = "decimal" }`, or `as = ["trim", "lowercase"]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,7 +237,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// The value at a path, as it is. The path is checked when the key is compiled.
+    /// Creates a field from a path, without normalisers. The path is checked when the key is compiled.
     pub fn path(path: impl Into<String>) -> Self {
         Self { path: path.into(), normalisers: Vec::new() }
     }
@@ -247,32 +248,33 @@ impl Field {
         self.then(Normaliser::Trim)
     }
 
-    /// Lower case, without a locale. The value must be a string.
+    /// Converts to lower case, independent of the locale. The value must be a string.
     #[must_use]
     pub fn lowercase(self) -> Self {
         self.then(Normaliser::Lowercase)
     }
 
-    /// Unicode Normalization Form C. The value must be a string.
+    /// Converts to Unicode Normalization Form C. The value must be a string.
     #[must_use]
     pub fn nfc(self) -> Self {
         self.then(Normaliser::Nfc)
     }
 
-    /// The exact decimal: the number `10` and the strings `"10"`, `"10.0"` and `"+1e1"` are the same.
+    /// Compares exact decimals: the number `10` and the strings `"10"`, `"10.0"` and `"+1e1"` are the same.
     #[must_use]
     pub fn decimal(self) -> Self {
         self.then(Normaliser::Decimal)
     }
 
-    /// The instant of an RFC 3339 string, cut to the unit. A time that every delivery has anew
-    /// makes every delivery a new message; use it for times that belong to the business.
+    /// Compares the instant of an RFC 3339 string, truncated to the unit.
+    ///
+    /// Use it for times of the business. A time that changes with every delivery makes every delivery a new message.
     #[must_use]
     pub fn timestamp(self, unit: TimeUnit) -> Self {
         self.then(Normaliser::Timestamp(unit))
     }
 
-    /// Adds a normaliser after the others.
+    /// Appends a normaliser.
     #[must_use]
     pub fn then(mut self, normaliser: Normaliser) -> Self {
         self.normalisers.push(normaliser);
@@ -292,7 +294,7 @@ impl From<String> for Field {
     }
 }
 
-/// Where a message's tenant stands.
+/// Where the tenant of a message is found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -304,12 +306,12 @@ pub enum TenantSource {
 }
 
 impl TenantSource {
-    /// The tenant is the value at this path of a JSON payload.
+    /// Takes the tenant from this path of a JSON payload.
     pub fn json(field: impl Into<Field>) -> Self {
         Self::Json(field.into())
     }
 
-    /// The tenant is the bytes of this header.
+    /// Takes the tenant from the bytes of this header.
     pub fn header(name: impl Into<String>) -> Self {
         Self::Header(name.into())
     }

@@ -1,4 +1,4 @@
-//! Normalisers: what may differ between two spellings of the same field.
+//! Normalisers: they make different spellings of a field's value equal.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use super::error::KeySpecError;
 use super::number;
 
-/// How coarse a timestamp is compared.
+/// The precision with which timestamps are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeUnit {
     /// Whole days in UTC.
@@ -21,11 +21,11 @@ pub enum TimeUnit {
     Millis,
     /// Millionths of a second.
     Micros,
-    /// Billionths of a second; digits beyond are dropped.
+    /// Billionths of a second; further digits are dropped.
     Nanos,
 }
 
-/// One step that a field's value takes before it goes into the key.
+/// A conversion of a field's value before it goes into the key.
 ///
 /// The text form (config, command line) is `trim`, `lowercase`, `nfc`, `decimal`,
 /// `timestamp-seconds` and so on. Steps run in the order given; `decimal` and `timestamp` come last.
@@ -35,13 +35,13 @@ pub enum TimeUnit {
 pub enum Normaliser {
     /// Removes white space (Unicode `White_Space`) at both ends of a string.
     Trim,
-    /// Lower case by Unicode's default mapping, independent of any locale.
+    /// Converts to lower case by Unicode's default mapping, independent of any locale.
     Lowercase,
     /// Unicode Normalization Form C: `é` as one character and as `e` with an accent are the same.
     Nfc,
-    /// The exact decimal value of a number, or of a string that holds one: `10`, `"10.0"`, `"1e1"`.
+    /// Takes the exact decimal value of a number, or of a string that holds one: `10`, `"10.0"`, `"1e1"`.
     Decimal,
-    /// The instant of an RFC 3339 string, cut to the unit: offsets and longer fractions do not count.
+    /// Takes the instant of an RFC 3339 string, truncated to the unit: offsets and finer fractions do not count.
     Timestamp(TimeUnit),
 }
 
@@ -90,12 +90,12 @@ impl From<Normaliser> for String {
 }
 
 impl Normaliser {
-    /// Does its result end the chain, because it is no string any more?
+    /// Whether this must be the last normaliser of a field, because its result is not a string.
     pub(super) fn is_final(self) -> bool {
         matches!(self, Self::Decimal | Self::Timestamp(_))
     }
 
-    /// What a value must be for this normaliser; for error texts.
+    /// The kind of value that this normaliser needs, for error texts.
     pub(super) fn needs(self) -> &'static str {
         match self {
             Self::Trim | Self::Lowercase | Self::Nfc => "a string",
@@ -104,7 +104,7 @@ impl Normaliser {
         }
     }
 
-    /// Applies a step that turns a string into a string. The final ones return their input.
+    /// Applies a normaliser that converts a string to a string. The final ones return their input.
     pub(super) fn rewrite(self, text: Cow<'_, str>) -> Cow<'_, str> {
         match self {
             Self::Trim => match text {
@@ -120,7 +120,7 @@ impl Normaliser {
     }
 }
 
-/// Writes the canonical decimal of a string; `None` when it holds none.
+/// Writes the canonical decimal of a string; `None` when it is not a decimal.
 pub(super) fn write_decimal(text: &str, out: &mut Vec<u8>) -> Option<()> {
     if !number::is_decimal(text.as_bytes()) {
         return None;
@@ -129,11 +129,10 @@ pub(super) fn write_decimal(text: &str, out: &mut Vec<u8>) -> Option<()> {
 }
 
 /// Writes the instant of an RFC 3339 string as a count of units since 1970 with the unit's suffix,
-/// as in `1700000000s`; `None` when it is no such string.
+/// such as `1700000000s`; `None` when it is not an RFC 3339 string.
 ///
-/// Own code and no time crate: the accepted grammar is a part of the key format, and must neither
-/// widen nor narrow with somebody else's release. Leap seconds (`:60`) are refused, because there is no
-/// count for them that another instant does not have.
+/// This uses no time crate: the accepted grammar is a part of the key format and must not change with the release of a
+/// dependency. Leap seconds (`:60`) are refused, because their count would equal that of another instant.
 pub(super) fn write_timestamp(text: &str, unit: TimeUnit, out: &mut Vec<u8>) -> Option<()> {
     let (seconds, fraction) = parse_rfc3339(text.as_bytes())?;
     let (digits, suffix) = match unit {
@@ -152,7 +151,7 @@ pub(super) fn write_timestamp(text: &str, unit: TimeUnit, out: &mut Vec<u8>) -> 
     Some(())
 }
 
-/// Seconds since 1970 in UTC (rounded down), and the digits of the fraction.
+/// Returns the seconds since 1970 in UTC (rounded down), and the digits of the fraction.
 fn parse_rfc3339(text: &[u8]) -> Option<(i64, &[u8])> {
     let (date_time, rest) = text.split_at_checked(19)?;
     let &[
@@ -215,7 +214,9 @@ fn time_of_day(hours: i64, minutes: i64) -> Option<i64> {
     (hours <= 23 && minutes <= 59).then_some(hours * 3_600 + minutes * 60)
 }
 
-/// The proleptic Gregorian calendar, counted in years that begin in March, so that the leap day comes last.
+/// Returns the days since 1970-01-01 in the proleptic Gregorian calendar; `None` for an invalid date.
+///
+/// It counts in years that begin in March, so that the leap day comes last.
 fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let last_day = match month {

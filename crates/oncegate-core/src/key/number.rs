@@ -1,16 +1,23 @@
-//! Numbers as exact decimals. No `f64`, no digits that were not written, linear in the text.
+//! Numbers as exact decimals: no `f64`, no rounding, and linear time in the length of the text.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about numbers that this code depends on.
+//!
+//! - JSON canonicalisation by RFC 8785 goes through `f64`, and two long ids become one key. Numbers here are decimals,
+//!   without any floating point.
 
-/// The exponent of a number has more digits than this module counts with.
+/// The exponent of a number has more digits than this module supports.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExponentTooLarge;
 
-/// More digits in an exponent are refused. 18 digits and any length of digits fit into an `i64`.
+/// The maximum number of digits in an exponent. With 18, an exponent adjusted by the number of digits fits an `i64`.
 const MAX_EXPONENT_DIGITS: usize = 18;
 
-/// Writes the canonical form of `text`, which [`is_decimal`] or the JSON grammar has accepted.
+/// Writes the canonical form of `text`, which must conform to [`is_decimal`] or the JSON grammar.
 ///
-/// The form is `[-]digits[e exponent]`: digits without leading or trailing zeros, an exponent of ten
-/// without `+` or leading zeros, left out when it is 0. Zero of any spelling is `0`.
+/// The form is `[-]digits[e exponent]`: digits without leading or trailing zeros, and an exponent of ten without `+` or
+/// leading zeros, omitted when it is 0. Zero is always `0`.
 /// `10`, `10.0` and `1e1` are all `1e1`; `-0.50` is `-5e-1`.
 pub(super) fn write_canonical(text: &[u8], out: &mut Vec<u8>) -> Result<(), ExponentTooLarge> {
     let (negative, text) = match text.split_first() {
@@ -50,9 +57,9 @@ pub(super) fn write_canonical(text: &[u8], out: &mut Vec<u8>) -> Result<(), Expo
     Ok(())
 }
 
-/// Is `text` a decimal as the `decimal` normaliser takes it from a string: `[+-]digits[.digits][e[+-]digits]`?
+/// Whether the `decimal` normaliser accepts `text`: `[+-]digits[.digits][e[+-]digits]`.
 ///
-/// Wider than JSON in two points: a plus sign and leading zeros are allowed.
+/// Unlike JSON, it accepts a plus sign and leading zeros.
 pub(super) fn is_decimal(text: &[u8]) -> bool {
     let text = match text.split_first() {
         Some((b'-' | b'+', rest)) => rest,
@@ -99,7 +106,7 @@ fn read_exponent(text: &[u8]) -> Result<i64, ExponentTooLarge> {
     Ok(if negative { -value } else { value })
 }
 
-/// Splits at the first byte that fits, and leaves that byte out.
+/// Splits at the first matching byte and drops that byte.
 fn split_at_byte(text: &[u8], fits: impl Fn(u8) -> bool) -> (&[u8], &[u8]) {
     let mut halves = text.splitn(2, |b| fits(*b));
     (halves.next().unwrap_or_default(), halves.next().unwrap_or_default())

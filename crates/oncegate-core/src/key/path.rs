@@ -1,9 +1,9 @@
-//! Paths into a payload, and the tree in which the scanner looks them up.
+//! Paths into a payload, and the tree that the scanner matches them with.
 
 use super::error::KeySpecError;
 use super::{MAX_DEPTH, MAX_PATH_BYTES, MAX_PATHS};
 
-/// A parsed path: its parts, and the one spelling that goes into keys and descriptors.
+/// A parsed path: its parts, and the canonical spelling that goes into keys and descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Path {
     pub(super) parts: Vec<String>,
@@ -11,7 +11,7 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Reads `a.b\.c.0`: parts between dots, `\` before `.`, `\`, `,`, `:` or `*` for the character itself.
+    /// Parses a path such as `a.b\.c.0`: parts between dots, with `\` as the escape for `.`, `\`, `,`, `:` and `*`.
     pub(super) fn parse(text: &str) -> Result<Self, KeySpecError> {
         if text.len() > MAX_PATH_BYTES {
             return Err(too_long(text));
@@ -51,7 +51,7 @@ impl Path {
     }
 }
 
-/// The canonical spelling of one part: escapes only where they are needed.
+/// The canonical spelling of a part: it has escapes only where they are needed.
 fn spell(part: &str) -> String {
     if part == "*" {
         return "\\*".to_owned();
@@ -67,7 +67,7 @@ fn too_long(text: &str) -> KeySpecError {
     }
 }
 
-/// Parses a list of paths, sorts it by canonical spelling, and refuses repetitions.
+/// Parses a list of paths and sorts it by canonical spelling. Refuses a repeated path.
 pub(super) fn parse_all<'a>(
     texts: impl ExactSizeIterator<Item = &'a str>,
 ) -> Result<Vec<Path>, KeySpecError> {
@@ -87,19 +87,19 @@ pub(super) fn parse_all<'a>(
     Ok(paths)
 }
 
-/// A tree of paths. The scanner walks it along with the document.
+/// A tree of paths. The scanner follows it in parallel with the document.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
-    /// Which path of the specification ends here.
+    /// The index of the specification's path that ends at this node.
     pub(super) target: Option<usize>,
     /// Sorted by name.
     children: Vec<(Box<[u8]>, Node)>,
-    /// Children whose name is an array index, sorted: (index, position in `children`).
+    /// The children whose name is an array index, sorted: (index, position in `children`).
     elements: Vec<(usize, usize)>,
 }
 
 impl Node {
-    /// Builds the tree; the n-th path gets target n.
+    /// Builds the tree. The n-th path gets target n.
     pub(super) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
         let mut root = Self::default();
         for (target, path) in paths.into_iter().enumerate() {
@@ -154,7 +154,7 @@ impl Node {
     }
 }
 
-/// `0`, `17`; not `007`, which can only be a name.
+/// Parses an array index: `0` or `17`, but not `007`, which can only be a name.
 fn array_index(name: &[u8]) -> Option<usize> {
     let plain = name.iter().all(u8::is_ascii_digit) && (name.len() == 1 || name.first() != Some(&b'0'));
     if !plain {

@@ -1,4 +1,4 @@
-//! Reading, writing and checking a specification. The meaning of each part is in the parent module.
+//! Parses, writes and checks a specification. The parent module defines the meaning of each part.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,15 +18,16 @@ use super::{
 };
 
 impl Key {
-    /// Checks the specification, as [`compile`](Key::compile) does.
+    /// Checks the specification like [`compile`](Key::compile).
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first error in the specification.
     pub fn check(&self) -> Result<(), KeySpecError> {
         self.canonical().map(drop)
     }
 
-    /// The same specification in its one spelling: paths sorted and respelt. Fails when anything is wrong.
+    /// Returns the specification in its canonical form: with sorted paths in canonical spelling. Fails if it is not
+    /// valid.
     pub(super) fn canonical(&self) -> Result<Self, KeySpecError> {
         if !(1..=MAX_PAYLOAD_BYTES_LIMIT).contains(&self.max_payload_bytes) {
             return Err(KeySpecError::LimitOutOfRange {
@@ -56,7 +57,7 @@ impl Key {
     }
 }
 
-/// Sorts and respells paths, and refuses one that is given twice.
+/// Sorts paths in canonical spelling. Refuses a repeated path.
 pub(super) fn canonical_paths(paths: &[String]) -> Result<Vec<String>, KeySpecError> {
     let paths = path::parse_all(paths.iter().map(String::as_str))?;
     Ok(paths.into_iter().map(|path| path.text).collect())
@@ -110,7 +111,7 @@ impl Field {
     }
 }
 
-/// The shape of a key in a file. `custom` is written into descriptors only, and never read.
+/// The form of a key in a file. `custom` is only written, for descriptors, and never read.
 #[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct KeyMap {
@@ -189,8 +190,8 @@ impl KeyMap {
     }
 }
 
-/// For descriptors: the canonical specification, the function of a custom key by its name, and without
-/// the limit, which changes no key.
+/// The specification as a descriptor holds it: canonical, with the function of a custom key by its name, and without
+/// the size limit, which changes no key.
 pub(super) fn describe(key: &Key) -> Result<impl Serialize + use<>, KeySpecError> {
     Ok(KeyMap::of(&key.canonical()?))
 }
@@ -199,7 +200,7 @@ impl Serialize for Key {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if let Source::Custom(custom) = &self.source {
             return Err(S::Error::custom(format!(
-                "the custom key `{}` is a function and cannot be written down",
+                "the custom key `{}` is a function and cannot be serialised",
                 custom.name
             )));
         }
@@ -232,7 +233,7 @@ impl<'de> Visitor<'de> for KeyVisitor {
     }
 }
 
-/// The specifications that are a single word. Both spellings, because files use `_` and commands `-`.
+/// Parses a specification of a single word. It accepts both spellings, because files use `_` and the command line `-`.
 fn word(text: &str) -> Option<Key> {
     match text {
         "payload" => Some(Key::payload()),
@@ -321,7 +322,7 @@ impl<'de> Visitor<'de> for OneOrManyVisitor {
 impl FromStr for Key {
     type Err = KeySpecError;
 
-    /// The form of the command line; see [`Key`].
+    /// Parses the command-line form; see [`Key`].
     fn from_str(text: &str) -> Result<Self, KeySpecError> {
         let text = text.trim();
         if text.starts_with(['{', '"']) {
@@ -344,14 +345,14 @@ impl FromStr for Key {
     }
 }
 
-/// `email:trim:lowercase`
+/// Parses a field such as `email:trim:lowercase`.
 fn field_from_text(text: &str) -> Result<Field, KeySpecError> {
     let mut parts = split_unescaped(text, ':').map(str::trim);
     let path = parts.next().unwrap_or_default();
     parts.try_fold(Field::path(path), |field, name| Ok(field.then(name.parse()?)))
 }
 
-/// Splits at a character that no backslash precedes; the backslashes stay for the path's own reading.
+/// Splits at a character that is not escaped. The backslashes stay, because the path is parsed later.
 fn split_unescaped(text: &str, at: char) -> impl Iterator<Item = &str> {
     let mut escaped = false;
     text.split(move |c| {
@@ -362,7 +363,7 @@ fn split_unescaped(text: &str, at: char) -> impl Iterator<Item = &str> {
 }
 
 impl fmt::Display for Key {
-    /// The JSON form, which [`FromStr`] reads back; a custom key by its name.
+    /// Writes the JSON form, which [`FromStr`] can parse. A custom key is written as its name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limit = Some(self.max_payload_bytes).filter(|bytes| *bytes != DEFAULT_MAX_PAYLOAD_BYTES);
         let map = KeyMap { max_payload_bytes: limit, ..KeyMap::of(self) };

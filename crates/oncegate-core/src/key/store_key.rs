@@ -1,4 +1,4 @@
-//! The names that keys go by: scope, digest, and both together as the store has them.
+//! Store keys: a scope, a digest, and both joined as the store uses them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,19 +10,19 @@ use super::error::KeySpecError;
 
 /// The namespace of keys, one per logical consumer: 1 to 64 of `A-Z a-z 0-9 . _ -`.
 ///
-/// It stands readable in every store key; with up to seven characters a key stays within 30 bytes.
+/// The scope is readable in every store key. With up to seven characters, a key has at most 30 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Scope(Arc<str>);
 
 impl Scope {
-    /// The longest scope, in bytes.
+    /// The maximum length of a scope, in bytes.
     pub const MAX_BYTES: usize = 64;
 
-    /// Checks a name.
+    /// Creates a scope from a name.
     ///
     /// # Errors
-    /// [`KeySpecError::BadScope`] for another length or other characters.
+    /// [`KeySpecError::BadScope`] when the length or a character is not allowed.
     pub fn new(name: impl AsRef<str>) -> Result<Self, KeySpecError> {
         let name = name.as_ref();
         let fits = (1..=Self::MAX_BYTES).contains(&name.len());
@@ -41,9 +41,9 @@ impl Scope {
     }
 }
 
-/// The first 128 bits of the BLAKE3 hash of a key's canonical bytes; as text 22 characters of base64url.
+/// The first 128 bits of the BLAKE3 hash of a key's canonical bytes. Its text form is 22 characters of base64url.
 ///
-/// Among 10^12 keys of one scope the chance of a single collision is below 10^-14.
+/// Among 10^12 keys of one scope, the probability of any collision is below 10^-14.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 16]);
@@ -51,10 +51,10 @@ pub struct Digest([u8; 16]);
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 impl Digest {
-    /// The length of its text form, in characters.
+    /// The length of the text form, in characters.
     pub const TEXT_LEN: usize = 22;
 
-    /// A digest from its bytes, as a store or a log has kept them.
+    /// Creates a digest from the bytes that a store or a log holds.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -66,7 +66,7 @@ impl Digest {
         &self.0
     }
 
-    /// Base64url without padding: 21 characters of six bits, and one with the last two bits on top.
+    /// Encodes as base64url without padding: 21 characters of six bits, and one with the last two bits at its top.
     fn text(self) -> [u8; Self::TEXT_LEN] {
         let bits = u128::from_be_bytes(self.0);
         let mut shift = 128;
@@ -93,7 +93,7 @@ impl fmt::Debug for Digest {
 impl FromStr for Digest {
     type Err = KeySpecError;
 
-    /// Takes exactly what `Display` gives: one text per digest.
+    /// Parses exactly the output of `Display`: each digest has one text form.
     fn from_str(text: &str) -> Result<Self, KeySpecError> {
         let mut bits = 0u128;
         let (head, last) =
@@ -111,9 +111,9 @@ impl FromStr for Digest {
     }
 }
 
-/// A key as the store has it: `<scope>:<digest>`, for example `billing:eMT5oSC2v1zTz8Nw5IO50A`.
+/// The key of a record in a store: `<scope>:<digest>`, for example `billing:eMT5oSC2v1zTz8Nw5IO50A`.
 ///
-/// Holds nothing of the payload; may be logged. Cheap to clone.
+/// Contains no payload data and may be logged. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct StoreKey {
@@ -122,16 +122,16 @@ pub struct StoreKey {
 }
 
 impl StoreKey {
-    /// The longest store key, in bytes.
+    /// The maximum length of a store key, in bytes.
     pub const MAX_BYTES: usize = Scope::MAX_BYTES + 1 + Digest::TEXT_LEN;
 
-    /// Puts a scope and a digest together.
+    /// Joins a scope and a digest.
     #[must_use]
     pub fn new(scope: &Scope, digest: Digest) -> Self {
         let mut text = [0; Self::MAX_BYTES];
         let mut len = 0;
         for part in [scope.as_str().as_bytes(), b":", &digest.text()] {
-            let slot = text.get_mut(len..len + part.len()).expect("there is room for the longest scope");
+            let slot = text.get_mut(len..len + part.len()).expect("the buffer fits the longest scope");
             slot.copy_from_slice(part);
             len += part.len();
         }
@@ -199,7 +199,7 @@ impl fmt::Display for StoreKey {
     }
 }
 
-/// Serde goes through the text form of each.
+/// Serialises each type as its text form.
 macro_rules! through_text {
     ($($name:ident),*) => {$(
         impl TryFrom<String> for $name {

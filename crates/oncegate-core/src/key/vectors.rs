@@ -1,20 +1,20 @@
 //! The published test vectors (`vectors/keys.json`), and their check.
 //!
-//! They are the contract with other languages and with later releases: an implementation that passes
-//! them makes the same keys. `docs/KEY_FORMAT.md` describes both the format and this file.
+//! They are the contract with other languages and with later releases: an implementation that passes them derives the
+//! same keys. `docs/KEY_FORMAT.md` describes both the format and this file.
 
 use serde::{Deserialize, Serialize};
 
 use super::derive::with_scratch;
 use super::{FingerprintSpec, Key, KeyError, KeyInput, KeySpecError, Scope};
 
-/// The file itself, for tools that want to hand it out.
+/// The content of the file, for tools that print it.
 pub const JSON: &str = include_str!("../../vectors/keys.json");
 
-/// Checks this build against all published vectors. Returns how many there were.
+/// Checks this build against all published vectors. Returns their number.
 ///
 /// # Errors
-/// One line for each vector that this build answers differently.
+/// One line for each vector with another result.
 pub fn check() -> Result<usize, Vec<String>> {
     let file: File = serde_json::from_str(JSON).map_err(|error| vec![format!("keys.json: {error}")])?;
     let wrong: Vec<String> = file
@@ -41,9 +41,9 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 pub(super) struct Vector {
     name: String,
-    /// A key specification, as in a file. Kept unread, because some are wrong on purpose.
+    /// A key specification, as in a file. It is parsed later, because some vectors have an invalid one on purpose.
     key: serde_json::Value,
-    /// With it, the vector is one of a fingerprint.
+    /// If present, the vector is for a fingerprint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fingerprint: Option<FingerprintSpec>,
     scope: String,
@@ -62,10 +62,10 @@ struct Message {
     /// … any bytes, or …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     payload_hex: Option<String>,
-    /// … pieces of text, each repeated. None of the three: a message without a payload.
+    /// … pieces of text, each repeated. With none of the three, the message has no payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     payload_repeat: Option<Vec<(String, usize)>>,
-    /// Names, and values in hex.
+    /// Pairs of name and value, in hex.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     headers_hex: Vec<(String, String)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,11 +74,11 @@ struct Message {
     message_id: Option<String>,
 }
 
-/// Either a key, or a fingerprint, or the kind of the message's error, or a refusal of the specification.
+/// The expected result: a key, a fingerprint, the kind of the message's error, or a refusal of the specification.
 #[derive(Serialize, Deserialize, Default, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Expected {
-    /// The bytes that are hashed; left out where they are long.
+    /// The bytes that are hashed; omitted where they are long.
     #[serde(skip_serializing_if = "Option::is_none")]
     canonical_hex: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +91,7 @@ pub(super) struct Expected {
     specification_refused: bool,
 }
 
-/// Canonical bytes beyond this many are not printed.
+/// The maximum number of canonical bytes that are printed.
 const CANONICAL_SHOWN_BYTES: usize = 1024;
 
 impl Vector {
@@ -161,7 +161,7 @@ fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Digits that are none count as 0: the vectors are ours, and a wrong one shows as a wrong key.
+/// Decodes hex. An invalid digit counts as 0: the vectors are part of this repository, and an error gives a wrong key.
 fn from_hex(text: &str) -> Vec<u8> {
     let digit =
         |c: &u8| char::from(*c).to_digit(16).and_then(|digit| u8::try_from(digit).ok()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Records in a map: the rules and nothing else.
+//! The in-memory store: a map of records and the rules.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,15 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
-use super::{Checkup, Command, Looked, Store, StoreError, Survives};
+use super::{Checkup, Command, RecordSnapshot, Store, StoreError, Survives};
 use crate::key::{Scope, StoreKey};
 use crate::record::{Record, StoreTime};
 use crate::rules::{Reply, apply};
 
-/// A store in this process's memory, for tests and for trying things out.
+/// A store in this process's memory, for tests and experiments.
 ///
-/// It forgets everything when the process ends, so it protects against duplicates within one run alone.
-/// It reads no clock: the caller brings one.
+/// Its records are lost when the process ends, so it detects duplicates only within one run. It reads no clock: the
+/// caller provides one.
 pub struct MemoryStore {
     clock: Box<dyn Fn() -> StoreTime + Send + Sync>,
     held: Mutex<Held>,
@@ -27,22 +27,22 @@ struct Held {
 }
 
 impl MemoryStore {
-    /// An empty store whose time is what `clock` says.
+    /// Creates an empty store that takes its time from `clock`.
     pub fn with_clock(clock: impl Fn() -> StoreTime + Send + Sync + 'static) -> Self {
         Self { clock: Box::new(clock), held: Mutex::default() }
     }
 
-    /// All that it holds, in no order; expired records may be among them.
+    /// Returns all records in no particular order. Expired records may be among them.
     pub fn records(&self) -> Vec<(StoreKey, Record)> {
         self.held().records.iter().map(|(key, record)| (key.clone(), record.clone())).collect()
     }
 
-    /// Forgets every record, as a store does that lost its data.
+    /// Deletes every record, to simulate a store that has lost its data. The descriptors stay.
     pub fn lose_everything(&self) {
         self.held().records.clear();
     }
 
-    /// A panic elsewhere leaves the map whole: each change is one insert or remove.
+    /// Locks the maps. A panic elsewhere leaves them consistent, because each change is a single insert or remove.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,14 +69,14 @@ impl Store for MemoryStore {
         commands.into_iter().map(execute).collect()
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = (self.clock)();
         let held = self.held();
-        let look = |key| {
+        let snapshot = |key| {
             let record = held.records.get(&key).filter(|record| record.kept(now));
-            Ok(record.map(|record| Looked { now, record: record.clone() }))
+            Ok(record.map(|record| RecordSnapshot { now, record: record.clone() }))
         };
-        keys.into_iter().map(look).collect()
+        keys.into_iter().map(snapshot).collect()
     }
 
     async fn describe(
@@ -97,7 +97,7 @@ impl Store for MemoryStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let warnings = vec!["records live in this process alone and are gone when it ends".to_owned()];
+        let warnings = vec!["records are held in this process only and are lost when it ends".to_owned()];
         Ok(Checkup { store: "memory".to_owned(), survives: Survives::Process, warnings })
     }
 }

@@ -1,53 +1,54 @@
-//! What a store's answer is worth: the rows of the table in `docs/STORES.md`.
+//! What each store promises: the rows of the table in `docs/STORES.md`.
 
 use std::fmt;
 
-/// What a completion survives that a store has answered, from the least to the most.
+/// What a completion survives after the store has confirmed it, from the least to the most.
 ///
-/// A store says at start-up which one applies to it as it was found, [`Checkup`](super::Checkup): it depends on the
-/// settings of its server.
+/// A store reports the variant that applies to it at start-up, in [`Checkup`](super::Checkup). It depends on the
+/// settings of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Survives {
-    /// The server may throw records away while it runs.
+    /// The server may evict records while it runs.
     Evictable,
-    /// Records live in the process that made them.
+    /// Records are in the memory of the process that wrote them.
     Process,
-    /// Records live in the memory of a server.
+    /// Records are in the memory of a server.
     Memory,
-    /// The server saves its memory now and then.
+    /// The server saves its memory as snapshots.
     Snapshots,
-    /// The operating system writes to the disk when it likes.
+    /// The operating system decides when it writes to the disk.
     Unsynced,
-    /// The disk follows within moments.
+    /// Records reach the disk shortly after the reply.
     Moments,
-    /// It is on the disk.
+    /// The completion is synced to the disk.
     Disk,
-    /// It is on the disk, and on another machine.
+    /// The completion is synced to the disk and is on another machine too.
     Replicated,
 }
 
-/// A row of the table: what is promised, what still adds a run of a handler, and how that is noticed.
+/// A row of the table: what is promised, what still makes a handler run again, and how that is detected.
 ///
-/// The runs that no store can prevent (a crash between the effect and its completion, a lease lost while the handler
-/// runs, the end of the retention, an operator's reset) come on top of every row but [`SAME_TRANSACTION`](Self::SAME_TRANSACTION).
+/// No store can prevent a run after a crash between the effect and its completion, a lease lost while the handler runs,
+/// the end of the retention, or an operator's reset. These runs apply to every row but
+/// [`SAME_TRANSACTION`](Self::SAME_TRANSACTION).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
     /// The row's name, one lower-case word.
     pub name: &'static str,
-    /// What holds of a completion that was answered.
+    /// What is guaranteed for a completion that the store has confirmed.
     pub holds: &'static str,
-    /// What makes a handler run again all the same.
+    /// What still makes a handler run again.
     pub adds_a_run: &'static str,
-    /// How that is noticed.
+    /// How that is detected.
     pub noticed_by: &'static str,
 }
 
-/// Every gate looks for a loss of records, whichever store it has.
+/// Every gate checks for a loss of records, whichever store it uses.
 const AT_COMPLETION: &str = "`store_losses` and `extra_runs{store_loss}`; by default the scope halts";
 
 impl Survives {
-    /// All of them, from the least to the most.
+    /// All variants, from the least to the most.
     pub const ALL: [Self; 8] = [
         Self::Evictable,
         Self::Process,
@@ -122,7 +123,7 @@ impl Survives {
 
 impl Promise {
     /// The row that applies when the effect is committed in the store's own transaction, whatever the store survives:
-    /// what takes the record takes its effect as well.
+    /// a loss of the record is a loss of its effect as well.
     pub const SAME_TRANSACTION: Self = Self {
         name: "same-transaction",
         holds: "exactly one committed effect: it and its record are there together, or neither is",
@@ -131,7 +132,7 @@ impl Promise {
         noticed_by: "`extra_runs{crash_takeover}`, `extra_runs{lease_lost}`; the record is read back before the ack",
     };
 
-    /// Every row of the table, in its order.
+    /// All rows of the table, in its order.
     pub fn all() -> impl Iterator<Item = Self> {
         Survives::ALL.into_iter().map(Survives::promise).chain([Self::SAME_TRANSACTION])
     }

@@ -1,7 +1,7 @@
-//! What a store holds for a scope besides its records.
+//! The scope descriptor: what a store holds for a scope besides its records.
 //!
-//! It is written once and never silently remade: a scope whose descriptor is gone, has another epoch, or went back to an
-//! earlier sequence number lives in a store that has lost records.
+//! A descriptor is created once and never silently recreated. If it is missing, has another epoch, or has gone back to
+//! an earlier sequence number, the store has lost records.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,23 +12,25 @@ use serde_json::value::RawValue;
 use super::StoreError;
 use crate::key::{Digest, Scope, StoreKey};
 
-/// The format of the text.
+/// The format version of the descriptor's text.
 const FORMAT: u8 = 1;
 
-/// The most accepted epochs that a descriptor remembers. Older ones are forgotten first.
+/// The maximum number of accepted epochs in a descriptor. The oldest are dropped first.
 const MAX_ACCEPTED_EPOCHS: usize = 64;
 
-/// The most bytes of the reason of a halt.
+/// The maximum size of the reason of a halt, in bytes.
 const MAX_REASON_BYTES: usize = 1_024;
 
 const MARKER_CONTEXT: &str = "oncegate 2026-11 store marker";
 
-/// One life of a scope in a store: random, new when the scope is opened for the first time and after every accepted loss.
+/// A random number that identifies the records of a scope in a store between two losses.
+///
+/// It is new when the scope is opened for the first time and after every accepted loss.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epoch(u128);
 
 impl Epoch {
-    /// An epoch of these random bits.
+    /// Creates an epoch from random bits.
     #[must_use]
     pub fn from_bits(bits: u128) -> Self {
         Self(bits)
@@ -71,7 +73,7 @@ impl<'de> Deserialize<'de> for Epoch {
     }
 }
 
-/// The text is no epoch.
+/// The text is not a valid epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an epoch is 32 lower-case hexadecimal digits")]
 pub struct InvalidEpoch;
@@ -79,16 +81,16 @@ pub struct InvalidEpoch;
 /// Why no claim of the scope is granted until an operator accepts the loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Halt {
-    /// When the loss was noticed, in milliseconds since the Unix epoch, on the clock of the process that noticed it.
+    /// When the loss was detected, in milliseconds since the Unix epoch, on the clock of the process that detected it.
     pub at_ms: u64,
-    /// What was noticed.
+    /// What was detected.
     pub reason: String,
-    /// Epochs whose records are lost, as far as the store does not hold them any more.
+    /// Epochs whose records are lost and that the store itself no longer holds.
     pub lost_epochs: Vec<Epoch>,
 }
 
 impl Halt {
-    /// A halt with a reason of at most 1 KiB.
+    /// Creates a halt. The reason is cut to 1 KiB.
     #[must_use]
     pub fn new(at_ms: u64, reason: &str, lost_epochs: Vec<Epoch>) -> Self {
         let end = (0..=MAX_REASON_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
@@ -97,27 +99,28 @@ impl Halt {
     }
 }
 
-/// What a store holds for a scope besides its records: how keys are made, which life of the store this is, and whether
-/// the scope is halted.
+/// What a store holds for a scope besides its records: the key specification, the current epoch, and whether the scope
+/// is halted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeDescriptor {
-    /// The text of the key specification, [`Descriptor`](crate::key::Descriptor).
+    /// The text of the key specification; see [`Descriptor`](crate::key::Descriptor).
     pub keys: String,
-    /// Which life of the scope this is.
+    /// The current epoch of the scope.
     pub epoch: Epoch,
-    /// Grows while messages are completed. A store that shows a smaller number than before was put back to an earlier state.
+    /// Grows while messages are completed. A number smaller than an earlier one means that the store was restored to an
+    /// earlier state.
     pub sequence: u64,
-    /// Numbers of the marker records, at least one in each shard of a store that has several.
+    /// Numbers of the marker records, at least one in each shard if the store has several.
     pub markers: Vec<u16>,
-    /// Earlier epochs, the newest first, whose loss was accepted.
+    /// Earlier epochs whose loss was accepted, the newest first.
     pub accepted_epochs: Vec<Epoch>,
-    /// When the last loss was noticed, in milliseconds since the Unix epoch.
+    /// When the last loss was detected, in milliseconds since the Unix epoch.
     pub lost_at_ms: Option<u64>,
-    /// Set while no claim may be granted.
+    /// Set while the scope is halted: no claim may be granted.
     pub halt: Option<Halt>,
 }
 
-/// The JSON of a descriptor.
+/// The JSON form of a descriptor.
 #[derive(Serialize, Deserialize)]
 struct Text<'a> {
     format: u8,
@@ -136,7 +139,7 @@ struct Text<'a> {
 }
 
 impl ScopeDescriptor {
-    /// The descriptor of a scope that is opened for the first time.
+    /// Creates the descriptor of a scope that is opened for the first time.
     pub fn new(keys: impl Into<String>, epoch: Epoch) -> Self {
         Self {
             keys: keys.into(),
@@ -149,10 +152,10 @@ impl ScopeDescriptor {
         }
     }
 
-    /// Reads the text that a store holds for `scope`.
+    /// Parses the text that a store holds for `scope`.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the text is no descriptor of a known format.
+    /// [`StoreError::Refused`] when the text is not a descriptor of a known format.
     pub fn parse(scope: &Scope, text: &str) -> Result<Self, StoreError> {
         let unreadable = |why: &dyn fmt::Display| {
             StoreError::refused(format!(
@@ -175,13 +178,13 @@ impl ScopeDescriptor {
         })
     }
 
-    /// The text for a store: one line of JSON.
+    /// The text that a store keeps: one line of JSON.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when `keys` is no JSON.
+    /// [`StoreError::Refused`] when `keys` is not valid JSON.
     pub fn to_text(&self) -> Result<String, StoreError> {
         let invalid = |error: serde_json::Error| {
-            StoreError::refused(format!("the key specification is no JSON: {error}"))
+            StoreError::refused(format!("the key specification is not valid JSON: {error}"))
         };
         let text = Text {
             format: FORMAT,
@@ -196,13 +199,13 @@ impl ScopeDescriptor {
         serde_json::to_string(&text).map_err(invalid)
     }
 
-    /// Whether `epoch` is this life of the scope, or one whose loss was accepted.
+    /// Whether `epoch` is the current epoch, or an earlier one whose loss was accepted.
     #[must_use]
     pub fn knows(&self, epoch: Epoch) -> bool {
         self.epoch == epoch || self.accepted_epochs.contains(&epoch)
     }
 
-    /// The descriptor of the next life, in which the loss of this one and of `lost` is accepted.
+    /// The descriptor of the next epoch. It accepts the loss of the current epoch and of the epochs in `lost`.
     #[must_use]
     pub fn succeed(&self, epoch: Epoch, lost: &[Epoch], lost_at_ms: u64) -> Self {
         let of_halt = self.halt.iter().flat_map(|halt| &halt.lost_epochs);
@@ -220,7 +223,7 @@ impl ScopeDescriptor {
         }
     }
 
-    /// The key of a marker record of this life.
+    /// The key of a marker record of the current epoch.
     #[must_use]
     pub fn marker(&self, scope: &Scope, number: u16) -> StoreKey {
         marker(scope, self.epoch, number)

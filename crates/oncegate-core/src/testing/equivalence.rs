@@ -1,11 +1,11 @@
-//! Random sequences of operations through a store and through [`apply`], compared step by step.
+//! Compares a store with [`apply`], step by step, on random sequences of operations.
 //!
-//! Every sequence has a key and a model of its own; all sequences take a step together, so that a step is
-//! one batch and ten thousand of them take seconds. After each step the answer and the record are compared.
+//! Every sequence has its own key and its own model. All sequences take a step together as one batch, so ten thousand
+//! of them take seconds. After each step, the replies and the records are compared.
 //!
-//! Time is moved by hand, in whole steps of an hour, and every lease, delay and retention ends on a half
-//! step: the real time that a run takes never decides. Fences are made of the store's own clock, so their
-//! growth is compared, and their value only where the clock has no say.
+//! The test moves the time, in whole steps of an hour. Every lease, delay and retention ends on a half step, so the
+//! real time that a run takes decides nothing. Fencing tokens depend on the store's clock: their growth is compared,
+//! and their value only where the clock does not determine it.
 
 mod random;
 #[cfg(test)]
@@ -21,53 +21,53 @@ use self::random::Choices;
 use crate::key::{Digest, Scope, StoreKey};
 use crate::record::{Fence, Record, Recovery, State, StoreTime};
 use crate::rules::{Grant, Operation, Reply, Verdict, apply};
-use crate::store::{Command, Looked, Store};
+use crate::store::{Command, RecordSnapshot, Store};
 
-/// What time passes in.
+/// The unit in which time passes.
 pub const STEP: Duration = Duration::from_secs(3_600);
 
-/// The most real time that a run may take without deciding anything.
+/// The real time that a run may take without an influence on its outcome.
 const SLACK: Duration = Duration::from_secs(1_200);
 
-/// Fences from here on are planted, far ahead of any clock.
+/// The smallest planted fencing token. It is far ahead of any clock.
 const PLANTED_FENCES: u64 = 4_000_000_000_000_000;
 
-/// Where the model's clock starts, in milliseconds.
+/// The start of the model's clock, in milliseconds.
 const MODEL_START_MS: u64 = 1_000_000_000_000;
 
-/// A store under comparison, and the hooks that the sequences need besides its own port.
+/// The store under test, with hooks that the sequences need besides the [`Store`] trait.
 #[async_trait]
 pub trait Subject: Send + Sync {
     /// The store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// A scope that nobody else uses.
+    /// A scope that no other test or process uses.
     fn scope(&self) -> Scope;
 
-    /// Lets time pass, for each of these keys its own, without waiting: the record's expiry moves towards
-    /// now, and a record whose expiry would not be later than now is gone.
+    /// Simulates that time passes for each key, without waiting: moves the record's expiry towards now, and deletes a
+    /// record whose expiry would not be later than now.
     async fn pass(&self, waits: &[(StoreKey, Duration)]);
 
-    /// Puts records as they are. Their `expires_at` says how long they have left: it is counted from zero.
+    /// Stores these records. Their `expires_at` is the time that is left, counted from zero.
     async fn plant(&self, records: &[(StoreKey, Record)]);
 }
 
 /// How much to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Where the random numbers start.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// How many sequences.
+    /// The number of sequences.
     pub sequences: usize,
-    /// How many operations each has.
+    /// The number of operations in each sequence.
     pub steps: usize,
 }
 
-/// How often each kind of answer was reached; a run that misses one proves little.
+/// How often each kind of reply occurred. A run in which a kind is missing proves little.
 #[derive(Clone, Debug, Default)]
 pub struct Reached(BTreeMap<&'static str, u64>);
 
-/// Every kind of answer that a run should reach.
+/// Every kind of reply that should occur in a run.
 const KINDS: &[&str] = &[
     "granted",
     "granted after a release",
@@ -84,23 +84,23 @@ const KINDS: &[&str] = &[
     "failed, handed over",
     "mismatch",
     "uncompared",
-    "extend held",
-    "extend lost",
-    "complete held",
+    "extend applied",
+    "extend not owner",
+    "complete applied",
     "complete recreated",
-    "complete lost",
-    "release held",
-    "release lost",
-    "fail held",
-    "fail lost",
-    "hand over held",
-    "hand over lost",
-    "reopen held",
-    "reopen lost",
+    "complete not owner",
+    "release applied",
+    "release not owner",
+    "fail applied",
+    "fail not owner",
+    "hand over applied",
+    "hand over not owner",
+    "reopen applied",
+    "reopen not owner",
 ];
 
 impl Reached {
-    /// What was never reached.
+    /// The kinds that never occurred.
     pub fn missing(&self) -> Vec<&'static str> {
         KINDS.iter().copied().filter(|kind| !self.0.contains_key(kind)).collect()
     }
@@ -110,10 +110,10 @@ impl Reached {
     }
 }
 
-/// Runs the plan.
+/// Runs the plan. Returns how often each kind of reply occurred.
 ///
 /// # Errors
-/// The first difference, in words: the seed, what happened on that key, and both answers or records.
+/// The first difference, as text: the seed, the history of the key, and both replies or records.
 pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, String> {
     let store = subject.store();
     let mut reached = Reached::default();
@@ -125,14 +125,14 @@ pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, Strin
             operation: operations.real.clone(),
         };
         let replies = store.execute(sequences.iter().zip(&operations).map(command).collect()).await;
-        let looks = store.look(sequences.iter().map(|sequence| sequence.key.clone()).collect()).await;
-        if replies.len() != sequences.len() || looks.len() != sequences.len() {
-            return Err("a batch has another number of answers than of commands".to_owned());
+        let snapshots = store.read(sequences.iter().map(|sequence| sequence.key.clone()).collect()).await;
+        if replies.len() != sequences.len() || snapshots.len() != sequences.len() {
+            return Err("the store returned another number of replies than commands".to_owned());
         }
-        let answers = replies.into_iter().zip(looks);
+        let answers = replies.into_iter().zip(snapshots);
         for ((sequence, operations), answer) in sequences.iter_mut().zip(operations).zip(answers) {
             let compared = match answer {
-                (Ok(reply), Ok(looked)) => sequence.compare(&operations, &reply, looked, &mut reached),
+                (Ok(reply), Ok(snapshot)) => sequence.compare(&operations, &reply, snapshot, &mut reached),
                 failed => Err(format!("the store failed: {failed:?}")),
             };
             compared.map_err(|difference| {
@@ -158,23 +158,23 @@ async fn begin(subject: &dyn Subject, plan: Plan) -> Vec<Sequence> {
     sequences
 }
 
-/// The same operation for both sides. They differ where the records that an operator saw differ: in the
-/// fences that the clocks made.
+/// The same operation for the model and the store. A reopen may differ in the fencing tokens of the expected record,
+/// because they depend on the clocks.
 struct Operations {
     model: Operation,
     real: Operation,
 }
 
-/// One key: what the model holds, what the store showed last, and how both came about.
+/// The state of one key: the model's record, the last record read from the store, and the history.
 struct Sequence {
     key: StoreKey,
     choices: Choices,
     now: StoreTime,
     model: Option<Record>,
     real: Option<Record>,
-    /// Records that both sides have shown, for a reopen to expect.
+    /// Earlier records of both sides, as the expected records of a reopen.
     seen: Vec<(Record, Record)>,
-    /// The last fence that the store made of its clock.
+    /// The last fencing token that the store derived from its clock.
     last_fence: Option<Fence>,
     past: Vec<String>,
 }
@@ -194,7 +194,7 @@ impl Sequence {
         }
     }
 
-    /// Begins some sequences in the middle of things, with attempts and fences that take long to reach.
+    /// Starts some sequences with a record, for attempt numbers and fencing tokens that take long to reach.
     fn plant(&mut self) -> Option<(StoreKey, Record)> {
         let planted = self.choices.planted()?;
         let left = Duration::from_millis(planted.expires_at.millis());
@@ -205,7 +205,7 @@ impl Sequence {
     }
 
     fn next_operations(&mut self) -> Operations {
-        // A model's clock that stood still would make the same fence twice.
+        // If the model's clock stood still, it would issue the same fencing token twice.
         self.now = self.now + Duration::from_millis(1);
         let current = self.model.clone().zip(self.real.clone());
         let expected = self.choices.expected(current, &self.seen);
@@ -232,7 +232,7 @@ impl Sequence {
         &mut self,
         operations: &Operations,
         real_reply: &Reply,
-        looked: Option<Looked>,
+        snapshot: Option<RecordSnapshot>,
         reached: &mut Reached,
     ) -> Result<(), String> {
         let before = self.model.take();
@@ -240,26 +240,31 @@ impl Sequence {
         if !same_reply(&reply, real_reply) {
             return Err(format!("the answer is {real_reply:?}, and should be {reply:?}"));
         }
-        if !same_record(model.as_ref(), self.now, looked.as_ref()) {
-            return Err(format!("the record is {looked:?}, and should be {model:?} at {:?}", self.now));
+        if !same_record(model.as_ref(), self.now, snapshot.as_ref()) {
+            return Err(format!("the record is {snapshot:?}, and should be {model:?} at {:?}", self.now));
         }
-        self.compare_fences(&reply, real_reply, looked.as_ref())?;
+        self.compare_fences(&reply, real_reply, snapshot.as_ref())?;
         for kind in kinds(before.as_ref(), &operations.model, &reply) {
             reached.count(kind);
         }
-        let real = looked.map(|looked| looked.record);
+        let real = snapshot.map(|snapshot| snapshot.record);
         self.seen.extend(model.clone().zip(real.clone()));
         (self.model, self.real) = (model, real);
         Ok(())
     }
 
-    fn compare_fences(&mut self, model: &Reply, real: &Reply, looked: Option<&Looked>) -> Result<(), String> {
+    fn compare_fences(
+        &mut self,
+        model: &Reply,
+        real: &Reply,
+        snapshot: Option<&RecordSnapshot>,
+    ) -> Result<(), String> {
         let (Some(model), Some(real)) = (granted_fence(model), granted_fence(real)) else {
             return Ok(());
         };
-        let now = looked.map_or(0, |looked| looked.now.micros());
+        let now = snapshot.map_or(0, |snapshot| snapshot.now.micros());
         let as_it_should_be = if model.0 >= PLANTED_FENCES {
-            // The clock has no say: it is the successor of the last one, or the same grant again.
+            // The clock does not determine this token: it is the last one plus one, or a repeat of the same grant.
             real == model
         } else if pending_fence(self.real.as_ref()) == Some(real) {
             true
@@ -293,7 +298,7 @@ fn pending_fence(record: Option<&Record>) -> Option<Fence> {
     }
 }
 
-/// Whether both say the same, but for the value of fences and for the time that a run takes.
+/// Whether both replies are equal, except for the value of fencing tokens and the real time that a run takes.
 fn same_reply(model: &Reply, real: &Reply) -> bool {
     let (
         Reply::Verdict { verdict: model_verdict, uncompared: model_uncompared },
@@ -315,19 +320,19 @@ fn same_reply(model: &Reply, real: &Reply) -> bool {
     model_uncompared == uncompared && same_verdict
 }
 
-fn same_record(model: Option<&Record>, now: StoreTime, looked: Option<&Looked>) -> bool {
-    let (Some(model), Some(Looked { now: real_now, record: real })) = (model, looked) else {
-        return model.is_none() && looked.is_none();
+fn same_record(model: Option<&Record>, now: StoreTime, snapshot: Option<&RecordSnapshot>) -> bool {
+    let (Some(model), Some(RecordSnapshot { now: real_now, record: real })) = (model, snapshot) else {
+        return model.is_none() && snapshot.is_none();
     };
     let left = |record: &Record, now: StoreTime| record.expires_at.millis().saturating_sub(now.millis());
-    // The store has been at work for a while, so it has less left. Two readings of a clock within one
-    // operation may lie a millisecond apart.
+    // In the store, real time has passed, so less time is left. Two readings of a clock within one operation may differ
+    // by a millisecond.
     let (expected, found) = (left(model, now), left(real, *real_now));
     let slack = u64::try_from(SLACK.as_millis()).unwrap_or(u64::MAX);
     found <= expected + 1 && expected <= found + slack && plain(model) == plain(real)
 }
 
-/// A record without what the clocks put into it.
+/// The record without the values that depend on a clock.
 fn plain(record: &Record) -> Record {
     let mut record = Record { expires_at: StoreTime::default(), ..record.clone() };
     if let State::Pending { fence: Some(fence), .. } | State::Released { fence: Some(fence), .. } =
@@ -339,21 +344,21 @@ fn plain(record: &Record) -> Record {
     record
 }
 
-/// What a step has shown.
+/// The kinds of reply that occurred in a step.
 fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&'static str> {
-    let (held, lost) = match operation {
+    let (applied, not_owner) = match operation {
         Operation::Claim { .. } => return verdict_kinds(before, reply),
-        Operation::Extend { .. } => ("extend held", "extend lost"),
-        Operation::Complete { .. } => ("complete held", "complete lost"),
-        Operation::Release { .. } => ("release held", "release lost"),
-        Operation::Fail { .. } => ("fail held", "fail lost"),
-        Operation::HandOver => ("hand over held", "hand over lost"),
-        Operation::Reopen { .. } => ("reopen held", "reopen lost"),
+        Operation::Extend { .. } => ("extend applied", "extend not owner"),
+        Operation::Complete { .. } => ("complete applied", "complete not owner"),
+        Operation::Release { .. } => ("release applied", "release not owner"),
+        Operation::Fail { .. } => ("fail applied", "fail not owner"),
+        Operation::HandOver => ("hand over applied", "hand over not owner"),
+        Operation::Reopen { .. } => ("reopen applied", "reopen not owner"),
     };
     vec![match reply {
-        Reply::Held { recreated: true } => "complete recreated",
-        Reply::Held { recreated: false } => held,
-        Reply::Lost | Reply::Verdict { .. } => lost,
+        Reply::Applied { recreated: true } => "complete recreated",
+        Reply::Applied { recreated: false } => applied,
+        Reply::NotOwner | Reply::Verdict { .. } => not_owner,
     }]
 }
 

@@ -1,4 +1,4 @@
-//! A store that misbehaves as real ones do, from a seed.
+//! A store that injects the faults of real stores, controlled by a seed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,54 +12,54 @@ use fastrand::Rng;
 
 use crate::key::{Scope, StoreKey};
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Looked, Store, StoreError, StoreLoss};
+use crate::store::{Checkup, Command, RecordSnapshot, Store, StoreError, StoreLoss};
 
-/// The most commands that wait to be executed late; further ones are lost for good.
+/// The maximum number of commands that wait for a late execution. Further ones are dropped.
 const MAX_STRAYS: usize = 64;
 
-/// How likely each fault is. All are probabilities from 0 to 1; the default is no fault at all.
+/// The probability of each fault, from 0 to 1. The default is no faults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Per command: it is not executed, and the caller is told so.
+    /// Per command: it is not executed, and the caller gets [`StoreError::Unavailable`].
     pub unavailable: f64,
-    /// Per command: it is executed, and the answer is lost.
+    /// Per command: it is executed, and the reply is lost.
     pub reply_lost: f64,
-    /// Per command: it is not executed, and the caller cannot know.
+    /// Per command: it is not executed, and the caller gets [`StoreError::Unknown`].
     pub request_lost: f64,
-    /// Per command whose outcome is unknown: it is executed with some later call, perhaps for a second time.
+    /// Per command with an unknown outcome: it is executed during a later call, possibly for the second time.
     pub stray: f64,
-    /// Per call: it takes up to [`max_delay`](Self::max_delay) before it is executed.
+    /// Per call: the execution is delayed by up to [`max_delay`](Self::max_delay).
     pub slow_request: f64,
-    /// Per call: its answers take up to [`max_delay`](Self::max_delay) after it was executed.
+    /// Per call: the replies are delayed by up to [`max_delay`](Self::max_delay) after the execution.
     pub slow_reply: f64,
-    /// The longest delay of either kind. Needs [`FaultStore::sleep_with`].
+    /// The maximum delay of either kind. Needs [`FaultStore::sleep_with`].
     pub max_delay: Duration,
-    /// Per call: it is the first of an outage.
+    /// Per call: an outage begins with it.
     pub outage: f64,
-    /// The most calls that an outage lasts.
+    /// The maximum length of an outage, in calls.
     pub outage_max_calls: u32,
-    /// Per call: the store forgets everything before it. Needs [`FaultStore::forget_with`].
+    /// Per call: the store loses all records before it. Needs [`FaultStore::forget_with`].
     pub forget: f64,
 }
 
-/// How many faults were injected, for tests that must have met each of them.
+/// The number of faults injected, for tests that need each kind to occur.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// Calls of `execute` and `look`, with and without faults.
+    /// Calls of `execute` and `read`, with and without faults.
     pub calls: u64,
     /// Commands that were refused.
     pub unavailable: u64,
-    /// Commands that were executed without an answer.
+    /// Commands that were executed and whose reply was lost.
     pub reply_lost: u64,
-    /// Commands that were not executed, without an answer.
+    /// Commands that were not executed and had no reply.
     pub request_lost: u64,
-    /// Commands of an unknown outcome that were executed late.
+    /// Commands with an unknown outcome that were executed late.
     pub strays: u64,
-    /// Calls that were slow.
+    /// Calls that were delayed.
     pub slow: u64,
-    /// Calls that fell into an outage.
+    /// Calls during an outage.
     pub outage: u64,
-    /// How often the store forgot everything.
+    /// How often the store lost all records.
     pub forgotten: u64,
 }
 
@@ -68,8 +68,8 @@ type Forget = dyn Fn() + Send + Sync;
 
 /// Wraps a store and injects faults between it and its callers.
 ///
-/// The same seed and the same calls in the same order meet the same faults. Reading is never unknown:
-/// a look, a describe or a check that meets a fault is told that the store is unavailable.
+/// The same seed and the same calls in the same order give the same faults. The outcome of a read is never unknown:
+/// with a fault, a read, a describe or a check returns [`StoreError::Unavailable`].
 pub struct FaultStore {
     inner: Arc<dyn Store>,
     sleep: Option<Box<Sleep>>,
@@ -77,18 +77,18 @@ pub struct FaultStore {
     network: Mutex<Network>,
 }
 
-/// What stands between the callers and the store.
+/// The simulated network between the callers and the store.
 struct Network {
     rng: Rng,
     faults: Faults,
     injected: Injected,
-    /// Commands still on their way, though their caller has given up on an answer.
+    /// Commands that are still in flight although their caller no longer waits for a reply.
     strays: VecDeque<Command>,
     outage_calls_left: u32,
     down: bool,
 }
 
-/// What becomes of one command.
+/// The outcome of one command.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Answered,
@@ -97,7 +97,7 @@ enum Fate {
     RequestLost,
 }
 
-/// What becomes of one call.
+/// The faults of one call.
 struct Plan {
     down: bool,
     forget: bool,
@@ -108,7 +108,7 @@ struct Plan {
 }
 
 impl FaultStore {
-    /// A store that stands between its callers and `inner`.
+    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Store>, faults: Faults, seed: u64) -> Self {
         let network = Network {
             rng: Rng::with_seed(seed),
@@ -121,7 +121,7 @@ impl FaultStore {
         Self { inner, sleep: None, forget: None, network: Mutex::new(network) }
     }
 
-    /// How delays wait, such as `tokio::time::sleep`. Without it nothing is delayed.
+    /// Sets the function that waits for a delay, such as `tokio::time::sleep`. Default: no delays.
     #[must_use]
     pub fn sleep_with<F>(mut self, sleep: impl Fn(Duration) -> F + Send + Sync + 'static) -> Self
     where
@@ -131,14 +131,14 @@ impl FaultStore {
         self
     }
 
-    /// How the inner store forgets everything. Without it nothing is forgotten.
+    /// Sets the function that deletes all records of the inner store. Default: records are never lost.
     #[must_use]
     pub fn forget_with(mut self, forget: impl Fn() + Send + Sync + 'static) -> Self {
         self.forget = Some(Box::new(forget));
         self
     }
 
-    /// Every call is refused from now on, until [`end_outage`](Self::end_outage).
+    /// Begins an outage: every call fails until [`end_outage`](Self::end_outage).
     pub fn begin_outage(&self) {
         self.network().down = true;
     }
@@ -150,7 +150,7 @@ impl FaultStore {
         network.outage_calls_left = 0;
     }
 
-    /// The inner store forgets everything, now. Returns `false` if it was never told how.
+    /// Deletes all records of the inner store now. Returns `false` if [`forget_with`](Self::forget_with) was not set.
     pub fn forget_everything(&self) -> bool {
         let Some(forget) = &self.forget else { return false };
         forget();
@@ -158,7 +158,7 @@ impl FaultStore {
         true
     }
 
-    /// From now on everything works, and what was still on its way never arrives.
+    /// Stops all faults and outages. Commands that are still in flight are dropped.
     pub fn stop_faults(&self) {
         let mut network = self.network();
         network.faults = Faults::default();
@@ -167,17 +167,17 @@ impl FaultStore {
         network.outage_calls_left = 0;
     }
 
-    /// How many faults there were so far.
+    /// The number of faults so far.
     pub fn injected(&self) -> Injected {
         self.network().injected
     }
 
-    /// Each change of the network is whole before the next one starts, so a panic elsewhere harms nothing.
+    /// Locks the network. Every change is complete before the lock is released, so a panic elsewhere does no harm.
     fn network(&self) -> MutexGuard<'_, Network> {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides the whole call at once, so that one seed gives one sequence of faults.
+    /// Decides all faults of a call at once, so that one seed gives one sequence of faults.
     fn plan(&self, commands: usize) -> Plan {
         let (can_sleep, can_forget) = (self.sleep.is_some(), self.forget.is_some());
         let mut network = self.network();
@@ -239,7 +239,7 @@ impl Network {
         }
     }
 
-    /// Each stray arrives with this call or stays on its way, one chance in four: some come much later.
+    /// Takes the strays that arrive with this call, each with a probability of one in four. Some arrive much later.
     fn arriving_strays(&mut self) -> Vec<Command> {
         let mut arriving = Vec::new();
         for _ in 0..self.strays.len() {
@@ -266,7 +266,7 @@ impl Network {
         }
     }
 
-    /// Perhaps keeps a command of an unknown outcome, to be executed later.
+    /// Keeps a command with an unknown outcome for a late execution, with the configured probability.
     fn keep_stray(&mut self, command: &Command) {
         if self.happens(self.faults.stray) && self.strays.len() < MAX_STRAYS {
             self.strays.push_back(command.clone());
@@ -319,7 +319,7 @@ impl Store for FaultStore {
         answers
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let plan = self.plan(keys.len());
         self.wait(plan.before).await;
         self.forget_if(plan.forget);
@@ -329,10 +329,10 @@ impl Store for FaultStore {
         if !plan.strays.is_empty() {
             self.inner.execute(plan.strays).await;
         }
-        let answers = self.inner.look(keys).await.into_iter().zip(&plan.fates);
+        let answers = self.inner.read(keys).await.into_iter().zip(&plan.fates);
         let answers = answers.map(|(answer, fate)| match fate {
             Fate::Answered => answer,
-            _ => Err(StoreError::unavailable("injected: the answer to a look was lost")),
+            _ => Err(StoreError::unavailable("injected: the reply to a read was lost")),
         });
         let answers = answers.collect();
         self.wait(plan.after).await;

@@ -114,7 +114,7 @@ fn reason(by: usize) -> String {
     format!("reason {by}")
 }
 
-/// Where the key stands, as far as the replies tell.
+/// The state of the key, as far as the replies show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Phase {
     #[default]
@@ -124,7 +124,7 @@ enum Phase {
         recovery: Recovery,
         fence: Option<Fence>,
     },
-    /// Nobody, when it was reopened.
+    /// `by` is `None` after a reopen.
     Released {
         by: Option<usize>,
     },
@@ -137,7 +137,7 @@ enum Phase {
     },
 }
 
-/// What the replies so far tell.
+/// What the replies so far show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct History {
     phase: Phase,
@@ -149,7 +149,7 @@ pub(crate) struct History {
     kept_until_ms: u64,
     /// How many attempts count.
     counted: u8,
-    /// Whether any attempt ended without a word.
+    /// Whether any attempt ended without a reply to the store.
     silent: bool,
     fingerprint: Option<Fingerprint>,
     highest_fence: Option<Fence>,
@@ -185,8 +185,8 @@ impl History {
                 self.verdict(now, by, &attempts[by], verdict, *uncompared)?;
             }
             (Step::Claim(_), _) | (_, Reply::Verdict { .. }) => return Err("claims get verdicts"),
-            (step, Reply::Lost) => self.lost(step)?,
-            (step, Reply::Held { recreated }) => self.held(now, step, attempts, *recreated)?,
+            (step, Reply::NotOwner) => self.lost(step)?,
+            (step, Reply::Applied { recreated }) => self.held(now, step, attempts, *recreated)?,
         }
         let settled = Self { asked: earlier.asked, ..self.clone() } == earlier;
         ensure(!settled || before == after, "a reply that changes nothing leaves the record as it was")?;
@@ -222,9 +222,9 @@ impl History {
                     _ => false,
                 };
                 let left_ms = (self.protected_until_ms + 1).saturating_sub(now.millis());
-                ensure(waiting && left_ms > 0, "busy means that somebody works or waits")?;
+                ensure(waiting && left_ms > 0, "busy means that an owner works or a retry is due later")?;
                 let exact = *retry_in == Duration::from_millis(left_ms);
-                ensure(exact, "busy says how long")
+                ensure(exact, "busy has the exact wait")
             }
             Verdict::Completed { result: answer } => {
                 let Phase::Completed { by } = self.phase else {
@@ -260,22 +260,22 @@ impl History {
             Phase::Completed { .. } => return Err("no grant after completed (S5)"),
             Phase::Failed { .. } => return Err("no grant after given up"),
             Phase::Owned { .. } => {
-                ensure(over, "nobody is granted what another has a lease on")?;
+                ensure(over, "a claim is not granted while another owner has the lease")?;
                 self.silent = true;
                 Recovery::Takeover
             }
             Phase::Released { .. } => {
-                ensure(over, "nobody is granted what is not due")?;
+                ensure(over, "a claim is not granted before the retry is due")?;
                 if self.silent { Recovery::Earlier } else { Recovery::None }
             }
             Phase::Absent => Recovery::None,
         };
         let reopened = matches!(self.phase, Phase::Released { by: None });
-        ensure(grant.reopened == reopened, "the first attempt after a reopen is told of it")?;
+        ensure(grant.reopened == reopened, "the first grant after a reopen reports it")?;
         self.counted = self.counted.saturating_add(1);
         ensure(grant.attempt == self.counted, "attempts count failures and crashes, and nothing else (S18)")?;
         ensure(grant.recovery == recovery, "a takeover is flagged, now and later")?;
-        ensure(grant.fence.is_some() == fenced, "who asks for a fence gets one")?;
+        ensure(grant.fence.is_some() == fenced, "a grant has a fencing token if one was asked for")?;
         ensure(!fenced || grant.fence > self.highest_fence, "fences grow (S6)")?;
         self.highest_fence = self.highest_fence.max(grant.fence);
         self.fingerprint = fingerprint;
@@ -289,7 +289,7 @@ impl History {
         self.kept_until_ms = until_ms + u64::try_from(TAIL.as_millis()).expect("thirty days");
     }
 
-    /// Whoever is entitled is never told otherwise.
+    /// `NotOwner` is never the reply to an owner.
     fn lost(&self, step: Step) -> Result<(), Violation> {
         let entitled = match step {
             Step::Complete(_) if self.phase == Phase::Absent => true,
@@ -300,10 +300,10 @@ impl History {
             Step::Reopen => true,
             _ => false,
         };
-        ensure(!entitled, "whoever owns a claim is not told that it is lost")
+        ensure(!entitled, "the owner of a claim does not get NotOwner")
     }
 
-    /// Whether the attempt of a step has ended in this very way; a heartbeat goes with every end.
+    /// Whether the attempt of a step has ended in the same way; a heartbeat goes with every end.
     fn ended_so(&self, step: Step) -> bool {
         let ended = match self.phase {
             Phase::Absent | Phase::Owned { .. } | Phase::Released { by: None } => return false,
@@ -371,7 +371,7 @@ impl History {
         Ok(())
     }
 
-    /// Whether the record says what the books say.
+    /// Whether the record agrees with this history.
     fn agrees(&self, record: Option<&Record>) -> Result<(), Violation> {
         let Some(record) = record else {
             return ensure(self.phase == Phase::Absent, "nothing that was promised is forgotten (S17)");
@@ -390,6 +390,6 @@ impl History {
             }
             _ => false,
         };
-        ensure(agrees, "the record says what the replies said")
+        ensure(agrees, "the record agrees with the replies")
     }
 }

@@ -77,7 +77,7 @@ impl World {
             }
         }
         next.history.forget(next.now_ms);
-        // What nobody can see any more makes no difference between two worlds.
+        // Worlds that differ only in what no operation can observe any more are the same.
         let now = next.now();
         next.record = next.record.filter(|record| record.kept(now));
         Some(Ok(next))
@@ -142,7 +142,7 @@ fn path(visited: &[Visited], mut index: usize, last: Step) -> Vec<Step> {
     path
 }
 
-/// Casts of attempts: who asks with which fingerprint, and whether for a fence.
+/// Sets of attempts: the fingerprint of each, and whether it asks for a fencing token.
 fn casts() -> [Vec<Attempt>; 3] {
     let attempt =
         |specification, content, fenced| Attempt { fingerprint: Some((specification, content)), fenced };
@@ -183,7 +183,7 @@ fn every_mutant_breaks_a_promise() {
         let found = casts().iter().find_map(|cast| explore(*mutant, cast, DEPTH).err());
         match found {
             Some(broken) => eprintln!("{name}: {broken:?}"),
-            None => panic!("nobody noticed the mutant {name}"),
+            None => panic!("no check noticed the mutant {name}"),
         }
     }
 }

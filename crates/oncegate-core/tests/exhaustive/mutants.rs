@@ -1,4 +1,4 @@
-//! Bugs that somebody might write, each of which the check must find.
+//! Plausible bugs, each of which the check must find.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use oncegate_core::rules::{Grant, Operation, Reply, Verdict, apply};
 
 use crate::Rules;
 
-const HELD: Reply = Reply::Held { recreated: false };
+const HELD: Reply = Reply::Applied { recreated: false };
 
 /// Every mutant with its name.
 pub(crate) const ALL: &[(&str, Rules)] = &[
@@ -32,11 +32,11 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("a release forgets the takeover", release_forgets_takeover),
     ("a takeover does not count", takeover_uncounted),
     ("pending expires with its lease", pending_expires_with_lease),
-    ("a repeated claim is told to wait", repeat_is_busy),
+    ("a repeated claim gets Busy", repeat_is_busy),
     ("fail without a token compare", fail_without_compare),
     ("a repeated fail forgets the hand-over", fail_forgets_hand_over),
     ("reopen does not compare", reopen_without_compare),
-    ("nobody is told of a reopen", reopen_untold),
+    ("a grant does not report a reopen", reopen_untold),
     ("lost changes the record", lost_changes),
 ];
 
@@ -95,7 +95,7 @@ fn fail_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) 
 fn extend_by_anyone(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
     let Operation::Extend { .. } = op else { return apply(now, record, op) };
     let (after, reply) = apply(now, stolen(&record, op), op);
-    // The owner stays who he was; only his lease was moved.
+    // The owner is unchanged; only its lease was moved.
     match (after, record) {
         (Some(after), Some(before)) => (Some(Record { expires_at: after.expires_at, ..before }), reply),
         (after, _) => (after, reply),
@@ -126,7 +126,7 @@ fn complete_of_lost_claim_is_lost(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
-        (Operation::Complete { .. }, None) => (None, Reply::Lost),
+        (Operation::Complete { .. }, None) => (None, Reply::NotOwner),
         _ => apply(now, record, op),
     }
 }
@@ -364,7 +364,7 @@ fn reopen_untold(now: StoreTime, record: Option<Record>, op: &Operation) -> (Opt
 
 fn lost_changes(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
-    if let (Reply::Lost, Some(record)) = (&reply, &mut after) {
+    if let (Reply::NotOwner, Some(record)) = (&reply, &mut after) {
         record.expires_at = record.expires_at.max(now + TAIL + Duration::from_millis(9));
     }
     (after, reply)

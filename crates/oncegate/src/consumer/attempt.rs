@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{Instrument as _, warn};
 
-use super::breaker::Ran as Passed;
+use super::breaker::RunResult;
 use super::engine::breaker_key;
 use super::{Item, Shared, trace};
 use crate::attempt::CANCELLATION_GRACE;
@@ -26,35 +26,35 @@ use crate::observe::{Event, RunOutcome};
 pub(super) enum Ending {
     /// COMPLETED is in the store, written by this attempt.
     Completed,
-    /// COMPLETED was in the store, and the handler has been told.
+    /// COMPLETED was in the store, and the handler's `duplicate` has been called.
     Duplicate,
-    /// FAILED is in the store, and the message is with the dead letters.
+    /// FAILED is in the store, and the dead letter is written.
     HandedOver,
     /// The message must go to the dead letters.
     ///
-    /// `attempts` is how many of them ran.
+    /// `attempts` is how many attempts ran.
     GiveUp { lease: Option<Lease>, cause: DeadLetterCause, reason: String, attempts: u32 },
-    /// FAILED is in the store, and nobody has put the message with the dead letters.
+    /// FAILED is in the store, but no dead letter has been written.
     NotHandedOver { reason: String },
     /// The handler failed; another attempt may follow.
     Retry { lease: Lease, delay: Duration, counted: bool, reason: String },
-    /// Nobody knows what came of this attempt: its effect may have happened, and may still be under way. Its own lease
-    /// must be over before another one.
+    /// The outcome of this attempt is unknown: its effect may have happened, and may still be in progress. Its lease
+    /// must be over before another attempt begins.
     Lapsing { attempt: u32, lasts: Duration, reason: String },
-    /// Somebody else has it, or had it and may come back, or it is not due.
+    /// Another owner holds the key, or held it and may come back, or the message is not due.
     NotNow { ask_again_in: Duration, cause: WaitCause },
-    /// Its retry is not due, for longer than a claim can last.
+    /// The retry is not due, and the wait is longer than a claim can last.
     NotDue { due_in: Duration },
-    /// The store did not answer about the claim.
+    /// The store did not answer the claim.
     NoAnswer { error: StoreError },
 }
 
-/// What earlier attempts of a message in this process have left, and its record need not know.
+/// What earlier attempts of a message in this process leave behind that its record need not hold.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    /// The outcome of one is unknown. The record says so too, unless it was lost since.
+    /// The outcome of one is unknown. The record holds this too, unless it was lost since.
     pub(super) effect_is_unknown: bool,
-    /// How many in a row did not count.
+    /// How many in a row were not counted.
     pub(super) uncounted: u32,
     /// Why the last one failed.
     pub(super) last_failure: Option<Box<str>>,
@@ -63,16 +63,16 @@ pub(super) struct Past {
 /// How often `Handler::duplicate` is called before its failure is counted and the message acknowledged.
 const DUPLICATE_TRIES: u32 = 3;
 
-/// The most time between two looks at a record that cannot be read.
+/// The longest time between two reads of a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
 
-/// How long a store takes at the most to call due what was released without a delay: it counts whole milliseconds.
+/// The longest time until the store treats a claim released without delay as due: it counts whole milliseconds.
 const RELEASED_IS_DUE: Duration = Duration::from_millis(2);
 
-/// How long a duplicate waits whose result is in a result store that does not answer.
+/// How long a duplicate waits before it asks again for a result whose result store does not answer.
 const RESULT_RECHECK: Duration = Duration::from_secs(2);
 
-/// Claims the item's key and follows the verdict. The permit is held while the handler runs.
+/// Claims the item's key and acts on the claim outcome. The permit is held while the handler runs.
 pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemaphorePermit) -> Ending {
     let identity = match &item.identity {
         Ok(identity) => identity.clone(),
@@ -86,8 +86,8 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
     }
     let (claimed, permits) = match claim(item, &identity).await {
         Ok(Claimed::Granted(lease)) if lease.is_suspect() && !is_used_up(shared, item, &lease) => {
-            // It holds no claim while it waits: if this process dies meanwhile, that costs it no attempt.
-            lease.release(Duration::ZERO, false, "it waits to run alone").await;
+            // It holds no claim while it waits: if this process dies in the meantime, that costs it no attempt.
+            lease.release(Duration::ZERO, false, "the message waits to run alone").await;
             let every = Permits::Every(quarantine(shared, item, permit).await);
             (claim(item, &identity).await, every)
         }
@@ -106,7 +106,7 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
             let span = trace::answer(shared, item, &identity.key);
             answer(item, stored).instrument(span).await
         }
-        // Nobody runs it: a claim is protected for a lease at the most.
+        // No attempt runs: a claim is protected for at most one lease.
         Ok(Claimed::Busy(retry_in)) if retry_in > item.route.gate.settings().lease => {
             Ending::NotDue { due_in: retry_in }
         }
@@ -125,15 +125,15 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, permit: OwnedSemap
     }
 }
 
-/// Asks for the item's key. After a lost answer the same claim asks again: it may have been granted.
+/// Claims the item's key. After a lost answer the same claim is sent again: it may have been granted.
 async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
     if item.without_store
-        && let Some(stand_in) = &item.route.stand_in
+        && let Some(fail_open) = &item.route.fail_open
     {
         if let Some(claim) = item.claim.take() {
             item.route.gate.abandon(identity, claim.token);
         }
-        return stand_in.claim(&item.delivery.message, identity, stand_in.new_claim()).await;
+        return fail_open.claim(&item.delivery.message, identity, fail_open.new_claim()).await;
     }
     let claim = *item.claim.get_or_insert_with(|| item.route.gate.new_claim());
     let claimed = item.route.gate.claim(&item.delivery.message, identity, claim).await;
@@ -143,9 +143,9 @@ async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreErr
     claimed
 }
 
-/// Whether the attempts before this one were all that it gets.
+/// Whether all attempts of the message were used before this one.
 fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
-    // While its handler is paused, a message need not be the reason for its failures.
+    // While its handler is paused, the message may not be the cause of its failures.
     lease.attempt().number() > shared.settings.max_attempts && item.route.breaker.is_closed()
 }
 
@@ -155,7 +155,7 @@ async fn run(shared: &Shared, item: &Item, lease: Lease, _permits: Permits) -> E
         return used_up(item, lease);
     }
     if lease.is_over() {
-        // The answer came too late. Nothing has run yet.
+        // The grant came too late. Nothing has run yet.
         lease.release(Duration::ZERO, false, "the lease was over before the handler began").await;
         return Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Lapse };
     }
@@ -190,7 +190,7 @@ async fn run(shared: &Shared, item: &Item, lease: Lease, _permits: Permits) -> E
     }
 }
 
-/// The grant is one attempt too many: nothing runs under it.
+/// Gives the message up because the grant is over the limit of attempts. Nothing runs under it.
 fn used_up(item: &Item, lease: Lease) -> Ending {
     let attempts = lease.attempt().number().saturating_sub(1);
     let reason = match &item.past.last_failure {
@@ -201,23 +201,23 @@ fn used_up(item: &Item, lease: Lease) -> Ending {
     Ending::GiveUp { lease: Some(lease), cause: DeadLetterCause::AttemptsUsedUp, reason, attempts }
 }
 
-/// The lease lapses, so that the next attempt is told.
+/// Ends the attempt without a write, so that the lease lapses and the next attempt is flagged as recovered.
 fn lapsing(lease: &Lease, reason: String) -> Ending {
     Ending::Lapsing { attempt: lease.attempt().number(), lasts: lease.remaining(), reason }
 }
 
-/// The reason of an attempt whose handler was dropped.
+/// The reason of an attempt whose handler was dropped after its cancellation.
 const CANCELLED: &str = "the handler was cancelled, and did not end in time";
 
-/// Somebody took over. His verdict counts, so ask for it.
+/// Another owner took over. Its outcome counts, so claim again to learn it.
 const TAKEN_OVER: Ending = Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
 
-/// The reason of a retry that a transactional gate asks for.
+/// The reason of a retry that a transactional gate demands.
 const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit_with` or `Attempt::completing`, \
                                    and its gate is `transactional()`";
 
-/// The handler has tried to complete the message in a transaction of its own. What it returned is an opinion;
-/// the record knows.
+/// Reads the record after the handler tried to complete the message in its own transaction. The record decides, not
+/// what the handler returned.
 async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, spent: Spent) -> Ending {
     match (lease.read_back().await, ran) {
         (Committed::Yes, ran) => {
@@ -226,21 +226,21 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, spent: 
             }
             Ending::Completed
         }
-        (Committed::Lost, _) => TAKEN_OVER,
+        (Committed::NotOwner, _) => TAKEN_OVER,
         (Committed::No, Ran::Returned(Err(failure))) => failed(shared, item, lease, &failure, spent),
         (Committed::No, Ran::Panicked) => failed(shared, item, lease, &Failure::retry(PANICKED), spent),
         (Committed::No, Ran::Returned(Ok(_))) => {
             let failure = lease.not_committed();
             failed(shared, item, lease, &failure, spent)
         }
-        // Its effects elsewhere may have happened.
+        // Its effects outside the transaction may have happened.
         (Committed::No, Ran::Cancelled) => lapsing(&lease, CANCELLED.to_owned()),
     }
 }
 
 const PANICKED: &str = "the handler panicked";
 
-/// The permits of a run: its own, or every one there is.
+/// The permits of a run: one, or all of them.
 #[expect(dead_code, reason = "held for their drop")]
 enum Permits {
     One(OwnedSemaphorePermit),
@@ -248,9 +248,9 @@ enum Permits {
 }
 
 /// Waits until nothing else runs in this process, and keeps it so: a message that kills its process must not
-/// use up its neighbours' attempts.
+/// use up the attempts of other messages.
 ///
-/// Two suspects would wait for each other if each kept its own permit meanwhile.
+/// It gives its own permit back first: two such messages that kept theirs would wait for each other.
 async fn quarantine(
     shared: &Shared,
     item: &Item,
@@ -260,13 +260,14 @@ async fn quarantine(
     let scope = item.route.gate.scope();
     item.enter(Stage::Quarantined);
     item.route.gate.observe(Event::Quarantined { scope });
-    warn!(scope, origin = %item.delivery.message.origin(), "its attempts ended without a word before: it runs alone");
+    let origin = item.delivery.message.origin();
+    warn!(scope, %origin, "earlier attempts ended without an outcome: the message runs alone");
     let every = shared.permits.clone().acquire_many_owned(shared.settings.concurrency).await.ok();
     sleep(RELEASED_IS_DUE).await;
     every
 }
 
-/// What came of the handler's future.
+/// How the handler's future ended.
 enum Ran {
     Returned(Result<Encoded, Failure>),
     Panicked,
@@ -280,7 +281,7 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
     let work = async move { handler.handle(message, attempt, settings.codec).await };
     let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
     let stop = async {
-        match item.delivery.ticket.lost() {
+        match item.delivery.ack_handle.lost() {
             None => lease.cancelled().cancelled().await,
             Some(lost) => tokio::select! {
                 () = lease.cancelled().cancelled() => {}
@@ -306,8 +307,8 @@ async fn call(item: &Item, lease: &Lease) -> Ran {
 async fn complete(lease: Lease, encoded: Encoded) -> Ending {
     let storable = lease.storable(encoded).await;
     match lease.record_result(storable.stored).await {
-        Completion::Held => Ending::Completed,
-        Completion::Lost => TAKEN_OVER,
+        Completion::Applied => Ending::Completed,
+        Completion::NotOwner => TAKEN_OVER,
     }
 }
 
@@ -318,12 +319,13 @@ enum Spent {
     No,
 }
 
-/// A run that an outage or a stop cut short says nothing about the handler, and costs nothing.
+/// Reports the run to the breaker. A run cut short by an outage or a stop is no evidence about the handler, and costs
+/// no attempt.
 fn tell_breaker(item: &Item, lease: &Lease, outcome: RunOutcome) -> Spent {
     let passed = match outcome {
-        RunOutcome::Succeeded | RunOutcome::GaveUp => Passed::Through,
+        RunOutcome::Succeeded | RunOutcome::GaveUp => RunResult::Success,
         _ if lease.was_cut_short() => return Spent::No,
-        _ => Passed::Failed,
+        _ => RunResult::Failure,
     };
     let gate = &item.route.gate;
     match breaker_key(item).is_none_or(|key| item.route.breaker.ran(gate, key, passed)) {
@@ -346,13 +348,13 @@ fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, spent: 
     if counted && attempt >= shared.settings.max_attempts {
         return give_up(lease, DeadLetterCause::AttemptsUsedUp, reason);
     }
-    // Attempts that do not count are as far apart as those that do.
+    // Attempts that are not counted get the same delays as those that are.
     let failures = attempt.saturating_add(item.past.uncounted);
     let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random()));
     Ending::Retry { lease, delay, counted, reason }
 }
 
-/// Hands the first result to the handler. Whatever the handler makes of it, the work is done.
+/// Passes the first result to the handler. Whatever the handler does with it, the message is done.
 pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
     let (result, lost) = match item.route.gate.fetch(&stored).await {
         Ok(result) => (result, None),
@@ -365,8 +367,8 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
     for failures in 1..=DUPLICATE_TRIES {
         let message = item.delivery.message.clone();
         let (result, lost) = (result.clone(), lost.clone().map(Into::into));
-        let told = async move { handler.duplicate(message, result, lost).await };
-        match AssertUnwindSafe(told).catch_unwind().await {
+        let call = async move { handler.duplicate(message, result, lost).await };
+        match AssertUnwindSafe(call).catch_unwind().await {
             Ok(Ok(())) => return Ending::Duplicate,
             Ok(Err(failure)) => {
                 warn!(origin = %item.delivery.message.origin(), %failure, "`Handler::duplicate` failed");

@@ -27,16 +27,16 @@ mod tasks;
 
 use tasks::{answer_all, attempt_one};
 
-/// How often the engine looks at everything that waits, for the monitor.
+/// How often the engine counts everything that waits, for the monitor.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// After how many looks the times of handlers fade.
+/// The handler times fade after this many counts.
 const LOOKS_PER_FADE: u32 = 60;
-/// How many messages found completed ahead are answered under one permit.
+/// How many messages that the prefetch found completed are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
-/// The waits between probes of a store that does not answer.
+/// The delays between probes of a store that does not answer.
 const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// The shortest wait before a probe that is sent early, because messages would run without the store otherwise.
+/// The shortest delay before a probe that is sent early, because messages would otherwise run without the store.
 const SHORTEST_PROBE_WAIT: Duration = Duration::from_millis(100);
 
 /// Everything that waits or runs.
@@ -45,39 +45,39 @@ pub(super) struct Engine {
     lanes: Lanes<Item>,
     /// First in their lanes, waiting for a permit.
     ready: VecDeque<PlaceId>,
-    /// Found completed ahead of any claim, waiting for a permit.
+    /// Found completed by the prefetch, waiting for a permit.
     found: VecDeque<Item>,
-    /// Waiting for their time, without a permit.
+    /// Waiting until a point in time, without a permit.
     parked: BinaryHeap<Reverse<(Instant, PlaceId)>>,
     running: JoinSet<Done>,
-    /// The parts of the store that were asked so far.
-    parts: BTreeSet<Part>,
-    /// Those of them that do not answer.
-    outages: BTreeMap<Part, Outage>,
-    /// First in their lanes, waiting for a handler that is paused.
+    /// The shards of the store that were asked so far.
+    shards: BTreeSet<Shard>,
+    /// The shards that do not answer.
+    outages: BTreeMap<Shard, Outage>,
+    /// First in their lanes, waiting for a paused handler.
     held: Held,
     tenants: Tenants,
     failed: Option<ConsumerError>,
 }
 
-/// A part of a route's store. Each route may have a store of its own.
+/// A shard of a route's store. Each route may have a store of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Part {
+struct Shard {
     route: usize,
     number: u64,
 }
 
-/// What a task brings back.
+/// What a task returns.
 #[expect(
     clippy::large_enum_variant,
     reason = "nearly all are of the large kind, and a box for each costs more"
 )]
 enum Done {
-    /// `asked` is the part of the store that was asked, if any was.
+    /// `asked` is the shard of the store that was asked, if any.
     Attempted {
         place: PlaceId,
         bytes: usize,
-        asked: Option<Part>,
+        asked: Option<Shard>,
         outcome: Outcome,
     },
     Answered {
@@ -85,18 +85,18 @@ enum Done {
     },
 }
 
-/// A part of the store does not answer: of its keys, nothing is dispatched but one probe at a time.
+/// A shard of the store that does not answer. Of its keys, only one probe at a time is dispatched.
 #[derive(Debug)]
 struct Outage {
     since: Instant,
-    /// What the store said last.
+    /// The store's last error.
     error: Arc<str>,
     probe_at: Instant,
     probes: u32,
     probing: Option<PlaceId>,
-    /// It has lasted for so long that messages run without the store.
+    /// It has lasted so long that messages run without the store.
     open: bool,
-    /// The store has answered, by saying that somebody must change something: it is not away.
+    /// The store has answered that it refuses until something is changed: it is not away.
     is_refusal: bool,
     /// First in their lanes, waiting for the store.
     waiting: VecDeque<PlaceId>,
@@ -117,7 +117,7 @@ impl Outage {
         }
     }
 
-    /// When messages begin to run without the store, if they do not yet and ever will.
+    /// When messages begin to run without the store; `None` if they already do or never will.
     fn opens_at(&self, settings: &Settings) -> Option<Instant> {
         settings
             .fail_open_after
@@ -125,7 +125,7 @@ impl Outage {
             .map(|patience| self.since + patience)
     }
 
-    /// The wait before the next probe, so short that the store is asked again before messages run without it.
+    /// The delay before the next probe, short enough to ask the store again before messages run without it.
     fn probe_within(&self, wait: Duration, now: Instant, settings: &Settings) -> Duration {
         let left = self.opens_at(settings).and_then(|at| at.checked_duration_since(now));
         left.map_or(wait, |left| wait.min((left / 2).max(SHORTEST_PROBE_WAIT)))
@@ -147,14 +147,14 @@ impl Engine {
             found: VecDeque::new(),
             parked: BinaryHeap::new(),
             running: JoinSet::new(),
-            parts: BTreeSet::new(),
+            shards: BTreeSet::new(),
             outages: BTreeMap::new(),
             held: Held::default(),
             failed: None,
         }
     }
 
-    /// Runs until the consumer stops and everything that had started has ended, or the deadline is over.
+    /// Runs until the consumer stops and everything started has ended, or the deadline is over.
     pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Item>>) -> Result<(), ConsumerError> {
         let (mut more, mut looks) = (true, interval(LOOK_EVERY));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -203,7 +203,7 @@ impl Engine {
             && self.outages.values().all(|outage| outage.waiting.is_empty())
     }
 
-    /// Puts messages into their lanes, or straight to the answers when they are completed and first.
+    /// Puts messages into their lanes. Those that are completed and first are queued to be answered.
     fn admit(&mut self, batch: Vec<Item>) {
         for item in batch {
             let lanes = self.lanes_of(&item);
@@ -220,10 +220,10 @@ impl Engine {
         }
     }
 
-    /// The lane of its order, and the lane of its idempotency key: two deliveries of one key wait for each other.
+    /// The lane of its order, and the lane of its idempotency key: two deliveries of one key run one after the other.
     fn lanes_of(&self, item: &Item) -> [Option<LaneId>; 2] {
         let message = &item.delivery.message;
-        // What keeps an order in a queue is not the queue but the group, which is the message's key.
+        // In a queue, order is kept by the group, which is the message's key, not by the queue.
         let ordering = match (self.shared.settings.ordering, message.origin()) {
             (Ordering::Partition, Origin::Queue { .. }) => Ordering::Key,
             (ordering, _) => ordering,
@@ -236,7 +236,7 @@ impl Engine {
         [order, item.identity.as_ref().ok().map(|identity| lane("identity", &identity.key))]
     }
 
-    /// Starts what may start.
+    /// Starts everything that may start.
     fn dispatch(&mut self) {
         self.fail_open();
         let due = self.held.due(|route| self.shared.breaker(route));
@@ -248,7 +248,7 @@ impl Engine {
                 continue;
             }
             let (place, probed) = match self.due_probe() {
-                Some((part, place)) => (place, Some(part)),
+                Some((shard, place)) => (place, Some(shard)),
                 None => match self.ready.pop_front() {
                     Some(place) => (place, None),
                     None => return,
@@ -262,11 +262,11 @@ impl Engine {
                 self.shared.in_flight.waits();
                 continue;
             }
-            // What was held back with a part speaks for it, even if the store has moved its key since.
-            let part = probed.or_else(|| part_of(&item));
-            self.parts.extend(part);
+            // A message held back for a shard probes that shard, even if the store has moved its key since.
+            let shard = probed.or_else(|| shard_of(&item));
+            self.shards.extend(shard);
             item.without_store = false;
-            if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part)) {
+            if let Some(outage) = shard.and_then(|shard| self.outages.get_mut(&shard)) {
                 if outage.probing.is_none() && Instant::now() >= outage.probe_at {
                     outage.probing = Some(place);
                 } else if outage.open {
@@ -281,7 +281,7 @@ impl Engine {
             if let Some(key) = breaker_key(&item)
                 && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
             {
-                if let Some(outage) = part.and_then(|part| self.outages.get_mut(&part))
+                if let Some(outage) = shard.and_then(|shard| self.outages.get_mut(&shard))
                     && !item.without_store
                 {
                     outage.probing = None;
@@ -293,12 +293,12 @@ impl Engine {
             self.tenants.enter(tenant, place);
             let origin = item.delivery.message.origin();
             item.attempt = Some(self.shared.watch.begin(&item.route, origin, item.received_at));
-            let asked = part.filter(|_| !item.without_store);
+            let asked = shard.filter(|_| !item.without_store);
             self.running.spawn(attempt_one(Arc::clone(&self.shared), place, item, asked, permit));
         }
     }
 
-    /// A permit, when something is there to start.
+    /// Returns a permit, if there is something to start.
     fn permit(&self) -> Option<OwnedSemaphorePermit> {
         let now = Instant::now();
         let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
@@ -306,19 +306,19 @@ impl Engine {
         if waiting { Arc::clone(&self.shared.permits).try_acquire_owned().ok() } else { None }
     }
 
-    /// Takes a probe that is due, with the part of the store that it is for.
-    fn due_probe(&mut self) -> Option<(Part, PlaceId)> {
+    /// Takes a message that is due as a probe, with the shard of the store that it probes.
+    fn due_probe(&mut self) -> Option<(Shard, PlaceId)> {
         let now = Instant::now();
         let due = |outage: &Outage| outage.next_probe().is_some_and(|at| at <= now);
-        let (part, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
+        let (shard, outage) = self.outages.iter_mut().find(|(_, outage)| due(outage))?;
         let place = outage.waiting.pop_front()?;
         self.shared.in_flight.hold_back_no_more();
-        Some((*part, place))
+        Some((*shard, place))
     }
 
-    /// When the loop must look again although nothing else happens.
+    /// When the loop must wake even if nothing else happens.
     ///
-    /// A probe that is due already waits for a permit, and the end of a task wakes the loop.
+    /// A probe that is already due waits for a permit, and the end of a task wakes the loop.
     fn next_wake(&self) -> Option<Instant> {
         let parked = self.parked.peek().map(|Reverse((at, _))| *at);
         let now = Instant::now();
@@ -356,13 +356,13 @@ impl Engine {
         }
     }
 
-    /// An outage is over when that part of the store has answered, not when a message ended that never asked it.
-    fn note_answers(&mut self, place: PlaceId, asked: Option<Part>, outcome: &Outcome) {
+    /// Ends an outage when that shard of the store has answered, not when a message ended that never asked it.
+    fn note_answers(&mut self, place: PlaceId, asked: Option<Shard>, outcome: &Outcome) {
         match (asked, outcome) {
-            (Some(part), Outcome::NoAnswer { error, .. }) => self.no_answer(part, place, error),
-            (Some(part), _) => {
-                if let Some(outage) = self.outages.remove(&part) {
-                    // They were first before what became ready meanwhile.
+            (Some(shard), Outcome::NoAnswer { error, .. }) => self.no_answer(shard, place, error),
+            (Some(shard), _) => {
+                if let Some(outage) = self.outages.remove(&shard) {
+                    // They come before what became ready in the meantime.
                     for place in outage.waiting.into_iter().rev() {
                         self.shared.in_flight.hold_back_no_more();
                         self.ready.push_front(place);
@@ -383,12 +383,12 @@ impl Engine {
         }
     }
 
-    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<Part>, outcome: Outcome) {
+    fn note_attempt(&mut self, place: PlaceId, bytes: usize, asked: Option<Shard>, outcome: Outcome) {
         match outcome {
             Outcome::NoAnswer { mut item, .. } => {
                 item.attempt = None;
                 self.lanes.put_back(place, item);
-                match asked.and_then(|part| self.outages.get_mut(&part)) {
+                match asked.and_then(|shard| self.outages.get_mut(&shard)) {
                     Some(outage) => {
                         self.shared.in_flight.hold_back();
                         outage.waiting.push_front(place);
@@ -416,11 +416,11 @@ impl Engine {
         }
     }
 
-    /// Stops dispatching that part's keys, and probes with one message until an answer comes.
-    fn no_answer(&mut self, part: Part, place: PlaceId, reason: &StoreError) {
-        let fresh = !self.outages.contains_key(&part);
+    /// Stops dispatching that shard's keys, and probes with one message at a time until the store answers.
+    fn no_answer(&mut self, shard: Shard, place: PlaceId, reason: &StoreError) {
+        let fresh = !self.outages.contains_key(&shard);
         let new = || Outage::new(Instant::now());
-        let outage = self.outages.entry(part).or_insert_with(new);
+        let outage = self.outages.entry(shard).or_insert_with(new);
         outage.error = reason.to_string().into();
         outage.is_refusal = matches!(reason, StoreError::Refused { .. });
         outage.open &= !outage.is_refusal;
@@ -435,14 +435,14 @@ impl Engine {
                 StoreError::Refused { .. } => error!(%reason, "nothing is dispatched until this is changed"),
                 _ => warn!(%reason, "nothing is dispatched until the store answers"),
             }
-            // While another part answers, the messages of this one wait, and others come in.
+            // While another shard answers, the messages of this one wait, and others are received.
             let open = self.outages.values().any(|outage| outage.open);
-            self.shared.in_flight.pause(self.outages.len() >= self.parts.len() && !open);
+            self.shared.in_flight.pause(self.outages.len() >= self.shards.len() && !open);
             self.shared.observer.observe(Event::StorePaused { paused: true });
         }
     }
 
-    /// Lets go on what has waited for its store for as long as the consumer wants to wait.
+    /// Releases the messages that have waited for their store for as long as the consumer's patience.
     fn fail_open(&mut self) {
         let (now, settings) = (Instant::now(), &self.shared.settings);
         for outage in self.outages.values_mut() {
@@ -460,28 +460,28 @@ impl Engine {
         }
     }
 
-    /// The first failure counts; everything that has started may end.
+    /// Keeps the first failure and begins the stop; everything that has started may end.
     fn fail(&mut self, error: ConsumerError) {
         self.failed.get_or_insert(error);
         self.shared.stopping.cancel();
     }
 }
 
-/// The part of the store that the message's attempt will ask.
+/// The shard of the store that the message's attempt will ask.
 ///
-/// A bad key needs no store, and neither does what a look ahead has found.
-fn part_of(item: &Item) -> Option<Part> {
+/// A bad key needs no store, and neither does a key that the prefetch found completed.
+fn shard_of(item: &Item) -> Option<Shard> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
-    Some(Part { route: item.route.number, number: item.route.gate.part(&identity.key) })
+    Some(Shard { route: item.route.number, number: item.route.gate.shard(&identity.key) })
 }
 
-/// What the breaker of its handler knows the message by, unless it is one that no handler will run for.
+/// The key by which the handler's breaker counts the message; `None` if no handler will run for it.
 pub(super) fn breaker_key(item: &Item) -> Option<LaneId> {
     let identity = item.identity.as_ref().ok().filter(|_| item.found.is_none())?;
     Some(lane("identity", &identity.key))
 }
 
-/// A lane's number; the kind keeps lanes of different meaning apart.
+/// A lane's number; `kind` keeps lanes of different meaning apart.
 fn lane(kind: &str, what: &impl Hash) -> LaneId {
     let mut hasher = DefaultHasher::new();
     kind.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! From the source to the engine: makes room, receives, derives keys, and looks ahead.
+//! From the source to the engine: limits what is in flight, receives, derives keys, and prefetches records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -13,27 +13,27 @@ use crate::gate::Identity;
 use crate::observe::Event;
 use crate::source::{Delivery, Source, SourceError};
 
-/// The most messages that one look at the store asks about.
+/// The most messages that are received, and prefetched from the store, at once.
 const RECEIVE_MOST: usize = 512;
-/// How many looks ahead may be under way.
-const LOOKS_AHEAD: usize = 4;
-/// What a message is taken to weigh before any was seen.
+/// How many prefetches may be in progress at once.
+const PREFETCHES: usize = 4;
+/// The assumed size of a message before any was received.
 const FIRST_GUESS_BYTES: usize = 1024;
 
-/// How much the consumer holds between the source and the ack.
+/// Counts and limits what the consumer holds between the source and the ack.
 #[derive(Debug)]
 pub(super) struct InFlight {
     most_messages: usize,
     most_bytes: usize,
     messages: AtomicUsize,
     bytes: AtomicUsize,
-    /// Those that could not use a permit now: parked, or behind another in a lane.
+    /// Messages that could not use a permit now: parked, or behind another in a lane.
     waiting: AtomicUsize,
-    /// Those whose part of the store is away.
+    /// Messages whose shard of the store is away.
     held_back: AtomicUsize,
-    /// All of the store is away: no more than one may be there that is not waiting.
+    /// The whole store is away: at most one message that is not waiting may be in flight.
     paused: AtomicBool,
-    /// How many may be there that are not waiting, when the source gives messages on demand.
+    /// How many messages that are not waiting may be in flight, when the source gives messages on demand.
     most_at_once: Option<usize>,
     freed: Notify,
 }
@@ -53,17 +53,17 @@ impl InFlight {
         }
     }
 
-    /// How many messages and bytes there are.
+    /// How many messages and bytes are in flight.
     pub(super) fn held(&self) -> (usize, usize) {
         (self.messages.load(Relaxed), self.bytes.load(Relaxed))
     }
 
-    /// How many messages and bytes there may be.
+    /// How many messages and bytes may be in flight.
     pub(super) fn limits(&self) -> (usize, usize) {
         (self.most_messages, self.most_bytes)
     }
 
-    /// Lets in no more than can run at once.
+    /// Limits the messages in flight to as many as can run at once.
     pub(super) fn on_demand(&mut self, permits: usize) {
         self.most_at_once = Some(permits);
     }
@@ -79,50 +79,50 @@ impl InFlight {
         self.freed.notify_one();
     }
 
-    /// A message could not use a permit now.
+    /// Counts a message that could not use a permit now.
     pub(super) fn waits(&self) {
         self.waiting.fetch_add(1, Relaxed);
         self.freed.notify_one();
     }
 
-    /// A message that waited may run.
+    /// Counts a message that waited and may run now.
     pub(super) fn waits_no_more(&self) {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// A message's part of the store is away. While another part answers, others may come in its place.
+    /// Counts a message whose shard of the store is away. While another shard answers, others may come in its place.
     pub(super) fn hold_back(&self) {
         self.held_back.fetch_add(1, Relaxed);
         self.freed.notify_one();
     }
 
-    /// A message that was held back is tried again.
+    /// Counts a message that was held back and is tried again.
     pub(super) fn hold_back_no_more(&self) {
         self.held_back.fetch_sub(1, Relaxed);
     }
 
-    /// All of the store has gone away, or some of it is back.
+    /// Notes that the whole store has gone away, or that some of it is back.
     pub(super) fn pause(&self, paused: bool) {
         self.paused.store(paused, Relaxed);
         self.freed.notify_one();
     }
 
-    /// How many messages of `typical_bytes` may come in now.
+    /// How many messages of `typical_bytes` may be received now.
     ///
-    /// A message that is larger than all the room there is comes in when nothing else is there.
+    /// A message larger than the limit on bytes is received when nothing else is in flight.
     fn room(&self, typical_bytes: usize) -> usize {
         let messages = self.messages.load(Relaxed);
         let free_bytes = self.most_bytes.saturating_sub(self.bytes.load(Relaxed)) / typical_bytes.max(1);
         let room = self.most_messages.saturating_sub(messages).min(free_bytes).min(RECEIVE_MOST);
         let room = if messages == 0 { room.max(1) } else { room };
         let Some(most) = self.most_at_once else { return room };
-        // One is let in when none is there, to find out whether the store is back.
+        // While paused, one message is received when none is in flight, to find out whether the store is back.
         let most = if self.paused.load(Relaxed) { 1 } else { most + self.held_back.load(Relaxed) };
-        // Whoever is counted twice for a moment is asked for a little later.
+        // A message may be counted twice for a moment; then it is requested a little later.
         room.min((most + self.waiting.load(Relaxed)).saturating_sub(messages))
     }
 
-    /// Waits until there is more or less room than this, and says how much.
+    /// Waits until the free capacity differs from `room`, and returns it.
     async fn room_other_than(&self, room: usize, typical_bytes: usize) -> usize {
         loop {
             let freed = self.freed.notified();
@@ -134,7 +134,7 @@ impl InFlight {
         }
     }
 
-    /// Receives as many as there is room for. From a source on demand, what is asked for follows the room.
+    /// Receives as many messages as the limits allow. With a source on demand, the request follows the free capacity.
     async fn receive(
         &self,
         source: &dyn Source,
@@ -170,7 +170,7 @@ async fn receive_all(
     source: &dyn Source,
     engine: mpsc::Sender<Vec<Item>>,
 ) -> Result<(), SourceError> {
-    let batches = received(shared, source).map(|batch| look_ahead(shared, batch)).buffered(LOOKS_AHEAD);
+    let batches = received(shared, source).map(|batch| prefetch(shared, batch)).buffered(PREFETCHES);
     let mut batches = std::pin::pin!(batches);
     loop {
         let batch = tokio::select! {
@@ -190,7 +190,7 @@ async fn receive_all(
     }
 }
 
-/// What the source gives, each message with its key.
+/// The source's messages, each with its key.
 fn received<'a>(
     shared: &'a Shared,
     source: &'a dyn Source,
@@ -236,11 +236,8 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
     }
 }
 
-/// In a replay, asks the store in bulk what is completed. It only reads: whatever it does not find is claimed.
-async fn look_ahead(
-    shared: &Shared,
-    batch: Result<Vec<Item>, SourceError>,
-) -> Result<Vec<Item>, SourceError> {
+/// In a replay, asks the store in bulk which keys are completed. It only reads: every other key is claimed.
+async fn prefetch(shared: &Shared, batch: Result<Vec<Item>, SourceError>) -> Result<Vec<Item>, SourceError> {
     let mut items = batch?;
     if !shared.mostly_duplicates() {
         return Ok(items);

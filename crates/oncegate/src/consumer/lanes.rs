@@ -1,19 +1,19 @@
 //! Which messages may run now, and which wait for another.
 //!
-//! Pure bookkeeping: no broker, no store, no clock. A message joins one or two lanes (its order's, and its
-//! idempotency key's), and may run when it is first in each. All messages join their lanes in the order of
-//! their arrival, so two can never wait for each other.
+//! Pure bookkeeping: no broker, no store, no clock. A message joins one or two lanes (that of its order and that of its
+//! idempotency key), and may run when it is first in each. All messages join their lanes in the order of
+//! arrival, so two messages can never wait for each other.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A lane's name: a hash of what it stands for. Two that share one by accident merely wait for each other.
+/// A lane's name: a hash of what it stands for. If two lanes share one by accident, their messages merely wait longer.
 pub(super) type LaneId = u64;
 
 /// The most lanes that one message joins.
 const LANES_PER_MESSAGE: usize = 2;
 
-/// Messages in lanes. `T` is whatever goes with a message.
+/// Messages in lanes. `T` is the content of a message.
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
     places: Vec<Option<Place<T>>>,
@@ -21,7 +21,7 @@ pub(super) struct Lanes<T> {
     ends: HashMap<LaneId, Ends, BuildHasherDefault<IsHash>>,
 }
 
-/// A message's number while it is in the lanes; used again afterwards.
+/// A message's number while it is in the lanes; it is reused afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct PlaceId(usize);
 
@@ -29,7 +29,7 @@ pub(super) struct PlaceId(usize);
 struct Place<T> {
     content: Option<T>,
     lanes: [Option<Link>; LANES_PER_MESSAGE],
-    /// In how many lanes somebody stands before it.
+    /// In how many lanes another message is before it.
     waiting: usize,
 }
 
@@ -91,7 +91,7 @@ impl<T> Lanes<T> {
         }
     }
 
-    /// Takes the message out of its place to run it; the place stays, and so does everybody's order.
+    /// Takes the message out of its place to run it. The place stays, and with it the order of all messages.
     pub(super) fn take(&mut self, id: PlaceId) -> Option<T> {
         self.places.get_mut(id.0)?.as_mut()?.content.take()
     }
@@ -109,10 +109,10 @@ impl<T> Lanes<T> {
         places.filter_map(|place| Some((place.content.as_ref()?, place.waiting > 0)))
     }
 
-    /// Leaves the lanes for good; `ready` gets everyone who may run now.
+    /// Leaves the lanes for good; calls `ready` for every message that may run now.
     pub(super) fn leave(&mut self, id: PlaceId, mut ready: impl FnMut(PlaceId)) {
         let Some(place) = self.places.get_mut(id.0).and_then(Option::take) else { return };
-        debug_assert_eq!(place.waiting, 0, "only who is first leaves");
+        debug_assert_eq!(place.waiting, 0, "only a message that is first leaves");
         self.free.push(id.0);
         for link in place.lanes.into_iter().flatten() {
             let Some(next) = link.next else {
@@ -128,7 +128,7 @@ impl<T> Lanes<T> {
         }
     }
 
-    /// Empties the lanes; what was not taken out is dropped.
+    /// Empties the lanes and drops the messages in them.
     pub(super) fn clear(&mut self) {
         *self = Self::new();
     }

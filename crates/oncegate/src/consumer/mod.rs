@@ -1,7 +1,30 @@
-//! The runtime: takes messages from a source, asks the gate, runs handlers, and acknowledges.
+//! The runtime: receives messages from a source, claims their keys, runs handlers, and acknowledges.
 //!
-//! A message's way through the files of this module: `intake` (room, key, look-ahead) → `lanes` (order) →
-//! `engine` (permits, waits, outages, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead letter).
+//! A message's way through the files of this module: `intake` (limits, key, prefetch) → `lanes` (order) →
+//! `engine` (permits, waits, outages, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead
+//! letter).
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about the runtime that this code depends on.
+//!
+//! - While the store is away, nothing is requested from a queue, except one message when none is in hand: an outage
+//!   ends when a claim is answered, and a queue may have taken back every message that could claim.
+//! - After `complete` has returned NotOwner, the verdict of the new owner counts: the message claims again at once.
+//! - Two suspects in quarantine would wait for each other if each kept its own permit: the permit is given back first.
+//!   So is the claim: a message that waits beside one that kills the process would otherwise lose an attempt at each
+//!   death.
+//! - The engine's timer must not fire for a probe that is due and waits for a permit: the engine would spin.
+//! - A lane is a hash. Two messages that share one by accident only wait for each other.
+//! - A prefetch does not answer with a reference to a large result: what it finds cannot be postponed, and a result
+//!   store may not answer.
+//! - An attempt that returns an error or panics is not "recovered"; one that ended without reporting anything is.
+//! - A circuit breaker's half-open message may never run its handler: it can be a duplicate, or busy elsewhere.
+//!   `BreakerEvent::Over` comes at the end of every attempt, so the next message can then be the probe at once.
+//! - While a circuit breaker is not closed, no message is given up for too many attempts, not even one whose attempts
+//!   were used up by takeovers: each pause costs one message a lapse.
+//! - `Failure::unknown` lets the lease lapse and does not release it. A release would state that nothing has happened,
+//!   and another attempt could run beside the old one. A worker that does not answer ends this way.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -25,9 +48,9 @@ use crate::source::{Delivery, RetryQueue, Source, Terms};
 
 mod attempt;
 mod breaker;
+mod dead_letter_limit;
 mod engine;
 mod error;
-mod flood;
 mod intake;
 mod lanes;
 mod monitor;
@@ -41,15 +64,15 @@ mod trace;
 mod watch;
 
 pub use breaker::Breaker;
+pub use dead_letter_limit::DeadLetterLimit;
 pub use error::ConsumerError;
-pub use flood::FloodLimit;
 pub use monitor::Monitor;
 pub use settings::{BadKeys, Ordering};
 #[cfg(feature = "otel")]
 pub use trace::TraceParent;
 
 use breaker::Switch;
-use flood::FloodGuard;
+use dead_letter_limit::DeadLetterGuard;
 use intake::InFlight;
 use monitor::Life;
 use settings::Settings;
@@ -57,16 +80,15 @@ use watch::{Attempt, Watch};
 
 /// Consumes a source through a gate.
 ///
-/// Every message ends in exactly one of these ways, and is acknowledged only then: its handler has run and the
-/// result is stored; it was done before; it is durably with the dead letters. When none can be told, it is not
-/// acknowledged.
+/// A message is acknowledged only after exactly one of these: its handler has run and the result is stored; its record
+/// was completed before; its dead letter is durably written. If the consumer cannot tell, it does not acknowledge.
 pub struct Consumer {
     source: Arc<dyn Source>,
     routes: Vec<(Option<String>, Gate, Arc<dyn ErasedHandler>)>,
     dead_letters: Option<Arc<dyn DeadLetters>>,
     observer: Arc<dyn Observer>,
     settings: Settings,
-    flood_limit: FloodLimit,
+    dead_letter_limit: DeadLetterLimit,
     breaker: Option<Breaker>,
     most_messages: usize,
     most_bytes: usize,
@@ -113,7 +135,7 @@ impl Consumer {
                 #[cfg(feature = "otel")]
                 trace_parent: TraceParent::default(),
             },
-            flood_limit: FloodLimit::default(),
+            dead_letter_limit: DeadLetterLimit::default(),
             breaker: Some(Breaker::default()),
             most_messages: Self::DEFAULT_IN_FLIGHT_MESSAGES,
             most_bytes: Self::DEFAULT_IN_FLIGHT_BYTES,
@@ -122,99 +144,101 @@ impl Consumer {
         }
     }
 
-    /// Handles the messages of one route (by default the topic) with a gate and handler of their own: a refund
-    /// with the order's id is not the order's duplicate.
+    /// Handles the messages of one route (by default the topic) with its own gate and handler. A refund with the
+    /// order's id is then no duplicate of the order.
     pub fn route(mut self, route: impl Into<String>, gate: Gate, handler: impl Handler) -> Self {
         self.routes.push((Some(route.into()), gate, Arc::new(handler)));
         self
     }
 
     /// How many handlers run at a time: 64 by default. Waiting, parked and delayed messages do not count. From a
-    /// queue, no more messages are received than that.
+    /// queue, at most this many messages are received at a time.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
         self
     }
 
-    /// How many handlers run at a time for one tenant, so that one cannot starve the others: as many as for all, by
-    /// default. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
+    /// How many handlers run at a time for one tenant, so that one tenant cannot starve the others: by default as
+    /// many as for all tenants together. The tenant is that of the gate's key, [`Key::tenant`](crate::Key::tenant).
     ///
-    /// What waits for its tenant still takes room [in flight](Self::in_flight). It keeps its place in its order.
+    /// A message over the limit waits until one of the tenant's handlers finishes. It still counts as
+    /// [in flight](Self::in_flight), and it keeps its place in its order.
     pub fn tenant_limit(mut self, handlers: u32) -> Self {
         self.settings.tenant_limit = Some(handlers);
         self
     }
 
-    /// In which order messages run: by broker key, by default.
+    /// In which order messages run: by broker key by default.
     pub fn ordering(mut self, ordering: Ordering) -> Self {
         self.settings.ordering = ordering;
         self
     }
 
-    /// How many attempts a message gets, those of crashed processes included: 10 by default, 1 to 254.
+    /// How many attempts a message gets, including those of crashed processes: 10 by default, 1 to 254.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.settings.max_attempts = attempts;
         self
     }
 
-    /// The waits between attempts: 100 ms, doubling up to 30 s, by default.
+    /// The delays between attempts: 100 ms, doubling up to 30 s, by default.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.settings.backoff = backoff;
         self
     }
 
-    /// How much waits between the source and the ack: 10,000 messages and 64 MiB by default. A bound on memory;
-    /// one message that is larger than `bytes` still passes, alone.
+    /// How much may be in flight, between the source and the ack: 10,000 messages and 64 MiB by default. It bounds
+    /// memory. A single message larger than `bytes` still passes, alone.
     pub fn in_flight(mut self, messages: usize, bytes: usize) -> Self {
         self.most_messages = messages;
         self.most_bytes = bytes;
         self
     }
 
-    /// Where messages go that are given up. Without one, the consumer stops at the first of them, and
-    /// acknowledges it to nobody.
+    /// Where dead letters are written. Without this, the consumer stops at the first message that must be given up,
+    /// and does not acknowledge it.
     pub fn dead_letters(mut self, dead_letters: impl DeadLetters + 'static) -> Self {
         self.dead_letters = Some(Arc::new(dead_letters));
         self
     }
 
-    /// What becomes of a message of which no key can be made: it goes to the dead letters, by default.
+    /// What happens to a message of which no key can be made: it is sent to the dead-letter topic or queue by default.
     pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
         self.settings.bad_keys = bad_keys;
         self
     }
 
-    /// When giving up messages means that the consumer itself is wrong: 100 in a row or half of the last 1,000,
-    /// by default. Then it stops.
-    pub fn flood_limit(mut self, limit: FloodLimit) -> Self {
-        self.flood_limit = limit;
+    /// How many dead letters mean that the consumer itself is wrong: 100 in a row or half of the last 1,000 messages
+    /// by default. The consumer stops at the limit.
+    pub fn dead_letter_limit(mut self, limit: DeadLetterLimit) -> Self {
+        self.dead_letter_limit = limit;
         self
     }
 
-    /// When a handler fails for all messages alike, because something it needs is down: half of the last 20 keys, by
-    /// default. Then it is paused, one message at a time probes, and failures cost no attempt until one goes through.
-    /// Each route has a breaker of its own.
+    /// When the circuit breaker of a handler opens, because something the handler needs is down: when half of the last
+    /// 20 keys failed, by default. While it is open the handler is paused, one message at a time probes, and failures
+    /// cost no attempt until a probe succeeds. Each route has its own breaker.
     pub fn breaker(mut self, limits: Breaker) -> Self {
         self.breaker = Some(limits);
         self
     }
 
-    /// Never pauses a handler, however it fails.
+    /// Switches the circuit breaker off: no handler is ever paused, however often it fails.
     pub fn without_breaker(mut self) -> Self {
         self.breaker = None;
         self
     }
 
     /// How long running handlers may go on after the stop signal: 20 s by default. Then they are cancelled. The
-    /// source gets what is left of this time to commit and leave, and five seconds at least.
+    /// source gets the rest of this time, and at least five seconds, to commit and leave.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.settings.stop_deadline = deadline;
         self
     }
 
-    /// Ends the stop when `again` resolves, which is asked only after the stop has begun: such as a second signal. Nobody
-    /// waits for handlers any more: they are dropped, their leases lapse, and their messages run again elsewhere, flagged as
-    /// recovered. What is finished is still committed, within a second. By default a stop takes its time.
+    /// Ends the stop at once when `again` resolves, for example on a second signal. `again` is polled only after the
+    /// stop has begun. Running handlers are then dropped, their leases lapse, and their messages run again elsewhere,
+    /// flagged as recovered. What is finished is still committed, within a second. By default a stop runs to its
+    /// deadline.
     ///
     /// ```no_run
     /// # async fn example(consumer: oncegate::Consumer) -> Result<(), oncegate::ConsumerError> {
@@ -227,29 +251,30 @@ impl Consumer {
         self
     }
 
-    /// Accepts that a message that waits in a retry topic is overtaken by later ones of its key or partition.
+    /// Accepts that later messages of the same key or partition overtake a message that waits in a retry topic.
     ///
-    /// A source with retry topics needs this, or [`Ordering::Unordered`]: a message can wait elsewhere, or keep its place,
-    /// and not both.
+    /// A source with retry topics needs this, or [`Ordering::Unordered`]: a message can wait in a retry topic or keep
+    /// its place, but not both.
     pub fn overtaking_retries(mut self) -> Self {
         self.settings.overtaking_retries = true;
         self
     }
 
-    /// Fails open: when a store has been away for `patience`, its messages run without it, until it answers again. By
+    /// Fails open: when the store has been away for `patience`, messages run without it until it answers again. By
     /// default they wait (the consumer fails closed), however long that takes.
     ///
     /// This gives up the promise for as long as the store is away. A message may run that was completed before, that
-    /// another process runs at the same time, or that comes again, then or later: nothing of these runs is remembered.
-    /// Each is counted, as `extra_runs{unguarded}`; the handler is told by [`Attempt::is_fail_open`], and by
+    /// another process runs at the same time, or that is delivered again, then or later: these runs leave no record.
+    /// Each is counted as `extra_runs{fail_open}`, and the handler can see it by [`Attempt::is_fail_open`] and
     /// [`Attempt::recovered`]. What stays: a message is acknowledged only after its handler has succeeded, failures are
-    /// tried again in this process and counted there, messages keep their order, and what is hopeless goes to the dead
-    /// letters. A completion that was under way when the store went is not waited for beyond `patience` either; the gate
-    /// goes on with it in the background.
+    /// retried and counted in this process, messages keep their order, and a message that cannot succeed goes to the
+    /// dead letters. The consumer does not wait longer than `patience` for a completion that was in progress when the
+    /// store went away; the gate continues it in the background.
     ///
-    /// A store that answers with an error is not away: a record that cannot be read, and a store that refuses, are waited
-    /// for; nor does a consumer start without its store. Choose a patience that outlasts a failover. Gates that are [`transactional`](Gate::transactional) or
-    /// [`fenced`](Gate::fenced) refuse it: there is no transaction and no fence without the store.
+    /// A store that answers with an error is not away: the consumer waits for a record that cannot be read and for a
+    /// store that refuses. A consumer does not start without its store. Choose a patience longer than a failover. Gates
+    /// that are [`transactional`](Gate::transactional) or [`fenced`](Gate::fenced) refuse this setting: without the
+    /// store there is no transaction and no fencing token.
     ///
     /// [`Attempt::is_fail_open`]: crate::Attempt::is_fail_open
     /// [`Attempt::recovered`]: crate::Attempt::recovered
@@ -258,20 +283,20 @@ impl Consumer {
         self
     }
 
-    /// Who gets the events of the consumer, its gates and its source, such as [`Counters`].
+    /// The observer of the events of the consumer, its gates and its source, such as [`Counters`].
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// How the span of a run stands to the trace of whoever produced its message: a part of it, by default.
+    /// How the span of a run relates to the producer's trace: a child of it by default.
     #[cfg(feature = "otel")]
     pub fn trace_parent(mut self, trace_parent: TraceParent) -> Self {
         self.settings.trace_parent = trace_parent;
         self
     }
 
-    /// A handle to ask the consumer how it is while it runs: what it does, and whether that is well.
+    /// Returns a handle that reports the consumer's status and health while it runs.
     pub fn monitor(&self) -> Monitor {
         let (_, gate, _) = self.routes.first().expect("a consumer is made with a route");
         Monitor::new(gate.scope(), Arc::clone(&self.life))
@@ -280,26 +305,26 @@ impl Consumer {
     /// Consumes until `shutdown` resolves or the source ends; then lets running handlers end, commits, and leaves.
     ///
     /// # Errors
-    /// When it cannot start, or cannot go on without losing a message; the error says what to change. What was
-    /// not acknowledged will be delivered again.
+    /// Returns an error when it cannot start, or cannot go on without losing a message; the error names what to change.
+    /// Messages that were not acknowledged will be delivered again.
     pub async fn run_until(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), ConsumerError> {
         let life = Arc::clone(&self.life);
-        // On the heap: it happens once, and whoever spawns a consumer would carry the room for it.
+        // Boxed: it happens once, and otherwise every future that contains this one would be larger.
         let ended = Box::pin(self.consume_until(shutdown)).await;
         life.end(ended.as_ref().err().map(ToString::to_string));
         ended
     }
 
-    /// Checks its settings, as [`run_until`](Self::run_until) does first. Nothing is connected.
+    /// Checks the settings, as [`run_until`](Self::run_until) does first. It connects to nothing.
     ///
     /// # Errors
-    /// The first setting that makes no sense, of the consumer or of one of its gates.
+    /// Returns the first setting that makes no sense, of the consumer or of one of its gates.
     pub fn check(&self) -> Result<(), ConsumerError> {
         self.check_settings()?;
         self.routes.iter().try_for_each(|(_, gate, _)| gate.check()).map_err(ConsumerError::Gate)
     }
 
-    /// Checks every setting, and opens every gate.
+    /// Checks every setting and opens every gate.
     async fn open(&mut self) -> Result<Shared, ConsumerError> {
         self.check_settings()?;
         let mut routes = Vec::new();
@@ -310,10 +335,10 @@ impl Consumer {
                 warn!(
                     scope = gate.scope(),
                     ?patience,
-                    "it fails open: when its store is away for longer, messages run without it, and repetitions run again"
+                    "the consumer fails open: when its store is away for longer, messages run without it, and duplicates run again"
                 );
             }
-            let stand_in = gate.stand_in()?;
+            let fail_open = gate.fail_open()?;
             let gate = Arc::clone(gate.opened().await?);
             let (checkup, promise) = (gate.checkup(), gate.promise());
             info!(scope = gate.scope(), store = checkup.store, %promise, adds_a_run = promise.adds_a_run, "the gate is open");
@@ -321,14 +346,14 @@ impl Consumer {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
             let (number, breaker) = (routes.len(), Switch::new(self.breaker));
-            routes.push((name, Arc::new(Route { number, gate, stand_in, handler, breaker })));
+            routes.push((name, Arc::new(Route { number, gate, fail_open, handler, breaker })));
         }
         Ok(Shared {
             routes,
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
             permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
-            flood: Mutex::new(FloodGuard::new(self.flood_limit)),
+            dead_letter_guard: Mutex::new(DeadLetterGuard::new(self.dead_letter_limit)),
             in_flight: InFlight::new(self.most_messages, self.most_bytes),
             duplicates: AtomicU32::new(0),
             watch: Arc::new(Watch::new()),
@@ -354,11 +379,11 @@ impl std::fmt::Debug for Consumer {
 
 /// A gate and the handler behind it.
 struct Route {
-    /// Its place among the consumer's routes.
+    /// Its index among the consumer's routes.
     number: usize,
     gate: Arc<OpenGate>,
-    /// What lets messages in while the store is away, if the consumer fails open.
-    stand_in: Option<Arc<OpenGate>>,
+    /// The gate that runs messages without the store while it is away, if the consumer fails open.
+    fail_open: Option<Arc<OpenGate>>,
     handler: Arc<dyn ErasedHandler>,
     breaker: Switch,
 }
@@ -367,7 +392,7 @@ impl Route {
     /// Tells every running handler to stop.
     fn cancel_all(&self) {
         self.gate.cancel_all();
-        self.stand_in.iter().for_each(|gate| gate.cancel_all());
+        self.fail_open.iter().for_each(|gate| gate.cancel_all());
     }
 }
 
@@ -377,31 +402,31 @@ impl std::fmt::Debug for Route {
     }
 }
 
-/// A message on its way, with what is known of it.
+/// A message in flight, with what is known of it.
 struct Item {
     delivery: Delivery,
     route: Arc<Route>,
     identity: Result<Identity, KeyError>,
-    /// Equal for messages of one tenant, if tenants are a part of the key.
+    /// Equal for messages of one tenant, if the tenant is part of the key.
     tenant: Option<u64>,
     /// A claim whose answer was lost: the next attempt must repeat it.
     claim: Option<Claim>,
-    /// What it counts against the limit on bytes.
+    /// Its size, as counted against the limit on bytes.
     bytes: usize,
-    /// Its store has been away for too long: it runs without it.
+    /// Its store has been away for longer than the patience: it runs without it.
     without_store: bool,
-    /// The stored result, when a look ahead has found one.
+    /// The stored result, when the prefetch has found one.
     found: Option<Bytes>,
     received_at: Instant,
-    /// What its earlier attempts in this process have left.
+    /// What its earlier attempts in this process have left behind.
     past: attempt::Past,
-    /// Why it has to wait, while it does.
+    /// Why it waits, while it does.
     wait: Option<Wait>,
-    /// The monitor's note of its attempt, while one is under way.
+    /// The monitor's note of its attempt, while one is in progress.
     attempt: Option<Attempt>,
 }
 
-/// Why a message waits for its time.
+/// Why a message waits, and until when.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     cause: WaitCause,
@@ -418,32 +443,32 @@ impl std::fmt::Debug for Item {
 
 /// What all parts of a running consumer share.
 struct Shared {
-    /// The first one has no name and takes what no other takes.
+    /// The first one has no name; it takes the messages of every route that no other one takes.
     routes: Vec<(Option<String>, Arc<Route>)>,
     dead_letters: Option<Arc<dyn DeadLetters>>,
     observer: Arc<dyn Observer>,
-    /// One for each handler that may run.
+    /// One permit for each handler that may run.
     permits: Arc<Semaphore>,
-    flood: Mutex<FloodGuard>,
+    dead_letter_guard: Mutex<DeadLetterGuard>,
     in_flight: InFlight,
     watch: Arc<Watch>,
-    /// What fails of the dead letters.
+    /// Failures of writing dead letters.
     failures: FailureLog,
     /// The share of duplicates among the last messages, as a moving average in 1/65,536.
     duplicates: AtomicU32,
     stopping: CancellationToken,
-    /// Nobody waits for handlers any more.
+    /// The stop ends at once, without waiting for handlers.
     at_once: CancellationToken,
     /// The source's consumer group, for spans.
     group: Option<String>,
-    /// Where messages wait whose retry is far off.
+    /// Where messages wait for a retry that is not due soon.
     retry_queue: Option<Arc<dyn RetryQueue>>,
     settings: Settings,
 }
 
 impl Shared {
     const ALL: u32 = 1 << 16;
-    /// A message moves the average by this part.
+    /// One message moves the average by one part in this many.
     const SHARE_OF_ONE: u32 = 64;
 
     fn breaker(&self, route: usize) -> Option<&Switch> {
@@ -469,17 +494,17 @@ impl Shared {
         Arc::clone(route)
     }
 
-    /// A message has passed: by its handler, or as a duplicate.
+    /// Counts a message that its handler accepted, or that was a duplicate.
     fn noted(&self, duplicate: bool) {
-        self.flood.lock().unwrap_or_else(std::sync::PoisonError::into_inner).passed();
-        // Two threads may overwrite each other's step; the average is a hint, not a count.
+        self.dead_letter_guard.lock().unwrap_or_else(std::sync::PoisonError::into_inner).passed();
+        // Two threads may overwrite each other's update; the average is a hint, not a count.
         let average = self.duplicates.load(Relaxed);
         let up = if duplicate { Self::ALL / Self::SHARE_OF_ONE } else { 0 };
         self.duplicates.store(average - average / Self::SHARE_OF_ONE + up, Relaxed);
     }
 
-    /// Whether looking ahead pays: it costs a read for each message that is not completed, and saves more for
-    /// each that is.
+    /// Whether the prefetch pays: it costs a read for each message that is not completed, and saves more than that for
+    /// each one that is.
     fn mostly_duplicates(&self) -> bool {
         self.duplicates.load(Relaxed) > Self::ALL / 2
     }

@@ -1,4 +1,4 @@
-//! The handle by which others ask a consumer how it is.
+//! The handle that reports a consumer's status and health.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,15 +14,15 @@ use crate::health::{
 };
 use crate::source::Source;
 
-/// Asks a consumer how it is, at any time, from any thread. Cheap to clone; it keeps nothing alive.
+/// Reports a consumer's status and health, at any time, from any thread. It is cheap to clone and keeps nothing alive.
 ///
 /// ```no_run
-/// # use oncegate::{Consumer, Gate, Key, MemoryStore, Message};
+/// # use oncegate::{Attempt, Consumer, Gate, Key, MemoryStore, Message};
 /// # async fn example(source: oncegate::kafka::KafkaSource) -> Result<(), oncegate::BoxError> {
 /// # let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new());
 /// let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok(()));
 /// let monitor = consumer.monitor();
-/// // … hand clones of it to whoever answers probes …
+/// … pass clones of it to the tasks that answer probes …
 /// consumer.run_until(oncegate::shutdown_signal()).await?;
 /// println!("{}", monitor.health()); // "degraded: it was stopped"
 /// # Ok(())
@@ -39,7 +39,8 @@ impl Monitor {
         Self { name: name.into(), life }
     }
 
-    /// What the consumer does now. What waits in its lanes is counted every second, the rest at the moment of the call.
+    /// Returns the consumer's status. What waits in its lanes is counted every second, the rest at the moment of the
+    /// call.
     pub fn status(&self) -> Status {
         Status { name: self.name.to_string(), ..self.look() }
     }
@@ -60,17 +61,17 @@ impl Monitor {
         Status { phase, ..shared.status(source.status()) }
     }
 
-    /// Whether that is well: [`Health::of`] its [`status`](Self::status).
+    /// Returns whether the consumer is healthy: [`Health::of`] its [`status`](Self::status).
     pub fn health(&self) -> Health {
         Health::of(&self.status())
     }
 }
 
-/// Where a consumer is in its life, for as long as anybody asks.
+/// The phase of a consumer, readable for as long as a monitor exists.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     phase: Mutex<(Phase, Option<String>)>,
-    /// What the start waits for.
+    /// Failures that the start waits out.
     pub(super) opening: FailureLog,
     running: OnceLock<Running>,
 }
@@ -108,7 +109,7 @@ impl Life {
         self.enter(Phase::Running);
     }
 
-    /// It has ended, by itself if there is an error.
+    /// Notes that the consumer has ended, by itself if there is an error.
     pub(super) fn end(&self, error: Option<String>) {
         *self.lock() = (Phase::Stopped, error);
     }
@@ -149,7 +150,7 @@ impl Shared {
             runs,
             overdue: u32::try_from(overdue).unwrap_or(u32::MAX),
             letters_waiting: u32::try_from(letters_waiting).unwrap_or(u32::MAX),
-            refusals: self.flood.lock().unwrap_or_else(PoisonError::into_inner).refusals(),
+            refusals: self.dead_letter_guard.lock().unwrap_or_else(PoisonError::into_inner).refusals(),
             waiting: look.waiting.iter().filter_map(|seen| unfinished(now, seen, &routes)).collect(),
             delivered_ago: self.watch.delivered_ago(),
             nothing_started_for: look.ready_since.map(|since| now.duration_since(since)).unwrap_or_default(),
@@ -168,19 +169,19 @@ impl Shared {
 
     fn scopes(&self, now: Instant, look: &Look) -> Vec<ScopeStatus> {
         let fails_open = self.settings.fail_open_after.map(|patience| {
-            format!("it fails open: when its store is away for longer than {patience:?}, messages run without it, and repetitions run again")
+            format!("the consumer fails open: when its store is away for longer than {patience:?}, messages run without it, and duplicates run again")
         });
         let scope = |(name, route): &(Option<String>, Arc<Route>)| {
             let (settings, checkup) = (route.gate.settings(), route.gate.checkup());
             let outages = look.outages.iter().filter(|outage| outage.route == route.number);
             let outage = |outage: &super::watch::SeenOutage| StoreOutage {
-                part: outage.part,
+                shard: outage.shard,
                 lasts: now.duration_since(outage.since),
                 error: outage.error.to_string(),
                 waiting: outage.waiting,
                 open: outage.open,
             };
-            let parts = look.parts.iter().find(|(number, _)| *number == route.number);
+            let shards = look.shards.iter().find(|(number, _)| *number == route.number);
             let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
@@ -195,7 +196,7 @@ impl Shared {
                 max_run: settings.max_run,
                 oldest_expired: upkeep.oldest_expired,
                 log_bytes: upkeep.log_bytes,
-                parts: parts.map_or(0, |(_, parts)| *parts),
+                shards: shards.map_or(0, |(_, shards)| *shards),
                 outages: outages.map(outage).collect(),
                 handler_paused: !route.breaker.is_closed(),
             }
@@ -254,7 +255,7 @@ fn unfinished(now: Instant, seen: &Seen, routes: &[&Arc<Route>]) -> Option<Unfin
     })
 }
 
-/// Adds what the consumer has in flight to what the source says of its partitions.
+/// Adds what the consumer has in flight to the source's status of its partitions.
 fn add_to(
     source: &mut SourceStatus,
     now: Instant,
@@ -277,7 +278,7 @@ fn add_to(
 }
 
 impl super::Item {
-    /// The next thing begins that is done with the message.
+    /// Notes that the next stage of the attempt begins.
     pub(super) fn enter(&self, stage: Stage) {
         if let Some(attempt) = &self.attempt {
             attempt.enter(stage);

@@ -1,6 +1,7 @@
-//! What a broker keeps for the gates with each committed position: which life of its store each scope has reached.
+//! The generation of its store that each scope has reached, kept at the broker with each committed position.
 //!
-//! A loss of the store does not reach the broker, so a process that starts after it notices there what no store can tell.
+//! A loss of the store does not affect the broker, so a process that starts afterwards can detect the loss there when
+//! no store can report it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use tracing::warn;
 use crate::gate::{OpenGate, StorePosition};
 use crate::source::{CommitAnnotation, Source, SourceError};
 
-/// The first word: what this is, and its format.
+/// The first word: the marker and the version of the format.
 const FORMAT: &str = "oncegate=1";
 
-/// Compares each gate's store with what the source's broker has kept, and keeps it there from now on.
+/// Compares each gate's store with what the source's broker holds, and annotates commits from now on.
 pub(super) async fn compare_and_keep(
     gates: Vec<Arc<OpenGate>>,
     source: &dyn Source,
@@ -41,7 +42,7 @@ pub(super) async fn compare_and_keep(
     Ok(())
 }
 
-/// The position of `scope` in an annotation; `None` when it says nothing of it, or is not ours.
+/// The position of `scope` in an annotation; `None` when it is not there, or the annotation is not ours.
 fn position_in(annotation: &str, scope: &str) -> Option<StorePosition> {
     let mut words = annotation.split(' ');
     if words.next() != Some(FORMAT) {
@@ -55,7 +56,7 @@ fn text(gates: &BTreeMap<String, Arc<OpenGate>>) -> String {
     text_within(gates, usize::MAX)
 }
 
-/// As many scopes as there is room for.
+/// As many scopes as fit.
 fn text_within(gates: &BTreeMap<String, Arc<OpenGate>>, most_bytes: usize) -> String {
     let mut text = FORMAT.to_owned();
     for (scope, gate) in gates {

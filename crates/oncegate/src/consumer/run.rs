@@ -1,4 +1,4 @@
-//! From the first receive to the last ack: starts the parts of a consumer, hears of the stop, and sees to its end.
+//! From the first receive to the last ack: starts the parts of a consumer, begins the stop, and waits for its end.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::handler::BoxFuture;
 use crate::health::Phase;
 use crate::source::{Source, SourceError};
 
-/// The time that a source has to commit and leave, however long the handlers took to end.
+/// The least time that a source has to commit and leave, however long the handlers took to end.
 const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
-/// The same for a stop at once.
+/// The same for a stop that ends at once.
 const CLOSE_AT_ONCE: Duration = Duration::from_secs(1);
 /// How many batches wait between intake and engine.
 const INTAKE_DEPTH: usize = 4;
 
-/// Consumes from an open source until `shutdown` resolves, the source ends or a part fails. `at_once` is asked only after
-/// that, and ends the stop.
+/// Consumes from an open source until `shutdown` resolves, the source ends or a part fails. `at_once` is polled only
+/// after that, and ends the stop.
 pub(super) async fn run(
     shared: Arc<Shared>,
     source: Arc<dyn Source>,

@@ -1,4 +1,4 @@
-//! What is set for all of a consumer, and which settings make no sense, each refused by its name.
+//! The settings of a consumer, and their check: a setting that makes no sense is refused by its name.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use crate::backoff::Backoff;
 pub enum Ordering {
     /// One after another within a partition (or a queue's group).
     Partition,
-    /// One after another within a broker key; messages without one have no order. The default.
+    /// One after another within a broker key; messages without a key have no order. The default.
     #[default]
     Key,
     /// Any order.
     Unordered,
 }
 
-/// What becomes of a message of which no key can be made.
+/// What happens to a message of which no key can be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BadKeys {
-    /// It goes to the dead letters. The default.
+    /// It is sent to the dead letters. The default.
     #[default]
     DeadLetter,
-    /// The consumer stops at it, and acknowledges it to nobody.
+    /// The consumer stops at it, and does not acknowledge it.
     Refuse,
 }
 
@@ -81,8 +81,8 @@ impl Consumer {
         if self.settings.tenant_limit == Some(0) {
             return refuse("`tenant_limit` must be at least 1");
         }
-        let untold = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
-        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, untold) {
+        let without_tenant = self.routes.iter().find(|(_, gate, _)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate, _))) = (self.settings.tenant_limit, without_tenant) {
             let scope = gate.scope();
             return refuse(&format!(
                 "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"

@@ -1,8 +1,8 @@
-//! The one place where an ending becomes an ack, a retry, a dead letter or a park.
+//! The one place where an ending becomes an ack, a retry, a dead letter or a wait.
 //!
-//! Whoever doubts that the ack comes after COMPLETED reads this file alone: `ack` is called once, at the end,
-//! and every way to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or a
-//! dead letter or copy in a retry topic that was awaited.
+//! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, at the end,
+//! and every path to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or an
+//! awaited write of a dead letter or of a copy in a retry topic.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,17 +24,17 @@ use crate::observe::Event;
 pub(super) enum Outcome {
     /// Nothing: it was acknowledged.
     Acked,
-    /// Nothing: it is no longer ours.
+    /// Nothing: the message no longer belongs to this consumer.
     NotOurs,
-    /// Another attempt, after a while. It keeps its place, so nobody behind it overtakes.
+    /// Another attempt after a delay. The message keeps its place, so none behind it overtakes.
     Again { item: Item, after: Duration, cause: WaitCause },
-    /// Another attempt, as soon as the store answers again.
+    /// Another attempt as soon as the store answers again.
     NoAnswer { item: Item, error: StoreError },
     /// The consumer cannot go on. The message was not acknowledged.
     Stop(Box<ConsumerError>),
 }
 
-/// The waits between tries to write a dead letter.
+/// The delays between tries to write a dead letter.
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
 pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
@@ -50,8 +50,8 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
         Ending::HandedOver => {}
         Ending::GiveUp { lease, cause, reason, attempts } => {
             match give_up(shared, &item, lease, cause, reason, attempts).await {
-                Ok(Completion::Held) => {}
-                Ok(Completion::Lost) => {
+                Ok(Completion::Applied) => {}
+                Ok(Completion::NotOwner) => {
                     return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
                 }
                 Err(error) => return Outcome::Stop(Box::new(error)),
@@ -78,14 +78,14 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
         Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
         Ending::NotDue { due_in } => {
             if hand_on(shared, &item, due_in).await.is_none() {
-                // A clock that jumped must not strand a key: ask again after at most one lease.
+                // A clock that jumped must not block a key: ask again after at most one lease.
                 let after = due_in.min(item.route.gate.settings().lease);
                 return Outcome::Again { item, after, cause: WaitCause::Retry };
             }
         }
         Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
     }
-    item.delivery.ticket.ack();
+    item.delivery.ack_handle.ack();
     shared.watch.ended();
     shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
     Outcome::Acked
@@ -110,7 +110,7 @@ async fn retry(
     let attempt = lease.attempt().number();
     {
         let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
-        info!(scope, %origin, attempt, ?delay, reason, "it failed and will be tried again");
+        info!(scope, %origin, attempt, ?delay, reason, "the attempt failed; the message will be tried again");
     }
     if counted && attempt == 1 {
         let message = item.delivery.message.clone();
@@ -123,15 +123,15 @@ async fn retry(
     item.past.last_failure = Some(reason.into());
     match handed_on {
         Some(_) => Next::HandedOn,
-        None if item.delivery.ticket.hand_back(delay) => Next::HandedBack,
+        None if item.delivery.ack_handle.nack_after(delay) => Next::HandedBack,
         None => Next::Here,
     }
 }
 
-/// Puts the message where it waits for its retry without holding up anything, and returns for how long. `None`: it stays
-/// where it is, because it need not wait for long, there is no such place, or that does not answer.
+/// Sends the message to a retry topic if the delay is long enough, and returns how long it waits there. `None`: it
+/// stays here, because its delay is short, there is no retry topic, or the retry topic cannot be written.
 ///
-/// A crash after this leaves two of the message, one here and one there: the record answers the second.
+/// A crash after this leaves two copies of the message, one here and one there: the record answers the second.
 async fn hand_on(shared: &Shared, item: &Item, wait: Duration) -> Option<Duration> {
     let queue = shared.retry_queue.as_ref()?;
     let wait = queue.wait(wait)?;
@@ -139,14 +139,15 @@ async fn hand_on(shared: &Shared, item: &Item, wait: Duration) -> Option<Duratio
     match queue.send(&item.delivery.message, wait).await {
         Ok(()) => Some(wait),
         Err(error) => {
-            warn!(origin = %item.delivery.message.origin(), error, "it cannot wait in a retry topic, and waits here");
+            let origin = item.delivery.message.origin();
+            warn!(%origin, error, "the retry topic could not be written; the message waits in this process");
             shared.observer.observe(Event::SourceError { operation: "retry" });
             None
         }
     }
 }
 
-/// Records the failure under the lease, then puts the message with the dead letters.
+/// Records the failure under the lease, then writes the dead letter.
 async fn give_up(
     shared: &Shared,
     item: &Item,
@@ -162,15 +163,15 @@ async fn give_up(
         return Err(error);
     }
     if let Some(lease) = lease
-        && lease.fail(&reason).await == Completion::Lost
+        && lease.fail(&reason).await == Completion::NotOwner
     {
-        return Ok(Completion::Lost);
+        return Ok(Completion::NotOwner);
     }
     hand_over(shared, item, cause, reason, attempts).await?;
-    Ok(Completion::Held)
+    Ok(Completion::Applied)
 }
 
-/// A message may be given up when there is somewhere to put it, and when not everything is given up.
+/// Checks that a message may be given up: dead letters are configured, and the dead-letter limit is not reached.
 fn may_give_up(
     shared: &Shared,
     item: &Item,
@@ -185,8 +186,10 @@ fn may_give_up(
         let origin = item.delivery.message.origin().clone();
         return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
     }
-    let mut flood = shared.flood.lock().unwrap_or_else(PoisonError::into_inner);
-    flood.giving_up().map_err(|what| ConsumerError::Flood { what, last_reason: reason.to_owned() })
+    let mut guard = shared.dead_letter_guard.lock().unwrap_or_else(PoisonError::into_inner);
+    guard
+        .giving_up()
+        .map_err(|what| ConsumerError::TooManyDeadLetters { what, last_reason: reason.to_owned() })
 }
 
 /// Writes the dead letter, awaits it, and marks the record so that no other worker writes it again.
@@ -203,12 +206,12 @@ async fn hand_over(
     };
     let scope = item.route.gate.scope();
     let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
-    warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "it goes to the dead letters");
+    warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "writing the dead letter");
     let failed_at = SystemTime::now();
     let first_failed_at = match cause {
-        // Another process gave it up, at a time that nobody has kept.
+        // Another process gave it up, at a time that is not recorded.
         DeadLetterCause::NotHandedOver => None,
-        // Of a message that failed at once, or never ran, this is the first time.
+        // A message that failed at once, or never ran, failed for the first time now.
         _ if attempts <= 1 => Some(failed_at),
         _ => message.first_failed_at(),
     };
@@ -226,19 +229,19 @@ async fn hand_over(
     send(shared, item, &**dead_letters, &letter).await;
     let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
     item.route.gate.observe(Event::DeadLettered { scope, cause, origin, reason });
-    // Only records say "handed over"; a bad key and a mismatch have none of their own.
+    // Only records hold "handed over"; a bad key and a mismatch have no record of their own.
     if !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch)
         && let Ok(identity) = &item.identity
         && let Err(error) = item.route.gate.hand_over(&identity.key).await
     {
-        // The letter is written and the ack follows. At worst another delivery writes it again.
+        // The dead letter is written and the ack follows. At worst another delivery writes it again.
         item.route.gate.observe(Event::StoreError { scope, class: error.class() });
     }
     Ok(())
 }
 
-/// Tries until the letter is written. After the first failure the message gives its place to another: it is one of those that
-/// wait, and from a queue one more is received.
+/// Retries until the dead letter is written. From the first failure on the message counts as waiting, so that from a
+/// queue one more message is received.
 async fn send(shared: &Shared, item: &Item, dead_letters: &dyn DeadLetters, letter: &DeadLetter) {
     let (mut failures, mut waits) = (0_u32, None);
     while let Err(error) = dead_letters.send(letter).await {
@@ -255,7 +258,7 @@ async fn send(shared: &Shared, item: &Item, dead_letters: &dyn DeadLetters, lett
 /// The name of the operation that writes dead letters, in metrics and in the status.
 const LETTER: &str = "dead_letter";
 
-/// Counts a message among those that wait, until it is dropped.
+/// Counts a message as waiting until it is dropped.
 struct Waits<'a>(&'a InFlight);
 
 impl<'a> Waits<'a> {

@@ -1,4 +1,4 @@
-//! How a consumer begins: its gates, its dead letters, its source; a server that is away is waited for.
+//! How a consumer starts: its gates, its dead letters, its source. It waits for a server that is away.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use crate::handler::BoxFuture;
 use crate::observe::{Event, Observer};
 use crate::source::{SourceError, Supply};
 
-/// The waits between tries to open what is away.
+/// The delays between tries to open a source or dead letters whose server is away.
 const OPEN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 
 /// The name of the operation that opens source and dead letters, in metrics and in the status.
@@ -25,18 +25,19 @@ const OPEN: &str = "open";
 /// Opens a source or dead letters.
 type Open<'a> = dyn Fn() -> BoxFuture<'a, Result<(), BoxError>> + Send + Sync + 'a;
 
-/// What came of opening something.
+/// The result of opening something.
 enum Opened {
     Yes,
-    /// The consumer was told to stop meanwhile.
+    /// The consumer was asked to stop in the meantime.
     No,
 }
 
 impl Consumer {
-    /// How long the start waits for the server of its source, or of its dead letters, that is away: 5 minutes by default. After
-    /// that the consumer ends with the server's error. A server that answers and refuses is not waited for.
+    /// How long the start waits when the server of the source, or of the dead letters, is away: 5 minutes by default.
+    /// After that the consumer ends with the server's error. It does not wait for a server that answers and refuses.
     ///
-    /// Meanwhile the consumer is live and not ready, and its status has the error. [SQS](crate::sqs) is waited for.
+    /// While it waits the consumer is live but not ready, and its status has the error. This includes
+    /// [SQS](crate::sqs).
     #[must_use]
     pub fn start_patience(mut self, patience: Duration) -> Self {
         self.settings.start_patience = patience;
@@ -64,7 +65,7 @@ impl Consumer {
         if source.agree(&shared.terms()) == Supply::OnDemand {
             shared.in_flight.on_demand(self.settings.concurrency as usize);
         }
-        // Before anything is received: a store that has lost records since the last commit must not be asked.
+        // Before anything is received: a store that has lost records since the last commit must not be trusted.
         let compare = || -> BoxFuture<'_, Result<(), BoxError>> {
             let gates: Vec<_> = shared.routes().map(|route| Arc::clone(&route.gate)).collect();
             let source = Arc::clone(&source);
@@ -93,7 +94,7 @@ impl Consumer {
     }
 }
 
-/// Waits at the start for what is away.
+/// Waits at the start for servers that are away.
 struct Waiting {
     life: Arc<Life>,
     observer: Arc<dyn Observer>,
@@ -118,7 +119,7 @@ impl Waiting {
             failures = failures.saturating_add(1);
             self.life.opening.failed(Instant::now().into_std(), OPEN, &error);
             self.observer.observe(Event::SourceError { operation: OPEN });
-            warn!(what, %error, failures, ?patience, "its server is away; trying again, for as long as `start_patience`");
+            warn!(what, %error, failures, ?patience, "the server is away; trying again until `start_patience` is over");
             tokio::select! {
                 biased;
                 () = &mut shutdown => return Ok(Opened::No),

@@ -1,4 +1,5 @@
-//! How many handlers each tenant occupies. Pure bookkeeping: whoever would be one too many waits for his tenant's others.
+//! Limits how many handlers each tenant occupies. Pure bookkeeping: messages over the limit wait for the tenant's
+//! others.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,7 +8,7 @@ use super::lanes::PlaceId;
 /// The tenants that have something running or waiting.
 #[derive(Debug)]
 pub(super) struct Tenants {
-    /// `None`: nobody counts.
+    /// `None`: no limit.
     limit: Option<u32>,
     busy: HashMap<u64, Busy>,
     running: HashMap<PlaceId, u64>,
@@ -24,20 +25,20 @@ impl Tenants {
         Self { limit, busy: HashMap::new(), running: HashMap::new() }
     }
 
-    /// Whether one more of this tenant would be too many.
+    /// Whether the tenant is at its limit.
     pub(super) fn is_full(&self, tenant: Option<u64>) -> bool {
         let busy = tenant.and_then(|tenant| self.busy.get(&tenant));
         busy.is_some_and(|busy| self.limit.is_some_and(|limit| busy.running >= limit))
     }
 
-    /// Waits until another of the tenant has ended.
+    /// Makes the message wait until another one of the tenant has ended.
     pub(super) fn wait(&mut self, tenant: Option<u64>, place: PlaceId) {
         if let Some(tenant) = tenant {
             self.busy.entry(tenant).or_default().waiting.push_back(place);
         }
     }
 
-    /// Begins to run.
+    /// Notes that a message begins to run.
     pub(super) fn enter(&mut self, tenant: Option<u64>, place: PlaceId) {
         if let (Some(tenant), Some(_)) = (tenant, self.limit) {
             self.busy.entry(tenant).or_default().running += 1;
@@ -45,7 +46,7 @@ impl Tenants {
         }
     }
 
-    /// Has ended; who may run in its place?
+    /// Notes that a message has ended, and returns the one that may run in its place.
     pub(super) fn leave(&mut self, place: PlaceId) -> Option<PlaceId> {
         let tenant = self.running.remove(&place)?;
         let busy = self.busy.get_mut(&tenant)?;

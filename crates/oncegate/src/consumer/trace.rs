@@ -1,5 +1,5 @@
-//! A span for each run of a handler, and for each duplicate that a handler is told of, in the words of OpenTelemetry's
-//! conventions for messaging (1.44). It costs nothing while nobody listens, and has nothing of payloads and keys.
+//! A span for each run of a handler and for each answered duplicate, named by OpenTelemetry's conventions for messaging
+//! (1.44). It costs nothing without a subscriber, and contains no payloads and no business fields of keys.
 
 use oncegate_core::key::StoreKey;
 use tracing::field::{Empty, display};
@@ -10,25 +10,25 @@ use crate::gate::Lease;
 use crate::message::{Message, Origin};
 use crate::observe::RunOutcome;
 
-/// How the span of a run stands to the trace of whoever produced its message.
+/// How the span of a run relates to the trace of the message's producer.
 ///
-/// Which headers tell of that trace is up to the program's propagator: `opentelemetry::global::set_text_map_propagator`.
+/// The program's propagator defines which headers carry that trace: `opentelemetry::global::set_text_map_propagator`.
 #[cfg(feature = "otel")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceParent {
-    /// It is a part of that trace. The default.
+    /// The span is a child of the producer's span. The default.
     #[default]
     Child,
-    /// It begins a trace of its own, which is linked to that one: for traces that must not last as long as messages
-    /// wait.
+    /// The span begins a new trace, which is linked to the producer's: for traces that must not last as long as
+    /// messages wait.
     Link,
 }
 
-/// By this, whoever filters finds these spans.
+/// The target of these spans, for filters.
 const TARGET: &str = "oncegate::process";
 
-/// How much of a key's digest a span tells, in hex digits.
+/// How many hex digits of a key's digest a span contains.
 const DIGEST_DIGITS: usize = 16;
 
 /// The span of a run.
@@ -49,7 +49,7 @@ pub(super) fn answer(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
     process(shared, item, key, "completed")
 }
 
-/// Tells the span of the run under way how its handler ended.
+/// Records in the current run's span how its handler ended.
 pub(super) fn ended(outcome: RunOutcome) {
     let span = Span::current();
     span.record("oncegate.outcome", outcome.as_str());
@@ -111,7 +111,7 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
     span
 }
 
-/// The topic or queue; of anything else, the route.
+/// Returns the topic or queue; for anything else, the route.
 fn destination(message: &Message) -> &str {
     match message.origin() {
         Origin::Kafka { topic, .. } => topic,
@@ -134,7 +134,7 @@ fn join(span: &Span, message: &Message, how: TraceParent) {
         return;
     }
     match how {
-        // It fails when no layer of OpenTelemetry listens, and then nobody misses it.
+        // It fails only when no OpenTelemetry layer is installed, and then no parent is needed.
         TraceParent::Child => _ = span.set_parent(produced),
         TraceParent::Link => span.add_link(producer),
     }

@@ -1,5 +1,5 @@
-//! What a running consumer notes of itself for its [`Monitor`](super::Monitor): cheap on the way of a message, whole when
-//! somebody asks.
+//! What a running consumer records about itself for its [`Monitor`](super::Monitor): cheap for each message, complete
+//! when the monitor asks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use super::Route;
 use crate::health::{Messages, Rates, Stage};
 use crate::message::Origin;
 
-/// Handlers that must have run before anything is said of what is usual.
+/// How many handlers must have run before their usual time is reported.
 const ENOUGH_RUNS: u64 = 100;
 /// Twice the number of powers of two that a number of microseconds may have.
 const BUCKETS: usize = 128;
@@ -21,7 +21,7 @@ const MOST_NAMED: usize = 16;
 /// The weight of the last second in a rate.
 const NEWEST: f64 = 0.2;
 
-/// Notes of one run of a consumer.
+/// The records of one run of a consumer.
 #[derive(Debug)]
 pub(super) struct Watch {
     began: Instant,
@@ -36,7 +36,7 @@ pub(super) struct Watch {
     look: Mutex<Look>,
 }
 
-/// An attempt that is under way.
+/// An attempt in progress.
 #[derive(Clone, Debug)]
 pub(super) struct Underway {
     pub(super) route: Arc<Route>,
@@ -46,31 +46,31 @@ pub(super) struct Underway {
     pub(super) since: Instant,
 }
 
-/// A partition or queue by name: what a message's [`Origin`] says.
+/// A partition or queue by name, taken from a message's [`Origin`].
 pub(super) type Place = (Arc<str>, i32);
 
-/// What the engine saw when it last looked at everything that waits.
+/// The engine's last count of everything that waits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Look {
-    /// Those under way are not counted here.
+    /// Attempts in progress are not included.
     pub(super) messages: Messages,
     /// By the number of their route.
-    pub(super) parts: Vec<(usize, u32)>,
+    pub(super) shards: Vec<(usize, u32)>,
     pub(super) outages: Vec<SeenOutage>,
     pub(super) partitions: BTreeMap<Place, SeenPartition>,
     /// Parked for a cause that an operator should know.
     pub(super) waiting: Vec<Seen>,
-    /// Since when messages have been ready with permits free.
+    /// Since when messages have been ready while permits were free.
     pub(super) ready_since: Option<Instant>,
     pub(super) rates: Rates,
-    /// How many were delivered and had ended by then.
+    /// How many messages had been delivered and had ended by then.
     pub(super) totals: (u64, u64),
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct SeenOutage {
     pub(super) route: usize,
-    pub(super) part: u64,
+    pub(super) shard: u64,
     pub(super) since: Instant,
     pub(super) error: Arc<str>,
     pub(super) waiting: usize,
@@ -94,7 +94,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether it stands before `other` in their partition.
+    /// Whether it is before `other` in their partition.
     pub(super) fn is_before(&self, other: &Self) -> bool {
         match (&self.origin, &other.origin) {
             (Origin::Kafka { offset, .. }, Origin::Kafka { offset: other, .. }) => offset < other,
@@ -103,7 +103,7 @@ impl Seen {
     }
 }
 
-/// Adds a message to what is seen of its partition.
+/// Adds a message to the summary of its partition.
 pub(super) fn see(partitions: &mut BTreeMap<Place, SeenPartition>, seen: Seen) {
     let (topic, number) = match &seen.origin {
         Origin::Kafka { topic, partition, .. } => (Arc::clone(topic), *partition),
@@ -168,7 +168,7 @@ impl Watch {
         self.since(&self.looked_at)
     }
 
-    /// Keeps what the engine has seen, and goes on with what spans looks.
+    /// Keeps the engine's count, and updates what spans several counts: rates and `ready_since`.
     pub(super) fn looked(&self, mut look: Look, free_permits: usize) {
         let since = Duration::from_millis(self.millis().saturating_sub(self.looked_at.load(Relaxed)));
         self.looked_at.store(self.millis(), Relaxed);
@@ -195,7 +195,7 @@ impl Watch {
         self.look().clone()
     }
 
-    /// Notes an attempt until the returned guard is dropped.
+    /// Records an attempt until the returned guard is dropped.
     pub(super) fn begin(
         self: &Arc<Self>,
         route: &Arc<Route>,
@@ -218,7 +218,7 @@ impl Watch {
         self.attempts().values().cloned().collect()
     }
 
-    /// What is under way, by origin and scope, the longest first.
+    /// The attempts in progress, by origin and scope, the longest first.
     pub(super) fn named(&self) -> Vec<String> {
         let mut underway = self.underway();
         underway.sort_by_key(|underway| underway.since);
@@ -238,7 +238,7 @@ impl Watch {
     }
 }
 
-/// The note of an attempt that is under way; the attempt is over when it is dropped.
+/// The record of an attempt in progress; the attempt is over when this is dropped.
 #[derive(Debug)]
 pub(super) struct Attempt {
     watch: Arc<Watch>,
@@ -246,7 +246,7 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// The next thing begins that is done with the message.
+    /// Notes that the next stage of the attempt begins.
     pub(super) fn enter(&self, stage: Stage) {
         if let Some(underway) = self.watch.attempts().get_mut(&self.number) {
             (underway.stage, underway.since) = (stage, Instant::now());
@@ -260,7 +260,7 @@ impl Drop for Attempt {
     }
 }
 
-/// How long handlers take: a histogram of powers of two and their middles, in microseconds, that forgets.
+/// How long handlers take: a histogram of powers of two and their midpoints, in microseconds, that fades over time.
 #[derive(Debug)]
 pub(super) struct HandlerTimes([AtomicU32; BUCKETS]);
 
@@ -281,7 +281,8 @@ impl HandlerTimes {
         }
     }
 
-    /// What 99 of 100 took at the most, rounded up to the next power of two or its middle; `None` while too few have run.
+    /// The 99th percentile, rounded up to the next power of two or its midpoint; `None` while too few handlers have
+    /// run.
     pub(super) fn p99(&self) -> Option<Duration> {
         let counts: Vec<u64> = self.0.iter().map(|count| u64::from(count.load(Relaxed))).collect();
         let all: u64 = counts.iter().sum();
@@ -297,7 +298,7 @@ impl HandlerTimes {
         Some(Duration::from_micros(half.saturating_mul(3 + (bucket % 2) as u64)))
     }
 
-    /// Halves what was noted before, so that the last minutes count most.
+    /// Halves the counts so far, so that the last minutes weigh most.
     pub(super) fn fade(&self) {
         for count in &self.0 {
             let noted = count.load(Relaxed);

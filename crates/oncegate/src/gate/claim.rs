@@ -1,4 +1,4 @@
-//! Asking for the right to run, and what the store answers.
+//! Claims a key, and turns the store's answer into the claim outcome.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use crate::observe::{Event, ExtraRunCause};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub(crate) token: Token,
-    /// A repeat renews nothing: the lease may have begun when the first sending arrived.
+    /// A repeat does not renew the lease: it may have begun when the first one arrived.
     pub(crate) first_sent_at: Instant,
 }
 
@@ -32,10 +32,10 @@ pub(crate) enum Claimed {
 }
 
 impl OpenGate {
-    /// Asks once. After an error, ask again with the same claim: it may have been granted.
+    /// Sends the claim once. After an error, send the same claim again: it may have been granted.
     ///
-    /// A future that is dropped before its answer came leaves no lease behind that nobody knows of: the
-    /// keeper releases whatever this token was or will be granted.
+    /// A future that is dropped before the answer leaves no unknown lease behind: the lease renewer releases whatever
+    /// this token was or will be granted.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         message: &Message,
@@ -58,7 +58,7 @@ impl OpenGate {
         let scope = self.scope();
         let is_granted = matches!(&reply, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }));
         if is_granted && self.is_grant_in_doubt() {
-            // What was granted is given back, as after a dropped future.
+            // The grant is released, as after a dropped future.
             let refused = self.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
             self.observe(Event::StoreError { scope, class: refused.class() });
             return Err(refused);
@@ -71,7 +71,7 @@ impl OpenGate {
                 }
                 verdict
             }
-            Ok(Reply::Held { .. } | Reply::Lost) => {
+            Ok(Reply::Applied { .. } | Reply::NotOwner) => {
                 return Err(StoreError::unknown("the store answered a claim with something else"));
             }
             Err(error) => {
@@ -98,17 +98,17 @@ impl OpenGate {
             Verdict::Failed { reason, handed_over } => ("failed", Claimed::Failed { reason, handed_over }),
             Verdict::Mismatch => ("mismatch", Claimed::Mismatch),
         };
-        if !self.is_stand_in {
+        if !self.is_fail_open {
             self.observe(Event::Claimed { scope, verdict: word });
         }
         Ok(claimed)
     }
 
-    /// Why the message may have run before, if it may have.
+    /// Why the message may have run before; `None` if it cannot have.
     fn cause_of_extra_run(&self, message: &Message, grant: &Grant) -> Option<ExtraRunCause> {
         let is_lost = || self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at));
-        if self.is_stand_in {
-            Some(ExtraRunCause::Unguarded)
+        if self.is_fail_open {
+            Some(ExtraRunCause::FailOpen)
         } else if grant.reopened {
             Some(ExtraRunCause::Reset)
         } else if grant.recovery == Recovery::Takeover {
@@ -120,33 +120,33 @@ impl OpenGate {
         }
     }
 
-    /// When the store has lost records for the last time, as far as anybody knows.
+    /// When the store last lost records, as far as this process knows.
     fn lost_at(&self) -> Option<SystemTime> {
         self.losses.as_ref().and_then(|losses| losses.lost_at())
     }
 
-    /// Gives back, in the background, what a claim with this token may have been granted.
+    /// Releases, in the background, what a claim with this token may have been granted.
     pub(crate) fn abandon(&self, identity: &Identity, token: Token) {
-        self.keeper.release_later(identity.key.clone(), token);
+        self.lease_renewer.release_later(identity.key.clone(), token);
     }
 }
 
-/// Whether the message was produced so long ago that its record may have been completed and forgotten since.
+/// Whether the message was produced so long ago that its record may have been completed and expired since.
 ///
-/// The wall clock decides nothing here but a count.
+/// The wall clock decides only a count here.
 fn is_older_than(message: &Message, retention: Duration) -> bool {
     let forgotten = || SystemTime::now().checked_sub(retention);
     message.timestamp_ms().is_some()
         && forgotten().is_some_and(|forgotten| is_produced_before(message, forgotten))
 }
 
-/// A message without a time is never taken to be old.
+/// Whether the message was produced before `time`; `false` for a message without a timestamp.
 fn is_produced_before(message: &Message, time: SystemTime) -> bool {
     let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
     produced.is_some_and(|millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis) < time)
 }
 
-/// Releases in the background unless it is disarmed.
+/// Releases the claim in the background unless it is disarmed.
 struct Abandoned<'a> {
     gate: &'a OpenGate,
     identity: &'a Identity,

@@ -1,4 +1,4 @@
-//! Whether a transaction of the user's has completed a key: the record tells, nobody else.
+//! Whether a transaction of the user has completed a key: only the record decides.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,27 +8,27 @@ use oncegate_core::rules::Operation;
 use oncegate_core::store::StoreError;
 use tracing::warn;
 
-use super::keeper::REPEAT_BACKOFF;
+use super::lease_renewer::REPEAT_BACKOFF;
 use super::{Completion, Lease};
 use crate::codec::ToStored;
 use crate::failure::Failure;
 use crate::observe::Event;
 use crate::transaction::SqlTransaction;
 
-/// What the record says about a transaction.
+/// The record's state after a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Committed {
     /// COMPLETED, by this lease.
     Yes,
-    /// Still PENDING under this lease, and no transaction that would change this is under way.
+    /// Still PENDING under this lease, and no transaction that could change this is in progress.
     No,
-    /// It is somebody else's, or gone.
-    Lost,
+    /// It belongs to another owner, or is gone.
+    NotOwner,
 }
 
-/// Why a lease's transaction was not committed, and the lease, which still is good.
+/// The reason why a lease's transaction was not committed, and the lease, which is still valid.
 ///
-/// [`Lease::release`] or [`Lease::fail`] it; dropped, it lapses like that of a crashed process.
+/// [`Lease::release`] or [`Lease::fail`] it. If it is dropped, it lapses like that of a crashed process.
 #[derive(Debug)]
 pub struct NotCommitted {
     lease: Box<Lease>,
@@ -36,7 +36,7 @@ pub struct NotCommitted {
 }
 
 impl NotCommitted {
-    /// The lease, to be ended in another way.
+    /// Returns the lease, to be ended in another way.
     pub fn into_lease(self) -> Lease {
         *self.lease
     }
@@ -54,11 +54,11 @@ impl Lease {
     /// Completes the message inside `transaction`, commits it, and reads the record back; see
     /// [`Attempt::commit_with`](crate::Attempt::commit_with).
     ///
-    /// Repeats reading until the store has answered. If this future is dropped before, acknowledge nothing
+    /// Repeats the read until the store has answered. If this future is dropped before, do not acknowledge,
     /// and ask the gate again.
     ///
     /// # Errors
-    /// When the transaction was not committed, and will not be: nothing of it has happened.
+    /// Returns an error when the transaction was not committed, and will not be: nothing of it has happened.
     pub fn commit_with<Tx: SqlTransaction, T: ToStored + ?Sized>(
         self,
         transaction: Tx,
@@ -66,23 +66,23 @@ impl Lease {
     ) -> impl Future<Output = Result<Completion, NotCommitted>> + Send + use<Tx, T> {
         let committing = self.attempt.commit_with(transaction, output);
         async move {
-            // What it answers is repeated by the record, and what went wrong is kept for the reason.
+            // The record decides, not this answer; an error is kept for the reason.
             _ = committing.await;
             self.committed().await
         }
     }
 
-    /// Reads back what a transaction has made of this lease that was given its
-    /// [`attempt`](Self::attempt)'s completion.
+    /// Reads back the record after a transaction that was given the completion of this lease's
+    /// [`attempt`](Self::attempt).
     ///
-    /// Repeats until the store has answered, and while a commit may still be under way.
+    /// Repeats until the store has answered, and while a commit may still be in progress.
     ///
     /// # Errors
-    /// When it was not committed, and will not be: nothing of it has happened.
+    /// Returns an error when it was not committed, and will not be: nothing of it has happened.
     pub async fn committed(self) -> Result<Completion, NotCommitted> {
         match self.read_back().await {
-            Committed::Yes => Ok(Completion::Held),
-            Committed::Lost => Ok(Completion::Lost),
+            Committed::Yes => Ok(Completion::Applied),
+            Committed::NotOwner => Ok(Completion::NotOwner),
             Committed::No => {
                 let reason = self.not_committed().reason();
                 Err(NotCommitted { lease: Box::new(self), reason })
@@ -95,7 +95,7 @@ impl Lease {
         self.attempt.unit().is_attempted()
     }
 
-    /// Why there is no completion, in the handler's own words where it has got some.
+    /// Why there is no completion, with the error of the transaction if there was one.
     pub(crate) fn not_committed(&self) -> Failure {
         let attempted = self.attempt.unit().lock().take();
         Failure::retry(match attempted.and_then(|attempted| attempted.trouble) {
@@ -104,7 +104,7 @@ impl Lease {
         })
     }
 
-    /// Asks the record until it tells. Heartbeats go on meanwhile.
+    /// Reads the record until the store answers. Heartbeats continue in the meantime.
     pub(crate) async fn read_back(&self) -> Committed {
         let scope = self.gate.scope();
         let mut failures = 0;
@@ -126,7 +126,7 @@ impl Lease {
                 self.gate.note_completed(&self.identity.key, &self.token);
                 self.note_ended("completed", "");
             }
-            Committed::Lost => {
+            Committed::NotOwner => {
                 self.gate.observe(Event::CompleteLost { scope });
                 self.note_ended("lost", "");
             }
@@ -140,21 +140,21 @@ impl Lease {
         if committed != Committed::No {
             return Ok(committed);
         }
-        // A commit whose answer was lost may still be under way at the server, and holds the record until it
-        // is decided. A look does not wait for that, a write does; this one adds no time to the lease.
+        // A commit whose answer was lost may still be in progress at the server, and locks the record until it
+        // is decided. A read does not wait for that lock, a write does; this write adds no time to the lease.
         let extend = Operation::Extend { token: self.token, lease: Duration::ZERO };
         self.gate.execute(&self.identity.key, extend).await?;
         self.look().await
     }
 
-    /// What the record says at this moment.
+    /// Returns what the record holds at this moment.
     async fn look(&self) -> Result<Committed, StoreError> {
-        let looked = self.gate.store.look(vec![self.identity.key.clone()]).await.into_iter().next();
+        let looked = self.gate.store.read(vec![self.identity.key.clone()]).await.into_iter().next();
         let looked = looked.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
         Ok(match looked.map(|looked| looked.record.state) {
             Some(State::Completed { by, .. }) if by == self.token.tag() => Committed::Yes,
             Some(State::Pending { token, .. }) if token == self.token => Committed::No,
-            Some(_) | None => Committed::Lost,
+            Some(_) | None => Committed::NotOwner,
         })
     }
 
@@ -167,7 +167,7 @@ impl Lease {
         }
     }
 
-    /// How large the result is that a transaction has stored.
+    /// The size of the result that a transaction has stored.
     fn result_bytes(&self) -> u64 {
         self.attempt.unit().lock().as_ref().map_or(0, |attempted| attempted.result_bytes)
     }

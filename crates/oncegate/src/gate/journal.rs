@@ -1,4 +1,4 @@
-//! What a gate tells its journal.
+//! The entries that a gate makes in its journal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use super::{Gate, Lease};
 use crate::journal::{Entry, Journal, TAKEOVER};
 use crate::observe::{Event, Observer};
 
-/// Why an entry of a run that was let in without the store has no record beside it.
-pub(super) const UNGUARDED: &str = "without the store, which was away";
+/// The reason in entries of runs without the store, which have no record.
+pub(super) const FAIL_OPEN: &str = "without the store, which was away";
 
 impl Gate {
-    /// Writes down what happens to each key: `claimed`, `completed`, `released`, `failed`, `handed_over`, and `lost` for
-    /// an attempt whose claim somebody else had taken over. Nowhere by default.
+    /// Writes down what happens to each key: `claimed`, `completed`, `released`, `failed`, `handed_over`, and `lost`
+    /// for an attempt whose claim another owner had taken over. No journal by default.
     ///
-    /// It is a best effort, and each entry says so: it is made after the store has answered, so a crash between the two
-    /// loses the entry and never the record; and it is handed over to the journal and not waited for. What the
-    /// journal drops is counted. The SQL stores can do better: see `SqliteBuilder::journaled` and
-    /// `PostgresBuilder::journaled`, whose entries are in the transaction of the change.
+    /// It is a best effort, and each entry is marked so. The entry is made after the store has answered, so a crash
+    /// between the two loses the entry and never the record. The gate does not wait for the journal. Entries that the
+    /// journal drops are counted. The SQL stores can do better: see `SqliteBuilder::journaled` and
+    /// `PostgresBuilder::journaled`, whose entries are written in the transaction of the change.
     pub fn journal(mut self, journal: impl Journal + 'static) -> Self {
         self.journal = Some(Arc::new(journal));
         self
     }
 }
 
-/// A gate's way to its journal, if it has one.
+/// A gate's journal, if it has one.
 #[derive(Clone, Debug)]
 pub(super) struct Notes {
     pub(super) scope: Arc<str>,
@@ -46,7 +46,7 @@ impl Notes {
         }
     }
 
-    /// What became of an operation that its lease had left behind.
+    /// Notes the outcome of an operation that the lease renewer has finished.
     pub(super) fn note_ended(&self, command: &Command, reply: &Reply) {
         let (event, reason, token) = match &command.operation {
             Operation::Complete { token, .. } => ("completed", "", token),
@@ -54,15 +54,15 @@ impl Notes {
             Operation::Fail { token, reason, .. } => ("failed", reason.as_str(), token),
             _ => return,
         };
-        // Lost: there was nothing to end, or somebody else has noted it.
-        if matches!(reply, Reply::Held { .. }) {
+        // `NotOwner`: there was nothing to end, or another process has noted it.
+        if matches!(reply, Reply::Applied { .. }) {
             self.note(|| Entry::now(event).key(&command.key).run(token.tag()).why(reason));
         }
     }
 }
 
 impl Lease {
-    /// That it was granted.
+    /// Notes that the lease was granted.
     pub(super) fn note_claimed(&self, grant: Grant) {
         let why = match grant.recovery {
             _ if grant.reopened => REOPENED,
@@ -72,7 +72,7 @@ impl Lease {
         self.gate.notes.note(|| self.entry("claimed", why));
     }
 
-    /// How it ended.
+    /// Notes how the lease ended.
     pub(super) fn note_ended(&self, event: &str, reason: &str) {
         let took = |entry: Entry| Entry { took_ms: Some(millis(self.granted_at.elapsed())), ..entry };
         self.gate.notes.note(|| took(self.entry(event, reason)));
@@ -80,7 +80,7 @@ impl Lease {
 
     fn entry(&self, event: &str, reason: &str) -> Entry {
         let fence = self.attempt.fencing_token();
-        let reason = if self.gate.is_stand_in && reason.is_empty() { UNGUARDED } else { reason };
+        let reason = if self.gate.is_fail_open && reason.is_empty() { FAIL_OPEN } else { reason };
         let entry = Entry::now(event)
             .key(&self.identity.key)
             .attempt(self.attempt.number())
@@ -110,7 +110,7 @@ mod tests {
     use crate::message::{Message, Origin};
     use crate::observe::Counters;
 
-    /// Keeps what it is told, and says of each third entry that it was dropped.
+    /// Keeps the entries, and reports of each third one that it was dropped.
     #[derive(Debug, Default)]
     struct Kept(Mutex<Vec<Entry>>, Notify);
 
@@ -146,14 +146,14 @@ mod tests {
         granted(&gate).await.release(Duration::ZERO, true, "closed").await;
         let late = granted(&gate).await;
         let key = late.store_key().clone();
-        let expected = store.look(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
+        let expected = store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
         let reopen = Command { key: key.clone(), operation: Operation::Reopen { expected } };
         store.execute(vec![reopen]).await.remove(0).unwrap();
         let owner = granted(&gate).await;
         late.release(Duration::ZERO, true, "too late").await;
-        assert_eq!(owner.fail("never").await, Completion::Held);
+        assert_eq!(owner.fail("never").await, Completion::Applied);
         gate.opened().await.unwrap().hand_over(&key).await.unwrap();
-        // It is marked already, and there is nothing to say.
+        // It is marked already, so there is no entry.
         store
             .execute(vec![Command { key: key.clone(), operation: Operation::HandOver }])
             .await
@@ -161,9 +161,9 @@ mod tests {
             .unwrap();
 
         let entries = kept.0.lock().unwrap().clone();
-        let told: Vec<_> = entries.iter().map(|entry| (&*entry.event, entry.reason.as_deref())).collect();
+        let noted: Vec<_> = entries.iter().map(|entry| (&*entry.event, entry.reason.as_deref())).collect();
         assert_eq!(
-            told,
+            noted,
             [
                 ("claimed", None),
                 ("released", Some("closed")),
@@ -193,7 +193,7 @@ mod tests {
         let lease = granted(&gate).await;
         let key = lease.store_key().clone();
         let open = Arc::clone(gate.opened().await.unwrap());
-        open.keeper.finish_later(key, lease.completion(bytes::Bytes::new()));
+        open.lease_renewer.finish_later(key, lease.completion(bytes::Bytes::new()));
         let completed = async {
             while kept.0.lock().unwrap().len() < 2 {
                 kept.1.notified().await;

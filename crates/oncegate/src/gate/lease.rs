@@ -1,4 +1,4 @@
-//! The right to run a handler, and how it ends.
+//! The lease: the right to run a handler once, and how it ends.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::journal::UNGUARDED;
-use super::keeper::{Kept, REPEAT_BACKOFF};
+use super::journal::FAIL_OPEN;
+use super::lease_renewer::{LeaseGuard, REPEAT_BACKOFF};
 use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
 use crate::attempt::Attempt;
 use crate::codec::{FromStored, ToStored};
@@ -22,7 +22,7 @@ use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 use crate::transaction::Unit;
 
-/// What a message gets at the gate.
+/// The outcome of a claim.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Entry {
@@ -30,35 +30,35 @@ pub enum Entry {
     Granted(Lease),
     /// The work is done: acknowledge.
     Completed(Stored),
-    /// Another worker does it, or its retry is not due: acknowledge nothing, ask again.
+    /// Another worker runs it, or its retry is not due: do not acknowledge, ask again.
     Busy {
         /// When it is worth asking again.
         retry_in: Duration,
     },
-    /// It was given up: put it with the dead letters unless it is there, then acknowledge.
+    /// The message was given up: write a dead letter unless there is one, then acknowledge.
     Failed {
         /// Why.
         reason: String,
-        /// Whether it is durably in the dead letters.
+        /// Whether the dead letter is durably written.
         handed_over: bool,
     },
     /// The key is known with other content. Never answer it with the other message's result.
     Mismatch,
 }
 
-/// The result of a completed message, as it is stored.
+/// The stored result of a completed message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Stored {
     bytes: Bytes,
-    /// Why a large result is not among them.
+    /// Why a large result is not available.
     lost: Option<Arc<str>>,
 }
 
 impl Stored {
-    /// The result.
+    /// Decodes the result.
     ///
     /// # Errors
-    /// When it is of another type, was not kept, or is missing or damaged in the gate's
+    /// Returns an error when the result is of another type, was not kept, or is missing or damaged in the gate's
     /// [`large_results`](Gate::large_results).
     pub fn decode<T: FromStored>(&self) -> Result<T, BoxError> {
         match &self.lost {
@@ -74,25 +74,25 @@ impl fmt::Debug for Stored {
     }
 }
 
-/// What became of a completion.
+/// The outcome of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "only a held completion may be acknowledged"]
+#[must_use = "only an applied completion may be acknowledged"]
 pub enum Completion {
     /// COMPLETED is in the store: acknowledge.
-    Held,
-    /// The lease was lost and somebody else has taken over: acknowledge nothing, ask the gate again.
-    Lost,
+    Applied,
+    /// The lease was lost and another owner has taken over: do not acknowledge, ask the gate again.
+    NotOwner,
 }
 
 impl Gate {
-    /// Asks for the right to do the work of `message`.
+    /// Claims the key of `message`.
     ///
-    /// While an answer of the store is unknown it is asked again with the same token, for up to a lease. A
-    /// dropped future gives back what it may have been granted.
+    /// While an answer of the store is unknown, the claim is sent again with the same token, for up to a lease. A
+    /// dropped future releases what it may have been granted.
     ///
     /// # Errors
-    /// When the gate does not open, no key can be made, or the store or the result store is unavailable:
-    /// acknowledge nothing.
+    /// Returns an error when the gate cannot be opened, no key can be made, or the store or the result store is
+    /// unavailable: do not acknowledge.
     pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
         let gate = self.opened().await?;
         let identity = gate.identify(message)?;
@@ -127,10 +127,10 @@ impl Gate {
     }
 }
 
-/// The right to run the handler once. Heartbeats keep it alive while it is held.
+/// The right to run the handler once. Heartbeats renew it while it is held.
 ///
-/// A lease that is dropped is a run that ended without a word, like a crash: nothing is written, the lease
-/// lapses, and the next attempt is told that this one may have had its effect.
+/// Dropping a lease counts as a run that ended without an outcome, like a crash: nothing is written, the lease
+/// lapses, and the next attempt is flagged as recovered, because this one may have had its effect.
 #[derive(Debug)]
 pub struct Lease {
     pub(super) gate: Arc<OpenGate>,
@@ -139,7 +139,7 @@ pub struct Lease {
     grant: Grant,
     pub(super) message: Message,
     pub(super) attempt: Attempt,
-    pub(super) kept: Kept,
+    pub(super) kept: LeaseGuard,
     pub(super) granted_at: Instant,
 }
 
@@ -152,7 +152,7 @@ impl Lease {
         grant: Grant,
         sent_at: Instant,
     ) -> Self {
-        let kept = gate.keeper.keep(identity.key.clone(), token, sent_at);
+        let kept = gate.lease_renewer.keep(identity.key.clone(), token, sent_at);
         let unit = Unit {
             key: identity.key.clone(),
             token,
@@ -163,7 +163,7 @@ impl Lease {
             max_result_bytes: gate.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let attempt = Attempt::new(grant, kept.cancelled().clone(), unit, gate.is_stand_in);
+        let attempt = Attempt::new(grant, kept.cancelled().clone(), unit, gate.is_fail_open);
         Self {
             gate: Arc::clone(gate),
             identity: identity.clone(),
@@ -186,7 +186,7 @@ impl Lease {
         &self.attempt
     }
 
-    /// The record's key in the store: scope and digest. It tells nothing of the message, so it may be logged.
+    /// The record's key in the store: scope and digest. It contains nothing of the message, so it may be logged.
     pub fn store_key(&self) -> &StoreKey {
         &self.identity.key
     }
@@ -195,14 +195,14 @@ impl Lease {
         &self.token
     }
 
-    /// Whether earlier attempts have ended without a word more than once, as far as the record tells.
+    /// Whether earlier attempts have ended without an outcome more than once, as far as the record shows.
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
     }
 
-    /// Tells the handler that an earlier attempt of this process may have had its effect, although the record, which was
-    /// lost meanwhile, does not know of it.
+    /// Flags the attempt as recovered: an earlier attempt of this process may have had its effect, although the record,
+    /// which was lost since, does not hold this.
     pub(crate) fn mark_recovered(&mut self) {
         self.attempt.mark_recovered();
     }
@@ -212,12 +212,12 @@ impl Lease {
         self.kept.remaining()
     }
 
-    /// Whether so much of the lease is gone without a heartbeat that a handler must not begin any more.
+    /// Whether so much of the lease has passed without a heartbeat that a handler must no longer begin.
     pub(crate) fn is_over(&self) -> bool {
         self.kept.is_over()
     }
 
-    /// Whether the run was told to stop for a reason that is not its own: an outage of the store, or a stop.
+    /// Whether the run was cancelled for an external reason: an outage of the store, or a stop.
     pub(crate) fn was_cut_short(&self) -> bool {
         self.kept.cancelled().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
     }
@@ -227,12 +227,12 @@ impl Lease {
         self.kept.cancelled()
     }
 
-    /// Stores the result. Repeats until the store has answered; if this future is dropped before, the gate
-    /// goes on in the background, and the caller must acknowledge nothing.
+    /// Stores the result and completes the record. Repeats until the store has answered. If this future is dropped
+    /// before, the gate continues in the background, and the caller must not acknowledge.
     ///
     /// # Errors
-    /// When the result is larger than the gate keeps, cannot be encoded, or the gate's
-    /// [`large_results`](Gate::large_results) did not take it. The work is recorded as done by then, without its
+    /// Returns an error when the result is larger than the gate keeps, cannot be encoded, or the gate's
+    /// [`large_results`](Gate::large_results) did not take it. The work is then recorded as done without its
     /// result: acknowledge all the same.
     pub fn complete<T: ToStored + ?Sized>(
         self,
@@ -242,37 +242,38 @@ impl Lease {
         async move {
             let storable = self.storable(encoded).await;
             match (self.record_result(storable.stored).await, storable.trouble) {
-                (Completion::Held, Some(reason)) => Err(ResultNotKept { reason }),
+                (Completion::Applied, Some(reason)) => Err(ResultNotKept { reason }),
                 (completion, _) => Ok(completion),
             }
         }
     }
 
-    /// Stores what [`storable`](Self::storable) has made of the result. It is the last that is asked of a lease: drop it then.
+    /// Completes the record with what [`storable`](Self::storable) returned. It is the last operation of a lease: drop
+    /// it then.
     pub(crate) async fn record_result(&self, result: Bytes) -> Completion {
         let result_bytes = result.len() as u64;
         let finished = self.finish(self.completion(result)).await;
         let scope = self.gate.scope();
         match finished {
-            Some(Reply::Held { recreated }) => {
+            Some(Reply::Applied { recreated }) => {
                 if recreated {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
                 self.gate.observe(Event::Completed { scope, result_bytes });
                 self.gate.note_completed(&self.identity.key, &self.token);
                 self.note_ended("completed", "");
-                Completion::Held
+                Completion::Applied
             }
-            Some(Reply::Lost | Reply::Verdict { .. }) => {
+            Some(Reply::NotOwner | Reply::Verdict { .. }) => {
                 self.gate.observe(Event::CompleteLost { scope });
                 self.note_ended("lost", "");
-                Completion::Lost
+                Completion::NotOwner
             }
             // The work is done, and the consumer has chosen not to wait for its record.
             None => {
-                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
-                self.note_ended("completed", UNGUARDED);
-                Completion::Held
+                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+                self.note_ended("completed", FAIL_OPEN);
+                Completion::Applied
             }
         }
     }
@@ -286,41 +287,41 @@ impl Lease {
         }
     }
 
-    /// Gives the work back: nobody may claim it before `delay` has passed. `counted` says whether the
+    /// Releases the claim: no other owner can claim the key before `delay` has passed. `counted` tells whether the
     /// attempt counts: a failure does, a stop or an outage does not.
     ///
-    /// It is tried once; if the store does not answer, the gate goes on in the background.
+    /// It is tried once; if the store does not answer, the gate continues in the background.
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
         let operation = Operation::Release { token: self.token, delay, counted, reason: reason.to_owned() };
         let unfinished = Unfinished::new(&self, operation);
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
-            self.note_ended(if matches!(reply, Reply::Held { .. }) { "released" } else { "lost" }, reason);
+            self.note_ended(if matches!(reply, Reply::Applied { .. }) { "released" } else { "lost" }, reason);
         }
     }
 
-    /// Gives the work up for good. Put the message with the dead letters afterwards, then acknowledge.
+    /// Fails the record for good. Write the dead letter afterwards, then acknowledge.
     /// Repeats until the store has answered.
     pub async fn fail(self, reason: &str) -> Completion {
         let retention = self.gate.settings.retention;
         let operation = Operation::Fail { token: self.token, reason: reason.to_owned(), retention };
         let (event, completion) = match self.finish(operation).await {
-            Some(Reply::Held { .. }) | None => ("failed", Completion::Held),
-            Some(Reply::Lost | Reply::Verdict { .. }) => ("lost", Completion::Lost),
+            Some(Reply::Applied { .. }) | None => ("failed", Completion::Applied),
+            Some(Reply::NotOwner | Reply::Verdict { .. }) => ("lost", Completion::NotOwner),
         };
         self.note_ended(event, reason);
         completion
     }
 
-    /// Repeats with the same token until the outcome is known. Heartbeats go on meanwhile.
+    /// Repeats with the same token until the outcome is known. Heartbeats continue in the meantime.
     ///
-    /// `None`: the gate fails open, and the keeper goes on in the background.
+    /// `None`: the gate fails open, and the lease renewer continues in the background.
     fn finish(&self, operation: Operation) -> impl Future<Output = Option<Reply>> + Send {
         let (unfinished, began) = (Unfinished::new(self, operation), Instant::now());
         async move {
             let reply = match unfinished.ask().await {
                 Ok(reply) => Some(reply),
-                // On the heap: few calls fail, and every message's task would carry the room for it.
+                // Boxed: few calls fail, and otherwise every message's task would be larger.
                 Err(error) => Box::pin(self.repeat(&unfinished, began, error)).await,
             };
             if reply.is_some() {
@@ -330,7 +331,7 @@ impl Lease {
         }
     }
 
-    /// Goes on asking after an error.
+    /// Repeats the operation after an error.
     async fn repeat(
         &self,
         unfinished: &Unfinished<'_>,
@@ -356,7 +357,7 @@ impl Lease {
     }
 }
 
-/// Leaves the operation to the keeper when the one who waits for it goes away.
+/// Passes the operation to the lease renewer if the caller is dropped before the outcome is known.
 pub(super) struct Unfinished<'a> {
     lease: &'a Lease,
     operation: Operation,
@@ -368,7 +369,7 @@ impl<'a> Unfinished<'a> {
         Self { lease, operation, finished: false }
     }
 
-    /// Asks the store for it, once.
+    /// Sends the operation to the store, once.
     fn ask(&self) -> impl Future<Output = Result<Reply, StoreError>> + Send {
         self.lease.gate.execute(&self.lease.identity.key, self.operation.clone())
     }
@@ -382,7 +383,7 @@ impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if !self.finished {
             let Lease { gate, identity, .. } = self.lease;
-            gate.keeper.finish_later(identity.key.clone(), self.operation.clone());
+            gate.lease_renewer.finish_later(identity.key.clone(), self.operation.clone());
         }
     }
 }
@@ -400,8 +401,8 @@ mod tests {
     use crate::message::Origin;
     use crate::{Key, MemoryStore};
 
-    /// Every message's task carries these futures, and a thousand of them have to stay in a core's cache: what happens
-    /// seldom belongs on the heap.
+    /// Every message's task contains these futures, and a thousand of them have to fit in a core's cache: rare code
+    /// belongs in a box.
     #[tokio::test]
     async fn what_every_message_s_task_carries_is_small() {
         const MOST_BYTES: usize = 768;
@@ -412,6 +413,6 @@ mod tests {
         let Entry::Granted(lease) = entering.await.unwrap() else { panic!("the key is new") };
         let completing = lease.complete(&());
         assert!(size_of_val(&completing) <= MOST_BYTES, "`complete` has {} bytes", size_of_val(&completing));
-        assert_eq!(completing.await.unwrap(), Completion::Held);
+        assert_eq!(completing.await.unwrap(), Completion::Applied);
     }
 }

@@ -1,11 +1,11 @@
-//! Notices that the store has lost records of a scope, and holds its claims back until the loss is accepted.
+//! Detects that the store has lost records of a scope, and refuses claims until the loss is accepted.
 //!
-//! Four witnesses, each for what the others cannot see. The scope's descriptor: it is gone, or another one, when the store
-//! was emptied, and its sequence number went back when an earlier state was put back. Marker records, one in each shard of
-//! a store that has several. Records that this process has completed, or has found completed. And what a broker keeps
-//! with its positions, where a loss of the store does not reach.
+//! There are four kinds of evidence, each for losses that the others cannot show. The scope's descriptor: it is gone,
+//! or another one, when the store was emptied, and its sequence number is lower when an earlier state was restored.
+//! Marker records, one in each shard of a store that has several. Records that this process has completed, or has found
+//! completed. And the position that a broker stores with its commits, where a loss of the store has no effect.
 //!
-//! A halt stands in the descriptor, so that every process of the scope obeys it, whenever it starts.
+//! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it starts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,15 +21,15 @@ use super::witnesses::Witnesses;
 use crate::entropy::Entropy;
 use crate::observe::{Event, Observer};
 
-/// How often a gate looks for a loss, give or take half of it.
+/// How often a gate checks for a loss, give or take half of it.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// How often a descriptor is written again that another process has changed meanwhile.
+/// How often the write of a descriptor is repeated when another process has changed it in the meantime.
 const MAX_WRITES: u32 = 8;
-/// After so many looks the shards are counted again.
+/// The shards are counted again after this many checks.
 const LOOKS_PER_SHARD_COUNT: u32 = 64;
-/// Markers are looked for among these numbers.
+/// Marker numbers are below this limit.
 const MAX_MARKER_NUMBER: u16 = 4_096;
-/// After so many numbers without a new shard, all shards are known.
+/// All shards are known after this many numbers without a new shard.
 const NUMBERS_WITHOUT_A_NEW_SHARD: u16 = 512;
 /// How long a marker is kept: as long as the longest retention.
 const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -39,16 +39,16 @@ const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
 #[non_exhaustive]
 pub enum OnStoreLoss {
     /// Refuse every claim of the scope, in every process, until `oncegate accept-loss` (or
-    /// [`accept_loss`](crate::operate::accept_loss)) says that the messages may run again. What runs may end, and is
-    /// recorded. The default.
+    /// [`accept_loss`](crate::operate::accept_loss)) permits the messages to run again. Running handlers may end, and
+    /// their outcomes are recorded. The default.
     #[default]
     Halt,
-    /// Report the loss and go on: messages whose records are lost run again when they are delivered again. Choose the same
-    /// for every process of a scope.
+    /// Report the loss and continue: messages whose records are lost run again when they are delivered again. Choose
+    /// the same for every process of a scope.
     Continue,
 }
 
-/// A position of the store that a broker keeps with its commits: an epoch, and a sequence number that was reached in it.
+/// A position of the store that a broker stores with its commits: an epoch, and a sequence number reached in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StorePosition {
     epoch: Epoch,
@@ -69,7 +69,7 @@ impl std::fmt::Display for StorePosition {
     }
 }
 
-/// Watches one scope of a store.
+/// Watches one scope of a store for losses.
 #[derive(Debug)]
 pub(super) struct LossWatch {
     scope: Scope,
@@ -78,7 +78,7 @@ pub(super) struct LossWatch {
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
     halted: AtomicBool,
-    /// Something was completed since the sequence number was raised.
+    /// A message was completed since the sequence number was last raised.
     completed: AtomicBool,
     pub(super) witnesses: Witnesses,
     state: Mutex<State>,
@@ -86,43 +86,43 @@ pub(super) struct LossWatch {
 
 #[derive(Debug)]
 struct State {
-    /// The descriptor that the store showed last, or that this process wrote.
+    /// The descriptor that was last read from the store, or that this process wrote.
     known: ScopeDescriptor,
-    /// The sequence number of the look before: a store that shows less went back.
+    /// The sequence number of the previous check: a store that shows a lower one was restored to an earlier state.
     confirmed_sequence: u64,
     /// Why no claim is granted.
     halt: Option<Arc<str>>,
     lost_at: Option<SystemTime>,
-    /// A loss that the store could not be told of yet.
+    /// A loss that could not be written to the store yet.
     unwritten: Option<Loss>,
-    /// The last loss that was heard from the store itself.
-    heard: Option<SystemTime>,
-    /// What the broker had kept when it contradicted the store: kept there until the loss is accepted.
+    /// The last loss that the store itself has reported.
+    reported: Option<SystemTime>,
+    /// The broker's position when it contradicted the store: kept at the broker until the loss is accepted.
     evidence: Option<StorePosition>,
     looks: u32,
 }
 
-/// A loss that was noticed.
+/// A loss that was detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Loss {
     at_ms: u64,
     reason: String,
-    /// Epochs that the store does not know any more.
+    /// Epochs that the store no longer knows.
     epochs: Vec<Epoch>,
 }
 
-/// What a look at the descriptor came to.
+/// The result of comparing the descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Finding {
-    /// It is the one that is known, perhaps at a later sequence number.
+    /// It is the known one, perhaps at a later sequence number.
     Same(ScopeDescriptor),
     /// The scope is halted, or a loss was accepted.
     Adopt(ScopeDescriptor),
-    /// Records are lost: why.
+    /// Records are lost, with the reason.
     Lost(&'static str),
 }
 
-/// Compares the descriptor that the store holds with the one that is known.
+/// Compares the descriptor in the store with the known one.
 fn compare(known: &ScopeDescriptor, confirmed_sequence: u64, held: Option<ScopeDescriptor>) -> Finding {
     let Some(held) = held else { return Finding::Lost("the scope's descriptor is gone") };
     match (held.halt.is_some(), held.epoch == known.epoch) {
@@ -143,7 +143,7 @@ impl LossWatch {
     /// Reads the scope's descriptor, or writes the first one.
     ///
     /// # Errors
-    /// When the store gives no answer, or holds the records of another key specification.
+    /// Returns an error when the store does not answer, or holds the records of another key specification.
     pub(super) async fn open(
         scope: Scope,
         store: Arc<dyn Store>,
@@ -162,10 +162,11 @@ impl LossWatch {
         let state = State {
             confirmed_sequence: known.sequence,
             lost_at: known.lost_at_ms.map(time_of),
-            known,
+            // The first look finds the halt, and reports it.
+            known: ScopeDescriptor { halt: None, ..known },
             halt: None,
             unwritten: None,
-            heard: None,
+            reported: None,
             evidence: None,
             looks: 0,
         };
@@ -184,12 +185,12 @@ impl LossWatch {
         Ok(watch)
     }
 
-    /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
+    /// Every change leaves the state consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why no claim is granted, if none is.
+    /// Why no claim is granted; `None` if claims are granted.
     pub(super) fn refusal(&self) -> Option<StoreError> {
         if !self.halted.load(Ordering::Acquire) {
             return None;
@@ -197,26 +198,26 @@ impl LossWatch {
         self.lock().halt.clone().map(StoreError::refused)
     }
 
-    /// When records were lost for the last time.
+    /// When records were last lost.
     pub(super) fn lost_at(&self) -> Option<SystemTime> {
         self.lock().lost_at
     }
 
-    /// A message was completed: the next look raises the sequence number.
+    /// Notes that a message was completed: the next check raises the sequence number.
     pub(super) fn note_completed(&self) {
         if !self.completed.load(Ordering::Relaxed) {
             self.completed.store(true, Ordering::Relaxed);
         }
     }
 
-    /// What a broker is to keep with its positions.
+    /// The position that a broker is to store with its commits.
     pub(super) fn position(&self) -> StorePosition {
         let state = self.lock();
         let confirmed = StorePosition { epoch: state.known.epoch, sequence: state.confirmed_sequence };
         state.evidence.unwrap_or(confirmed)
     }
 
-    /// Compares the store with what a broker has kept with its positions.
+    /// Compares the store with the positions that a broker has stored.
     pub(super) async fn compare_with(&self, kept: &[StorePosition]) {
         let known = self.lock().known.clone();
         let is_ahead = |kept: &&StorePosition| match kept.epoch == known.epoch {
@@ -242,7 +243,7 @@ impl LossWatch {
         self.lost(reason.to_owned(), unknown).await;
     }
 
-    /// Looks for a loss once. A store that gives no answer is asked again at the next look.
+    /// Checks for a loss once. If the store does not answer, the next check asks again.
     pub(super) async fn look(&self) {
         let unwritten = self.lock().unwritten.clone();
         if let Some(loss) = unwritten {
@@ -261,7 +262,7 @@ impl LossWatch {
             Finding::Lost(why) => return self.lost(why.to_owned(), Vec::new()).await,
             Finding::Adopt(held) => {
                 let is_halted = held.halt.is_some();
-                self.adopt(held);
+                self.adopt(held, false);
                 if is_halted {
                     return;
                 }
@@ -273,16 +274,16 @@ impl LossWatch {
         }
     }
 
-    /// Whether this loss was neither heard before nor is the one that the descriptor tells of.
+    /// Whether this loss is new: not reported before, and not the one that the descriptor holds.
     fn is_news(&self, at: SystemTime) -> bool {
         let mut state = self.lock();
-        let is_heard = state.heard.replace(at) == Some(at);
-        !is_heard && state.known.lost_at_ms.is_none_or(|known| known < millis_of(at))
+        let is_reported = state.reported.replace(at) == Some(at);
+        !is_reported && state.known.lost_at_ms.is_none_or(|known| known < millis_of(at))
     }
 
-    /// Whether the store itself has noticed a loss that this gate has not looked at yet.
+    /// Whether the store itself has noticed a loss that this gate has not checked yet.
     pub(super) fn is_behind(&self) -> bool {
-        self.store.loss().is_some_and(|loss| self.lock().heard != Some(loss.at))
+        self.store.loss().is_some_and(|loss| self.lock().reported != Some(loss.at))
     }
 
     fn judge(&self, held: Option<ScopeDescriptor>) -> Finding {
@@ -290,13 +291,17 @@ impl LossWatch {
         compare(&state.known, state.confirmed_sequence, held)
     }
 
-    /// Takes over the descriptor that the store holds: halts with it, or goes on with it.
-    fn adopt(&self, held: ScopeDescriptor) {
+    /// Takes over the descriptor from the store: halts with it, or continues with it.
+    ///
+    /// `noticed`: this process has reported the loss already.
+    fn adopt(&self, held: ScopeDescriptor, noticed: bool) {
         let mut state = self.lock();
         state.confirmed_sequence = held.sequence;
         state.lost_at = held.lost_at_ms.map(time_of).or(state.lost_at);
         state.looks = 0;
         let was_halted = state.known.halt.is_some();
+        // Another process has noticed it first.
+        let is_news = !noticed && !was_halted && (held.halt.is_some() || held.epoch != state.known.epoch);
         if let Some(halt) = &held.halt {
             state.lost_at = Some(time_of(halt.at_ms));
             state.halt = Some(self.words(&halt.reason));
@@ -319,6 +324,10 @@ impl LossWatch {
             self.halted.store(false, Ordering::Release);
         }
         state.known = held;
+        drop(state);
+        if is_news {
+            self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
+        }
     }
 
     fn words(&self, reason: &str) -> Arc<str> {
@@ -331,7 +340,7 @@ impl LossWatch {
         .into()
     }
 
-    /// Raises the sequence number when something was completed since, unless another process has raised it.
+    /// Raises the sequence number when a message was completed since, unless another process has raised it.
     async fn advance(&self, held: ScopeDescriptor) {
         let is_raised = {
             let mut state = self.lock();
@@ -352,7 +361,7 @@ impl LossWatch {
         }
     }
 
-    /// Whether the store held `expected`, and holds `next` now.
+    /// Replaces `expected` by `next`, and returns whether the store holds `next` now.
     async fn replace(
         &self,
         expected: Option<&ScopeDescriptor>,
@@ -363,7 +372,7 @@ impl LossWatch {
         Ok(self.store.describe(&self.scope, expected.as_deref(), &next).await? == next)
     }
 
-    /// Halts this process, or not, and tells the store.
+    /// Records a loss: halts this process if so configured, and writes the loss to the store.
     async fn lost(&self, reason: String, epochs: Vec<Epoch>) {
         let at = SystemTime::now();
         let loss = Loss { at_ms: millis_of(at), reason, epochs };
@@ -381,11 +390,12 @@ impl LossWatch {
         }
         self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
         if let Err(error) = self.write(&loss).await {
-            tracing::warn!(scope = self.scope.as_str(), %error, "the store could not be told of its loss; trying again");
+            let scope = self.scope.as_str();
+            tracing::warn!(scope, %error, "the loss of records could not be written to the store; trying again");
         }
     }
 
-    /// Writes the halt, or the epoch in which work goes on, into the descriptor.
+    /// Writes the halt, or the epoch in which work continues, into the descriptor.
     async fn write(&self, loss: &Loss) -> Result<(), StoreError> {
         for _ in 0..MAX_WRITES {
             let known = self.lock().known.clone();
@@ -399,20 +409,20 @@ impl LossWatch {
                 held.clone().filter(|held| is_settled && loss.epochs.iter().all(|lost| is_told(held, *lost)))
             {
                 self.lock().unwritten = None;
-                self.adopt(held);
+                self.adopt(held, true);
                 return Ok(());
             }
             let next = self.after_loss(&known, held.as_ref(), loss);
             if self.replace(held.as_ref(), &next).await? {
                 self.lock().unwritten = None;
-                self.adopt(next);
+                self.adopt(next, true);
                 return Ok(());
             }
         }
         Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
     }
 
-    /// What the descriptor becomes.
+    /// Returns the descriptor to write after a loss.
     fn after_loss(
         &self,
         known: &ScopeDescriptor,
@@ -436,7 +446,7 @@ impl LossWatch {
         ScopeDescriptor { halt: Some(halt), ..base.clone() }
     }
 
-    /// Looks for records that must be there, and says what is missing.
+    /// Reads the records that must be there, and returns what is missing.
     async fn missing_record(&self) -> Option<&'static str> {
         let (known, looks) = {
             let state = self.lock();
@@ -445,13 +455,13 @@ impl LossWatch {
         let keys: Vec<StoreKey> =
             known.markers.iter().map(|number| known.marker(&self.scope, *number)).collect();
         if !keys.is_empty() {
-            let found = self.store.look(keys).await;
+            let found = self.store.read(keys).await;
             if found.iter().any(|found| matches!(found, Ok(None))) {
                 return Some("a shard of the store was emptied");
             }
         }
         if looks % LOOKS_PER_SHARD_COUNT == 1 {
-            // A shard without a marker gets one at the next count; until then the other witnesses speak for it.
+            // A shard without a marker gets one at the next count; until then the other evidence covers it.
             _ = self.mark_shards(&known).await;
         }
         let asked = self.witnesses.ask();
@@ -459,13 +469,13 @@ impl LossWatch {
             return None;
         }
         let keys = asked.iter().map(|asked| asked.key.clone()).collect();
-        let found = self.store.look(keys).await;
-        self.witnesses.hear(asked, found).then_some("a completed record is missing")
+        let found = self.store.read(keys).await;
+        self.witnesses.check(asked, found).then_some("a completed record is missing")
     }
 
-    /// Writes a marker into each shard that has none. A store that is one whole needs none: its descriptor is one.
+    /// Writes a marker into each shard that has none. A store with one shard needs none: its descriptor serves as one.
     async fn mark_shards(&self, known: &ScopeDescriptor) -> Result<(), StoreError> {
-        let shard = |number: u16| self.store.part(&known.marker(&self.scope, number));
+        let shard = |number: u16| self.store.shard(&known.marker(&self.scope, number));
         let marked: BTreeSet<u64> = known.markers.iter().map(|number| shard(*number)).collect();
         let mut unmarked: HashMap<u64, u16> = HashMap::new();
         let (mut seen, mut since_new) = (BTreeSet::new(), 0);
@@ -496,7 +506,7 @@ impl LossWatch {
 
     async fn write_marker(&self, key: StoreKey) -> Result<(), StoreError> {
         let token = self.entropy.token();
-        // Completing an absent record writes it; one that is there already is left as it is.
+        // Completing an absent record writes it; an existing one stays as it is.
         let operation = Operation::Complete {
             token,
             fingerprint: None,
@@ -507,7 +517,7 @@ impl LossWatch {
     }
 }
 
-/// Whether an operator who looks at `held` is told that `lost` is lost, or was told before.
+/// Whether `held` names `lost` as a lost epoch for the operator who accepts the loss, or knows it from before.
 fn is_told(held: &ScopeDescriptor, lost: Epoch) -> bool {
     held.knows(lost) || held.halt.as_ref().is_some_and(|halt| halt.lost_epochs.contains(&lost))
 }

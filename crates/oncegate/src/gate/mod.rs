@@ -1,6 +1,13 @@
-//! The gate: who may run the handler for a key, and what everyone else gets instead.
+//! The gate: decides whether the handler runs for a message, and claims its key.
 //!
-//! It is the only part that talks to a store, and it knows no broker.
+//! Only the gate talks to a store. It knows no broker.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about claims and leases that this code depends on.
+//!
+//! - A claim whose answer was lost may have been granted. The next claim uses the same token. A dropped future leaves
+//!   a pending operation to the lease renewer, which releases whatever that token was granted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +24,13 @@ use crate::results::{ResultStore, ResultStoreError};
 
 mod claim;
 mod committed;
+mod fail_open;
 mod journal;
-mod keeper;
 mod lease;
+mod lease_renewer;
 mod loss;
 mod open;
 mod results;
-mod stand_in;
 mod witnesses;
 
 pub(crate) use claim::{Claim, Claimed};
@@ -35,15 +42,15 @@ pub(crate) use loss::StorePosition;
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 
+use fail_open::FailOpenStore;
 use journal::Notes;
-use keeper::Keeper;
+use lease_renewer::LeaseRenewer;
 use loss::LossWatch;
-use stand_in::StandIn;
 
 /// Decides for each message whether its handler runs.
 ///
-/// Made from a scope (the namespace of keys, one per logical consumer), a [`Key`] and a [`Store`]. Settings are
-/// checked when the gate opens: by a `Consumer`, by [`open`](Self::open), or at the first message.
+/// It is made from a scope (the namespace of keys, one per logical consumer), a [`Key`] and a [`Store`]. The settings
+/// are checked when the gate opens: by a `Consumer`, by [`open`](Self::open), or at the first message.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,7 +67,7 @@ use stand_in::StandIn;
 /// match gate.enter(&message).await? {
 ///     Entry::Granted(lease) => {
 ///         // … charge the card, with `lease.attempt().idempotency_key("charge")` …
-///         if lease.complete("receipt 42").await? == Completion::Held {
+///         if lease.complete("receipt 42").await? == Completion::Applied {
 ///             // … and only now acknowledge.
 ///         }
 ///     }
@@ -82,11 +89,11 @@ pub struct Gate {
     journal: Option<Arc<dyn Journal>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
-    heartbeats: keeper::Place,
+    heartbeats: lease_renewer::Place,
     opened: OnceCell<Arc<OpenGate>>,
 }
 
-/// What is set once and never changes while the gate is open.
+/// The settings, which never change while the gate is open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) lease: Duration,
@@ -94,7 +101,7 @@ pub(crate) struct Settings {
     pub(crate) max_run: Duration,
     pub(crate) fenced: bool,
     pub(crate) transactional: bool,
-    /// How long the store may be away before messages run without it; `None`: for ever.
+    /// How long the store may be away before messages run without it; `None`: messages always wait.
     pub(crate) fail_open_after: Option<Duration>,
     pub(crate) on_store_loss: OnStoreLoss,
     pub(crate) codec: Codec,
@@ -114,19 +121,19 @@ impl Gate {
     /// 8 MiB.
     pub const DEFAULT_MAX_LARGE_RESULT_BYTES: usize = 8 * 1024 * 1024;
 
-    /// The shortest lease: below it, a busy machine would lose leases for no reason.
+    /// The shortest lease: with a shorter one, a busy machine would lose leases for no reason.
     const MIN_LEASE: Duration = Duration::from_millis(100);
     /// The longest lease and run: a day.
     const MAX_LEASE: Duration = Duration::from_secs(86_400);
     /// The longest retention: ten years.
     const MAX_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
-    /// The largest result that a result store is asked for, whoever stored it: 1 GiB.
+    /// The largest result that is requested from a result store, whichever process stored it: 1 GiB.
     const MOST_LARGE_RESULT_BYTES: usize = 1024 * 1024 * 1024;
 
-    /// A gate for the keys of `scope`, made by `key`, kept in `store`.
+    /// Creates a gate for the keys of `scope`, derived by `key`, with records in `store`.
     ///
     /// The scope is 1 to 64 characters out of `A-Z a-z 0-9 . _ -`. Consumers with the same scope and store
-    /// share their keys; changing it forgets all that was completed.
+    /// share their keys. With another scope, all completed records are unknown.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         Self {
             scope: scope.into(),
@@ -149,15 +156,15 @@ impl Gate {
             journal: None,
             observer: Arc::new(Counters::default()),
             entropy: Arc::default(),
-            heartbeats: keeper::Place::OwnThread,
+            heartbeats: lease_renewer::Place::OwnThread,
             opened: OnceCell::new(),
         }
     }
 
     /// How long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a day.
     ///
-    /// It is how long a message waits after its worker was killed. Heartbeats keep it alive for handlers that
-    /// take longer, from a thread of their own.
+    /// After a worker was killed, its messages wait this long. Heartbeats, sent from a separate thread, renew the lease
+    /// for handlers that take longer.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
@@ -165,7 +172,7 @@ impl Gate {
 
     /// How long a completed record is kept: 7 days by default, up to ten years.
     ///
-    /// It must cover the longest replay: a message that comes again after its record is forgotten runs again.
+    /// It must cover the longest replay: a message that is delivered again after its record has expired runs again.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = retention;
         self
@@ -173,24 +180,25 @@ impl Gate {
 
     /// How long one run of a handler may take: 15 minutes by default, up to a day.
     ///
-    /// Then its heartbeats stop, its cancellation fires, and its lease lapses.
+    /// After that its heartbeats stop, its cancellation fires, and its lease lapses.
     pub fn max_run(mut self, max_run: Duration) -> Self {
         self.settings.max_run = max_run;
         self
     }
 
-    /// Hands a number to the handler that only grows per key, [`Attempt::fencing_token`](crate::Attempt::fencing_token).
-    /// Off by default: it costs the store about a tenth.
+    /// Gives each attempt a fencing token, a number that only grows per key:
+    /// [`Attempt::fencing_token`](crate::Attempt::fencing_token). Off by default: it costs about a tenth of the store's
+    /// throughput.
     pub fn fenced(mut self) -> Self {
         self.settings.fenced = true;
         self
     }
 
-    /// Demands that every handler finishes by [`Attempt::commit_with`](crate::Attempt::commit_with) or
+    /// Requires every handler to finish by [`Attempt::commit_with`](crate::Attempt::commit_with) or
     /// [`Attempt::completing`](crate::Attempt::completing). Off by default.
     ///
-    /// A handler that returns `Ok` without it has failed then, and its message is tried again: it may have
-    /// rolled its transaction back or forgotten it, and a plain completion beside that would lose the effect.
+    /// A handler that returns `Ok` without either has then failed, and its message is tried again: the handler may have
+    /// rolled its transaction back or forgotten it, and a plain completion would lose the effect.
     pub fn transactional(mut self) -> Self {
         self.settings.transactional = true;
         self
@@ -198,17 +206,18 @@ impl Gate {
 
     /// What happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
     ///
-    /// A loss is noticed within seconds, by every process that has opened the scope, whatever it has written itself: the
-    /// scope's descriptor in the store is gone or was made anew, an earlier state of the store was put back, a shard was
-    /// emptied, or a record that this process has completed or found completed is missing. A process that starts later
-    /// notices it by what Kafka keeps with the group's commits. With SQS, HTTP and loops of your own a process
-    /// that starts after the loss, when no other one runs that knew the store before, cannot notice it.
+    /// Every process that has opened the scope notices a loss within seconds, whether or not it has written the lost
+    /// records: the scope's descriptor in the store is gone or was created again, an earlier state of the store was
+    /// restored, a shard was emptied, or a record that this process has completed or found completed is missing. A
+    /// process that starts later notices it by what Kafka holds with the group's commits. With SQS, HTTP and your own
+    /// loops, a process that starts after the loss cannot notice it, unless another process runs that knew the store
+    /// before.
     pub fn on_store_loss(mut self, on_store_loss: OnStoreLoss) -> Self {
         self.settings.on_store_loss = on_store_loss;
         self
     }
 
-    /// Compares the rest of the payload as well: the same key with other content is a mismatch, and goes to the
+    /// Compares the rest of the payload as well: the same key with other content is then a mismatch, and goes to the
     /// dead letters instead of being answered with another message's result. Off by default.
     pub fn fingerprint(mut self, fingerprint: FingerprintSpec) -> Self {
         self.fingerprint = Some(fingerprint);
@@ -223,36 +232,36 @@ impl Gate {
 
     /// The most bytes of a result that a record keeps: 64 KiB by default.
     ///
-    /// A larger one goes to the [`large_results`](Self::large_results). Without them it is not kept: the record
-    /// says that the work is done, and duplicates go to
+    /// A larger result is stored in the [`large_results`](Self::large_results). Without them it is not kept: the record
+    /// holds that the work is done, and duplicates go to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     pub fn max_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_result_bytes = bytes;
         self
     }
 
-    /// Where results go that are larger than a record keeps; the record keeps a reference. Nowhere by default.
+    /// The store of results that are larger than a record keeps; the record keeps a reference. None by default.
     ///
-    /// The result is there before the record is completed. The effect has happened by then: while the result store
-    /// does not answer, it is asked again for up to 30 s, under heartbeats; then the record is completed without
-    /// its result, which is counted. Duplicates get the result from there, verified by its digest. A duplicate
-    /// waits for a result store that does not answer; a missing or damaged result goes to
+    /// The result is stored before the record is completed. The effect has happened by then. So while the result store
+    /// does not answer, the write is repeated for up to 30 s, under heartbeats; then the record is completed without
+    /// its result, and this is counted. Duplicates read the result from there and verify its digest. A duplicate
+    /// waits while the result store does not answer; a missing or damaged result goes to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     ///
-    /// Nothing deletes results whose records are over, unless [`sweep_results`](Self::sweep_results) is called.
+    /// Results whose records have expired are deleted only by [`sweep_results`](Self::sweep_results).
     pub fn large_results(mut self, results: impl ResultStore + 'static) -> Self {
         self.results = Some(Arc::new(results));
         self
     }
 
-    /// The most bytes of a result that goes to the [`large_results`](Self::large_results): 8 MiB by default, up to
+    /// The most bytes of a result that is stored in the [`large_results`](Self::large_results): 8 MiB by default, up to
     /// 1 GiB. It is held in memory as a whole. A larger one is not kept.
     pub fn max_large_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_large_result_bytes = bytes;
         self
     }
 
-    /// Who gets this gate's events. A `Consumer` sets its own.
+    /// The observer of this gate's events. A `Consumer` sets its own.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
@@ -263,12 +272,12 @@ impl Gate {
         &self.scope
     }
 
-    /// What its keys are made of.
+    /// How its keys are derived.
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// How long a claim of it lasts without a heartbeat.
+    /// How long one of its claims lasts without a heartbeat.
     pub fn lease_period(&self) -> Duration {
         self.settings.lease
     }
@@ -283,13 +292,13 @@ impl Gate {
         self.observer.observe(event);
     }
 
-    /// A gate that was opened before is opened again: its keeper tells the old observer.
+    /// Sets the observer. A gate that is open will be opened again, because its lease renewer has the old observer.
     pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
         self.observer = observer;
         self.opened = OnceCell::new();
     }
 
-    /// What a consumer has chosen; an open gate is opened again.
+    /// Sets a consumer's choice to fail open. A gate that is open will be opened again.
     pub(crate) fn set_fail_open(&mut self, after: Duration) {
         self.settings.fail_open_after = Some(after);
         self.opened = OnceCell::new();
@@ -304,15 +313,15 @@ impl Gate {
     #[cfg(feature = "testing")]
     pub fn simulated(mut self, seed: u64) -> Self {
         self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(fastrand::Rng::with_seed(seed))));
-        self.heartbeats = keeper::Place::CallersRuntime;
+        self.heartbeats = lease_renewer::Place::CallersRuntime;
         self
     }
 
-    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does first. The store is
-    /// not asked.
+    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does first. It does not
+    /// access the store.
     ///
     /// # Errors
-    /// The first thing that is wrong, with what to change.
+    /// Returns the first defect found; the error names what to change.
     pub fn check(&self) -> Result<(), GateError> {
         self.check_settings()?;
         self.key.compile(&Scope::new(&self.scope)?)?;
@@ -320,17 +329,17 @@ impl Gate {
         Ok(())
     }
 
-    /// Checks the settings and the store, and compares the key specification with the one that the scope's
-    /// records were made with.
+    /// Checks the settings and the store, and compares the key specification with the one that the scope's records
+    /// were made with.
     ///
     /// # Errors
-    /// [`GateError`] says what to change. Nothing has been claimed then.
+    /// [`GateError`] names what to change. In that case nothing has been claimed.
     pub async fn open(&self) -> Result<Checkup, GateError> {
         Ok(self.opened().await?.checkup.clone())
     }
 
     pub(crate) async fn opened(&self) -> Result<&Arc<OpenGate>, GateError> {
-        // On the heap: it happens once, and every message's future would carry the room for it.
+        // Boxed: it happens once, and otherwise every message's future would be larger.
         self.opened.get_or_try_init(|| Box::pin(self.try_open())).await
     }
 
@@ -351,8 +360,8 @@ impl Gate {
         );
         let losses = Arc::new(losses.await?);
         let notes = self.notes(&scope, Arc::clone(&self.observer));
-        let keeper =
-            self.keeper(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
+        let lease_renewer =
+            self.lease_renewer(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
         let gate = OpenGate {
             scope,
             key,
@@ -363,26 +372,26 @@ impl Gate {
             notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
-            keeper,
+            lease_renewer,
             losses: Some(losses),
             checkup,
-            is_stand_in: false,
+            is_fail_open: false,
         };
         gate.check_results().await?;
         Ok(Arc::new(gate))
     }
 
-    /// A gate of the same settings that asks no store: it lets everything in that does not run in this process already,
-    /// and counts it. `None` unless that was chosen.
-    pub(crate) fn stand_in(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
+    /// A gate with the same settings that uses no store: it admits every key that does not already run in this process,
+    /// and counts it. `None` unless the consumer fails open.
+    pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
         if self.settings.fail_open_after.is_none() {
             return Ok(None);
         }
         let scope = Scope::new(&self.scope)?;
-        let store: Arc<dyn Store> = Arc::new(StandIn::new());
-        // Its heartbeats say nothing about the store, so nobody hears of them.
-        let unheard = self.notes(&scope, Arc::new(Counters::default()));
-        let keeper = self.keeper(&scope, Arc::clone(&store), unheard, None)?;
+        let store: Arc<dyn Store> = Arc::new(FailOpenStore::new());
+        // Its heartbeats are no calls to the store, so they are not counted.
+        let uncounted = self.notes(&scope, Arc::new(Counters::default()));
+        let lease_renewer = self.lease_renewer(&scope, Arc::clone(&store), uncounted, None)?;
         let notes = self.notes(&scope, Arc::clone(&self.observer));
         Ok(Some(Arc::new(OpenGate {
             key: self.key.compile(&scope)?,
@@ -394,10 +403,10 @@ impl Gate {
             notes,
             observer: Arc::clone(&self.observer),
             entropy: Arc::clone(&self.entropy),
-            keeper,
+            lease_renewer,
             losses: None,
-            checkup: StandIn::checkup(),
-            is_stand_in: true,
+            checkup: FailOpenStore::checkup(),
+            is_fail_open: true,
         })))
     }
 
@@ -405,15 +414,15 @@ impl Gate {
         Notes { scope: scope.as_str().into(), journal: self.journal.clone(), observer }
     }
 
-    /// Heartbeats, operations that callers left behind, and looks for losses.
-    fn keeper(
+    /// Starts the lease renewer: heartbeats, operations whose callers are gone, and checks for losses.
+    fn lease_renewer(
         &self,
         scope: &Scope,
         store: Arc<dyn Store>,
         notes: Notes,
         losses: Option<Arc<LossWatch>>,
-    ) -> Result<Keeper, GateError> {
-        Keeper::start(keeper::Duty {
+    ) -> Result<LeaseRenewer, GateError> {
+        LeaseRenewer::start(lease_renewer::Duty {
             scope: scope.clone(),
             store,
             observer: Arc::clone(&notes.observer),
@@ -451,7 +460,7 @@ impl Gate {
     }
 }
 
-/// Why a gate cannot be used. Nothing has been claimed when one of these comes.
+/// Why a gate cannot be used. Nothing has been claimed when it is returned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GateError {
@@ -460,7 +469,7 @@ pub enum GateError {
     Settings {
         /// The gate's scope.
         scope: String,
-        /// Which, and what to change.
+        /// The setting, and what to change.
         what: String,
     },
     /// The scope, key or fingerprint specification makes no sense.
@@ -468,7 +477,7 @@ pub enum GateError {
     Key(#[from] KeySpecError),
     /// The records of this scope were made by another specification of key or fingerprint.
     ///
-    /// With the new one, all of them would be strangers, and every message of a replay would run again.
+    /// With the new specification none of them would match, and every message of a replay would run again.
     #[error(
         "the records of scope `{scope}` were made by another key specification: go back to it, or use a new scope \
          and know that messages completed under the old one will run again.\n  the store has: {held}\n  this gate:     {ours}"
@@ -476,18 +485,18 @@ pub enum GateError {
     OtherDescriptor {
         /// The gate's scope.
         scope: String,
-        /// What the store has.
+        /// The specification in the store.
         held: String,
-        /// What this gate would use.
+        /// The specification of this gate.
         ours: String,
     },
     /// No key could be made of the message.
     #[error("no key: {0}")]
     BadKey(#[from] KeyError),
-    /// The store gave no answer.
+    /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The [`large_results`](Gate::large_results) gave no answer: ask again.
+    /// The [`large_results`](Gate::large_results) did not answer: ask again.
     #[error(transparent)]
     Results(#[from] ResultStoreError),
 }

@@ -1,4 +1,4 @@
-//! An open gate: what it knows of its store, and what it asks for a message.
+//! An open gate: its checked settings and store, and its operations for a message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Settings;
 use super::claim::Claim;
 use super::journal::Notes;
-use super::keeper::Keeper;
+use super::lease_renewer::LeaseRenewer;
 use super::loss::{LossWatch, StorePosition};
 use crate::entropy::Entropy;
 use crate::journal::Entry;
@@ -33,15 +33,15 @@ pub(crate) struct OpenGate {
     pub(super) notes: Notes,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) entropy: Arc<Entropy>,
-    pub(super) keeper: Keeper,
-    /// `None` where no store is asked.
+    pub(super) lease_renewer: LeaseRenewer,
+    /// `None` when the gate uses no store.
     pub(super) losses: Option<Arc<LossWatch>>,
     pub(super) checkup: Checkup,
-    /// It asks no store: what it grants may run, or have run, elsewhere.
-    pub(super) is_stand_in: bool,
+    /// It uses no store: what it grants may run, or have run, elsewhere.
+    pub(super) is_fail_open: bool,
 }
 
-/// What makes a message the same as another.
+/// What identifies a message: its key and fingerprint.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) key: StoreKey,
@@ -77,7 +77,7 @@ impl OpenGate {
         Ok(self.identify_with_tenant(message)?.0)
     }
 
-    /// The same with a number for the message's tenant, if tenants are a part of the key.
+    /// Like `identify`, with a number for the message's tenant, if the tenant is part of the key.
     pub(crate) fn identify_with_tenant(
         &self,
         message: &Message,
@@ -91,7 +91,7 @@ impl OpenGate {
         Ok((Identity { key, fingerprint }, tenant))
     }
 
-    /// A new claim, to be asked for as often as its answer is lost.
+    /// A new claim. It is sent again with the same token whenever its answer is lost.
     pub(crate) fn new_claim(&self) -> Claim {
         Claim { token: self.entropy.token(), first_sent_at: Instant::now() }
     }
@@ -101,13 +101,13 @@ impl OpenGate {
         self.entropy.fraction()
     }
 
-    /// The stored results of those that are completed with the same fingerprint, without claiming anything.
+    /// The stored results of the keys that are completed with the same fingerprint. It claims nothing.
     ///
-    /// An error counts as "not completed", and so does a result that must be fetched first: whoever is not
-    /// answered here asks by a claim.
+    /// An error counts as "not completed", and so does a result that must be fetched first: such a key is claimed
+    /// afterwards.
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
         let keys = identities.iter().map(|identity| identity.key.clone()).collect();
-        let found = self.store.look_ahead(keys).await.into_iter().zip(identities);
+        let found = self.store.prefetch(keys).await.into_iter().zip(identities);
         let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
             let same = |found: &Completed| found.fingerprint == identity.fingerprint;
             let result = found.ok()?.filter(same)?.result;
@@ -118,28 +118,28 @@ impl OpenGate {
 
     /// Marks a failed record as handed over to the dead letters.
     pub(crate) async fn hand_over(&self, key: &StoreKey) -> Result<(), StoreError> {
-        // Lost means that the record is gone or reopened meanwhile: there is nothing left to mark.
-        if let Reply::Held { .. } = self.execute(key, Operation::HandOver).await? {
+        // `NotOwner` means that the record is gone or was reopened in the meantime: nothing is left to mark.
+        if let Reply::Applied { .. } = self.execute(key, Operation::HandOver).await? {
             self.notes.note(|| Entry::now("handed_over").key(key));
         }
         Ok(())
     }
 
-    /// What a broker is to keep with its positions, where a loss of the store does not reach. `None`: the store does not
-    /// outlive this process, so what was kept could only raise false alarms.
+    /// The position that a broker stores with its commits, where a loss of the store has no effect. `None`: the store
+    /// does not outlive this process, so a stored position could only raise false alarms.
     pub(crate) fn store_position(&self) -> Option<StorePosition> {
         let losses = self.losses.as_ref().filter(|_| self.checkup.survives != Survives::Process)?;
         Some(losses.position())
     }
 
-    /// Compares the store with what a broker has kept: a store that is older, or another one, has lost records.
+    /// Compares the store with what a broker has stored: a store that is older, or another one, has lost records.
     pub(crate) async fn compare_with(&self, kept: &[StorePosition]) {
         if let Some(losses) = &self.losses {
             losses.compare_with(kept).await;
         }
     }
 
-    /// The key's record is completed, and this process knows by whom.
+    /// Notes that this process has completed the key's record.
     pub(super) fn note_completed(&self, key: &StoreKey, token: &Token) {
         if let Some(losses) = &self.losses {
             losses.note_completed();
@@ -147,55 +147,55 @@ impl OpenGate {
         }
     }
 
-    /// Why no claim is granted, if none is.
+    /// Why no claim is granted; `None` if claims are granted.
     pub(super) fn refusal(&self) -> Option<StoreError> {
         self.losses.as_ref().and_then(|losses| losses.refusal())
     }
 
-    /// Whether a grant came from a store that has noticed a loss meanwhile.
+    /// Whether a grant came from a store that has noticed a loss in the meantime.
     pub(super) fn is_grant_in_doubt(&self) -> bool {
         self.losses.as_ref().is_some_and(|losses| losses.refusal().is_some() || losses.is_behind())
     }
 
-    /// Which part of the store answers for `key`.
-    pub(crate) fn part(&self, key: &StoreKey) -> u64 {
-        self.store.part(key)
+    /// Returns the shard of the store that holds `key`.
+    pub(crate) fn shard(&self, key: &StoreKey) -> u64 {
+        self.store.shard(key)
     }
 
-    /// Whether a store that has not answered since `began` is one that nobody waits for any longer.
+    /// Whether the store has not answered since `began` for so long that the gate fails open.
     pub(super) fn fails_open(&self, began: Instant, error: &StoreError) -> bool {
-        // A record that cannot be read is a record, and what is refused wants to be changed by somebody.
+        // A record that cannot be read still exists, and a refusal requires a change by an operator.
         let is_away = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         is_away && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
     }
 
-    /// What the store knows of its own upkeep.
+    /// The store's report of its own upkeep.
     pub(crate) fn upkeep(&self) -> Upkeep {
         self.store.upkeep()
     }
 
-    /// The least that is left of a running lease; the whole lease when none runs.
+    /// The least time that is left of a running lease; the whole lease when none runs.
     pub(crate) fn least_lease_remaining(&self) -> Duration {
-        self.keeper.least_remaining()
+        self.lease_renewer.least_remaining()
     }
 
-    /// Tells every running handler to stop.
+    /// Cancels every running handler.
     pub(crate) fn cancel_all(&self) {
-        self.keeper.cancel_all();
+        self.lease_renewer.cancel_all();
     }
 
-    /// Asks the store, once.
+    /// Sends one operation to the store.
     pub(super) fn execute(
         &self,
         key: &StoreKey,
         operation: Operation,
     ) -> impl Future<Output = Result<Reply, StoreError>> + Send {
         let (called, sent_at) = (operation.as_str(), Instant::now());
-        // Not through the pointer's own `Store`, which would put a future around the store's.
+        // Not through the pointer's own `Store`, which would wrap the store's future in another one.
         let asked = self.store.as_ref().execute_one(Command { key: key.clone(), operation });
         async move {
             let reply = asked.await;
-            if !self.is_stand_in {
+            if !self.is_fail_open {
                 let took = sent_at.elapsed();
                 self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
             }

@@ -1,4 +1,4 @@
-//! Results on their way into a record and out of it, with a result store beside it for the large ones.
+//! Encodes results for a record and fetches them again, with a result store for the large ones.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
 
-use super::keeper::REPEAT_BACKOFF;
 use super::lease::{Lease, Unfinished};
+use super::lease_renewer::REPEAT_BACKOFF;
 use super::{Gate, GateError, OpenGate};
 use crate::codec::not_kept;
 use crate::failure::BoxError;
@@ -18,14 +18,14 @@ use crate::results::{self, Reference, ResultStore, ResultStoreError, Sweep, Swep
 /// How long one call to the result store may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a result store that does not answer is asked again, before the work is recorded without its result.
+/// How long a write to a result store that does not answer is repeated, before the work is recorded without its result.
 const PUT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How much longer than the retention a sweep keeps objects: a result is stored before its record is completed, and
-/// that may have to wait for the end of an outage.
+/// the completion may have to wait for the end of an outage.
 const SWEEP_MARGIN: Duration = Duration::from_secs(2 * 86_400);
 
-/// A result as a record will hold it.
+/// A result in the form that a record will hold.
 pub(crate) struct Storable {
     pub(crate) stored: Bytes,
     /// Why the result itself is not kept.
@@ -38,7 +38,7 @@ impl Storable {
     }
 }
 
-/// Why a duplicate's result is not there.
+/// Why a duplicate's result is not available.
 #[derive(Debug)]
 pub(crate) enum Unfetched {
     /// It is missing or damaged: asking again does not help.
@@ -50,14 +50,14 @@ pub(crate) enum Unfetched {
 impl Gate {
     /// Deletes the large results of this scope whose records are over: those older than the retention and two days.
     ///
-    /// Call it from a timer, once a day for example, in one process. It lists every object of the scope. Results
-    /// whose process was killed before it could complete go with them. A scope that had a longer retention before
-    /// has records that outlive these results: their duplicates then go to
+    /// Call it from a timer, once a day for example, in one process. It lists every object of the scope. It also
+    /// deletes results of processes that were killed before they could complete. If the scope had a longer retention
+    /// before, some records outlive their results: their duplicates then go to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     ///
     /// # Errors
-    /// When the gate does not open, has no [`large_results`](Self::large_results), or the result store does not
-    /// answer. It may be called again at any time.
+    /// Returns an error when the gate cannot be opened, has no [`large_results`](Self::large_results), or the result
+    /// store does not answer. It may be called again at any time.
     pub async fn sweep_results(&self) -> Result<Swept, GateError> {
         let gate = self.opened().await?;
         let Some(results) = &gate.results else {
@@ -70,10 +70,10 @@ impl Gate {
 }
 
 impl Lease {
-    /// Makes of an encoded result what the record will hold: the result itself, or, once the result store has it, a
-    /// reference, or a word that it is not kept. The effect has happened, so it always ends with one of them.
+    /// Returns the bytes to store for an encoded result: the result, a reference once the result store has it, or a
+    /// "not kept" marker. The effect has happened, so it always returns one of them.
     ///
-    /// Heartbeats go on meanwhile. If this future is dropped, the work is recorded as done without its result.
+    /// Heartbeats continue in the meantime. If this future is dropped, the work is recorded as done without its result.
     pub(crate) async fn storable(&self, encoded: Result<Bytes, BoxError>) -> Storable {
         let settings = self.gate.settings();
         let storable = match encoded {
@@ -82,7 +82,7 @@ impl Lease {
             }
             Ok(stored) => {
                 let unfinished = Unfinished::new(self, self.completion(not_kept()));
-                // On the heap: few results are large, and every message's task would carry the room for it.
+                // Boxed: few results are large, and otherwise every message's task would be larger.
                 let storable = Box::pin(self.put(stored)).await;
                 unfinished.finished();
                 storable
@@ -117,7 +117,7 @@ impl Lease {
         let put = tokio::select! {
             biased;
             put = put => put,
-            // The completion matters more than its result, and what is left of the lease is for it.
+            // The completion matters more than its result, and needs the rest of the lease.
             () = self.cancelled().cancelled() => {
                 Err("the result store has not answered, and the lease is nearly over".into())
             }
@@ -128,7 +128,7 @@ impl Lease {
         }
     }
 
-    /// Repeats until the store has it, or the patience is over.
+    /// Repeats until the result store has it, or the patience is over.
     async fn put_patiently(
         &self,
         results: &dyn ResultStore,
@@ -151,7 +151,7 @@ impl Lease {
 }
 
 impl OpenGate {
-    /// A stored result with what a reference stands for, if it is one.
+    /// Returns a stored result, and fetches it from the result store if it is a reference.
     pub(crate) async fn fetch(&self, stored: &Bytes) -> Result<Bytes, Unfetched> {
         if !Reference::is(stored) {
             return Ok(stored.clone());
@@ -184,7 +184,8 @@ impl OpenGate {
             )));
         };
         if reference.size_bytes > Gate::MOST_LARGE_RESULT_BYTES as u64 {
-            return Err(lost(format!("the result {name} is said to have {} bytes", reference.size_bytes)));
+            let size = reference.size_bytes;
+            return Err(lost(format!("the result {name} should have {size} bytes, which is over the limit")));
         }
         match within_limit(results.get(name, reference.size_bytes)).await {
             Ok(Some(object)) if reference.fits(&object) => Ok(object),
@@ -194,7 +195,7 @@ impl OpenGate {
         }
     }
 
-    /// Whether the result store can be written and read, before the first message is taken.
+    /// Checks that the result store can be written and read, before the first message is received.
     pub(super) async fn check_results(&self) -> Result<(), ResultStoreError> {
         let Some(results) = &self.results else { return Ok(()) };
         let (name, bytes) = (format!("{}/opened", self.scope), Bytes::from_static(b"a gate was opened"));
@@ -206,7 +207,7 @@ impl OpenGate {
     }
 }
 
-/// A store that does not answer in time has failed.
+/// Limits one call to the result store: no answer in time is an error.
 async fn within_limit<T>(
     answer: impl Future<Output = Result<T, ResultStoreError>>,
 ) -> Result<T, ResultStoreError> {

@@ -1,4 +1,5 @@
-//! Records that a store must still hold: the last one that this process has completed, and some that it has seen before.
+//! Records that a store must still hold: the last one that this process has completed, and some that it has read
+//! before.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,54 +8,54 @@ use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{State, Token, TokenTag};
-use oncegate_core::store::{Looked, StoreError};
+use oncegate_core::store::{RecordSnapshot, StoreError};
 use tokio::time::Instant;
 
-/// How many records of earlier looks are asked for.
+/// How many records of earlier checks are read again.
 const MAX_EARLIER: usize = 8;
 
-/// A completed record that must be there for a while.
+/// A completed record that must be in the store for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Witness {
     pub(super) key: StoreKey,
-    /// By whom it was completed; `None` when another process did, perhaps.
+    /// The token that completed it; `None` when another process may have done it.
     by: Option<TokenTag>,
-    /// Until then it has not expired, whatever the clocks say; `None` while nobody has asked for its expiry.
+    /// Until then it cannot have expired, whatever the clocks show; `None` while its expiry is unknown.
     until: Option<Instant>,
 }
 
 /// The witnesses of one gate.
 #[derive(Debug, Default)]
 pub(super) struct Witnesses {
-    /// A duplicate would be welcome as a witness.
+    /// The next duplicate is taken as a witness.
     wants_duplicate: AtomicBool,
     kept: Mutex<Kept>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The last completion: a store that has lost anything of its end has lost it.
+    /// The last completion: if the store has lost the end of its log, it has lost this one.
     last: Option<Witness>,
-    /// A record that answered a duplicate since the last look.
+    /// A record that answered a duplicate since the last check.
     duplicate: Option<Witness>,
-    /// Those that were there at earlier looks, the newest first: on a busy store the last one is always younger than
+    /// Those found at earlier checks, the newest first: on a busy store the last completion is always younger than
     /// the loss.
     earlier: VecDeque<Witness>,
 }
 
 impl Witnesses {
-    /// Every change leaves the lists whole, so a panic elsewhere spoils nothing.
+    /// Every change leaves the lists consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store has answered that this record is completed. Half of its retention is believed.
+    /// Notes that the store has confirmed this completion. Only half of the retention is relied on.
     pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, retention: Duration) {
         let until = Instant::now().checked_add(retention / 2);
         self.lock().last = Some(Witness { key: key.clone(), by: Some(token.tag()), until });
     }
 
-    /// The record has answered a duplicate.
+    /// Notes that the record has answered a duplicate.
     pub(super) fn note_duplicate(&self, key: &StoreKey) {
         if self.wants_duplicate.load(Ordering::Relaxed) && self.wants_duplicate.swap(false, Ordering::Relaxed)
         {
@@ -62,13 +63,13 @@ impl Witnesses {
         }
     }
 
-    /// After an accepted loss the records of before say nothing.
+    /// Forgets all witnesses: after an accepted loss, earlier records prove nothing.
     pub(super) fn clear(&self) {
         *self.lock() = Kept::default();
         self.wants_duplicate.store(true, Ordering::Relaxed);
     }
 
-    /// What to read.
+    /// Returns the records to read.
     pub(super) fn ask(&self) -> Vec<Witness> {
         let now = Instant::now();
         let mut kept = self.lock();
@@ -86,8 +87,12 @@ impl Witnesses {
         asked
     }
 
-    /// Whether what the store holds contradicts one of the witnesses. Each is heard once.
-    pub(super) fn hear(&self, asked: Vec<Witness>, found: Vec<Result<Option<Looked>, StoreError>>) -> bool {
+    /// Whether what the store holds contradicts one of the witnesses. Each contradiction is reported once.
+    pub(super) fn check(
+        &self,
+        asked: Vec<Witness>,
+        found: Vec<Result<Option<RecordSnapshot>, StoreError>>,
+    ) -> bool {
         let mut is_contradicted = false;
         let mut kept = self.lock();
         for (witness, found) in asked.into_iter().zip(found) {
@@ -105,8 +110,8 @@ impl Witnesses {
 }
 
 impl Kept {
-    /// The record is there: it is a witness of later looks.
-    fn confirm(&mut self, witness: Witness, found: &Looked) {
+    /// Keeps the record as a witness for later checks, because it was found.
+    fn confirm(&mut self, witness: Witness, found: &RecordSnapshot) {
         let is_completed = matches!(found.record.state, State::Completed { .. });
         if !is_completed || self.earlier.iter().any(|earlier| earlier.key == witness.key) {
             return;
@@ -122,12 +127,12 @@ impl Kept {
 
 impl Witness {
     /// Whether what the store holds now cannot have followed the completion.
-    fn is_contradicted_by(&self, found: Option<&Looked>) -> bool {
+    fn is_contradicted_by(&self, found: Option<&RecordSnapshot>) -> bool {
         let Some(found) = found else {
-            // Of an unknown expiry, it may have been over.
+            // If its expiry is unknown, it may have expired.
             return self.until.is_some();
         };
-        // Our own claim: what came after it is forgotten.
+        // It is this process's own claim: what came after it is lost.
         match (&found.record.state, self.by) {
             (State::Pending { token, .. }, Some(by)) => token.tag() == by,
             (State::Released { by: released_by, .. }, Some(by)) => *released_by == by,

@@ -1,4 +1,4 @@
-//! Which operations of a source fail: since when, how often, and with which last error.
+//! Records which operations of a source fail: since when, how often, and with which last error.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -11,13 +11,14 @@ use super::{Phase, Reason, SOURCE_LIMIT, SourceFailure, Status};
 /// The longest error that a status shows, in bytes.
 const ERROR_MAX_BYTES: usize = 500;
 
-/// Without these, no message comes.
+/// Operations without which no message is delivered.
 const DELIVERING: [&str; 4] = ["open", "receive", "broker", "fetch"];
 
-/// The operations that have failed and not succeeded since. Shared by those that call a broker and those that ask for a status.
+/// The operations that have failed and not succeeded since. Shared by the code that calls a broker and the code that
+/// reads a status.
 #[derive(Debug, Default)]
 pub(crate) struct FailureLog {
-    /// Whether there is anything in `failing`: a success on the way of each message costs one load.
+    /// Whether `failing` is not empty: a success, which may occur for each message, then costs one load.
     any: AtomicBool,
     failing: Mutex<BTreeMap<&'static str, Failing>>,
 }
@@ -48,7 +49,7 @@ impl FailureLog {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Notes that an operation succeeded: its failures are over.
+    /// Notes that an operation succeeded, which ends its failures.
     pub(crate) fn succeeded(&self, operation: &'static str) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -58,7 +59,7 @@ impl FailureLog {
         self.any.store(!failing.is_empty(), Ordering::Release);
     }
 
-    /// Every operation that fails as of `now`.
+    /// Returns every operation that fails as of `now`.
     pub(crate) fn at(&self, now: Instant) -> Vec<SourceFailure> {
         let failure = |(operation, failing): (&&'static str, &Failing)| SourceFailure {
             operation: (*operation).to_owned(),
@@ -76,8 +77,8 @@ impl FailureLog {
     }
 }
 
-/// What the failures of a source mean. While the consumer starts, it waits for its source from the first failure on; while it
-/// stops, it receives nothing.
+/// Returns the reasons for a source's failures. While the consumer starts, the first failure counts at once; while it
+/// stops, failures to receive do not count.
 pub(super) fn reasons(status: &Status) -> impl Iterator<Item = Reason> {
     let limit = if status.phase == Phase::Starting { Duration::ZERO } else { SOURCE_LIMIT };
     let counts = move |failure: &&SourceFailure| {

@@ -1,31 +1,31 @@
-//! How a running consumer is: what it does now, and whether that is well.
+//! The health of a running consumer: what it does now, and whether that is well.
 //!
-//! [`Consumer::monitor`](crate::Consumer::monitor) gives a [`Monitor`](crate::consumer::Monitor), which answers with a
-//! [`Status`] (facts) and a [`Health`] (what they mean, in words). The facts come from the consumer and its source; what
-//! they mean is decided by one pure function, [`Health::of`].
+//! [`Consumer::monitor`](crate::Consumer::monitor) returns a [`Monitor`](crate::consumer::Monitor), which reports a
+//! [`Status`] (facts) and a [`Health`] (what they mean, in words). The facts come from the consumer and its source; one
+//! pure function, [`Health::of`], decides what they mean.
 //!
-//! Two questions, for two kinds of probes:
+//! There are two questions, for two kinds of probes:
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
-//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away, while its source
-//!   brings no messages because its calls fail ([`SOURCE_LIMIT`]), and while nothing goes on because dead letters cannot be
-//!   written.
+//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away, while its
+//!   source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), and while nothing proceeds because dead
+//!   letters cannot be written.
 //!
 //! # What counts as a stall
 //!
-//! An old message alone is none: behind a backlog everything is old. A message that waits with a reason is none either: its
-//! retry is not due, another worker has it, it is behind such a message, or it waits its turn while others run. Nor is a
-//! handler that runs within its `max_run`: it is named as slow when it takes longer than three times what 99 of 100 take, and
-//! longer than its lease. A stall is a consumer that has work and does none:
+//! An old message alone is no stall: behind a backlog every message is old. A message that waits for a reason is none
+//! either: its retry is not due, another worker has its key, it is behind such a message, or it waits for a permit
+//! while others run. Nor is a handler that runs within its `max_run`: it is reported as slow when it takes longer than
+//! its lease and longer than three times the 99th percentile. A stall is a consumer that has work and does none:
 //!
 //! | sign | limit |
 //! |---|---|
 //! | messages are ready and permits are free, and no handler starts | [`QUIET_LIMIT`] |
-//! | a partition has messages and delivers none, though it is not paused and there is room | [`QUIET_LIMIT`] |
+//! | a partition has messages and delivers none, though it is not paused and no limit is reached | [`QUIET_LIMIT`] |
 //! | the broker's client is not polled | [`POLL_LIMIT`] |
-//! | the broker's client has no connection, though the brokers answer another client; it is replaced | [`CONNECTION_LIMIT`] |
-//! | the consumer's own loop does not get to run, because handlers block the runtime's threads | [`LOOP_LIMIT`] |
-//! | every permit is with a handler that has run for longer than it may | [`Gate::max_run`](crate::Gate::max_run) |
+//! | the broker's client has no connection, though brokers answer another one; it is replaced | [`CONNECTION_LIMIT`] |
+//! | the consumer's own loop does not run, because handlers block the runtime's threads | [`LOOP_LIMIT`] |
+//! | every permit is held by a handler that has run for longer than allowed | [`Gate::max_run`](crate::Gate::max_run) |
 
 mod failures;
 mod rules;
@@ -47,22 +47,22 @@ pub const QUIET_LIMIT: Duration = Duration::from_secs(30);
 /// How long a broker's client may go without a poll: 60 s. A revoke that waits for handlers takes less.
 pub const POLL_LIMIT: Duration = Duration::from_secs(60);
 /// How long a broker's client may be without any connection: 30 s. While no broker answers another client either, the
-/// consumer is not ready, and a restart would not help.
+/// consumer is not ready, but a restart would not help.
 pub const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
-/// How long the consumer's loop may go without a turn: 10 s. It asks for one every second.
+/// How long the consumer's loop may go without running: 10 s. It is scheduled every second.
 pub const LOOP_LIMIT: Duration = Duration::from_secs(10);
-/// How long an operation of the source may fail before it counts: 10 s. A shorter one is repeated and passes.
+/// How long an operation of the source may fail before it counts: 10 s. Shorter failures are retried and pass.
 pub const SOURCE_LIMIT: Duration = Duration::from_secs(10);
-/// How long commits may lag behind what is finished: 30 s.
+/// How long commits may lag behind the finished messages: 30 s.
 pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Whether a consumer is well, and if not, why not.
+/// Whether a consumer is healthy, and if not, why not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "health", rename_all = "snake_case")]
 pub enum Health {
     /// Nothing is wrong.
     Healthy,
-    /// It goes on, or waits for something that is known.
+    /// It continues, or waits for a known cause.
     Degraded {
         /// What is wrong.
         reasons: Vec<Reason>,
@@ -75,7 +75,7 @@ pub enum Health {
 }
 
 impl Health {
-    /// Judges a status. It knows nothing else, and no clock.
+    /// Judges a status. It uses nothing else, and no clock.
     pub fn of(status: &Status) -> Self {
         let reasons = rules::reasons(status);
         if reasons.iter().any(Reason::is_stall) {
@@ -87,7 +87,7 @@ impl Health {
         }
     }
 
-    /// What is wrong; empty when nothing is.
+    /// Returns what is wrong; empty when nothing is.
     pub fn reasons(&self) -> &[Reason] {
         match self {
             Self::Healthy => &[],
@@ -95,14 +95,14 @@ impl Health {
         }
     }
 
-    /// `false` when a restart of the process would help: what `/healthz` asks.
+    /// Returns `false` when a restart of the process would help: for `/healthz`.
     ///
-    /// A store or broker that is away is no such case, and neither is a handler that is slow.
+    /// A store or broker that is away is no such case, and neither is a slow handler.
     pub fn is_live(&self) -> bool {
         !self.reasons().iter().any(Reason::is_stall)
     }
 
-    /// Whether it takes and handles messages: what `/readyz` asks. `false` also while it starts or stops.
+    /// Whether it receives and handles messages: for `/readyz`. `false` also while it starts or stops.
     pub fn is_ready(&self) -> bool {
         !self.reasons().iter().any(|reason| reason.is_stall() || reason.is_standstill())
     }
@@ -123,33 +123,33 @@ impl fmt::Display for Health {
     }
 }
 
-/// Something that is wrong. Its `Display` says it in words that name what to look at; nothing in it comes from a payload.
+/// Something that is wrong. Its `Display` names what to look at, and contains nothing of a payload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
     /// It has not begun to receive.
     Starting,
-    /// It was told to stop, and lets running handlers end.
+    /// It was asked to stop, and lets running handlers end.
     Stopping,
     /// It has ended.
     Stopped {
-        /// Why it ended by itself; `None` when it was told to.
+        /// Why it ended by itself; `None` when it was asked to stop.
         error: Option<String>,
     },
-    /// A part of a scope's store does not answer: nothing of its keys runs, and nothing is acknowledged.
+    /// A shard of a scope's store does not answer: no message with a key there runs, and none is acknowledged.
     StoreAway {
         /// The scope.
         scope: String,
-        /// What the store said last.
+        /// The store's last error.
         error: String,
         /// For how long.
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
-        /// Whether every part that was asked is away, so that nothing runs at all.
+        /// Whether every shard that was asked is away, so that nothing runs at all.
         all: bool,
     },
-    /// An operation of the source fails, again and again: the broker is away, does not answer, or refuses.
+    /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.
     SourceFails {
         /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `dead_letter`, or `open` at the start.
         operation: String,
@@ -158,35 +158,35 @@ pub enum Reason {
         /// Since the first failure.
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
-        /// Whether no message comes because of it.
+        /// Whether no message is delivered because of it.
         stops_delivery: bool,
     },
-    /// A handler fails for all alike: one message at a time probes whether it works again.
+    /// A handler fails for all messages alike: its circuit breaker is open, and one message at a time probes.
     HandlerPaused {
         /// The scope.
         scope: String,
-        /// Whether every handler is paused, so that nothing runs but probes.
+        /// Whether every handler is paused, so that only probes run.
         all: bool,
     },
     /// A handler takes far longer than usual.
     SlowHandler {
         /// Which.
         run: Run,
-        /// What 99 of 100 handlers take at the most.
+        /// The 99th percentile of the handlers' times.
         #[serde(rename = "usual_seconds", with = "status::seconds")]
         usual: Duration,
     },
-    /// A handler has run for longer than it may, was cancelled, and has not returned.
+    /// A handler has run for longer than allowed, was cancelled, and has not returned.
     OverdueHandler {
         /// Which.
         run: Run,
     },
-    /// Every permit is with a handler that has run for longer than it may.
+    /// Every permit is held by a handler that has run for longer than allowed.
     NoPermitLeft {
         /// How many there are.
         permits: u32,
     },
-    /// Messages are ready, permits are free, and nothing starts.
+    /// Messages are ready and permits are free, but no handler starts.
     NothingStarts {
         /// How many are ready.
         ready: usize,
@@ -194,7 +194,7 @@ pub enum Reason {
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
     },
-    /// The outcome of a handler that has ended cannot be stored: nothing of it is acknowledged.
+    /// The outcome of a handler that has ended cannot be stored, so its message is not acknowledged.
     NotStored {
         /// Which.
         run: Run,
@@ -207,7 +207,7 @@ pub enum Reason {
         partition: i32,
         /// How many messages are waiting there.
         undelivered: u64,
-        /// For how long nothing has come.
+        /// For how long nothing has been delivered.
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
     },
@@ -225,13 +225,13 @@ pub enum Reason {
         /// Whether the brokers answer another client of this process.
         others_connect: bool,
     },
-    /// The consumer's own loop gets no turn: handlers block the threads of its runtime.
+    /// The consumer's own loop does not run: handlers block the threads of its runtime.
     Blocked {
         /// For how long.
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
     },
-    /// Finished messages are not committed: a crash would deliver them again.
+    /// Finished messages are not committed: after a crash they would be delivered again.
     NotCommitted {
         /// The topic.
         topic: String,
@@ -241,7 +241,7 @@ pub enum Reason {
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
     },
-    /// So much of a partition waits behind its first unfinished message that no more of it is fetched.
+    /// So much of a partition waits behind its first unfinished message that its fetching is paused.
     SpanFull {
         /// The topic.
         topic: String,
@@ -250,7 +250,7 @@ pub enum Reason {
         /// The first unfinished message, if it is known.
         first: Option<Unfinished>,
     },
-    /// Another worker has had a message's key for longer than a run may take.
+    /// Another worker has held a message's key for longer than a run may take.
     BusyElsewhere {
         /// The message that waits.
         message: Unfinished,
@@ -263,23 +263,23 @@ pub enum Reason {
         /// The message that waits.
         message: Unfinished,
     },
-    /// A dead letter cannot be written. Its message is not acknowledged, and holds no permit meanwhile.
+    /// A dead letter cannot be written. Its message is not acknowledged, and holds no permit in the meantime.
     LetterNotWritten {
         /// Which.
         run: Run,
     },
-    /// Nothing goes on, because every message that could is waiting for its dead letter to be written, or is behind such a
+    /// No message proceeds: each one that could is waiting for its dead letter to be written, or is behind such a
     /// message.
     OnlyLettersLeft {
         /// How many dead letters cannot be written.
         letters: u32,
     },
-    /// Many messages were given up; at the flood limit the consumer stops.
+    /// Many messages were given up; at the dead-letter limit the consumer stops.
     Flood(Refusals),
 }
 
 impl Reason {
-    /// Whether it means that there is work and none of it is done. A restart would help.
+    /// Whether there is work and none of it is done, so that a restart would help.
     pub fn is_stall(&self) -> bool {
         matches!(
             self,
@@ -293,7 +293,7 @@ impl Reason {
         )
     }
 
-    /// Whether nothing is handled because of it, for a reason that a restart would not mend.
+    /// Whether no message is handled because of it, for a reason that a restart would not fix.
     pub fn is_standstill(&self) -> bool {
         matches!(
             self,
@@ -308,7 +308,7 @@ impl Reason {
         )
     }
 
-    /// One lower-case word for metrics.
+    /// The name in metrics: lower case, one word.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -434,7 +434,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A duration as people say it.
+/// A duration in a readable unit.
 struct Words(Duration);
 
 impl fmt::Display for Words {

@@ -1,4 +1,4 @@
-//! What a status means. Pure: one status in, reasons out.
+//! Decides what a status means. Pure: one status in, reasons out.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use super::status::{
 };
 use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures};
 
-/// A handler is slow when it takes this often as long as 99 of 100 …
+/// A handler is slow when it takes this many times the 99th percentile …
 const SLOW_FACTOR: u32 = 3;
-/// Of the flood limit, the part at which it is told.
-const FLOOD_PART: u32 = 2;
+/// A reason is reported from the dead-letter limit divided by this on.
+const REPORT_DIVISOR: u32 = 2;
 /// The most reasons of one kind: a hundred slow handlers are one fact.
 const MOST_OF_A_KIND: usize = 3;
 
@@ -31,7 +31,7 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
         reasons
             .extend(status.waiting.iter().filter_map(|message| waits(status, message)).take(MOST_OF_A_KIND));
         let refusals = status.refusals;
-        if refusals.in_a_row > 0 && refusals.in_a_row >= refusals.most_in_a_row / FLOOD_PART {
+        if refusals.in_a_row > 0 && refusals.in_a_row >= refusals.most_in_a_row / REPORT_DIVISOR {
             reasons.push(Reason::Flood(refusals));
         }
     }
@@ -71,7 +71,7 @@ fn stalls(status: &Status) -> Vec<Reason> {
         let (ready, lasts) = (status.messages.ready, status.nothing_started_for);
         stalls.push(Reason::NothingStarts { ready, lasts });
     }
-    // While the consumer has no room, or its store is away, it is not the source that delivers nothing.
+    // While the consumer is at its limits, or its store is away, the source is not the cause of missing deliveries.
     if status.has_room() && !status.paused.contains(&PauseCause::StoreAway) {
         stalls.extend(status.source.partitions.iter().filter_map(delivers_nothing).take(MOST_OF_A_KIND));
     }
@@ -92,12 +92,12 @@ fn delivers_nothing(partition: &PartitionStatus) -> Option<Reason> {
 
 fn stores(status: &Status) -> Vec<Reason> {
     let mut reasons = Vec::new();
-    // What runs without its store is not held up by it.
+    // A scope that runs without its store is not held up by it.
     let waits =
         |scope: &ScopeStatus| scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open);
     let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
     for scope in &status.scopes {
-        // Of a cluster with many shards down, the one that has been for longest speaks for the others.
+        // Of a cluster with many shards down, only the one that has been down for longest is reported.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
             let (scope, error) = (scope.scope.clone(), outage.error.clone());
             reasons.push(Reason::StoreAway { scope, error, lasts: outage.lasts, all });
@@ -106,8 +106,8 @@ fn stores(status: &Status) -> Vec<Reason> {
     reasons
 }
 
-/// Nothing runs, is ready or waits for its time but messages whose dead letters cannot be written, and no other can come or
-/// start before they are.
+/// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no other message can be
+/// received or start before they are written.
 fn only_letters_left(status: &Status) -> Option<Reason> {
     let (letters, messages) = (status.letters_waiting, status.messages);
     let waiting = letters as usize;
@@ -203,7 +203,7 @@ mod tests {
             max_run: S * 900,
             oldest_expired: None,
             log_bytes: None,
-            parts: 2,
+            shards: 2,
             outages: Vec::new(),
             handler_paused: false,
         };
@@ -240,8 +240,8 @@ mod tests {
         Unfinished { scope, origin, stage: Stage::Parked(cause), in_stage_for: S * seconds, age: S * seconds }
     }
 
-    fn outage(part: u64) -> StoreOutage {
-        StoreOutage { part, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
+    fn outage(shard: u64) -> StoreOutage {
+        StoreOutage { shard, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
     }
 
     fn failure(operation: &str, seconds: u32) -> SourceFailure {
@@ -279,7 +279,7 @@ mod tests {
             true,
         ),
         (
-            "slow, and nobody knows what is usual",
+            "slow, but the usual time is unknown",
             |s| (s.handler_p99, s.runs) = (None, vec![run(Stage::Running, 800)]),
             &[],
             true,
@@ -300,9 +300,9 @@ mod tests {
             true,
             true,
         ),
-        ("a letter under way", |s| s.runs = vec![run(Stage::Burying, 30)], &[], true, true),
+        ("a dead letter being written", |s| s.runs = vec![run(Stage::Burying, 30)], &[], true, true),
         (
-            "a letter that is not written",
+            "a dead letter that is not written",
             |s| s.runs = vec![run(Stage::Burying, 31)],
             &["letter_not_written"],
             true,
@@ -339,35 +339,35 @@ mod tests {
             false,
         ),
         (
-            "letters hold up nothing else",
+            "dead letters hold up nothing else",
             |s| (s.letters_waiting, s.messages.running, s.messages.behind) = (1, 2, 7),
             &[],
             true,
             true,
         ),
         (
-            "everything is behind a letter",
+            "everything is behind a dead letter",
             |s| (s.letters_waiting, s.messages.running, s.messages.behind) = (1, 1, 7),
             &["only_letters_left"],
             true,
             false,
         ),
         (
-            "letters take all the room",
+            "dead letters use up the limit in flight",
             |s| (s.letters_waiting, s.messages.running, s.messages.in_flight) = (100, 100, 100),
             &["only_letters_left"],
             true,
             false,
         ),
         (
-            "as many letters as permits, and nothing comes",
+            "as many dead letters as permits, and no delivery",
             |s| (s.letters_waiting, s.messages.running) = (4, 4),
             &["only_letters_left"],
             true,
             false,
         ),
         (
-            "as many letters as permits, and others come",
+            "as many dead letters as permits, and other deliveries",
             |s| (s.letters_waiting, s.messages.running, s.delivered_ago) = (4, 4, S),
             &[],
             true,
@@ -410,7 +410,7 @@ mod tests {
             true,
         ),
         (
-            "nothing is delivered, for there is no room",
+            "nothing is delivered, because a limit is reached",
             |s| (s.source.partitions[0].delivered_ago, s.messages.in_flight) = (Some(S * 31), 100),
             &[],
             true,
@@ -462,14 +462,14 @@ mod tests {
             true,
         ),
         (
-            "a record of somebody else's",
+            "a key held by another worker",
             |s| s.waiting = vec![parked(WaitCause::Unreadable, 1)],
             &["unreadable"],
             true,
             true,
         ),
         ("some refusals", |s| s.refusals.in_a_row = 49, &[], true, true),
-        ("a flood comes", |s| s.refusals.in_a_row = 50, &["flood"], true, true),
+        ("many dead letters", |s| s.refusals.in_a_row = 50, &["flood"], true, true),
     ];
 
     #[test]

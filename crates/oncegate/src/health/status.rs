@@ -1,5 +1,5 @@
-//! What a consumer does now: plain data. Every duration serialises as a number of seconds, under a name that ends in
-//! `_seconds`.
+//! What a consumer does now, as plain data. Every duration is serialised as a number of seconds, under a name that ends
+//! in `_seconds`.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::Words;
 pub struct Status {
     /// The consumer's name: the scope of the gate that it was made with.
     pub name: String,
-    /// Where it is in its life.
+    /// The phase of its life.
     pub phase: Phase,
     /// Why it ended by itself, when it has.
     pub error: Option<String>,
@@ -25,37 +25,37 @@ pub struct Status {
     pub scopes: Vec<ScopeStatus>,
     /// How many handlers may run.
     pub permits: Permits,
-    /// What is between the source and the ack.
+    /// What is in flight, between the source and the ack.
     pub messages: Messages,
-    /// Why less than everything is dispatched or fetched; empty when nothing is held back.
+    /// Why dispatching or fetching is reduced; empty when nothing is held back.
     pub paused: Vec<PauseCause>,
-    /// What came and ended of late.
+    /// The recent rates of deliveries and acknowledgements.
     pub rates: Rates,
-    /// What 99 of 100 handlers take at the most; `None` until enough have run.
+    /// The 99th percentile of the handlers' times; `None` until enough have run.
     #[serde(rename = "handler_p99_seconds", with = "optional_seconds")]
     pub handler_p99: Option<Duration>,
     /// The attempts that have been in their stage for longest, at most [`RUNS_SHOWN`](Self::RUNS_SHOWN).
     pub runs: Vec<Run>,
-    /// How many handlers have run for longer than they may.
+    /// How many handlers have run for longer than allowed.
     pub overdue: u32,
     /// How many dead letters could not be written for longer than [`QUIET_LIMIT`](super::QUIET_LIMIT).
     #[serde(default)]
     pub letters_waiting: u32,
-    /// What was given up of late.
+    /// The messages given up recently.
     pub refusals: Refusals,
-    /// The messages that wait with a cause worth knowing (another worker has them, their record cannot be read), the oldest
-    /// of each partition.
+    /// The messages that wait for a cause worth knowing (another worker holds the key, the record cannot be read), the
+    /// oldest of each partition.
     pub waiting: Vec<Unfinished>,
-    /// Since the source last delivered anything, or since the start.
+    /// Time since the source last delivered anything, or since the start.
     #[serde(rename = "delivered_seconds_ago", with = "seconds")]
     pub delivered_ago: Duration,
-    /// How long messages have been ready, with permits free, and none has started. Zero when it is not so.
+    /// How long messages have been ready, with permits free, while none has started. Zero when that is not the case.
     #[serde(rename = "nothing_started_for_seconds", with = "seconds")]
     pub nothing_started_for: Duration,
-    /// Since the consumer's own loop last had a turn.
+    /// Time since the consumer's own loop last ran.
     #[serde(rename = "looked_seconds_ago", with = "seconds")]
     pub looked_ago: Duration,
-    /// What the source says.
+    /// The source's own status.
     pub source: SourceStatus,
 }
 
@@ -63,13 +63,13 @@ impl Status {
     /// 16.
     pub const RUNS_SHOWN: usize = 16;
 
-    /// Whether a message that the source has could come in now.
+    /// Whether another message could be received now.
     pub fn has_room(&self) -> bool {
         self.messages.in_flight < self.messages.most && self.messages.bytes < self.messages.most_bytes
     }
 }
 
-/// Where a consumer is in its life.
+/// The phases of a consumer's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -79,7 +79,7 @@ pub enum Phase {
     Starting,
     /// It receives.
     Running,
-    /// What has started may end.
+    /// It is stopping: what has started may end.
     Stopping,
     /// It has ended.
     Stopped,
@@ -97,14 +97,14 @@ pub struct ScopeStatus {
     pub store: String,
     /// The promise in force: its row in `docs/STORES.md`.
     pub promise: String,
-    /// What that row says of a completion that was answered.
+    /// What that row promises for a confirmed completion.
     pub holds: String,
     /// What weakens the promise, from the check at the start.
     pub warnings: Vec<String>,
     /// Its lease.
     #[serde(rename = "lease_seconds", with = "seconds")]
     pub lease: Duration,
-    /// The least that is left of one of its running leases; the whole lease when none runs.
+    /// The least time that is left of one of its running leases; the whole lease when none runs.
     #[serde(rename = "lease_remaining_seconds", with = "seconds")]
     pub lease_remaining: Duration,
     /// How long it keeps completed records.
@@ -113,43 +113,43 @@ pub struct ScopeStatus {
     /// How long one run may take.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
-    /// How long ago the oldest expired record that its store may still hold has expired; zero when there is none, and
+    /// How long ago the oldest expired record that its store may still hold expired; zero when there is none, and
     /// `None` where the server removes them by itself, or another process does.
     #[serde(rename = "oldest_expired_seconds", with = "optional_seconds", default)]
     pub oldest_expired: Option<Duration>,
     /// The size of the write-ahead log of an embedded store, in bytes.
     #[serde(default)]
     pub log_bytes: Option<u64>,
-    /// How many parts of its store were asked so far; a store that is one whole has one.
-    pub parts: u32,
-    /// Those of them that do not answer.
+    /// How many shards of its store were asked so far; a store that is not sharded has one.
+    pub shards: u32,
+    /// The shards that do not answer.
     pub outages: Vec<StoreOutage>,
-    /// Whether its handler fails for all alike, and is paused.
+    /// Whether its handler fails for all messages alike, and is paused.
     pub handler_paused: bool,
 }
 
 impl ScopeStatus {
-    /// Whether every part of the store answers, as far as it was asked.
+    /// Whether every shard of the store that was asked answers.
     pub fn is_store_up(&self) -> bool {
         self.outages.is_empty()
     }
 
-    /// Whether no part of the store that was asked answers.
+    /// Whether no shard of the store that was asked answers.
     pub fn is_store_away(&self) -> bool {
-        !self.outages.is_empty() && self.outages.len() >= self.parts as usize
+        !self.outages.is_empty() && self.outages.len() >= self.shards as usize
     }
 }
 
-/// A part of a store that does not answer.
+/// A shard of a store that does not answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StoreOutage {
-    /// The part's number, which means nothing else; 0 for a store that is one whole.
-    pub part: u64,
+    /// The shard's number, an opaque identifier; 0 for a store that is not sharded.
+    pub shard: u64,
     /// For how long.
     #[serde(rename = "for_seconds", with = "seconds")]
     pub lasts: Duration,
-    /// What it said last.
+    /// Its last error.
     pub error: String,
     /// How many messages wait for it.
     pub waiting: usize,
@@ -165,11 +165,11 @@ pub struct StoreOutage {
 pub struct Permits {
     /// `Consumer::concurrency`.
     pub total: u32,
-    /// Those that nobody has.
+    /// Permits that are free.
     pub free: u32,
 }
 
-/// What is between the source and the ack.
+/// What is in flight, between the source and the ack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Messages {
@@ -181,26 +181,26 @@ pub struct Messages {
     pub most: usize,
     /// The most bytes.
     pub most_bytes: usize,
-    /// Those under way: claiming, running, being completed.
+    /// Messages in progress: claiming, running, being completed.
     pub running: usize,
-    /// Those that wait for a permit alone.
+    /// Messages that wait only for a permit.
     pub ready: usize,
-    /// Those behind another in their lane.
+    /// Messages behind another one in their lane.
     pub behind: usize,
-    /// Those that wait for their time: a retry, a claim of somebody else's, a handler that is paused.
+    /// Messages that wait: for a retry, a key that another worker holds, a paused handler.
     pub parked: usize,
-    /// Those whose part of the store is away.
+    /// Messages whose shard of the store is away.
     pub held_back: usize,
 }
 
-/// Why less than everything is dispatched or fetched.
+/// Why dispatching or fetching is reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PauseCause {
-    /// A store, or a part of one, does not answer.
+    /// A store, or a shard of one, does not answer.
     StoreAway,
-    /// As many messages or bytes are in flight as may be.
+    /// The limit on messages or bytes in flight is reached.
     Full,
     /// Too much of a partition waits behind its first unfinished message.
     Span,
@@ -208,12 +208,12 @@ pub enum PauseCause {
     NotDue,
     /// The circuit breaker of the handlers is open.
     Breaker,
-    /// It is stopping.
+    /// The consumer is stopping.
     Stopping,
 }
 
 impl PauseCause {
-    /// One lower-case word for metrics.
+    /// The name in metrics: lower case, one word.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::StoreAway => "store_away",
@@ -226,7 +226,7 @@ impl PauseCause {
     }
 }
 
-/// What came and ended of late: moving averages over about five seconds.
+/// Recent rates: moving averages over about five seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Rates {
@@ -236,17 +236,17 @@ pub struct Rates {
     pub ended_per_second: f64,
 }
 
-/// What was given up of late, and where the consumer stops because of it.
+/// How many messages were given up recently, and at how many the consumer stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Refusals {
     /// How many messages in a row were given up.
     pub in_a_row: u32,
-    /// At how many it stops.
+    /// At how many in a row the consumer stops.
     pub most_in_a_row: u32,
 }
 
-/// An attempt that is under way.
+/// An attempt in progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Run {
@@ -254,9 +254,9 @@ pub struct Run {
     pub scope: String,
     /// Where the message came from.
     pub origin: String,
-    /// What is done with it.
+    /// The stage of its attempt.
     pub stage: Stage,
-    /// For how long that has been done.
+    /// How long it has been in this stage.
     #[serde(rename = "in_stage_for_seconds", with = "seconds")]
     pub in_stage_for: Duration,
     /// How long a handler may run.
@@ -265,7 +265,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Whether its handler has run for longer than it may.
+    /// Whether its handler has run for longer than allowed.
     pub fn is_overdue(&self) -> bool {
         self.stage == Stage::Running && self.in_stage_for > self.max_run
     }
@@ -278,7 +278,7 @@ impl fmt::Display for Run {
     }
 }
 
-/// Where a message is on its way.
+/// The stage of a message in the consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -287,11 +287,11 @@ pub enum Stage {
     Behind,
     /// First in its lanes, waiting for a permit.
     Ready,
-    /// Waiting for its time.
+    /// Waiting until its time comes.
     Parked(WaitCause),
-    /// Its part of the store is away.
+    /// Its shard of the store is away.
     HeldBack,
-    /// Asking the store for the right to run.
+    /// Claiming its key.
     Claiming,
     /// Waiting until nothing else runs in this process.
     Quarantined,
@@ -320,12 +320,12 @@ impl fmt::Display for Stage {
             Self::Quarantined => "waits to run alone",
             Self::Running => "is running",
             Self::Ending => "is being completed",
-            Self::Burying => "goes to the dead letters",
+            Self::Burying => "is being written to the dead letters",
         })
     }
 }
 
-/// For what a message waits.
+/// What a message waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -334,7 +334,7 @@ pub enum WaitCause {
     Retry,
     /// Another worker has its key, or its record's retry is not due.
     Busy,
-    /// Its own lease must be over first: its handler was cancelled and has not said a word.
+    /// Its own lease must be over first: its handler was cancelled and has not returned an outcome.
     Lapse,
     /// Its record cannot be read.
     Unreadable,
@@ -342,7 +342,7 @@ pub enum WaitCause {
     Result,
     /// Its handler's circuit breaker is open.
     Breaker,
-    /// Its tenant has as many running as it may.
+    /// Its tenant has as many handlers running as allowed.
     Tenant,
 }
 
@@ -354,12 +354,12 @@ pub struct Unfinished {
     pub scope: String,
     /// Where it came from.
     pub origin: String,
-    /// Where it is on its way.
+    /// Its stage.
     pub stage: Stage,
-    /// How long it has been there; for a message that is parked, since it first was for this cause.
+    /// How long it has been there; for a parked message, since it first waited for this cause.
     #[serde(rename = "in_stage_for_seconds", with = "seconds")]
     pub in_stage_for: Duration,
-    /// Since it was received.
+    /// Time since it was received.
     #[serde(rename = "age_seconds", with = "seconds")]
     pub age: Duration,
 }
@@ -370,25 +370,26 @@ impl fmt::Display for Unfinished {
     }
 }
 
-/// What a source says of itself. Made by [`Source::status`](crate::source::Source::status) from [`Default`].
+/// A source's own status. Created by [`Source::status`](crate::source::Source::status) from [`Default`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceStatus {
     /// The consumer group, where the broker has groups.
     #[serde(default)]
     pub group: Option<String>,
-    /// Since the broker's client was last polled, or last called; `None` when that says nothing.
+    /// Time since the broker's client was last polled, or last called; `None` when that does not apply.
     #[serde(rename = "polled_seconds_ago", with = "optional_seconds")]
     pub polled_ago: Option<Duration>,
-    /// For how long the broker's client has had no connection to any broker; `None` when it has one, or that is not known.
+    /// How long the broker's client has had no connection to any broker; `None` when it has one, or that is unknown.
     #[serde(default, rename = "disconnected_for_seconds", with = "optional_seconds")]
     pub disconnected_for: Option<Duration>,
-    /// Whether the brokers have answered another client of this process for so long that this one should have connected.
+    /// Whether the brokers have answered another client of this process for so long that this one should have
+    /// connected.
     #[serde(default)]
     pub others_connect: bool,
-    /// What it is consuming now: partitions, or a queue. The consumer adds what it has in flight of each.
+    /// What it consumes now: partitions, or a queue. The consumer adds what it has in flight of each.
     pub partitions: Vec<PartitionStatus>,
-    /// Operations that fail now. Empty when each has succeeded the last time, or was never called.
+    /// Operations that fail now. Empty when each one succeeded the last time, or was never called.
     #[serde(default)]
     pub failures: Vec<SourceFailure>,
 }
@@ -402,15 +403,15 @@ pub struct SourceFailure {
     pub operation: String,
     /// The last error.
     pub error: String,
-    /// Since the first failure.
+    /// Time since the first failure.
     #[serde(rename = "for_seconds", with = "seconds")]
     pub lasts: Duration,
-    /// Since the last failure.
+    /// Time since the last failure.
     #[serde(rename = "failed_seconds_ago", with = "seconds")]
     pub failed_ago: Duration,
     /// How often it has failed in a row.
     pub failures: u64,
-    /// Whether no message comes while it fails.
+    /// Whether no message is delivered while it fails.
     pub stops_delivery: bool,
 }
 
@@ -422,36 +423,37 @@ pub struct PartitionStatus {
     pub topic: String,
     /// The partition; 0 for a queue.
     pub partition: i32,
-    /// How many messages are not finished, the broker's included; `None` when that is not known.
+    /// How many messages are not finished, including those still at the broker; `None` when that is unknown.
     pub lag: Option<u64>,
-    /// How many messages the broker has that were not delivered to us. 0 once everything has come that can come,
-    /// transaction markers left aside; `None` when that is not known.
+    /// How many messages at the broker were not delivered to this consumer. 0 once everything deliverable was
+    /// delivered, not counting transaction markers; `None` when that is unknown.
     pub undelivered: Option<u64>,
     /// The last offset that was received.
     pub received: Option<i64>,
-    /// The first offset that is not finished: where the next commit will stand.
+    /// The first offset that is not finished: the position of the next commit.
     pub watermark: Option<i64>,
-    /// The offset that the broker has from us.
+    /// The offset that was last committed to the broker.
     pub committed: Option<i64>,
-    /// How long the watermark has been ahead of what is committed; `None` while it is not.
+    /// How long the watermark has been ahead of the committed offset; `None` while it is not.
     #[serde(rename = "uncommitted_for_seconds", with = "optional_seconds")]
     pub uncommitted_for: Option<Duration>,
-    /// Since its last message came, or since it was assigned.
+    /// Time since its last message was delivered, or since it was assigned.
     #[serde(rename = "delivered_seconds_ago", with = "optional_seconds")]
     pub delivered_ago: Option<Duration>,
-    /// Since the first unfinished message was received. A fact, not a judgement: it may wait with a reason.
+    /// Time since the first unfinished message was received. A fact, not a judgement: the message may wait for a
+    /// reason.
     #[serde(rename = "oldest_unfinished_seconds", with = "optional_seconds")]
     pub oldest_unfinished: Option<Duration>,
-    /// Why nothing is fetched of it, if so.
+    /// Why its fetching is paused; `None` when it is not.
     pub paused: Option<PauseCause>,
     /// How many of its messages are held by the source and the consumer.
     pub in_flight: usize,
-    /// Its first unfinished message among those, as the consumer sees it.
+    /// Its first unfinished message among those, from the consumer's view.
     pub first: Option<Unfinished>,
 }
 
 impl PartitionStatus {
-    /// Nothing is known of it but its name.
+    /// A partition of which only the name is known.
     pub fn new(topic: impl Into<String>, partition: i32) -> Self {
         Self { topic: topic.into(), partition, ..Self::default() }
     }
@@ -472,7 +474,7 @@ pub(super) mod seconds {
     }
 }
 
-/// The same, or null.
+/// An optional duration as a number of seconds, or null.
 mod optional_seconds {
     use std::time::Duration;
 

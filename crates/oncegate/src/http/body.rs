@@ -1,4 +1,4 @@
-//! Bodies: what was read, what streams, and how the one becomes the other.
+//! Bodies of requests and responses, read up to a limit or streamed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,15 +14,15 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::failure::BoxError;
 
-/// A body that the layer hands on: bytes that it has read, or a stream that it has not.
+/// A body that the layer passes on: bytes that it has read, or a stream that it has not.
 pub struct Body {
-    /// What comes before the stream.
+    /// The bytes before the stream.
     read: VecDeque<Frame<Bytes>>,
     rest: Option<UnsyncBoxBody<Bytes, BoxError>>,
 }
 
 impl Body {
-    /// Nothing.
+    /// An empty body.
     pub fn empty() -> Self {
         Self { read: VecDeque::new(), rest: None }
     }
@@ -78,22 +78,22 @@ impl HttpBody for Body {
 }
 
 impl fmt::Debug for Body {
-    /// Shows its size, never what is in it.
+    /// Shows its size, never its content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Body").field("size", &HttpBody::size_hint(self)).finish_non_exhaustive()
     }
 }
 
-/// What came of reading a body.
+/// The result of reading a body.
 #[derive(Debug)]
 pub(super) struct Collected {
-    /// The whole content, unless the reading ended before the body did.
+    /// The whole content, or why reading ended before the body did.
     pub(super) whole: Result<Bytes, Cut>,
-    /// The body as if nobody had read it.
+    /// The complete body, including the part that was read.
     pub(super) body: Body,
 }
 
-/// Why the reading ended before the body.
+/// Why reading ended before the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     TooLarge,
@@ -101,7 +101,7 @@ pub(super) enum Cut {
     Broken,
 }
 
-/// Reads up to `limit_bytes` for up to `patience`. Trailers stay with the body, and are not in the content.
+/// Reads up to `limit_bytes` for up to `patience`. Trailers stay in the body, and are not part of the content.
 pub(super) async fn collect(mut body: Body, limit_bytes: usize, patience: Duration) -> Collected {
     let announced = HttpBody::size_hint(&body).lower();
     if usize::try_from(announced).map_or(true, |announced| announced > limit_bytes) {
@@ -133,7 +133,7 @@ pub(super) async fn collect(mut body: Body, limit_bytes: usize, patience: Durati
     }
 }
 
-/// One piece is handed on as it is.
+/// Joins the pieces. A single piece is returned without a copy.
 fn join(read: &VecDeque<Frame<Bytes>>, size: usize) -> Bytes {
     let mut pieces = read.iter().filter_map(Frame::data_ref);
     match (pieces.next(), pieces.next()) {
@@ -147,7 +147,7 @@ fn join(read: &VecDeque<Frame<Bytes>>, size: usize) -> Bytes {
     }
 }
 
-/// A body that ends with the error it was cut by.
+/// A body that ends with the error that interrupted it.
 struct Failed {
     error: Option<BoxError>,
 }

@@ -1,4 +1,4 @@
-//! What a request meets before its handler: its key, its caller, its body, and the gate.
+//! The checks of a request before its handler: its key, its caller, its body, and the gate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,24 +23,24 @@ use crate::gate::{Entry, GateError, Lease, Stored};
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 
-/// A handler and what stands between, once.
+/// The layer and the handler, for one request.
 pub(super) type Handle<E> =
     Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Response<Body>, E>> + Send>;
 
-/// The waits of a duplicate that was told to wait: from the first up to the longest, doubling.
+/// The first and the longest wait of a duplicate whose key is busy; the waits double.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_WAIT: Duration = Duration::from_millis(250);
 
-/// What the gate says to a request.
+/// The gate's decision about a request.
 pub(super) enum Door {
-    /// Its handler runs.
+    /// The handler runs.
     Open(Lease),
-    /// It is answered.
+    /// The request is answered without its handler.
     Answered(Response<Body>),
-    /// Another one has its key, for this long at the most.
+    /// Another request owns the key, for this long at most.
     Busy { retry_in: Duration },
-    /// The store is away, and the route chose to run without it.
-    Unguarded,
+    /// The store is unavailable, and the route is set to fail open.
+    FailOpen,
 }
 
 pub(super) async fn serve<E: Send + 'static>(
@@ -62,7 +62,7 @@ pub(super) async fn serve<E: Send + 'static>(
     let mut wait = FIRST_WAIT;
     let mut waited = false;
     loop {
-        // What is claimed runs at once, so there must be a place to run in.
+        // A claimed request runs at once, so a permit is needed first.
         let Some(place) = layer.tasks.place() else { return Ok(layer.refuse(&Problem::Overloaded)) };
         let retry_in = match layer.knock(&parts, &caller, &body).await {
             Door::Open(lease) => {
@@ -70,11 +70,11 @@ pub(super) async fn serve<E: Send + 'static>(
                 return run::start(layer, place, lease, request, handle).await;
             }
             Door::Answered(response) => return Ok(response),
-            Door::Unguarded => return handle(Request::from_parts(parts, Body::from(body))).await,
+            Door::FailOpen => return handle(Request::from_parts(parts, Body::from(body))).await,
             Door::Busy { retry_in } => retry_in,
         };
         drop(place);
-        // A key that was released is due a moment later; that is not worth a refusal.
+        // A key that was released is due a moment later; waiting is better than a refusal.
         let is_due = retry_in <= FIRST_WAIT && !waited;
         if !is_due && Instant::now() + wait > give_up_at {
             return Ok(layer.refuse(&Problem::InProgress));
@@ -85,13 +85,13 @@ pub(super) async fn serve<E: Send + 'static>(
     }
 }
 
-/// Whether somebody must change the program before requests can be served.
+/// Whether the program must be changed before requests can be served.
 fn is_setting(error: &GateError) -> bool {
     matches!(error, GateError::Settings { .. } | GateError::Key(_) | GateError::OtherDescriptor { .. })
 }
 
 impl IdempotencyLayer {
-    /// Whose request it is, and under which key; `None` when it needs no key.
+    /// The caller and the key of the request; `None` when it needs no key.
     fn caller(&self, request: &Parts) -> Result<Option<Caller>, Problem> {
         let duty = Duty::of(&request.method);
         if duty == Duty::Safe {
@@ -120,7 +120,7 @@ impl IdempotencyLayer {
         let as_json = message(request, caller, body, Form::Json);
         let mut entry = self.ask(&as_json).await;
         if let Err(GateError::BadKey(_)) = entry {
-            // JSON that cannot be compared, such as one with a name twice. Its bytes can.
+            // Some JSON cannot be compared, such as an object with a duplicate name. Its bytes can.
             entry = self.ask(&message(request, caller, body, Form::Bytes)).await;
         }
         match entry {
@@ -136,14 +136,14 @@ impl IdempotencyLayer {
                 Door::Answered(self.refuse(&Problem::Misconfigured))
             }
             Err(error) => {
-                // There may be a response, and it cannot be read now: never a reason to run.
-                warn!(scope = self.gate.scope(), %error, "a request is refused because its record gives no answer");
+                // There may be a response that cannot be read now, so the handler must not run.
+                warn!(scope = self.gate.scope(), %error, "a request is refused because its record cannot be read");
                 Door::Answered(self.refuse(&Problem::StoreUnavailable))
             }
         }
     }
 
-    /// Asks the gate, for a limited time. Giving up gives back what may have been granted.
+    /// Asks the gate, for a limited time. At the time limit, a claim that may have been granted is released.
     pub(super) async fn ask(&self, message: &Message) -> Result<Entry, GateError> {
         self.check()?;
         let patience = self.settings.claim_timeout;
@@ -153,13 +153,13 @@ impl IdempotencyLayer {
 
     fn without_store(&self, error: &StoreError) -> Door {
         let scope = self.gate.scope();
-        // A record that cannot be read is a record: the request may have been handled.
+        // An unreadable record is still a record: the request may have been handled.
         let may_run = matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         if self.settings.fail_open && may_run {
             warn!(scope, %error, "a request runs without protection against its repetition");
-            self.gate.observe(Event::Answered { scope, answer: "unguarded" });
-            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::Unguarded });
-            return Door::Unguarded;
+            self.gate.observe(Event::Answered { scope, answer: "fail_open" });
+            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+            return Door::FailOpen;
         }
         warn!(scope, %error, "a request is refused because the store gives no answer");
         Door::Answered(self.refuse(&Problem::StoreUnavailable))

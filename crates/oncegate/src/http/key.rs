@@ -1,4 +1,4 @@
-//! Reading the header `Idempotency-Key`: an sf-string (RFC 9651, section 3.3.3), or the same without quotes.
+//! Parses the header `Idempotency-Key`: an sf-string (RFC 9651, section 3.3.3), or the same without quotes.
 
 use ::http::HeaderMap;
 use ::http::header::HeaderName;
@@ -10,13 +10,13 @@ pub(super) const HEADER: HeaderName = HeaderName::from_static("idempotency-key")
 
 /// The key of a request, without quotes: `"abc"` and `abc` are one key. `None` when there is no header.
 ///
-/// The error says what is wrong, and never what was sent.
+/// The error describes what is wrong, and never contains the value.
 pub(super) fn of(headers: &HeaderMap, strict: bool) -> Result<Option<String>, &'static str> {
     let mut lines = headers.get_all(HEADER).iter();
     match (lines.next(), lines.next()) {
         (None, _) => Ok(None),
         (Some(value), None) => parse(value.as_bytes(), strict).map(Some),
-        // Joined with a comma, as the draft has it, two lines are no single item.
+        // Two lines, joined with a comma as in the draft, are not a single item.
         (Some(_), Some(_)) => Err("the header must occur once"),
     }
 }
@@ -48,7 +48,7 @@ fn is_bare(byte: u8) -> bool {
     byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',' | b';')
 }
 
-/// The content of a leading sf-string, and what follows it.
+/// The content of a leading sf-string, and the rest.
 fn string(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut rest = text.strip_prefix(b"\"")?;
     let mut content = Vec::new();
@@ -69,7 +69,7 @@ fn string(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     }
 }
 
-/// Parameters must be well-formed; what they say is ignored.
+/// Checks that parameters are well-formed; their values are ignored.
 fn parameters(mut rest: &[u8]) -> Option<()> {
     while let [b';', after @ ..] = rest {
         let after = from_first_not(after, |byte| byte == b' ');
@@ -85,7 +85,7 @@ fn parameters(mut rest: &[u8]) -> Option<()> {
     rest.is_empty().then_some(())
 }
 
-/// What follows a leading bare item.
+/// The rest after a leading bare item.
 fn bare_item(text: &[u8]) -> Option<&[u8]> {
     match text {
         [b'"', ..] => string(text).map(|(_, rest)| rest),
@@ -107,7 +107,7 @@ fn bare_item(text: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// What follows a leading integer of up to 15 digits, or decimal of up to 12 and 3.
+/// The rest after a leading integer of up to 15 digits, or a decimal of up to 12 and 3 digits.
 fn number(text: &[u8], may_have_point: bool) -> Option<&[u8]> {
     let text = text.strip_prefix(b"-").unwrap_or(text);
     let rest = from_first_not(text, |byte| byte.is_ascii_digit());
@@ -127,7 +127,7 @@ fn from_first_not(text: &[u8], belongs: impl Fn(u8) -> bool) -> &[u8] {
     text.get(end..).unwrap_or_default()
 }
 
-/// The sf-string of a text; for tests, and for whoever sends a key.
+/// Writes a text as an sf-string; for tests, and for clients that send a key.
 #[cfg(test)]
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
@@ -234,7 +234,7 @@ mod tests {
             {
                 assert_eq!(bare, text.trim());
             }
-            // Bytes that look like keys more often than others do.
+            // Bytes that often form valid keys.
             let bytes: Vec<u8> =
                 (0..length).map(|_| *rng.choice(b"\"\\;=,a1.-@:?%* \xff\x00").unwrap()).collect();
             let key = parse(&bytes, false).unwrap_or_default();

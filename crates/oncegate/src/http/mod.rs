@@ -23,7 +23,7 @@
 //! # async fn main() -> Result<(), oncegate::BoxError> {
 //! let gate = Gate::http("payments", MemoryStore::new());
 //! let idempotency = IdempotencyLayer::new(gate, Principal::extension::<UserId>());
-//! idempotency.open().await?; // says now what would be wrong later
+//! idempotency.open().await?; // reports wrong settings at start-up
 //!
 //! let app: Router = Router::new()
 //!     .route("/charges", post(charge))
@@ -45,13 +45,13 @@
 //! | the same again, while it runs | 409 `in-progress`, `Retry-After: 1` |
 //! | the key with another request | 422 `key-reused` |
 //!
-//! Everything that does not come from the handler is `application/problem+json`; the `type` of a problem is
-//! the address of its description below.
+//! Every response that is not from the handler is `application/problem+json`. The `type` of a problem is the address
+//! of its description below.
 //!
 //! # key-missing
 //! 400. The operation requires an `Idempotency-Key`. Nothing was done.
 //! # key-invalid
-//! 400. The `Idempotency-Key` is no quoted string and no plain token of up to 255 bytes, or occurs twice.
+//! 400. The `Idempotency-Key` is neither a quoted string nor a plain token of up to 255 bytes, or occurs twice.
 //! # principal-missing
 //! 401. Keys belong to a caller, and authentication has put none into the request.
 //! # request-too-large
@@ -65,22 +65,36 @@
 //! # in-progress
 //! 409 with `Retry-After`. The first request with this key is still being handled; send the same request again.
 //! # outcome-unknown
-//! 503 with `Retry-After`. The request may have been handled, and the store could not say so in time. Send it again
-//! with the same key: it is handled at most as often as the record says.
+//! 503 with `Retry-After`. The request may have been handled, but the store did not confirm it in time. Send it
+//! again with the same key: a completed request is not handled again.
 //! # response-not-kept
-//! 409 without `Retry-After`. The request was handled; its response was too large to keep, or without end.
+//! 409 without `Retry-After`. The request was handled; its response was too large to keep, or did not end.
 //! # store-unavailable
-//! 503 with `Retry-After`. Nothing was done, because repetitions could not be told apart.
+//! 503 with `Retry-After`. Nothing was done, because duplicates could not be detected.
 //! # overloaded
 //! 503 with `Retry-After`. Too many handlers are running, or the service stops. Nothing was done.
 //! # handler-panicked
-//! 500. The handler has failed badly. Another request with the same key runs it again.
+//! 500. The handler has panicked. Another request with the same key runs it again.
 //! # attempts-exhausted
 //! The status of the last attempt. Every attempt has failed, and the request is not handled again under this key.
 //! # given-up
 //! The status of the response. The handler gave up for good.
 //! # misconfigured
-//! 500. The gate cannot be opened; the service's log says what to change.
+//! 500. The gate cannot be opened; the service's log contains what to change.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about HTTP that this code depends on.
+//!
+//! - hyper drops the future of a response when its client disconnects, and everything in it. So handlers run in tasks.
+//! - A released key is due at once, and "due" means a whole millisecond later. A request for such a key waits that
+//!   long instead of refusing.
+//! - A response body may fail after a good status. The effect has happened by then, so the record holds "done, not
+//!   kept".
+//! - The route is the same for all requests, so that a key that is reused on another path is a mismatch and not
+//!   another key.
+//! - A panic in `call` and one in the future that it returns both belong to the handler: the future is made inside the
+//!   task.
 
 use std::fmt;
 use std::sync::Arc;
@@ -120,14 +134,14 @@ pub const MAX_RESPONSE_BYTES_LIMIT: usize = 8 * 1024 * 1024;
 /// The highest value for [`IdempotencyLayer::max_attempts`]: what a record can count.
 const MAX_ATTEMPTS_LIMIT: u32 = 254;
 
-/// Honours `Idempotency-Key`. Cheap to clone; clones share the gate and the running handlers.
+/// A tower layer that implements `Idempotency-Key`. Cheap to clone; clones share the gate and the running handlers.
 ///
-/// Place it inside authentication, outside the handler, and inside compression and whatever else changes
+/// Place it inside authentication, outside the handler, and inside compression and every other layer that changes
 /// responses. A clone may have other settings, for another route: `layer.clone().optional()`.
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     gate: Arc<Gate>,
-    /// Whether the gate's key is that of requests.
+    /// Whether the gate was made by [`Gate::http`].
     fits: bool,
     tasks: Arc<Tasks>,
     settings: Settings,
@@ -171,7 +185,7 @@ impl IdempotencyLayer {
 
     /// A layer over a gate made by [`Gate::http`], for requests that come from `principal`.
     ///
-    /// Lease, retention, fence and observer are the gate's.
+    /// Lease, retention, fencing tokens and observer are set on the gate.
     pub fn new(gate: Gate, principal: Principal) -> Self {
         let settings = Settings {
             principal,
@@ -196,13 +210,13 @@ impl IdempotencyLayer {
 
     /// Lets POST and PATCH pass without a key, unprotected. By default they need one.
     ///
-    /// PUT, DELETE and other methods that are not safe never need a key, and it is honoured when it is there.
+    /// PUT, DELETE and other methods that are not safe never need a key, but a key that is sent is used.
     pub fn optional(mut self) -> Self {
         self.settings.required = false;
         self
     }
 
-    /// Refuses keys without quotes. By default `abc` and `"abc"` are one key: the draft asks for quotes, and many
+    /// Refuses keys without quotes. By default `abc` and `"abc"` are the same key: the draft requires quotes, but many
     /// clients send none.
     pub fn strict(mut self) -> Self {
         self.settings.strict = true;
@@ -210,7 +224,7 @@ impl IdempotencyLayer {
     }
 
     /// Keeps every response once the handler has begun, 5xx and panics included. By default 401, 403, 408, 409,
-    /// 425, 429 and 5xx are not kept, and the request may come again.
+    /// 425, 429 and 5xx are not kept, and a repeated request runs the handler again.
     pub fn keep_everything(mut self) -> Self {
         self.settings.policy = Policy::KeepEverything;
         self
@@ -223,7 +237,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long the request body may take: 30 s by default. Then the answer is 408.
+    /// Time limit for the request body. Default: 30 s. After it, the answer is 408.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.settings.request_timeout = timeout;
         self
@@ -238,58 +252,61 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long the layer waits for the end of a response body before it takes it for one without end: 5 s by
-    /// default. Server-sent events are known by their content type, and not waited for.
+    /// How long the layer waits for the end of a response body before it treats the body as endless. Default: 5 s.
+    ///
+    /// Server-sent events are recognised by their content type, without a wait.
     pub fn response_patience(mut self, patience: Duration) -> Self {
         self.settings.response_patience = patience;
         self
     }
 
-    /// How long a request waits for the store's answer to its claim: 5 s by default. Then it gets 503
+    /// How long a request waits for the store's answer to its claim. Default: 5 s. After it, the answer is 503
     /// `store-unavailable`, and nothing runs.
     pub fn claim_timeout(mut self, timeout: Duration) -> Self {
         self.settings.claim_timeout = timeout;
         self
     }
 
-    /// How long a response waits for its completion: 10 s by default. Then the client gets 503
-    /// `outcome-unknown`, and the completion is tried on.
+    /// How long a response waits for its completion. Default: 10 s. After it, the client gets 503
+    /// `outcome-unknown`, and the layer goes on trying to complete.
     pub fn settle_timeout(mut self, timeout: Duration) -> Self {
         self.settings.settle_timeout = timeout;
         self
     }
 
-    /// How long a repetition waits for the first request's response before it gets 409 `in-progress`: not at all
-    /// by default. Who waits asks the store every 20 to 250 ms.
+    /// How long a repetition waits for the first request's response before it gets 409 `in-progress`.
+    ///
+    /// Default: no wait. While it waits, it asks the store every 20 to 250 ms.
     pub fn wait(mut self, patience: Duration) -> Self {
         self.settings.wait = patience;
         self
     }
 
-    /// How many attempts of a key may fail or end their process before it is given up: 10 by default, 1 to 254.
+    /// The number of attempts of a key that may fail or end their process before the request is given up: 10 by
+    /// default, 1 to 254.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.settings.max_attempts = attempts;
         self
     }
 
-    /// How many handlers may run at once: 1,024 by default. More requests get 503 `overloaded`. Limits outside
-    /// of this layer do not count handlers whose clients have gone.
+    /// The most handlers that run at once: 1,024 by default. Further requests get 503 `overloaded`. Limits outside
+    /// of this layer do not count handlers whose clients have disconnected.
     ///
-    /// Clones made before share another count.
+    /// Clones made before this call share another limit.
     pub fn max_in_flight(mut self, handlers: usize) -> Self {
         self.tasks = Arc::new(Tasks::new(handlers));
         self
     }
 
     /// Runs requests *without protection* when the store does not answer their claim. By default they get 503,
-    /// and nothing runs. Each is counted as the answer `unguarded`, and as `extra_runs{unguarded}`.
+    /// and nothing runs. Each is counted as the answer `fail_open`, and as `extra_runs{fail_open}`.
     pub fn fail_open(mut self) -> Self {
         self.settings.fail_open = true;
         self
     }
 
-    /// Where your documentation describes the problems, such as `https://api.example.com/problems/`; the
-    /// problem's name is appended. By default, the documentation of this module.
+    /// The address where your documentation describes the problems, such as `https://api.example.com/problems/`; the
+    /// problem's name is appended. Default: the documentation of this module.
     pub fn problems_at(mut self, address: impl Into<Arc<str>>) -> Self {
         self.settings.problems_at = address.into();
         self
@@ -298,17 +315,17 @@ impl IdempotencyLayer {
     /// Checks the settings and opens the gate. A layer that is not opened opens at its first request.
     ///
     /// # Errors
-    /// [`GateError`] says what to change.
+    /// The text of the [`GateError`] names what to change.
     pub async fn open(&self) -> Result<Checkup, GateError> {
         self.check()?;
         self.gate.open().await
     }
 
-    /// For a shutdown, after the server has stopped accepting: takes nothing new, waits until no handler runs,
-    /// and cuts off those that still do after `deadline`. Returns how many those were.
+    /// Shuts down: accepts no new requests, waits until no handler runs, and cancels those that still run after
+    /// `deadline`. Returns how many were cancelled. Call it after the server has stopped accepting.
     ///
-    /// A handler that is cut off is dropped at its next `await`. Its lease lapses, and the next attempt is told
-    /// that this one may have had its effect.
+    /// A cancelled handler is dropped at its next `await`. Its lease expires, and the next attempt is marked as
+    /// recovered, because this one may have had its effect.
     pub async fn drain(&self, deadline: Duration) -> usize {
         self.tasks.drain(deadline).await
     }

@@ -1,21 +1,22 @@
-//! What a response means for its key.
+//! Decides from a response what happens to its key.
 
 use ::http::StatusCode;
 use ::http::response::Parts;
 
-/// A handler's own word on what becomes of its key, put into the extensions of its response; it wins over the
-/// status. In axum: `(StatusCode::CONFLICT, Extension(Settle::Retry), "not yet")`.
+/// A handler's own decision about its key, as an extension of its response; it overrides the status.
+///
+/// In axum: `(StatusCode::CONFLICT, Extension(Settle::Retry), "not yet")`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
     /// The work is done: keep this response for repetitions, whatever its status.
     Complete,
-    /// Nothing is kept, and the next request runs the handler again. The attempt counts.
+    /// The response is not kept, and the next request runs the handler again. The attempt counts.
     Retry,
-    /// It is given up for good: repetitions get the status of this response, and never run.
+    /// The request is given up: repetitions get the status of this response, and never run.
     Fail,
 }
 
-/// What becomes of the key.
+/// What happens to the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     Complete,
@@ -23,12 +24,12 @@ pub(super) enum Decision {
     Fail,
 }
 
-/// By status, unless the response says otherwise.
+/// How the status decides, unless the response contains a [`Settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// Results are kept; what another attempt may change is released.
+    /// Results are kept; responses that another attempt may change are not, and the key is released.
     ByStatus,
-    /// Everything is kept once the handler has begun.
+    /// Every response is kept once the handler has begun.
     KeepEverything,
 }
 
@@ -42,7 +43,7 @@ impl Policy {
         }
         match response.status {
             _ if self == Self::KeepEverything => Decision::Complete,
-            // Not about the work: about who asks, how often, or when.
+            // These do not concern the work, but the caller, the rate or the time.
             StatusCode::UNAUTHORIZED
             | StatusCode::FORBIDDEN
             | StatusCode::REQUEST_TIMEOUT

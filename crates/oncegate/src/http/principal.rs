@@ -1,4 +1,4 @@
-//! Who a request comes from.
+//! The principal: the caller that a request comes from.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use ::http::request::Parts;
 
 type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
-/// Whose key it is: a required part of every key, so that no caller meets another's responses.
+/// How the caller of a request is identified. It is part of every key, so no caller gets another's responses.
 ///
 /// It is read from the request after authentication, so the layer belongs inside of that. A request without a
-/// principal gets 401, never a scope that is shared with others. Nothing of it appears in the store or in logs;
-/// it goes into the key's digest.
+/// principal gets 401; callers never share a default. The principal does not appear in the store or in logs: only
+/// the key's digest contains it.
 #[derive(Clone)]
 pub struct Principal {
     of: Arc<Function>,
 }
 
 impl Principal {
-    /// The text of a request extension that authentication has put there, such as a user's or tenant's id. Two
+    /// The text of a request extension that authentication has added, such as a user's or tenant's id. Two
     /// callers must never have the same text.
     ///
     /// ```
@@ -40,13 +40,13 @@ impl Principal {
         Self::from_fn(|request| request.extensions.get::<T>().map(ToString::to_string))
     }
 
-    /// Whatever `of` makes of a request; `None` and blank texts are answered with 401.
+    /// The text that `of` returns for a request; `None` and blank texts are answered with 401.
     pub fn from_fn(of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { of: Arc::new(move |request| of(request).filter(|text| !text.trim().is_empty()).map(named)) }
     }
 
-    /// All requests come from one caller. Whoever knows or guesses a key gets its response: only for services
-    /// that have a single client.
+    /// All requests come from one caller. Any client that knows or guesses a key gets its response, so use this only
+    /// for services with a single client.
     pub fn single_tenant() -> Self {
         Self { of: Arc::new(|_| Some("single tenant".to_owned())) }
     }
@@ -56,7 +56,7 @@ impl Principal {
     }
 }
 
-/// Apart from the single tenant, whatever a caller is called.
+/// A prefix, so that no caller's text can equal that of the single tenant.
 fn named(text: String) -> String {
     format!("named {text}")
 }

@@ -1,4 +1,4 @@
-//! What the layer answers instead of a handler: problem details (RFC 9457).
+//! The layer's own responses: problem details (RFC 9457).
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,12 +10,12 @@ use serde::Serialize;
 
 use super::body::Body;
 
-/// Where the problems are described unless [`IdempotencyLayer::problems_at`](super::IdempotencyLayer::problems_at)
-/// says otherwise: the documentation of this module.
+/// Default of [`IdempotencyLayer::problems_at`](super::IdempotencyLayer::problems_at): the documentation of this
+/// module.
 pub(super) const DEFAULT_PROBLEMS_AT: &str = "https://docs.rs/oncegate/latest/oncegate/http/index.html#";
 
-/// How long a client should wait that may simply ask again, in seconds. The owner of a key usually finishes long
-/// before its lease does.
+/// The `Retry-After` for a request that may be repeated, in seconds. The owner of a key usually finishes long before
+/// its lease expires.
 const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
 /// Why a request was not handled, or its response cannot be given.
@@ -47,7 +47,7 @@ struct Details<'a> {
 }
 
 impl Problem {
-    /// Its name, the same in the URI of its type, the metrics and the documentation.
+    /// The name of the problem, the same in the URI of its type, the metrics and the documentation.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::KeyMissing => "key-missing",
@@ -85,7 +85,7 @@ impl Problem {
         }
     }
 
-    /// Whether the same request makes sense again, and soon.
+    /// Whether the client should repeat the same request soon.
     fn may_retry_soon(&self) -> bool {
         matches!(self, Self::InProgress | Self::OutcomeUnknown | Self::StoreUnavailable | Self::Overloaded)
     }
@@ -94,7 +94,7 @@ impl Problem {
         match self {
             Self::KeyMissing => "Idempotency-Key is missing",
             Self::KeyInvalid(_) => "Idempotency-Key cannot be read",
-            Self::PrincipalMissing => "The request comes from nobody",
+            Self::PrincipalMissing => "The request has no authenticated caller",
             Self::RequestTooLarge { .. } => "The request body is too large",
             Self::RequestTooSlow => "The request body came too slowly",
             Self::RequestBroken => "The request body is incomplete",
@@ -149,7 +149,7 @@ impl Problem {
             Self::Overloaded => "Nothing was done. Send it again with the same key.",
             Self::HandlerPanicked => "Send it again with the same key.",
             Self::Failed(_) => "The request is not handled again under this key.",
-            Self::Misconfigured => "Nothing was done. The service's log says what to change.",
+            Self::Misconfigured => "Nothing was done. The service's log contains what to change.",
         };
         plain.to_owned()
     }
@@ -162,7 +162,7 @@ impl Problem {
             status: status.as_u16(),
             detail: &self.detail(),
         };
-        // Texts and a number: they can always be written.
+        // Strings and a number can always be serialized.
         let json = serde_json::to_vec(&details).unwrap_or_default();
         let mut response = Response::new(Body::from(Bytes::from(json)));
         *response.status_mut() = status;
@@ -175,7 +175,7 @@ impl Problem {
     }
 }
 
-/// What a failed record says: who gave up, and with which status.
+/// The reason in a failed record: the cause, and the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GivenUp {
     pub(super) cause: Cause,
@@ -192,7 +192,7 @@ const ATTEMPTS_EXHAUSTED: &str = "attempts exhausted, the last with HTTP status 
 const HANDLER: &str = "given up by the handler with HTTP status ";
 
 impl fmt::Display for GivenUp {
-    /// The reason as the record keeps it.
+    /// The reason as stored in the record.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = match self.cause {
             Cause::AttemptsExhausted => ATTEMPTS_EXHAUSTED,

@@ -1,4 +1,4 @@
-//! A request as the gate sees it, and as the handler sees its attempt.
+//! Converts a request to a message for the gate.
 
 use ::http::request::Parts;
 use ::http::{HeaderMap, Method, header};
@@ -10,49 +10,49 @@ use serde_json::value::RawValue;
 use crate::gate::Gate;
 use crate::message::{Header, Message, Origin};
 
-/// The same for all requests: a key that comes again on another path is a mistake of the client's, not another key.
+/// The route of all requests: a key that is reused on another path is a mistake of the client, not another key.
 const ROUTE: &str = "http";
 const KEY: &str = "idempotency-key";
 const PRINCIPAL: &str = "principal";
 
-/// The largest request, as the document below: more than [`super::IdempotencyLayer::max_request_bytes`] allows.
+/// The largest request as a message: more than [`super::IdempotencyLayer::max_request_bytes`] allows.
 const MAX_DOCUMENT_BYTES: usize = 2 * super::MAX_REQUEST_BYTES_LIMIT;
 
 impl Gate {
     /// A gate for requests: the key is the caller and the header `Idempotency-Key`, the fingerprint is the rest of
     /// the request.
     ///
-    /// The fingerprint sees a request as a JSON document `{"method", "path", "query", "body"}`; the body is the
-    /// request's own JSON, whose spelling does not count, or a hash of its bytes if it is anything else. What a
-    /// client may change when it repeats a request is left out with
+    /// The fingerprint is computed from a JSON document `{"method", "path", "query", "body"}`. The body is the
+    /// request's own JSON, independent of its formatting, or a hash of its bytes if it is not JSON. Leave out fields
+    /// that a client may change when it repeats a request with
     /// `.fingerprint(FingerprintSpec::payload().except(["body.sent_at"]))`.
     pub fn http(scope: impl Into<String>, store: impl oncegate_core::store::Store + 'static) -> Self {
         Self::new(scope, key(), store).fingerprint(FingerprintSpec::payload())
     }
 }
 
-/// The key of every request, as plain data: `oncegate` commands understand it.
+/// The key specification of every request, as plain data, which `oncegate` commands understand.
 pub(super) fn key() -> Key {
     Key::header(KEY).tenant(TenantSource::header(PRINCIPAL)).max_payload_bytes(MAX_DOCUMENT_BYTES)
 }
 
-/// Who asks, and under which key.
+/// The principal and the key of a request.
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) principal: String,
     pub(super) key: String,
 }
 
-/// How the fingerprint sees the body.
+/// The form of the body in the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As JSON, if it says that it is.
+    /// As JSON, if its content type is JSON.
     Json,
     /// As bytes.
     Bytes,
 }
 
-/// What the fingerprint is made of.
+/// The document that the fingerprint is computed from.
 #[derive(Serialize)]
 struct Document<'a> {
     method: &'a str,
@@ -79,7 +79,7 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         body: json,
         body_hash: json.is_none().then(|| blake3::hash(body).to_hex().to_string()),
     };
-    // Texts, and JSON that has been read: they can always be written.
+    // Strings and parsed JSON can always be serialized.
     let document = serde_json::to_vec(&document).unwrap_or_default();
     let header = |name: &str, value: &str| Header {
         name: name.into(),
@@ -89,7 +89,7 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         .with_headers(vec![header(KEY, &caller.key), header(PRINCIPAL, &caller.principal)])
 }
 
-/// `application/json`, or anything `+json`.
+/// Whether the content type is `application/json` or ends with `+json`.
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
         return false;
@@ -101,11 +101,11 @@ fn is_json(headers: &HeaderMap) -> bool {
 /// What a method means for the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// It changes nothing: it passes, with or without a key.
+    /// It changes nothing: the request passes, with or without a key.
     Safe,
-    /// It may change something, and repeating it does no harm by itself: a key is honoured, not asked for.
+    /// It may change something, but repeating it does no harm by itself: a key is used, but not required.
     Honour,
-    /// Repeating it may do harm.
+    /// Repeating it may do harm: a key is required.
     Enforce,
 }
 

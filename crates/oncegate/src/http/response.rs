@@ -1,4 +1,4 @@
-//! A response as a record keeps it: an HTTP/1.1 message, which any language can read.
+//! A response as stored in a record: an HTTP/1.1 message, which any language can read.
 //!
 //! ```text
 //! HTTP/1.1 201 Created
@@ -8,8 +8,8 @@
 //! {"charge":"ch_1"}
 //! ```
 //!
-//! `oncegate-expires` is when the record will be forgotten, in seconds since 1970. `oncegate-body: not-kept` means that
-//! there was a body and that it is not here.
+//! `oncegate-expires` is when the record expires, in seconds since 1970. `oncegate-body: not-kept` means that there
+//! was a body and that it was not stored.
 
 use ::http::header::{self, HeaderName};
 use ::http::{HeaderMap, HeaderValue, Response, StatusCode};
@@ -17,21 +17,21 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::body::Body;
 
-/// The most headers that a kept response has.
+/// The most headers of a kept response.
 const MAX_KEPT_HEADERS: usize = 128;
 
 const EXPIRES: &str = "oncegate-expires";
 const BODY: &str = "oncegate-body";
 const NOT_KEPT: &[u8] = b"not-kept";
-/// What begins so belongs to the record, not to the response.
+/// Headers with this prefix belong to the record, not to the response.
 const OURS: &str = "oncegate-";
 
-/// Says that a response is a repetition.
+/// Marks a response as a repetition.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// When the key will be forgotten: a date of RFC 9651, `@` and seconds since 1970.
+/// When the key expires: a date of RFC 9651, `@` and seconds since 1970.
 const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
-/// Headers of one hop, of one moment or of one request.
+/// Headers that are not kept: they are valid for one connection, one moment or one request.
 const NOT_REPEATED: [HeaderName; 15] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -41,9 +41,9 @@ const NOT_REPEATED: [HeaderName; 15] = [
     header::UPGRADE,
     header::DATE,
     header::AGE,
-    // Computed anew from the body.
+    // Computed again from the body.
     header::CONTENT_LENGTH,
-    // A session of one client must not be handed to whoever repeats the request.
+    // A client that repeats the request must not get another client's session.
     header::SET_COOKIE,
     HeaderName::from_static("server-timing"),
     HeaderName::from_static("traceparent"),
@@ -53,7 +53,7 @@ const NOT_REPEATED: [HeaderName; 15] = [
 ];
 const NOT_REPEATED_PREFIXES: [&str; 4] = ["proxy-", "ratelimit", "x-ratelimit-", OURS];
 
-/// What is kept of a response.
+/// The part of a response that is kept.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) status: StatusCode,
@@ -119,7 +119,7 @@ impl Kept {
         out.freeze()
     }
 
-    /// `None` when it is no such message.
+    /// `None` when the bytes are not such a message.
     pub(super) fn decode(stored: &Bytes) -> Option<Self> {
         let mut lines = [httparse::EMPTY_HEADER; MAX_KEPT_HEADERS];
         let mut head = httparse::Response::new(&mut lines);
@@ -154,7 +154,7 @@ impl Kept {
     }
 }
 
-/// Tells the client until when the key is known.
+/// Adds the header with the time when the key expires.
 pub(super) fn mark_expiry(headers: &mut HeaderMap, expires_unix_s: u64) {
     if let Ok(date) = HeaderValue::try_from(format!("@{expires_unix_s}")) {
         headers.insert(IDEMPOTENCY_EXPIRES, date);

@@ -1,6 +1,6 @@
-//! A granted request: its handler, and the one way by which its response leaves.
+//! Runs a granted request, and sends its response.
 //!
-//! Whoever doubts that a response leaves only after COMPLETED reads `settle` and `complete`.
+//! `settle` and `complete` ensure that a response is sent only after COMPLETED.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -26,18 +26,18 @@ use crate::gate::{Completion, Entry, Lease};
 use crate::message::Message;
 use crate::observe::{Event, RunOutcome};
 
-/// Where the response is waited for, if it still is.
+/// The channel to the client's request, if it still waits.
 struct Waiting<E> {
     client: Option<oneshot::Sender<Result<Response<Body>, E>>>,
 }
 
 impl<E> Waiting<E> {
-    /// Whether somebody waits who was not told yet.
+    /// Whether a client waits that has not been answered yet.
     fn is_there(&self) -> bool {
         self.client.as_ref().is_some_and(|client| !client.is_closed())
     }
 
-    /// A client that has gone away asks again under its key.
+    /// Sends the answer. A client that has disconnected can repeat the request with its key.
     fn answer(&mut self, answer: Result<Response<Body>, E>) {
         if let Some(client) = self.client.take() {
             _ = client.send(answer);
@@ -45,7 +45,7 @@ impl<E> Waiting<E> {
     }
 }
 
-/// Runs the request in a task of its own, and waits for its answer. Dropping this future ends nothing.
+/// Runs the request in a separate task, and waits for its answer. Dropping this future does not stop the task.
 pub(super) async fn start<E: Send + 'static>(
     layer: Arc<IdempotencyLayer>,
     place: Place,
@@ -56,11 +56,11 @@ pub(super) async fn start<E: Send + 'static>(
     let (client, answered) = oneshot::channel();
     let run = Run { layer: Arc::clone(&layer), waiting: Waiting { client: Some(client) } };
     layer.tasks.spawn(place, run.run(lease, request, handle));
-    // Without an answer the task was cut off, or a body has panicked: its lease lapses.
+    // Without an answer, the task was cancelled or a body has panicked: its lease expires.
     answered.await.unwrap_or_else(|_| Ok(layer.refuse(&Problem::OutcomeUnknown)))
 }
 
-/// What came of the handler.
+/// The outcome of the handler.
 enum Ran<E> {
     Answered(Response<Body>),
     Failed(E),
@@ -77,7 +77,7 @@ impl<E: Send + 'static> Run<E> {
     async fn run(mut self, lease: Lease, mut request: Request<Body>, handle: Handle<E>) {
         let attempt = lease.attempt().number();
         if attempt > self.layer.settings.max_attempts {
-            // Its attempts have ended their processes. This one must not.
+            // Earlier attempts have ended their processes, so this one does not run.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             let given_up = GivenUp { cause: Cause::AttemptsExhausted, status };
             let response = self.problem(&Problem::Failed(given_up));
@@ -100,7 +100,7 @@ impl<E: Send + 'static> Run<E> {
                 self.waiting.answer(Err(error));
             }
             Ran::Cancelled => {
-                // Its effect may have happened. The lease lapses, so that the next attempt is told.
+                // Its effect may have happened. The lease expires, so that the next attempt is marked as recovered.
                 self.ran(RunOutcome::Cancelled, took);
                 drop(lease);
                 self.refuse(&Problem::OutcomeUnknown);
@@ -108,7 +108,7 @@ impl<E: Send + 'static> Run<E> {
         }
     }
 
-    /// Does with the key what the response asks for, then lets the response leave.
+    /// Settles the key as the response requires, then sends the response.
     async fn settle(
         mut self,
         lease: Lease,
@@ -120,7 +120,7 @@ impl<E: Send + 'static> Run<E> {
         let status = parts.status;
         let exhausted = lease.attempt().number() >= self.layer.settings.max_attempts;
         let decision = match self.layer.settings.policy.decide(&parts) {
-            // A run that was cut short by an outage must not use up an attempt.
+            // A run that was interrupted by an outage must not use up an attempt.
             Decision::Release { counted } => Decision::Release { counted: counted && !lease.was_cut_short() },
             other => other,
         };
@@ -146,7 +146,7 @@ impl<E: Send + 'static> Run<E> {
         }
     }
 
-    /// COMPLETED first, then the response.
+    /// Writes COMPLETED, then sends the response.
     async fn complete(mut self, lease: Lease, response: Response<Body>) {
         let (mut parts, body) = response.into_parts();
         let settings = &self.layer.settings;
@@ -169,13 +169,13 @@ impl<E: Send + 'static> Run<E> {
             Err(_elapsed) => {
                 warn!(scope = self.layer.gate.scope(), %key, "a response waits for its completion, and its client waits no longer");
                 self.refuse(&Problem::OutcomeUnknown);
-                // Heartbeats go on, and so do the tries with the same token.
+                // Heartbeats continue, and so do the tries with the same token.
                 completing.await
             }
         };
         match completed {
-            Ok(Completion::Held) => {}
-            Ok(Completion::Lost) => return self.follow(&message).await,
+            Ok(Completion::Applied) => {}
+            Ok(Completion::NotOwner) => return self.follow(&message).await,
             Err(error) => {
                 let scope = self.layer.gate.scope();
                 warn!(scope, %key, %error, "the work is recorded without its response");
@@ -190,11 +190,12 @@ impl<E: Send + 'static> Run<E> {
         self.send(Response::from_parts(parts, collected.body), "handled");
     }
 
-    /// Somebody else took over: his verdict counts.
+    /// Another owner took over: its outcome counts.
     async fn follow(mut self, message: &Message) {
         let problem = match self.layer.ask(message).await {
             Ok(Entry::Granted(lease)) => {
-                // Nobody has it any more. The client asks again, and that request says so to its handler.
+                // The key has no owner any more. The client repeats the request, and the next attempt is marked as
+                // recovered.
                 lease.release(Duration::ZERO, false, "its owner had lost the lease").await;
                 Problem::InProgress
             }
@@ -209,14 +210,14 @@ impl<E: Send + 'static> Run<E> {
 
     async fn release(&self, lease: Lease, counted: bool, status: StatusCode) {
         let scope = self.layer.gate.scope();
-        info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed, and may come again");
+        info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed; it runs again if repeated");
         lease.release(Duration::ZERO, counted, &format!("HTTP status {}", status.as_u16())).await;
         if counted {
             self.layer.gate.observe(Event::Retried { scope });
         }
     }
 
-    /// FAILED first, then the response.
+    /// Writes FAILED, then sends the response.
     async fn give_up(mut self, lease: Lease, cause: Cause, response: Response<Body>) {
         let given_up = GivenUp { cause, status: response.status() };
         warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), %given_up, "a request will not run again");
@@ -230,12 +231,12 @@ impl<E: Send + 'static> Run<E> {
             }
         };
         match failed {
-            Completion::Held => self.send(response, "given-up"),
-            Completion::Lost => self.follow(&message).await,
+            Completion::Applied => self.send(response, "given-up"),
+            Completion::NotOwner => self.follow(&message).await,
         }
     }
 
-    /// How long a handler may go on after its cancellation.
+    /// How long a handler may continue after its cancellation.
     fn grace(&self) -> Duration {
         self.layer.gate.lease_period().min(CANCELLATION_GRACE)
     }
@@ -255,7 +256,7 @@ impl<E: Send + 'static> Run<E> {
         problem.response(&self.layer.settings.problems_at)
     }
 
-    /// A client that was told already or has gone is not told, and not counted.
+    /// Answers the client, unless it was already answered or has disconnected; then nothing is counted.
     fn send(&mut self, response: Response<Body>, answer: &'static str) {
         if self.waiting.is_there() {
             self.layer.note(answer);
@@ -272,7 +273,7 @@ impl<E: Send + 'static> Run<E> {
 }
 
 async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle: Handle<E>) -> Ran<E> {
-    // Making the future runs code of the user's as well.
+    // Creating the future runs the user's code as well.
     let work = async move { handle(request).await };
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
     let ran = tokio::select! {

@@ -1,4 +1,4 @@
-//! The handlers that run, whoever still waits for them.
+//! The running handlers, independent of whether their clients still wait.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
-/// How long handlers have to end that were cut off.
+/// How long cancelled handlers may take to end.
 const CUT_OFF_GRACE: Duration = Duration::from_secs(1);
 
-/// The right to run a handler, and the promise that a [`drain`](Tasks::drain) waits for it.
+/// A permit to run a handler; [`drain`](Tasks::drain) waits for it.
 #[derive(Debug)]
 pub(super) struct Place {
     _permit: OwnedSemaphorePermit,
     _tracked: TaskTrackerToken,
 }
 
-/// Runs handlers apart from the futures of their responses: a client that goes away ends nothing.
+/// Runs handlers in tasks, so that a client that disconnects does not stop its handler.
 #[derive(Debug)]
 pub(super) struct Tasks {
     places: Arc<Semaphore>,
@@ -35,7 +35,7 @@ impl Tasks {
         Self { places, running: TaskTracker::new(), cut_off: CancellationToken::new() }
     }
 
-    /// A place to run in; `None` when all are taken, or when the service stops.
+    /// Takes a permit; `None` when there is none left, or when the service stops.
     pub(super) fn place(&self) -> Option<Place> {
         let tracked = self.running.token();
         let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
@@ -52,11 +52,12 @@ impl Tasks {
             }
             drop(place);
         };
-        // Its place is what a drain waits for.
+        // A drain waits for this permit.
         drop(tokio::spawn(work.in_current_span()));
     }
 
-    /// Takes nothing new, waits for what runs, and cuts off what still runs after `deadline`. Says how many.
+    /// Stops new handlers, waits for the running ones, and cancels those that still run after `deadline`. Returns how
+    /// many were cancelled.
     pub(super) async fn drain(&self, deadline: Duration) -> usize {
         self.places.close();
         self.running.close();
@@ -65,7 +66,7 @@ impl Tasks {
         }
         let left = self.running.len();
         self.cut_off.cancel();
-        // One that blocks its thread cannot be cut off; the process ends with it.
+        // A handler that blocks its thread cannot be cancelled; it ends with the process.
         _ = timeout(CUT_OFF_GRACE, self.running.wait()).await;
         left
     }

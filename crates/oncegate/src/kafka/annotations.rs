@@ -1,4 +1,4 @@
-//! Reads what commits of a consumer group were annotated with.
+//! Reads the metadata of a consumer group's commits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -10,16 +10,16 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::source::SourceError;
 
-/// How long the brokers may take to answer one question.
+/// Time limit of one request to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The annotations of the group's commits of these topics, each once. It joins no group.
+/// Returns the metadata of the group's commits of these topics, without duplicates. It joins no group.
 pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<String>, SourceError> {
     let failed = |error: KafkaError| {
         let is_refusal = is_refusal(&error);
         let failed = SourceError::caused(
-            "the offsets that the consumer group has committed could not be read: are the brokers reachable, and has the \
-             user the rights DESCRIBE on the topics and the group?",
+            "the committed offsets of the consumer group could not be read: check that the brokers are reachable and \
+             that the user has the right DESCRIBE on the topics and the group",
             error,
         );
         if is_refusal { failed } else { failed.away() }
@@ -40,7 +40,7 @@ pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<Strin
     let committed = consumer.committed_offsets(partitions, ANSWER_TIMEOUT).map_err(failed)?;
     let mut annotations: Vec<String> = Vec::new();
     for partition in committed.elements() {
-        // The client panics at a text that is not UTF-8: such a one is not ours.
+        // The client panics on text that is not UTF-8. Such metadata is not ours.
         let read = catch_unwind(AssertUnwindSafe(|| partition.metadata().to_owned()));
         let Ok(annotation) = read else { continue };
         if !annotation.is_empty() && !annotations.contains(&annotation) {
@@ -50,7 +50,7 @@ pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<Strin
     Ok(annotations)
 }
 
-/// Whether the brokers answer, and will answer the same again.
+/// Whether the brokers answer with an error that a retry would not change.
 fn is_refusal(error: &KafkaError) -> bool {
     use RDKafkaErrorCode::{
         Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed, InvalidGroupId,

@@ -1,11 +1,11 @@
-//! Which partitions are ours, since when, and what of them may be committed.
+//! Tracks which partitions this member owns, in which epoch, and which offsets may be committed.
 //!
-//! Kafka does not check who commits: it takes a commit for another member's partition, and right after a
-//! rejoin even a zombie's. So ownership is decided here. Every assignment of a partition is an epoch of its
-//! own; offsets are received, finished and committed under one lock that knows the epoch, and what comes
-//! from an epoch that is over is ignored.
+//! Kafka does not check who commits: it accepts a commit for another member's partition, and right after a rejoin
+//! even a commit by a zombie. So ownership is decided here. Each assignment of a partition is an epoch of its own.
+//! Offsets are received, finished and committed under one lock that knows the epoch, and anything from an epoch that
+//! is over is ignored.
 //!
-//! Nothing in this file knows a broker.
+//! This file does not depend on a broker.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -33,9 +33,9 @@ impl fmt::Display for Partition {
 #[derive(Debug, Default)]
 pub(crate) struct Assignments {
     current: Mutex<HashMap<Partition, Arc<Assignment>>>,
-    /// Grows with every change of `current`, so that others know when their copy is old.
+    /// Grows with every change of `current`, so that holders of a copy know when it is old.
     generation: AtomicU64,
-    /// Whether a partition may hold nothing but offsets without messages behind what was received.
+    /// Whether a partition may have only offsets without messages after those received.
     may_pass: AtomicBool,
     shared: Arc<Shared>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Assignments {
 struct Shared {
     clock: Clock,
     last_epoch: AtomicU64,
-    /// Guards nothing but the wait for `drained`.
+    /// Used only to wait for `drained`.
     draining: Mutex<()>,
     drained: Condvar,
 }
@@ -55,7 +55,7 @@ impl Shared {
     }
 }
 
-/// Tells the time; a parameter, so that tests reach any age.
+/// The clock; a parameter, so that tests can reach any age.
 struct Clock(Box<dyn Fn() -> Instant + Send + Sync>);
 
 impl Default for Clock {
@@ -74,10 +74,10 @@ impl fmt::Debug for Clock {
 #[derive(Debug)]
 pub(crate) struct Assignment {
     partition: Partition,
-    /// How many attempts run, and in its highest bit whether the partition is being revoked. One word, so
-    /// that no attempt can start between "is it revoked?" and "count me".
+    /// How many attempts run, and in the highest bit whether the partition is being revoked. One word, so that no
+    /// attempt can start between the check of the bit and the increment.
     attempts: AtomicU32,
-    /// Times in the ledger are milliseconds since then.
+    /// Start of the epoch; times in the ledger are milliseconds since then.
     begun: Instant,
     ledger: Mutex<Ledger>,
     shared: Arc<Shared>,
@@ -87,30 +87,30 @@ const REVOKED: u32 = 1 << 31;
 
 #[derive(Debug)]
 struct Ledger {
-    /// `None` once the partition is given away.
+    /// `None` once the partition is given up.
     epoch: Option<u64>,
     watermark: Watermark,
-    /// When the last message came.
+    /// When the last message was received.
     delivered_at_ms: u64,
     /// Since when there has been something to commit.
     due_at_ms: Option<u64>,
-    /// Not fetched, because too much of it is unfinished.
+    /// Whether fetching is paused because too many messages are unfinished.
     crowded: bool,
     end: Option<LogEnd>,
     begin: Begin,
-    /// Whether the client's position in this partition is known to be one of this epoch.
+    /// Whether the client's position in this partition is known to be from this epoch.
     is_position_ours: bool,
 }
 
-/// Where a partition without a commit begins to be read, which is decided here when the client must not decide it.
+/// Where a partition without a committed offset begins, if the client must not decide that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Begin {
     /// It is being read.
     #[default]
     Begun,
-    /// It is not known yet. What comes is dropped.
+    /// The position is not known yet. Messages are dropped.
     Unresolved,
-    /// At this offset. What comes is dropped until the broker has a commit and the client has gone there.
+    /// The partition begins at this offset. Messages are dropped until it is committed and the client has sought to it.
     At(i64),
 }
 
@@ -128,13 +128,13 @@ impl Ledger {
         }
     }
 
-    /// Whether the client may have gone past offsets that hold no message, behind everything that was received.
+    /// Whether the client may have moved past offsets without a message, after everything received.
     fn may_pass(&self) -> bool {
         let next = self.end.filter(|end| end.queued == 0).map(|end| end.next);
         self.begin == Begin::Begun && self.watermark.span() == 0 && next > self.watermark.first_unfinished()
     }
 
-    /// Takes note of whether something is due, after each change of the watermark.
+    /// Updates since when a commit is due, after each change of the watermark.
     fn mark_due(&mut self, now_ms: u64) {
         self.due_at_ms = match self.watermark.due() {
             Some(_) => self.due_at_ms.or(Some(now_ms)),
@@ -143,24 +143,24 @@ impl Ledger {
     }
 }
 
-/// Where a received message stands in its epoch.
+/// The position of a received message in its epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
     epoch: u64,
     number: u64,
 }
 
-/// What became of a received offset.
+/// The result of recording a received offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     pub(crate) receipt: Receipt,
-    /// How many messages a successor would get again after a crash now.
+    /// How many messages would be delivered again after a crash now.
     pub(crate) span: usize,
-    /// The log went back, so a new epoch has begun: it was truncated, or the topic was made again.
+    /// Whether the log went back, so that a new epoch has begun: it was truncated, or the topic was recreated.
     pub(crate) rewound: bool,
 }
 
-/// A position that the broker should hear of.
+/// A position to commit.
 #[derive(Debug)]
 pub(crate) struct Due {
     assignment: Arc<Assignment>,
@@ -175,26 +175,27 @@ impl Due {
 }
 
 impl Assignments {
-    /// Those of a member whose time is told by `clock`.
+    /// Creates the assignments of a member with this clock.
     #[cfg(test)]
     fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
         let shared = Shared { clock: Clock(Box::new(clock)), ..Shared::default() };
         Self { shared: Arc::new(shared), ..Self::default() }
     }
 
-    /// Begins an epoch for each of these partitions, which are read from where `begin` says.
+    /// Begins an epoch for each of these partitions, which are read from the position in `begin`.
     pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>, begin: Begin) {
         let mut current = self.current();
         for partition in partitions {
-            // One that is ours already was assigned without a word in between: what it knows may be wrong.
+            // A partition that is already ours was assigned again without a revoke, so its state may be wrong.
             self.begin(&mut current, partition, Watermark::default(), begin);
         }
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Begins another epoch of a partition that is read anew, because its log is another one than it was;
-    /// `false` when the partition is not ours. With `base`, that is what the broker hears until messages are
-    /// finished, so that what it has of the former epoch does not stay.
+    /// Begins another epoch of a partition whose log was replaced; `false` when the partition is not ours.
+    ///
+    /// With `base`, that position is committed until messages are finished, so that the last epoch's position does not
+    /// stay at the broker.
     pub(crate) fn restart(&self, partition: &Partition, base: Option<i64>) -> bool {
         let mut current = self.current();
         if !current.contains_key(partition) {
@@ -228,7 +229,7 @@ impl Assignments {
         }
     }
 
-    /// From now on no attempt starts for these partitions. What has started may still be finished.
+    /// Stops attempts from starting for these partitions. Running attempts may still finish.
     pub(crate) fn begin_revoke(&self, partitions: &[Partition]) -> Vec<Arc<Assignment>> {
         let current = self.current();
         let revoked: Vec<_> = partitions.iter().filter_map(|one| current.get(one).cloned()).collect();
@@ -236,7 +237,7 @@ impl Assignments {
         revoked
     }
 
-    /// Waits until nothing runs that has started, and returns how many attempts still run at `deadline`.
+    /// Waits until no attempt runs, and returns how many still run at `deadline`.
     pub(crate) fn wait_drained(&self, revoked: &[Arc<Assignment>], deadline: Instant) -> u32 {
         let running = || revoked.iter().map(|assignment| assignment.running()).sum();
         let mut draining = self.shared.draining.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,7 +251,7 @@ impl Assignments {
         }
     }
 
-    /// All epochs are over at once: we are no member any more. Returns how many partitions there were.
+    /// Ends all epochs at once, because we are no longer a member. Returns how many partitions there were.
     pub(crate) fn end_all(&self) -> usize {
         let ours = self.all();
         ours.iter().for_each(|assignment| assignment.forbid());
@@ -258,7 +259,7 @@ impl Assignments {
         ours.len()
     }
 
-    /// The epochs of these assignments are over: nothing of them is ever committed again.
+    /// Ends the epochs of these assignments: none of their offsets is committed afterwards.
     pub(crate) fn end(&self, revoked: &[Arc<Assignment>]) {
         let mut current = self.current();
         for assignment in revoked {
@@ -270,7 +271,7 @@ impl Assignments {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// The positions that have moved since the broker heard of them, of partitions that are ours.
+    /// Returns the positions of our partitions that have moved since their last commit.
     pub(crate) fn due(&self) -> Vec<Due> {
         let current = self.current();
         let due = |assignment: &Arc<Assignment>| {
@@ -281,7 +282,7 @@ impl Assignments {
         current.values().filter_map(due).collect()
     }
 
-    /// The broker has these positions.
+    /// Records that the broker has these positions.
     pub(crate) fn committed(&self, done: &[Due]) {
         for due in done {
             let mut ledger = due.assignment.ledger();
@@ -293,7 +294,7 @@ impl Assignments {
         }
     }
 
-    /// Takes note of what the client knows about the end of a partition's log.
+    /// Records the end of a partition's log, as the client knows it.
     pub(crate) fn ends_at(&self, topic: &str, number: i32, end: LogEnd) {
         let current = self.current();
         let found =
@@ -307,23 +308,23 @@ impl Assignments {
         }
     }
 
-    /// Whether the client's positions are worth a question, since the last time that this was asked.
+    /// Whether the client's positions should be read, since the last call.
     pub(crate) fn may_pass(&self) -> bool {
         self.may_pass.swap(false, Ordering::AcqRel)
     }
 
-    /// The partitions of which it is not known yet where they begin.
+    /// Returns the partitions whose starting position is not known yet.
     pub(crate) fn unresolved(&self) -> Vec<Arc<Assignment>> {
         let current = self.current();
         current.values().filter(|one| one.ledger().begin == Begin::Unresolved).cloned().collect()
     }
 
-    /// The partition, if it is ours.
+    /// Returns the partition's assignment, if it is ours.
     pub(crate) fn get(&self, partition: &Partition) -> Option<Arc<Assignment>> {
         self.current().get(partition).cloned()
     }
 
-    /// Where each of our partitions stands, by topic and number.
+    /// Returns the progress of each of our partitions, by topic and number.
     pub(crate) fn standings(&self) -> Vec<Standing> {
         let mut standings: Vec<_> = self.all().iter().map(|assignment| assignment.standing()).collect();
         standings.sort_by(|a, b| {
@@ -332,7 +333,7 @@ impl Assignments {
         standings
     }
 
-    /// Every partition that is ours now.
+    /// Returns every partition that is ours now.
     pub(crate) fn all(&self) -> Vec<Arc<Assignment>> {
         self.current().values().cloned().collect()
     }
@@ -341,7 +342,7 @@ impl Assignments {
         self.current().is_empty()
     }
 
-    /// Changes whenever [`all`](Self::all) does.
+    /// Returns a number that changes whenever [`all`](Self::all) does.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -356,7 +357,7 @@ impl Assignment {
         &self.partition
     }
 
-    /// Takes note of a received offset; `None` when the partition is no longer ours, or not read yet.
+    /// Records a received offset; `None` when the partition is no longer ours, or not read yet.
     pub(crate) fn receive(&self, offset: i64) -> Option<Received> {
         let now_ms = self.now_ms();
         let mut ledger = self.ledger();
@@ -368,7 +369,7 @@ impl Assignment {
             Some(number) => (number, false),
             None => {
                 epoch = self.shared.next_epoch();
-                // What the broker has lies beyond this offset: a successor would skip what is in between.
+                // The committed position is beyond this offset: the next owner would skip the messages in between.
                 *ledger = Ledger::new(epoch, Watermark::starting_at(offset));
                 let number = ledger.watermark.receive(offset, now_ms)?;
                 ledger.mark_due(now_ms);
@@ -379,7 +380,7 @@ impl Assignment {
         Some(Received { receipt: Receipt { epoch, number }, span: ledger.watermark.span(), rewound })
     }
 
-    /// Takes note that a message is finished for good; `false` when that no longer matters.
+    /// Records that a message is finished; `false` when its epoch is over or it was finished already.
     pub(crate) fn complete(&self, receipt: Receipt) -> bool {
         let mut ledger = self.ledger();
         let news = ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number);
@@ -389,7 +390,7 @@ impl Assignment {
         news
     }
 
-    /// Takes note of where the partition begins; `is_committed` when the broker has that position already.
+    /// Sets where the partition begins; `is_committed` when the broker has that position already.
     pub(crate) fn resolve(&self, position: i64, is_committed: bool) {
         let mut ledger = self.ledger();
         if ledger.epoch.is_none() || ledger.begin != Begin::Unresolved {
@@ -403,7 +404,7 @@ impl Assignment {
         ledger.mark_due(self.now_ms());
     }
 
-    /// Where the client has to go before the partition is read, once the broker has that position.
+    /// Returns where the client must seek before the partition is read, once that position is committed.
     pub(crate) fn begins_at(&self) -> Option<i64> {
         let ledger = self.ledger();
         match ledger.begin {
@@ -412,24 +413,24 @@ impl Assignment {
         }
     }
 
-    /// Whether the partition is read, as far as we have a say in it.
+    /// Whether the starting position is settled, so that the partition may be read.
     pub(crate) fn has_begun(&self) -> bool {
         self.ledger().begin == Begin::Begun
     }
 
-    /// The client has gone where it was sent: from now on its position is one of this epoch.
+    /// Records that the client has sought to its starting position: from now on its position is from this epoch.
     pub(crate) fn begun(&self) {
         let mut ledger = self.ledger();
         (ledger.begin, ledger.is_position_ours) = (Begin::Begun, true);
     }
 
-    /// The client has no position in the partition: the next one that it has is one of this epoch.
+    /// Records that the client has no position in the partition: its next one is from this epoch.
     pub(crate) fn has_no_position(&self) {
         let mut ledger = self.ledger();
         ledger.is_position_ours = ledger.begin == Begin::Begun;
     }
 
-    /// The client has given us every message before `position`.
+    /// Records that the client has returned every message before `position`.
     pub(crate) fn passes(&self, position: i64) {
         let mut ledger = self.ledger();
         let ours = ledger.is_position_ours || ledger.watermark.last_received().is_some();
@@ -439,7 +440,7 @@ impl Assignment {
         }
     }
 
-    /// Takes note of whether the partition is kept from being fetched, because too much of it is unfinished.
+    /// Records whether the partition is paused because too many of its messages are unfinished.
     pub(crate) fn set_crowded(&self, crowded: bool) {
         self.ledger().crowded = crowded;
     }
@@ -463,35 +464,35 @@ impl Assignment {
         }
     }
 
-    /// Milliseconds since the assignment.
+    /// Returns the milliseconds since the assignment.
     fn now_ms(&self) -> u64 {
         let elapsed = (self.shared.clock.0)().saturating_duration_since(self.begun);
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Counts an attempt; `false`, and nothing is counted, once the partition is being revoked.
+    /// Counts an attempt. `false`, without counting, once the partition is being revoked.
     pub(crate) fn start(&self) -> bool {
         let count = |attempts: u32| (attempts & REVOKED == 0).then_some(attempts + 1);
         self.attempts.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).is_ok()
     }
 
-    /// The attempt that [`start`](Self::start) counted has ended.
+    /// Ends the attempt that [`start`](Self::start) counted.
     pub(crate) fn stop(&self) {
         let before = self.attempts.fetch_sub(1, Ordering::AcqRel);
         debug_assert_ne!(before & !REVOKED, 0, "stop without a start");
         if before == REVOKED | 1 {
-            // Taking the lock puts this behind the drain's look at the count, so it cannot sleep through it.
+            // Taking the lock orders this after the drain's check of the count, so the drain cannot miss the wake-up.
             drop(self.shared.draining.lock().unwrap_or_else(PoisonError::into_inner));
             self.shared.drained.notify_all();
         }
     }
 
-    /// Whether attempts are no longer allowed to start.
+    /// Whether attempts may no longer start.
     pub(crate) fn is_revoked(&self) -> bool {
         self.attempts.load(Ordering::Acquire) & REVOKED != 0
     }
 
-    /// How many messages a successor would get again after a crash now.
+    /// Returns how many messages would be delivered again after a crash now.
     pub(crate) fn span(&self) -> usize {
         self.ledger().watermark.span()
     }

@@ -1,4 +1,4 @@
-//! The watermark and the epochs against a model that is too simple to be wrong.
+//! Compares the watermark and the epochs with a simple model.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -63,12 +63,12 @@ fn permutations(length: usize) -> Vec<Vec<usize>> {
     permutations(length - 1).into_iter().flat_map(insert).collect()
 }
 
-/// What one partition has seen in one epoch, as plain as can be.
+/// The simple model of one partition in one epoch.
 #[derive(Debug, Default)]
 struct Epoch {
     received: BTreeMap<i64, bool>,
     committed: Option<i64>,
-    /// It began with a log that went back, so the broker hears where.
+    /// Whether it began with a log that went back, so that its start is committed.
     rewound: bool,
 }
 
@@ -77,12 +77,12 @@ impl Epoch {
         let first = *self.received.first_key_value()?.0;
         let incomplete = self.received.iter().find(|(_, done)| !**done).map(|(offset, _)| *offset);
         let position = incomplete.or(self.received.last_key_value().map(|(last, _)| last + 1))?;
-        let told = position > first || self.rewound;
-        (told && self.committed.is_none_or(|committed| position > committed)).then_some(position)
+        let due = position > first || self.rewound;
+        (due && self.committed.is_none_or(|committed| position > committed)).then_some(position)
     }
 }
 
-/// A ticket of the run: the real one, and where the model has it.
+/// An ack handle of the run: the real one, and its place in the model.
 struct Given {
     assignment: Arc<Assignment>,
     receipt: Receipt,
@@ -94,11 +94,11 @@ struct Given {
 #[derive(Default)]
 struct Run {
     assignments: Assignments,
-    /// By number in the order of their beginning.
+    /// The epochs by number, in the order in which they began.
     epochs: Vec<Epoch>,
     current: BTreeMap<i32, usize>,
     given: Vec<Given>,
-    /// Decided and not yet answered, as the commit thread has it.
+    /// A commit that is decided and not yet answered, as in the commit thread.
     in_flight: Option<(Vec<Due>, BTreeMap<i32, usize>)>,
 }
 
@@ -128,7 +128,7 @@ impl Run {
         let revoked = self.assignments.begin_revoke(&[partition(number)]);
         assert_eq!(revoked.len(), usize::from(self.current.contains_key(&number)));
         assert!(revoked.iter().all(|assignment| !assignment.start() && assignment.is_revoked()));
-        // A revoke that drains still commits; check() looks at it here.
+        // A revoke that drains still commits; check() verifies that here.
         self.check();
         self.assignments.end(&revoked);
         self.current.remove(&number);
@@ -168,7 +168,7 @@ impl Run {
         });
     }
 
-    /// Any message ever received, of whatever epoch, also a second time.
+    /// Completes any message ever received, of any epoch, possibly a second time.
     fn complete(&mut self, random: &mut fastrand::Rng) {
         if self.given.is_empty() {
             return;
@@ -195,7 +195,7 @@ impl Run {
         }
     }
 
-    /// The broker answers a commit, maybe long after other things have happened.
+    /// Answers a commit, possibly long after other events.
     fn answer(&mut self, well: bool) {
         let Some((due, epochs)) = self.in_flight.take() else {
             return;
@@ -268,8 +268,8 @@ fn nothing_of_a_revoked_partition_is_committed() {
 
 #[test]
 fn a_revoke_waits_for_what_has_started_and_for_nothing_else() {
-    // The waiting thread cannot say that it sleeps, so the race between its sleep and the last stop is run
-    // often enough to see both winners.
+    // The waiting thread cannot report that it sleeps. So the race between its sleep and the last stop runs often
+    // enough to see both outcomes.
     for round in 0..500_u32 {
         let (assignments, assignment) = assigned(0);
         assert!(assignment.start() && assignment.start());
@@ -376,7 +376,7 @@ fn what_stands_where_is_told_without_the_broker() {
 
     assert!(assignment.complete(second));
     assert_eq!(commit(&assignments), BTreeMap::from([(2, 12)]));
-    // The rest of the log are markers of transactions: the client has gone past them.
+    // The rest of the log is transaction markers, and the client has moved past them.
     assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 20, queued: 0 });
     let done = standing();
     assert_eq!((done.committed, done.undelivered()), (Some(12), Some(0)));
@@ -391,7 +391,7 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
     assert_eq!(standing().lag(), Some(10), "it is known before anything has come");
     assert!(assignments.may_pass(), "there may be nothing but markers");
 
-    // Nothing says yet that the client's position is from after the assignment.
+    // It is not known yet that the client's position is from after the assignment.
     assignment.passes(5);
     assert!(positions(&assignments).is_empty());
     assignment.has_no_position();
@@ -448,7 +448,7 @@ fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
     assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
 }
 
-/// 2^32 milliseconds are 49.7 days: an assignment lives longer than that, and a stall of it must be seen then too.
+/// 2^32 milliseconds are 49.7 days. An assignment can live longer, and a stall must be detected then as well.
 #[test]
 fn ages_go_on_past_two_to_the_32_milliseconds_of_one_assignment() {
     const WRAP_MS: u64 = 1 << 32;

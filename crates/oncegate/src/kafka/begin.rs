@@ -1,18 +1,20 @@
-//! Where a partition without a commit begins, when the source begins at the end.
+//! Decides where a partition without a committed offset begins, when the source begins at the end.
 //!
-//! The client alone would begin at the end at every assignment until something is committed, and skip what came meanwhile.
-//! So the position is decided once, here, and nothing of the partition is received before the broker has it:
+//! The client alone would begin at the end at every assignment until an offset is committed, and skip messages that
+//! came meanwhile. So the position is decided here once, and no message of the partition is received before the
+//! broker has it:
 //!
 //! | the group has | the partition begins |
 //! |---|---|
-//! | a commit of this partition | there |
-//! | a commit of another partition of the topic | at its first message: the topic has gained it since |
-//! | no commit of the topic | at its end |
+//! | a committed offset of this partition | at that offset |
+//! | a committed offset of another partition of the topic | at its first message, because the topic has gained it since |
+//! | no committed offset of the topic | at its end |
 //!
-//! In the last case the owner of the topic's first partition commits the ends of *all* its partitions in one request, and
-//! the owners of the others wait for that. Each deciding for its own, the second one would find the first one's commits and
-//! take its partitions for new ones. The ends are read before the broker is asked once more for commits: they lie before
-//! everything that another member can have committed, so they never skip a message, however late the request comes.
+//! In the last case the owner of the topic's first partition commits the ends of *all* its partitions in one request,
+//! and the owners of the others wait for that. If each owner decided for its own partitions, the second one would
+//! find the first one's commits and treat its own partitions as new. The ends are read before the committed offsets
+//! are requested again: the ends are not beyond any position that another member can have committed, so they never
+//! skip a message, however late the request comes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,27 +30,28 @@ use super::member::Context;
 use super::topics;
 use crate::source::SourceError;
 
-/// How long one question may take. A revoke's commit waits behind it.
+/// Time limit of one request to the broker. A revoke's commit waits for it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long to wait before asking again.
+/// Delay before a request is repeated.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long the owner of the first partition may take. Then it is a program that does not know of this, and each member
-/// decides for itself.
+/// How long to wait for the owner of the first partition. After that, the owner is taken for a program without this
+/// rule, and each member decides for itself.
 const FIRST_OWNER_PATIENCE: Duration = Duration::from_secs(60);
 
 type Offsets = BTreeMap<i32, i64>;
 
-/// Decides where partitions begin, on the thread that may wait for the broker.
+/// Decides where partitions begin, on the commit thread, which may wait for the broker.
 #[derive(Debug, Default)]
 pub(crate) struct Beginnings {
-    /// Since when another member should have committed the ends.
+    /// Since when we have waited for another member to commit the ends.
     waiting_since: Option<Instant>,
 }
 
 impl Beginnings {
-    /// Resolves what can be resolved now; whether there is something new to commit. What fails is tried again.
+    /// Resolves the partitions that can be resolved now; returns whether there is something new to commit. Failures are
+    /// retried.
     pub(crate) fn resolve(&mut self, consumer: &BaseConsumer<Context>) -> bool {
         let unresolved = consumer.context().member().assignments.unresolved();
         if unresolved.is_empty() {
@@ -65,7 +68,7 @@ impl Beginnings {
                 Ok(resolved) => any |= resolved,
                 Err(error) => {
                     let why = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::warn!(%error, why, "where {topic} begins is not known yet; asking again");
+                    tracing::warn!(%error, why, "cannot decide yet where {topic} begins; retrying");
                 }
             }
         }
@@ -85,7 +88,7 @@ impl Beginnings {
         }
         let all = topics::partitions(consumer, "the cluster", topic, ANSWER_TIMEOUT)?;
         let ends = offsets(consumer, topic, &all, Offset::End)?;
-        // After the ends: see the module's text.
+        // This must follow the request for the ends; see the module's documentation.
         let known = committed(consumer, topic, &all)?;
         go_on(&mut ours, &known);
         if !known.is_empty() {
@@ -96,24 +99,24 @@ impl Beginnings {
             let list = list(topic, ends.iter().map(|(number, end)| (*number, Offset::Offset(*end))));
             let done = list.and_then(|list| consumer.commit(&list, CommitMode::Sync));
             done.map_err(|error| {
-                SourceError::caused(format!("the ends of {topic} are not committed"), error)
+                SourceError::caused(format!("cannot commit the end offsets of {topic}"), error)
             })?;
             tracing::info!(
                 topic,
                 partitions = ends.len(),
-                "the group is new to the topic; it begins at the end"
+                "the group has no committed offset of the topic; beginning at the end"
             );
         } else if self.waiting_since.get_or_insert_with(Instant::now).elapsed() < FIRST_OWNER_PATIENCE {
             return Ok(false);
         } else {
             tracing::warn!(
                 topic,
-                "the owner of its first partition has committed nothing; beginning at the end"
+                "the owner of the topic's first partition has committed nothing; beginning at the end"
             );
         }
         for one in &ours {
             if let Some(end) = ends.get(&one.partition().number) {
-                // The commit thread commits it, again perhaps, like every other position of ours.
+                // The commit thread commits it like every other position, possibly once more.
                 one.resolve(*end, false);
             }
         }
@@ -121,7 +124,7 @@ impl Beginnings {
     }
 }
 
-/// Those of which the group has a commit go on there.
+/// Resolves the partitions with a committed offset to that offset.
 fn go_on(ours: &mut Vec<Arc<Assignment>>, committed: &Offsets) {
     ours.retain(|one| {
         let found = committed.get(&one.partition().number);
@@ -129,7 +132,7 @@ fn go_on(ours: &mut Vec<Arc<Assignment>>, committed: &Offsets) {
     });
 }
 
-/// The topic has gained these since the group began with it: nothing of them may be skipped.
+/// Resolves partitions that the topic has gained since the group began: none of their messages may be skipped.
 fn begin_new(
     consumer: &BaseConsumer<Context>,
     topic: &str,
@@ -146,14 +149,15 @@ fn begin_new(
     Ok(!ours.is_empty())
 }
 
-/// What the group has committed of these partitions; those without a commit are absent.
+/// Returns the group's committed offsets of these partitions; partitions without one are absent.
 fn committed(consumer: &BaseConsumer<Context>, topic: &str, numbers: &[i32]) -> Result<Offsets, SourceError> {
     let asked = list(topic, numbers.iter().map(|number| (*number, Offset::Invalid)));
     let answer = asked.and_then(|list| consumer.committed_offsets(list, ANSWER_TIMEOUT));
-    read(answer).map_err(|error| SourceError::caused(format!("the commits of {topic} are not known"), error))
+    read(answer)
+        .map_err(|error| SourceError::caused(format!("cannot read the committed offsets of {topic}"), error))
 }
 
-/// The first or last offsets of these partitions.
+/// Returns the first or last offsets of these partitions.
 fn offsets(
     consumer: &BaseConsumer<Context>,
     topic: &str,
@@ -164,9 +168,11 @@ fn offsets(
         return Ok(Offsets::new());
     }
     let asked = list(topic, numbers.iter().map(|number| (*number, which)));
-    // In the protocol the beginning and the end are points in time like others.
+    // In the protocol, the beginning and the end are special timestamps.
     let answer = asked.and_then(|list| consumer.offsets_for_times(list, ANSWER_TIMEOUT));
-    read(answer).map_err(|error| SourceError::caused(format!("the ends of {topic} are not known"), error))
+    read(answer).map_err(|error| {
+        SourceError::caused(format!("cannot read the first or last offsets of {topic}"), error)
+    })
 }
 
 fn list(topic: &str, offsets: impl Iterator<Item = (i32, Offset)>) -> Result<TopicPartitionList, KafkaError> {
@@ -177,7 +183,7 @@ fn list(topic: &str, offsets: impl Iterator<Item = (i32, Offset)>) -> Result<Top
     Ok(list)
 }
 
-/// The offsets in an answer, or the first error in it.
+/// Returns the offsets in an answer, or the first error in it.
 fn read(answer: Result<TopicPartitionList, KafkaError>) -> Result<Offsets, KafkaError> {
     let answer = answer?;
     let mut offsets = Offsets::new();

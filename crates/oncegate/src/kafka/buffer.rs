@@ -1,4 +1,4 @@
-//! What the poll thread has fetched and nobody has received yet: bounded, in order.
+//! The bounded, ordered buffer of messages that are fetched and not yet received.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::assignment::{Assignment, Receipt};
 use crate::message::Message;
 
-/// A fetched message and where it stands.
+/// A fetched message and its position in the partition's epoch.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub(crate) message: Message,
@@ -18,7 +18,7 @@ pub(crate) struct Fetched {
     pub(crate) receipt: Receipt,
 }
 
-/// The queue between the poll thread and `receive`. Many messages travel per lock and per wake-up.
+/// The queue between the poll thread and `receive`. It moves many messages per lock and per wake-up.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     queue: Mutex<Queue>,
@@ -32,12 +32,12 @@ pub(crate) struct Buffer {
 struct Queue {
     fetched: VecDeque<Fetched>,
     bytes: usize,
-    /// The poll thread waits for room.
+    /// Whether the poll thread waits for room.
     awaited: bool,
     end: Option<End>,
 }
 
-/// Why nothing more comes.
+/// Why no more messages arrive.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Closed,
@@ -55,7 +55,8 @@ impl Buffer {
         }
     }
 
-    /// Adds what was fetched, all of it: the bound is kept by asking [`is_full`](Self::is_full) before fetching.
+    /// Adds all fetched messages. The poll thread keeps the bound by checking [`is_full`](Self::is_full) before a
+    /// fetch.
     pub(crate) fn push(&self, batch: &mut Vec<Fetched>) {
         let mut queue = self.queue();
         if queue.end.is_some() {
@@ -82,7 +83,7 @@ impl Buffer {
     fn try_take(&self, most: usize) -> Option<Result<Vec<Fetched>, End>> {
         let mut queue = self.queue();
         if let Some(end) = &queue.end {
-            // The next one who waits should hear of it as well.
+            // Wake the next waiting receiver as well.
             self.filled.notify_one();
             return Some(Err(end.clone()));
         }
@@ -103,7 +104,7 @@ impl Buffer {
         Some(Ok(taken))
     }
 
-    /// Drops what belongs to revoked partitions.
+    /// Drops the messages of revoked partitions.
     pub(crate) fn purge_revoked(&self) {
         let mut queue = self.queue();
         queue.fetched.retain(|fetched| !fetched.assignment.is_revoked());
@@ -114,12 +115,12 @@ impl Buffer {
         self.full(&self.queue())
     }
 
-    /// Whether there is enough room to go on after a standstill. Half, so that it does not come again at once.
+    /// Whether there is enough room to resume after a pause: half the buffer, so that it is not full again at once.
     pub(crate) fn has_ample_room(&self) -> bool {
         self.is_half_empty(&self.queue())
     }
 
-    /// Waits for ample room; after `patience` any room will do. `false` when there is none at all.
+    /// Waits for ample room; after `patience`, any room is enough. `false` when there is none at all.
     pub(crate) fn wait_for_room(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut queue = self.queue();
@@ -135,7 +136,7 @@ impl Buffer {
         !self.full(&queue)
     }
 
-    /// Nothing more comes or goes. The first end wins.
+    /// Ends the buffer. The first reason is kept.
     pub(crate) fn end(&self, end: End) {
         let mut queue = self.queue();
         queue.end.get_or_insert(end);

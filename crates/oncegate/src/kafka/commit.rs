@@ -1,9 +1,9 @@
-//! Commits, on a thread of their own.
+//! Commits offsets on a thread of its own.
 //!
-//! A synchronous commit is the only one whose failure is seen, and it has no bound: 6 s in a rebalance, 31 s
-//! with the broker down. So it runs beside the poll thread, at most one at a time; whoever needs one now
-//! (a revoke) asks here and waits for as long as it can afford. One at a time also means that no earlier
-//! commit is still on its way when a later one has been answered.
+//! Only a synchronous commit reports its failure, and it has no time limit: it takes 6 s in a rebalance and 31 s with
+//! the broker down. So commits run beside the poll thread, at most one at a time. A revoke requests a commit here and
+//! waits within its own limit. One at a time also means that no earlier commit is still in flight when a later one
+//! has been answered.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use super::member::Context;
 use crate::observe::Event;
 use crate::source::CommitAnnotation;
 
-/// How long whoever needs a commit waits before he asks again for one that the brokers were too busy for.
+/// Delay before a commit is requested again after the brokers were too busy for it.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where commits are asked for.
+/// Takes requests for commits, and reports their outcome.
 #[derive(Debug, Default)]
 pub(crate) struct CommitDesk {
     orders: Mutex<Orders>,
@@ -31,30 +31,30 @@ pub(crate) struct CommitDesk {
 
 #[derive(Debug, Default)]
 struct Orders {
-    /// Rounds asked for, and rounds done; the same when there is nothing to do.
+    /// Rounds requested and rounds done; they are equal when there is nothing to do.
     asked: u64,
     done: u64,
     outcome: CommitOutcome,
     stopped: bool,
 }
 
-/// How a round of commits went.
+/// The outcome of a round of commits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CommitOutcome {
     /// The broker has every position.
     #[default]
     Committed,
-    /// The group has moved on without us: the partitions are another member's, or will be.
+    /// The group has a newer generation: the partitions belong to another member, or will.
     NotOurs(String),
-    /// The brokers are busy with themselves, or away: they may have none of it, and take it soon.
+    /// The brokers are busy or unreachable: they may have no position, and a retry may soon succeed.
     Busy(String),
-    /// The broker may have none of it.
+    /// The commit failed: the broker may have no position.
     Failed(String),
 }
 
 impl CommitDesk {
-    /// Asks for a commit of everything that is due, and waits for its end, but not beyond `deadline`. Asks again while the
-    /// brokers are busy.
+    /// Requests a commit of everything that is due, and waits for its outcome until `deadline`. Repeats the request
+    /// while the brokers are busy.
     pub(crate) fn commit_now(&self, deadline: Instant) -> CommitOutcome {
         loop {
             let outcome = self.one_round(deadline);
@@ -65,8 +65,9 @@ impl CommitDesk {
         }
     }
 
-    /// The same for the last commit of a member that is about to leave. While the group rebalances it refuses commits, and the
-    /// client takes part in that by itself: asks again until that is over, or the member `is_lost`.
+    /// Does the same for the last commit of a member that is about to leave. A rebalancing group rejects commits, and
+    /// the client takes part in the rebalance by itself: repeats the request until that is over, or the member
+    /// `is_lost`.
     pub(crate) fn commit_last(&self, deadline: Instant, is_lost: impl Fn() -> bool) -> CommitOutcome {
         loop {
             let outcome = self.commit_now(deadline);
@@ -78,13 +79,13 @@ impl CommitDesk {
         }
     }
 
-    /// Asks for a round, and does not wait for it.
+    /// Requests a round, and does not wait for it.
     pub(crate) fn ask(&self) {
         self.orders().asked += 1;
         self.changed.notify_all();
     }
 
-    /// Waits for so long; `false` when the desk stops.
+    /// Waits until `end`; `false` when commits have stopped.
     fn pause_until(&self, end: Instant) -> bool {
         let mut orders = self.orders();
         while !orders.stopped {
@@ -108,20 +109,20 @@ impl CommitDesk {
         while orders.done < round {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || orders.stopped {
-                return CommitOutcome::Failed("the broker has not answered a commit in time".to_owned());
+                return CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
             }
             orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         orders.outcome.clone()
     }
 
-    /// No more commits; the thread ends when the one that runs is over.
+    /// Stops commits; the thread ends after the running one.
     pub(crate) fn stop(&self) {
         self.orders().stopped = true;
         self.changed.notify_all();
     }
 
-    /// Waits for an order, or for the interval to pass. The number of the newest order; `None` to end.
+    /// Waits for a request, or for the interval to pass. Returns the number of the newest request; `None` to end.
     fn next(&self, interval: Duration) -> Option<u64> {
         let deadline = Instant::now() + interval;
         let mut orders = self.orders();
@@ -149,7 +150,7 @@ impl CommitDesk {
     }
 }
 
-/// The commit thread: commits what is due, by time and by order, until the desk stops.
+/// Runs the commit thread: commits what is due, at each interval and on request, until commits stop.
 fn run(consumer: &BaseConsumer<Context>, interval: Duration) {
     let desk = consumer.context().desk();
     let assignments = &consumer.context().member().assignments;
@@ -181,15 +182,15 @@ fn commit_due(consumer: &BaseConsumer<Context>) -> CommitOutcome {
     let partitions = due.len();
     let outcome = match Refusal::of(&error) {
         Refusal::NotOurs => {
-            tracing::debug!(%error, "a commit came too late for its group generation; dropped");
+            tracing::debug!(%error, "a commit was dropped: its group generation is over");
             return CommitOutcome::NotOurs(error.to_string());
         }
         Refusal::Passing => {
-            tracing::warn!(%error, partitions, "offsets could not be committed; trying again");
+            tracing::warn!(%error, partitions, "offsets could not be committed; retrying");
             CommitOutcome::Busy(error.to_string())
         }
         Refusal::Lasting(change) => {
-            tracing::error!(%error, partitions, change, "Kafka refuses our offsets; trying again all the same");
+            tracing::error!(%error, partitions, change, "Kafka rejects our commits; retrying until the cause is fixed");
             CommitOutcome::Failed(error.to_string())
         }
     };
@@ -210,15 +211,15 @@ fn list(due: &[Due], annotation: Option<&str>) -> Result<TopicPartitionList, Kaf
     Ok(list)
 }
 
-/// What a refused commit asks for. Whatever it is, the positions stay due, and nothing counts as committed: the
-/// next round commits what is still ours.
+/// The class of a rejected commit. In every class the positions stay due and nothing counts as committed: the next
+/// round commits what is still ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The member or its generation is no longer the group's. Every healthy group says this around a rebalance.
+    /// The member or its generation is no longer valid. Every healthy group answers this during a rebalance.
     NotOurs,
-    /// The brokers are busy with themselves, or away.
+    /// The brokers are busy or unreachable.
     Passing,
-    /// Somebody has to change something: what.
+    /// An operator must change something: what.
     Lasting(&'static str),
 }
 
@@ -239,7 +240,7 @@ impl Refusal {
             Some(InvalidCommitOffsetSize | OffsetMetadataTooLarge) => {
                 Self::Lasting("the broker's offset.metadata.max.bytes or message.max.bytes is too small")
             }
-            Some(InvalidGroupId) => Self::Lasting("the group's name is not one for this broker"),
+            Some(InvalidGroupId) => Self::Lasting("the broker does not accept the name of the group"),
             _ => Self::Passing,
         }
     }
@@ -251,7 +252,7 @@ pub(crate) fn spawn(
     interval: Duration,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let body = move || {
-        // Whoever waits for a commit must not wait for a thread that has panicked.
+        // A caller must not wait for a thread that has panicked.
         let _stop = StopOnDrop(&consumer);
         run(&consumer, interval);
     };
@@ -308,7 +309,7 @@ mod tests {
     fn whoever_asks_for_a_commit_waits_no_longer_than_he_can() {
         let desk = CommitDesk::default();
         let outcome = desk.commit_now(Instant::now());
-        assert!(matches!(outcome, CommitOutcome::Failed(_)), "nobody commits here");
+        assert!(matches!(outcome, CommitOutcome::Failed(_)), "no thread commits here");
     }
 
     #[test]
@@ -320,7 +321,7 @@ mod tests {
             let waiting = scope.spawn(|| desk.commit_now(far));
             for outcome in [busy(), busy(), CommitOutcome::Committed] {
                 let round = loop {
-                    assert!(!waiting.is_finished(), "it asks no more");
+                    assert!(!waiting.is_finished(), "it must ask again");
                     let round = desk.next(Duration::from_millis(1)).expect("the desk is open");
                     if round > desk.orders().done {
                         break round;
@@ -330,7 +331,7 @@ mod tests {
             }
             assert_eq!(waiting.join().expect("no panic"), CommitOutcome::Committed);
         });
-        // With too little time left it is told so.
+        // With too little time left, the request fails.
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| desk.commit_now(Instant::now() + REPEAT_PAUSE / 2));
             let round = desk.next(Duration::from_secs(60)).expect("an order");

@@ -1,9 +1,9 @@
-//! Whether the client is connected to any broker, and what follows when it is not although the brokers answer.
+//! Detects a client that has no connection although the brokers answer.
 //!
-//! librdkafka 2.12 has a state that it never leaves: a member of a group of the new protocol without a single connection,
-//! whose commits wait for a coordinator that nothing looks for any more. It raises no error. The same looks like a cluster
-//! that is away, so another client asks. When it gets answers for longer than a client waits before it connects again, the
-//! one that has no connection is replaced.
+//! librdkafka 2.12 has a state that it never leaves: a group member of the new protocol without a single connection,
+//! whose commits wait for a coordinator that the client no longer looks for. It raises no error. An unreachable
+//! cluster looks the same, so a second client, the probe, sends requests. When the probe gets answers for longer than
+//! a client waits before it reconnects, the client without a connection is replaced.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -17,22 +17,22 @@ use super::member::Member;
 use super::trouble::Trouble;
 use crate::health::CONNECTION_LIMIT;
 
-/// How another client is named, which asks whether the brokers answer.
+/// The client id of the probe, the client that checks whether the brokers answer.
 const PROBE_ID: &str = "oncegate-probe";
 
-/// How long it waits for the answer.
+/// How long the probe waits for an answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two such questions.
+/// Interval between two probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// The longest wait of a client before it connects again, and its default in milliseconds.
+/// The property for the longest wait of a client before it reconnects, and its default in milliseconds.
 const BACKOFF: (&str, u64) = ("reconnect.backoff.max.ms", 10_000);
 
-/// How much longer than that the brokers must have answered: connecting takes its time.
+/// How much longer than that the brokers must have answered, because connecting takes time.
 const BACKOFF_MARGIN: Duration = Duration::from_secs(5);
 
-/// What is known of a client's connections, from its statistics.
+/// The state of a client's connections, from its statistics.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
     state: Mutex<State>,
@@ -40,18 +40,18 @@ pub(crate) struct Connection {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// When the client was first heard to have no connection, since it last had one.
+    /// When the client first reported no connection, since it last had one.
     lost_at: Option<Instant>,
-    /// How long that was, when it was last heard.
+    /// How long the connection had been lost at the last report.
     lost_for: Option<Duration>,
-    /// When another client had its first answer, since its last question without one.
+    /// When the probe got its first answer, since its last request without one.
     answered_at: Option<Instant>,
-    /// They have been coming for so long that this client should have connected.
+    /// Whether the probe has had answers for so long that this client should have connected.
     others_connect: bool,
 }
 
 impl Connection {
-    /// Takes note of what the client says of its connections.
+    /// Records whether the client reports a connection.
     pub(crate) fn note(&self, is_connected: bool) {
         let mut state = self.state();
         if is_connected {
@@ -62,23 +62,24 @@ impl Connection {
         }
     }
 
-    /// Another client is in the place of the one that was heard.
+    /// Forgets everything, because another client has replaced this one.
     pub(crate) fn begin_anew(&self) {
         *self.state() = State::default();
     }
 
-    /// How long the client has had no connection, as it last said; `None` when it has one, or has said nothing.
+    /// Returns how long the client has had no connection, by its last report; `None` when it has one, or has not
+    /// reported.
     pub(crate) fn lost_for(&self) -> Option<Duration> {
         self.state().lost_for
     }
 
-    /// Whether another client has had answers for so long that this one should have connected.
+    /// Whether the probe has had answers for so long that this client should have connected.
     pub(crate) fn others_connect(&self) -> bool {
         self.state().others_connect
     }
 
-    /// Takes note of whether another client has had an answer. Once it has had answers for longer than `patience`, returns
-    /// how long this one has had no connection.
+    /// Records whether the probe got an answer. Once it has had answers for longer than `patience`, returns how long
+    /// the client has had no connection.
     fn answered(&self, is_answered: bool, patience: Duration) -> Option<Duration> {
         let mut state = self.state();
         if !is_answered || state.lost_for.is_none() {
@@ -94,7 +95,7 @@ impl Connection {
     }
 }
 
-/// Watches one client, from its poll thread.
+/// Watches the connections of one client, on its poll thread.
 pub(crate) struct Watch {
     config: ClientConfig,
     probe: Option<JoinHandle<bool>>,
@@ -103,7 +104,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// The client was made with `config`, and so is the one that asks.
+    /// Creates a watch for the client of `config`. The probe uses the same configuration.
     pub(crate) fn new(mut config: ClientConfig) -> Self {
         config.set("client.id", PROBE_ID).set("statistics.interval.ms", "0");
         config.remove("group.instance.id");
@@ -114,7 +115,7 @@ impl Watch {
         Self { config, probe: None, asked_at: None, patience }
     }
 
-    /// Looks whether the client should be replaced; never waits.
+    /// Returns the reason if the client should be replaced; never waits.
     pub(crate) fn look(&mut self, member: &Member) -> Option<Trouble> {
         if let Some(probe) = self.probe.take_if(|probe| probe.is_finished()) {
             // A probe that has panicked has no answer.
@@ -131,7 +132,9 @@ impl Watch {
             let thread = std::thread::Builder::new().name("oncegate-probe".to_owned());
             match thread.spawn(move || answers(&config)) {
                 Ok(probe) => self.probe = Some(probe),
-                Err(error) => tracing::warn!(%error, "no thread to ask whether the brokers answer"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot start the thread that checks whether the brokers answer")
+                }
             }
         }
         None
@@ -139,12 +142,12 @@ impl Watch {
 }
 
 impl Drop for Watch {
-    /// Waits for the question that is under way, which has a bound.
+    /// Waits for the running probe, which has a time limit.
     fn drop(&mut self) {
         if let Some(probe) = self.probe.take()
             && probe.join().is_err()
         {
-            tracing::error!("the client that asks whether the brokers answer has panicked");
+            tracing::error!("the client that checks whether the brokers answer has panicked");
         }
     }
 }
@@ -154,15 +157,15 @@ fn answers(config: &ClientConfig) -> bool {
     let probe: Result<BaseConsumer<Quiet>, _> = config.create_with_context(Quiet);
     let answer = probe.and_then(|probe| probe.fetch_metadata(None, PROBE_TIMEOUT).map(drop));
     match &answer {
-        Ok(()) => tracing::warn!("the Kafka client has no connection, and another one has"),
+        Ok(()) => tracing::warn!("the Kafka client has no connection, but the brokers answer another client"),
         Err(error) => {
-            tracing::warn!(%error, "the Kafka client has no connection, and no broker answers another one");
+            tracing::warn!(%error, "the Kafka client has no connection, and no broker answers another client");
         }
     }
     answer.is_ok()
 }
 
-/// A client whose log is of no interest: its answer is.
+/// The probe's callbacks, which log at debug level only.
 #[derive(Debug)]
 struct Quiet;
 

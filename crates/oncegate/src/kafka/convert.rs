@@ -1,4 +1,4 @@
-//! From librdkafka's messages to ours.
+//! Converts librdkafka's messages to ours.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::message::{Header, Message, Origin};
 /// The name of a header whose own name is not UTF-8.
 const UNREADABLE_NAME: &str = "\u{fffd}";
 
-/// The longest route that a header may name, in bytes; a longer one is not ours.
+/// The longest route that a header may have, in bytes; a longer one is not ours.
 const ROUTE_MAX_BYTES: usize = 249;
 
-/// Copies a message out of librdkafka: the payload once, the rest as needed.
+/// Copies a message from librdkafka: the payload once, the rest as needed.
 pub(crate) fn message(topic: &Arc<str>, routes: Routes, borrowed: &BorrowedMessage<'_>) -> Message {
     let origin = Origin::Kafka {
         topic: Arc::clone(topic),
@@ -39,17 +39,17 @@ pub(crate) fn message(topic: &Arc<str>, routes: Routes, borrowed: &BorrowedMessa
     if headers.is_empty() { message } else { message.with_headers(headers) }
 }
 
-/// What names a message's route.
+/// Where a message's route comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Routes {
-    /// Its topic, whatever a header says: anyone may copy a header to another message.
+    /// The topic; the route header is ignored, because any service may copy headers to another message.
     #[default]
     Topics,
-    /// The header that dead letters carry, else its topic.
+    /// The route header that dead letters have, else the topic.
     Headers,
 }
 
-/// The first route of a message that was retried or redriven.
+/// Returns the first route of a message that was retried or redriven.
 fn route(headers: &[Header]) -> Option<Arc<str>> {
     let header = headers.iter().rev().find(|header| &*header.name == ROUTE_HEADER)?;
     let route = std::str::from_utf8(header.value.as_deref()?).ok()?;
@@ -60,11 +60,13 @@ fn headers(borrowed: &BorrowedHeaders) -> Vec<Header> {
     (0..borrowed.count()).filter_map(|index| header(borrowed, index)).collect()
 }
 
-/// One header. A name that is not UTF-8 is no reason to stop: the protocol forbids it, producers do it, and
-/// the message would come again and again.
+/// Returns one header.
+///
+/// A name that is not UTF-8 is not an error: the protocol forbids it, but producers send it, and an error would make
+/// the message be delivered again and again.
 fn header(borrowed: &BorrowedHeaders, index: usize) -> Option<Header> {
-    // rdkafka unwraps the name as UTF-8 and has no other way to a header. Nothing is borrowed mutably, so
-    // nothing can be left half done; only the value of such a header is out of reach.
+    // rdkafka unwraps the name as UTF-8 and has no other access to a header. Nothing is borrowed mutably, so a panic
+    // leaves no broken state; only the value of such a header cannot be read.
     let read = catch_unwind(AssertUnwindSafe(|| borrowed.try_get(index)));
     match read {
         Ok(header) => {

@@ -1,4 +1,4 @@
-//! Dead letters to a Kafka topic.
+//! Writes dead letters to a Kafka topic.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -19,43 +19,43 @@ use crate::failure::BoxError;
 use crate::message::{Message, Origin};
 use crate::source::SourceError;
 
-/// Every header of ours begins so.
+/// The prefix of all our headers.
 pub(crate) const PREFIX: &str = "oncegate-";
 
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 
-/// How long opening waits for the brokers.
+/// Time limit for opening to wait for the brokers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A topic that keeps the messages that were given up: their payload, key and headers untouched, and
-/// headers that say where they came from and why they are here (see [`kafka`](super)).
+/// Writes dead letters to a topic: payload, key and headers unchanged, and headers with their origin and cause (see
+/// [`kafka`](super)).
 ///
-/// A letter counts as sent when all in-sync replicas have it.
+/// A dead letter counts as written when all in-sync replicas have it.
 pub struct KafkaDeadLetters {
     brokers: String,
     topic: String,
     properties: Vec<Property>,
-    /// Topics that a source consumes, none of which may be ours.
+    /// Topics that a source consumes. Our topic must not be one of them.
     consumed: Vec<String>,
     producer: Mutex<Option<FutureProducer<Context>>>,
 }
 
-/// What only oncegate may decide about a producer.
+/// Producer properties that only oncegate may set, and why.
 const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "the brokers are the first argument"),
     ("metadata.broker.list", "the brokers are the first argument"),
-    ("acks", "a letter must reach all in-sync replicas"),
-    ("request.required.acks", "a letter must reach all in-sync replicas"),
-    ("enable.idempotence", "a retry inside the client must not write a letter twice"),
-    ("transactional.id", "letters are not written in transactions"),
+    ("acks", "a dead letter must reach all in-sync replicas"),
+    ("request.required.acks", "a dead letter must reach all in-sync replicas"),
+    ("enable.idempotence", "a retry inside the client must not write a dead letter twice"),
+    ("transactional.id", "dead letters are not written in transactions"),
 ];
 
-/// Properties of a source's connection that a producer beside it needs as well.
+/// Prefixes of a source's connection properties that its producer needs as well.
 const CONNECTION: &[&str] = &["security.", "sasl.", "ssl.", "socket.", "broker.address.", "client.", "debug"];
 
 impl KafkaDeadLetters {
-    /// Dead letters to `topic` in the cluster at `brokers` (`"host:port,host:port"`).
+    /// Creates dead letters that write to `topic` in the cluster at `brokers` (`"host:port,host:port"`).
     ///
     /// [`KafkaSource::dead_letters`](super::KafkaSource::dead_letters) takes both the brokers and the
     /// connection properties from a source.
@@ -69,8 +69,8 @@ impl KafkaDeadLetters {
         }
     }
 
-    /// Sets a property of the librdkafka producer, such as `compression.type`. What would lose letters is
-    /// refused by name when it opens.
+    /// Sets a property of the librdkafka producer, such as `compression.type`. Opening fails with the name of any
+    /// property that could lose dead letters.
     #[must_use]
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.properties.push((name.into(), value.into()));
@@ -86,8 +86,8 @@ impl KafkaDeadLetters {
     fn refuse_loop(&self, consumed: &str) -> Result<(), BoxError> {
         if consumed == self.topic {
             return Err(format!(
-                "the dead letters' topic {consumed} is consumed by the same consumer: every letter would \
-                 come back as a message"
+                "the dead-letter topic {consumed} is consumed by the same consumer: every dead letter would \
+                 come back as a message; use another topic"
             )
             .into());
         }
@@ -96,7 +96,7 @@ impl KafkaDeadLetters {
 
     fn producer(&self) -> Result<FutureProducer<Context>, BoxError> {
         let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
-        producer.clone().ok_or_else(|| "the dead letters have not been opened".into())
+        producer.clone().ok_or_else(|| "the dead-letter topic has not been opened".into())
     }
 }
 
@@ -107,7 +107,7 @@ impl DeadLetters for KafkaDeadLetters {
         settings::check_topic(&self.topic)?;
         self.consumed.iter().try_for_each(|consumed| self.refuse_loop(consumed))?;
         let producer = producer(&self.brokers, &self.properties)?;
-        // A producer that asks about a topic makes it, where brokers allow that; a consumer does not.
+        // A producer that requests a topic's metadata creates the topic where brokers allow that; a consumer does not.
         let mut config = ClientConfig::new();
         config.extend(self.properties.iter().filter(|property| is_connection(property)).cloned());
         config.set("bootstrap.servers", &self.brokers);
@@ -128,11 +128,13 @@ impl DeadLetters for KafkaDeadLetters {
         }
         let producer = self.producer()?;
         let delivered = deliver(&producer, &self.topic, message, headers(letter)).await;
-        delivered.map_err(|error| format!("dead letter to {}: {error}", self.topic).into())
+        delivered.map_err(|error| {
+            format!("dead letter could not be written to topic {}: {error}", self.topic).into()
+        })
     }
 }
 
-/// A producer whose records count as sent when all in-sync replicas have them.
+/// Creates a producer whose messages count as sent when all in-sync replicas have them.
 pub(crate) fn producer(
     brokers: &str,
     properties: &[Property],
@@ -141,11 +143,11 @@ pub(crate) fn producer(
     let mut config = ClientConfig::new();
     config
         .set("client.id", "oncegate")
-        // Whoever sends tries again by himself; five minutes, the client's default, would stop him in silence.
+        // The caller retries. The client's default of five minutes would block it without any report.
         .set("delivery.timeout.ms", "30000")
-        // The broker's limit decides, and not a second one here.
+        // Only the broker's limit applies, and no second one here.
         .set("message.max.bytes", "100000000")
-        // Equal keys meet in the same partition as with other clients.
+        // Equal keys go to the same partition as with other clients.
         .set("partitioner", "murmur2_random");
     for (name, value) in properties {
         config.set(name, value);
@@ -154,7 +156,7 @@ pub(crate) fn producer(
     config.create_with_context(Context).map_err(settings::unusable)
 }
 
-/// Sends the message's payload and key under these headers, and waits until they are there.
+/// Sends the message's payload and key with these headers, and waits until they are written.
 pub(crate) async fn deliver(
     producer: &FutureProducer<Context>,
     topic: &str,
@@ -177,7 +179,7 @@ pub(crate) fn is_connection((name, _): &Property) -> bool {
     CONNECTION.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The message's own headers, and ours.
+/// Returns the message's own headers, and ours.
 fn headers(letter: &DeadLetter) -> OwnedHeaders {
     let mut headers = own_headers(&letter.message);
     for (name, value) in provenance(letter) {
@@ -186,9 +188,9 @@ fn headers(letter: &DeadLetter) -> OwnedHeaders {
     headers
 }
 
-/// The message's own headers, without ours of an earlier round.
+/// Returns the message's own headers, without ours from an earlier delivery.
 pub(crate) fn own_headers(message: &Message) -> OwnedHeaders {
-    /// As many as a letter gets of ours.
+    /// The number of our headers that a dead letter gets.
     const OURS: usize = 16;
     let mut headers = OwnedHeaders::new_with_capacity(message.headers().len() + OURS);
     for header in message.headers().iter().filter(|header| !header.name.starts_with(PREFIX)) {
@@ -227,7 +229,7 @@ fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     ours
 }
 
-/// The beginning of the reason, cut between characters.
+/// Returns the beginning of the reason, cut between characters.
 fn truncated(reason: &str) -> &str {
     let cut = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
     cut.and_then(|end| reason.get(..end)).unwrap_or_default()
@@ -243,14 +245,14 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::warn!(%error, reason, "the producer's Kafka client reports trouble");
+        tracing::warn!(%error, reason, "the producer's Kafka client reports an error");
     }
 
     fn stats_raw(&self, _statistics: &[u8]) {}
 }
 
 impl fmt::Debug for KafkaDeadLetters {
-    /// Shows no property values: they hold passwords.
+    /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KafkaDeadLetters")
             .field("brokers", &self.brokers)

@@ -1,4 +1,4 @@
-//! What a cluster says of topics and groups: for whoever checks a set-up before it runs.
+//! Describes topics of a cluster, to check a configuration before it runs.
 
 use std::time::Duration;
 
@@ -9,36 +9,36 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use super::settings;
 use crate::source::SourceError;
 
-/// How long one question to the brokers may take.
+/// Time limit of one request to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A topic as its cluster describes it.
+/// The description of a topic by its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicFacts {
     /// Its name.
     pub name: String,
-    /// How many partitions it has; none: there is no such topic.
+    /// How many partitions it has; 0 if the topic does not exist.
     pub partitions: usize,
-    /// How many brokers hold a partition, the least of all partitions.
+    /// The replication factor: the smallest one of all partitions.
     pub replicas: usize,
-    /// How many of them must have a message before it counts as written (`min.insync.replicas`).
+    /// How many replicas must have a message before it counts as written (`min.insync.replicas`).
     pub min_insync_replicas: Option<usize>,
-    /// How long messages are kept (`retention.ms`); `None`: for ever.
+    /// How long messages are kept (`retention.ms`); `None` means forever.
     pub retention: Option<Duration>,
-    /// Whether the last message of each key is kept for ever (`cleanup.policy` has `compact`).
+    /// Whether the last message of each key is kept forever (`cleanup.policy` has `compact`).
     pub compacted: bool,
     /// The largest message in bytes (`max.message.bytes`).
     pub max_message_bytes: Option<u64>,
-    /// Why its settings are not known: the right to describe them is missing, for example.
+    /// Why its settings are not known, for example because the right to describe them is missing.
     pub settings_unknown: Option<String>,
 }
 
-/// Asks the cluster at `brokers` about topics, with properties of librdkafka as for
+/// Describes topics of the cluster at `brokers`, with properties of librdkafka as for
 /// [`KafkaSource::property`](super::KafkaSource::property). Changes and creates nothing.
 ///
 /// # Errors
-/// When no broker answers, or a property is not usable.
+/// When no broker answers, or a property is not valid.
 pub async fn describe_topics(
     brokers: &str,
     topics: &[String],
@@ -47,7 +47,7 @@ pub async fn describe_topics(
     topics.iter().try_for_each(|topic| settings::check_topic(topic))?;
     let mut config = settings::client(brokers, properties)?;
     let admin: AdminClient<DefaultClientContext> = config.create().map_err(settings::unusable)?;
-    // A consumer that asks about a topic does not make it, whatever the brokers allow.
+    // A consumer that requests a topic's metadata does not create it, even if the brokers allow that.
     config.set("group.id", "oncegate-asks").set("allow.auto.create.topics", "false");
     let (names, at) = (topics.to_vec(), brokers.to_owned());
     let asking = tokio::task::spawn_blocking(move || {
@@ -63,7 +63,7 @@ pub async fn describe_topics(
         match answer.map(|mut resources| resources.pop()) {
             Ok(Some(Ok(resource))) => fact.read(&resource),
             Ok(Some(Err(code))) => fact.settings_unknown = Some(code.to_string()),
-            Ok(None) => fact.settings_unknown = Some("the broker said nothing".to_owned()),
+            Ok(None) => fact.settings_unknown = Some("the broker returned no settings".to_owned()),
             Err(error) => fact.settings_unknown = Some(error.to_string()),
         }
     }
@@ -96,7 +96,7 @@ impl TopicFacts {
             entry.and_then(|entry| entry.value.clone()).unwrap_or_default()
         };
         self.min_insync_replicas = value("min.insync.replicas").parse().ok();
-        // -1 is for ever.
+        // -1 means forever.
         self.retention = value("retention.ms").parse().ok().map(Duration::from_millis);
         self.compacted = value("cleanup.policy").contains("compact");
         if !value("cleanup.policy").contains("delete") {

@@ -1,4 +1,4 @@
-//! A member of the consumer group: what its threads share, and what it does when partitions come and go.
+//! A member of the consumer group: its shared state, and how it handles assigned and revoked partitions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -22,42 +22,42 @@ use crate::health::FailureLog;
 use crate::observe::{Event, Observer};
 use crate::source::CommitAnnotation;
 
-/// What the poll thread, the commit thread and the source share. It outlives a client that has died: the one in
-/// its place goes on with it.
+/// The state shared by the poll thread, the commit thread and the source. It outlives a failed client, and its
+/// replacement uses it as well.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) assignments: Assignments,
     pub(crate) buffer: Buffer,
     pub(crate) notices: Notices,
     pub(crate) observer: Arc<dyn Observer>,
-    /// Where the group begins in a topic of which it has committed nothing.
+    /// Where the group begins in a topic without committed offsets.
     start: Start,
-    /// What fails now.
+    /// The operations that are failing now.
     pub(crate) failures: FailureLog,
-    /// How long a revoke waits for what has started.
+    /// How long a revoke waits for running handlers.
     pub(crate) drain_timeout: Duration,
     /// How long a revoke waits for its commit.
     pub(crate) commit_patience: Duration,
-    /// What is kept with each committed position.
+    /// The metadata to store with each committed position.
     pub(crate) annotation: Option<CommitAnnotation>,
     /// Whether the client is connected.
     pub(crate) connection: Connection,
-    /// What `status` tells of the poll thread.
+    /// The poll thread's state for `status`.
     polls: Mutex<Polls>,
-    /// How many responses of brokers the client has counted.
+    /// How many broker responses the client has counted.
     responses: AtomicU64,
-    /// Set once: from then on we leave, and are gone by this instant.
+    /// Set once: the member leaves, and must have left by this instant.
     leave_by: OnceLock<Instant>,
-    /// Why we left without the last commit, for `close` to tell.
+    /// Why the member left without the last commit, for `close` to report.
     uncommitted: Mutex<Option<String>>,
 }
 
-/// How the poll thread is.
+/// The state of the poll thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Polls {
-    /// When it began its last round.
+    /// When its last round began.
     pub(crate) last: Option<Instant>,
-    /// Nothing is fetched, because nobody receives what the buffer is full of.
+    /// Whether fetching is paused because the buffer is full.
     pub(crate) held: bool,
 }
 
@@ -88,24 +88,24 @@ impl Member {
         }
     }
 
-    /// How many responses the brokers have sent so far. One more than before says that a broker answers, though there may be no
-    /// message.
+    /// Records how many responses the brokers have sent so far. An increase means that a broker answers, even if
+    /// there is no message.
     fn heard(&self, responses: Option<u64>) {
         let Some(responses) = responses else { return };
-        // A client in place of another counts from 0.
+        // A replacement client counts from 0.
         if self.responses.swap(responses, Ordering::Relaxed) != responses {
             self.failures.succeeded("broker");
             self.failures.succeeded("fetch");
         }
     }
 
-    /// The poll thread begins another round.
+    /// Records that the poll thread begins another round.
     pub(crate) fn polling(&self, held: bool) {
         *self.polls.lock().unwrap_or_else(PoisonError::into_inner) =
             Polls { last: Some(Instant::now()), held };
     }
 
-    /// How the poll thread is.
+    /// Returns the state of the poll thread.
     pub(crate) fn polls(&self) -> Polls {
         *self.polls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,18 +115,18 @@ impl Member {
         let _ = self.leave_by.set(by);
     }
 
-    /// The instant by which we should have left, once we are leaving.
+    /// Returns the instant by which the member must have left, once it is leaving.
     pub(crate) fn leaving(&self) -> Option<Instant> {
         self.leave_by.get().copied()
     }
 
-    /// Why we left without the last commit, if we did.
+    /// Returns why the member left without the last commit, if it did.
     pub(crate) fn take_uncommitted(&self) -> Option<String> {
         self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The client is no member any more and will never hear so: others have its partitions, or will have.
-    /// Nothing waits and nothing is committed.
+    /// Ends all epochs, because the client is no longer a member and gets no callback for it: other members own its
+    /// partitions, or will. It waits for nothing and commits nothing.
     pub(crate) fn dropped(&self) {
         let revoked = self.assignments.end_all();
         self.buffer.purge_revoked();
@@ -146,11 +146,11 @@ impl Member {
         self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
     }
 
-    /// Gives partitions away: nothing of them starts any more, what has started may end, its positions are
-    /// committed, and then they are no longer ours.
+    /// Gives up partitions: no further handler starts for them, running handlers may finish, their positions are
+    /// committed, and then their epochs end.
     ///
-    /// Runs on the poll thread, so it may not wait for anything that needs that: it waits for handlers and for the
-    /// commit thread, and for neither without a bound.
+    /// It runs on the poll thread, so it must not wait for anything that needs that thread. It waits for handlers and
+    /// for the commit thread, each with a time limit.
     fn revoked(&self, partitions: &[Partition], lost: bool, commit: impl FnOnce(Instant) -> CommitOutcome) {
         if partitions.is_empty() {
             return;
@@ -159,7 +159,7 @@ impl Member {
         let revoked = self.assignments.begin_revoke(partitions);
         self.buffer.purge_revoked();
         if lost {
-            // Others have them already; waiting and committing would only do harm.
+            // Other members own them already; a wait or a commit would only do harm.
             self.assignments.end(&revoked);
             tracing::warn!(partitions = %Names(partitions), "partitions lost");
         } else {
@@ -179,7 +179,7 @@ impl Member {
     ) {
         let (mut drain_by, mut commit_by) = (begun + self.drain_timeout, None);
         if let Some(leave_by) = self.leaving() {
-            // Whoever closes has a deadline of his own, and the commit needs a part of it.
+            // `close` has its own deadline, and the commit needs a part of that time.
             let left = leave_by.saturating_duration_since(begun);
             drain_by = drain_by.min(begun + left / 2);
             commit_by = Some(leave_by);
@@ -188,7 +188,7 @@ impl Member {
         if running > 0 {
             tracing::warn!(
                 running,
-                "handlers still run on partitions that are given away; their messages will be delivered again"
+                "handlers still run on revoked partitions; their messages will be delivered again"
             );
         }
         let patience = Instant::now() + self.commit_patience;
@@ -196,7 +196,7 @@ impl Member {
         match commit(commit_by) {
             CommitOutcome::Committed => {}
             CommitOutcome::NotOurs(error) | CommitOutcome::Busy(error) | CommitOutcome::Failed(error) => {
-                tracing::warn!(error, "partitions were given away without their last commit");
+                tracing::warn!(error, "partitions were revoked without their last commit");
                 if self.leaving().is_some() {
                     *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 }
@@ -212,7 +212,7 @@ pub(crate) struct Context {
     desk: CommitDesk,
     /// Whether the user wants to see librdkafka's debug log.
     debug: bool,
-    /// Another client has taken the place of this one: what its end calls back is nobody's business.
+    /// Whether another client has replaced this one, so that its callbacks must have no effect.
     retired: AtomicBool,
 }
 
@@ -225,30 +225,32 @@ impl Context {
         &self.member
     }
 
-    /// Where commits through this client are asked for.
+    /// Returns where commits through this client are requested.
     pub(crate) fn desk(&self) -> &CommitDesk {
         &self.desk
     }
 
-    /// Gives all partitions away, outside of any callback, unless the member `is_lost`.
+    /// Gives up all partitions, outside of any callback, unless the member `is_lost`.
     pub(crate) fn give_back(&self, is_lost: impl Fn() -> bool) {
         let ours = self.member.assignments.all();
         let ours: Vec<Partition> = ours.iter().map(|one| one.partition().clone()).collect();
         self.member.revoked(&ours, is_lost(), |by| self.desk.commit_last(by, &is_lost));
     }
 
-    /// From now on this client changes nothing of what its successor has.
+    /// Retires this client: from now on it does not change the state of its replacement.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         self.desk.stop();
     }
 
+    /// Notes the partitions in which the client has no position.
+    ///
     /// The client keeps its position in a partition for a moment after a revoke. Where it has none now, its next one is
     /// from the new assignment.
     fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
         let positions = match consumer.position() {
             Ok(positions) => positions,
-            Err(error) => return tracing::debug!(%error, "the client does not tell its positions"),
+            Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
         };
         for partition in assigned {
             let found = positions.find_partition(&partition.topic, partition.number);
@@ -276,7 +278,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, _error: KafkaError, reason: &str) {
-        // The same error comes back from `poll`, where it is judged; only its text is lost there.
+        // `poll` returns the same error, and it is handled there; only its text is missing there.
         tracing::debug!(reason, "Kafka client error");
     }
 
@@ -314,11 +316,12 @@ impl ConsumerContext for Context {
     }
 
     fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
-        // A pause survives revocation and re-assignment: what comes back paused would stall in silence.
+        // A pause survives revocation and re-assignment: a partition that comes back paused would stall without an
+        // error.
         if let Rebalance::Assign(list) = rebalance {
             let assigned = partitions(list);
             if let Err(error) = consumer.resume(&list_of(assigned.iter())) {
-                tracing::warn!(%error, "assigned partitions could not be resumed");
+                tracing::warn!(%error, "cannot resume assigned partitions");
             }
             if !self.is_retired() {
                 self.note_positions(consumer, &assigned);
@@ -329,7 +332,7 @@ impl ConsumerContext for Context {
     fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
 }
 
-/// Hands librdkafka's own log lines to `tracing`.
+/// Passes librdkafka's log lines to `tracing`.
 pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
     match level {
         RDKafkaLogLevel::Emerg
@@ -352,7 +355,7 @@ fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
     list.elements().iter().map(partition).collect()
 }
 
-/// A list for a single call. None may outlive it: a consumer whose lists are alive cannot be dropped.
+/// Returns a list for a single call. It must not outlive the call: a consumer whose lists are alive cannot be dropped.
 pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> TopicPartitionList {
     let mut list = TopicPartitionList::new();
     for partition in partitions {
@@ -361,7 +364,7 @@ pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> To
     list
 }
 
-/// Partitions in a log line.
+/// Formats partitions for a log line.
 struct Names<'a>(&'a [Partition]);
 
 impl std::fmt::Display for Names<'_> {

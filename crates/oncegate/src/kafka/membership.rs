@@ -1,4 +1,4 @@
-//! The life of the poll thread: one client after the other, as long as the source is open.
+//! The poll thread's main loop: it replaces a failed client while the source is open.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -19,33 +19,33 @@ use super::{commit, topics};
 use crate::observe::Event;
 use crate::source::SourceError;
 
-/// How many clients may die one after the other without being given a partition.
+/// How many clients may fail in a row without being assigned a partition.
 const FRUITLESS_MAX: u32 = 10;
 
-/// How long to wait before the first client in another's place, doubled with every fruitless one.
+/// Delay before the first replacement client; doubled for each client that fails without a partition.
 const REPLACE_AFTER: Duration = Duration::from_millis(100);
 
-/// The longest such wait.
+/// The longest such delay.
 const REPLACE_AFTER_MAX: Duration = Duration::from_secs(5);
 
-/// How long a static id may be held by a member that is not gone: longer than a session lasts, 60 s at the most
-/// by a broker's default.
+/// How long to wait while another member holds our static id: longer than a session, which is at most 60 s by a
+/// broker's default.
 const HELD_MAX: Duration = Duration::from_secs(90);
 
-/// How many dead clients may be busy with their own end, which can take for ever.
+/// How many failed clients may be closing at the same time, which can take forever.
 const RETIRED_MAX: usize = 4;
 
-/// How often somebody who waits looks whether we are leaving.
+/// How often a wait checks whether the source is closing.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A client that polls, and the thread that commits through it.
+/// A client and the thread that commits through it.
 struct Client {
     consumer: Arc<BaseConsumer<Context>>,
     commits: JoinHandle<()>,
 }
 
-/// Joins the group, polls, joins again with another client when one has died, and leaves. Answers `opened`
-/// when the first client has joined, and `left` with what `close` should hear.
+/// Joins the group, polls, joins again with another client when one has failed, and leaves. Answers `opened` when the
+/// first client has joined, and `left` with the result for `close`.
 pub(crate) fn run(
     settings: &Settings,
     config: &ClientConfig,
@@ -53,7 +53,7 @@ pub(crate) fn run(
     opened: oneshot::Sender<Result<(), SourceError>>,
     left: oneshot::Sender<Result<(), String>>,
 ) {
-    // Whoever receives must not wait for a thread that has panicked.
+    // A receiver must not wait for a thread that has panicked.
     let _end = EndOnDrop(member);
     let first = match Client::check_and_join(settings, config, member) {
         Ok(first) => first,
@@ -75,9 +75,9 @@ pub(crate) fn run(
         let mut poller = Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms, watch);
         let trouble = match poller.run() {
             Some(Trouble::Hopeless(why)) => {
-                tracing::error!(why, "the Kafka consumer cannot go on");
+                tracing::error!(why, "the Kafka consumer has failed");
                 member.buffer.end(End::Failed(why));
-                // What has started may still end and be committed.
+                // Running handlers may still finish, and their offsets are committed.
                 member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
                 None
             }
@@ -102,19 +102,19 @@ pub(crate) fn run(
     line.end();
 }
 
-/// Nobody takes the dead client's place: everything that it had is others' already.
+/// Ends the source without a replacement client. Other members already own the failed client's partitions.
 fn give_up(member: &Member, error: &SourceError) -> Result<(), String> {
     if member.leaving().is_some() {
-        return Err("the client died before the last commit".to_owned());
+        return Err("the client failed before the last commit".to_owned());
     }
     let why = error.to_string();
-    tracing::error!(why, "the Kafka consumer cannot go on");
+    tracing::error!(why, "the Kafka consumer has failed");
     member.buffer.end(End::Failed(why));
     Ok(())
 }
 
 impl Client {
-    /// Joins, after a look whether the brokers answer and the topics exist.
+    /// Joins the group, after a check that the brokers answer and the topics exist.
     fn check_and_join(
         settings: &Settings,
         config: &ClientConfig,
@@ -136,12 +136,12 @@ impl Client {
             .map_err(|error| SourceError::caused("cannot subscribe to the topics", error))?;
         let consumer = Arc::new(consumer);
         let commits = commit::spawn(Arc::clone(&consumer), settings.commit_interval)
-            .map_err(|error| SourceError::caused("no thread for Kafka commits", error))?;
+            .map_err(|error| SourceError::caused("cannot start the thread for Kafka commits", error))?;
         Ok(Self { consumer, commits })
     }
 
-    /// Ends the commit thread and drops the consumer. Either may take long, or for ever: nobody waits for it
-    /// without a bound.
+    /// Ends the commit thread and drops the consumer. Either may take long or forever, so every wait for this has a
+    /// time limit.
     fn dismantle(self) {
         self.consumer.context().desk().stop();
         if self.commits.join().is_err() {
@@ -156,25 +156,25 @@ fn make(config: &ClientConfig, member: &Arc<Member>) -> Result<BaseConsumer<Cont
     config.create_with_context(Context::new(Arc::clone(member), debug)).map_err(settings::unusable)
 }
 
-/// The clients that came before.
+/// The earlier clients of this source.
 #[derive(Default)]
 struct Succession {
-    /// How many died since one was given a partition.
+    /// How many clients have failed since one was assigned a partition.
     fruitless: u32,
-    /// Since when our static id is held by another member.
+    /// Since when another member holds our static id.
     held_since: Option<Instant>,
-    /// Threads in which dead clients end.
+    /// Threads that close failed clients.
     retired: Vec<JoinHandle<()>>,
 }
 
 impl Succession {
-    /// Sends a dead client away and waits until another one may try. An error when none should.
+    /// Retires a failed client and waits until a replacement may join. Returns an error when none should.
     fn follow(&mut self, client: Client, trouble: Trouble, member: &Member) -> Result<(), SourceError> {
         let context = Arc::clone(client.consumer.context());
         if !member.assignments.is_empty() {
             (self.fruitless, self.held_since) = (0, None);
         }
-        // In this order: what the old client's threads and callbacks still do concerns nobody from here on.
+        // This comes first, so that the old client's threads and callbacks have no effect from here on.
         context.retire();
         member.dropped();
         member.connection.begin_anew();
@@ -192,7 +192,7 @@ impl Succession {
             }
             Trouble::Dropped { .. } if self.fruitless >= FRUITLESS_MAX => {
                 return Err(SourceError::new(format!(
-                    "{FRUITLESS_MAX} Kafka clients one after the other have failed for good: {trouble:?}"
+                    "{FRUITLESS_MAX} Kafka clients in a row have failed: {trouble:?}"
                 )));
             }
             Trouble::Dropped { cause, why } => {
@@ -200,53 +200,51 @@ impl Succession {
                 (cause, why)
             }
         };
-        tracing::warn!(
-            cause,
-            why,
-            "this client is no member of the group any more; another one takes its place"
-        );
+        tracing::warn!(cause, why, "this Kafka client is no longer a member of the group; replacing it");
         member.observer.observe(Event::MemberReplaced { cause });
         let doubled = REPLACE_AFTER.saturating_mul(1 << self.fruitless.min(10));
         wait(member, doubled.min(REPLACE_AFTER_MAX))
     }
 
-    /// The end of a client may hang, so it has a thread, and there is a limit on how many hang.
+    /// Closes a client on a thread of its own, because closing may hang. The number of such threads is limited.
     fn retire(&mut self, client: Client) -> Result<(), SourceError> {
         self.retired.retain(|thread| !thread.is_finished());
         if self.retired.len() >= RETIRED_MAX {
             return Err(SourceError::new(format!(
-                "{RETIRED_MAX} Kafka clients that have died do not end; the process should be restarted"
+                "{RETIRED_MAX} failed Kafka clients have not closed; restart the process"
             )));
         }
         let thread = std::thread::Builder::new().name("oncegate-retired".to_owned());
         let thread = thread.spawn(move || client.dismantle());
-        self.retired.push(thread.map_err(|error| SourceError::caused("no thread for a dead client", error))?);
+        self.retired.push(thread.map_err(|error| {
+            SourceError::caused("cannot start the thread that closes a failed client", error)
+        })?);
         Ok(())
     }
 
-    /// Waits for the dead clients. Whoever closes the source waits for this no longer than he wants.
+    /// Waits for the failed clients to close. `close` limits its wait for this by its own deadline.
     fn end(self) {
         for thread in self.retired {
             if thread.join().is_err() {
-                tracing::error!("the end of a Kafka client has panicked");
+                tracing::error!("closing a Kafka client has panicked");
             }
         }
     }
 }
 
-/// Waits, but not when we are leaving.
+/// Waits for `pause`; returns an error when the source closes.
 fn wait(member: &Member, pause: Duration) -> Result<(), SourceError> {
     let until = Instant::now() + pause;
     while Instant::now() < until {
         if member.leaving().is_some() {
-            return Err(SourceError::new("the source was closed while it joined again"));
+            return Err(SourceError::new("the source was closed while it rejoined the group"));
         }
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(())
 }
 
-/// Ends the buffer of a poll thread that is no more.
+/// Ends the buffer when the poll thread ends.
 struct EndOnDrop<'a>(&'a Member);
 
 impl Drop for EndOnDrop<'_> {

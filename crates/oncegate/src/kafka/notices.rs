@@ -1,9 +1,9 @@
-//! What librdkafka says in its log and nowhere else.
+//! Reads facts that librdkafka reports only in its log.
 //!
-//! It knows the id of each topic, and so that a topic was deleted and made again; it knows at which position
-//! a partition's log had no message any more. Neither comes with an error or an event. Both are logged before
-//! the first message from the new place is fetched, and the log travels in the same queue as the messages: the
-//! poll thread hears of it first.
+//! librdkafka detects by a topic's id that the topic was deleted and recreated, and it knows the position at which a
+//! partition's log no longer has a message. It raises no error or event for either. It logs both before it fetches the
+//! first message from the new position, and the log lines are in the same queue as the messages, so the poll thread
+//! sees the log line first.
 //!
 //! The wording is librdkafka's. `tests/tests/kafka/topics.rs` fails when a version words it differently.
 
@@ -15,24 +15,23 @@ use rdkafka::config::RDKafkaLogLevel;
 
 use super::assignment::Partition;
 
-/// The context of librdkafka's debug log that names the ids of topics. It speaks when metadata changes, and
-/// not for each fetch.
+/// The context of librdkafka's debug log that contains topic ids. It logs metadata changes, not each fetch.
 pub(crate) const DEBUG_CONTEXT: &str = "metadata";
 
 /// The id of a topic whose broker gives none (before Kafka 2.8): 16 zero bytes in base64.
 const NO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 
-/// Something that the poll thread has to act on.
+/// An event that the poll thread must act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// The topic of this name is another one than before.
+    /// The topic of this name was deleted and recreated.
     MadeAgain(String),
-    /// The log holds nothing at `position`, where the partition should have gone on. The client goes on
-    /// where `auto.offset.reset` says.
+    /// The log has no message at `position`, where the partition should have continued. The client continues
+    /// where `auto.offset.reset` points.
     OutOfRange { partition: Partition, position: i64 },
 }
 
-/// Listens to the log, and keeps what was heard until the poll thread asks.
+/// Parses the log, and keeps notices until the poll thread takes them.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     any: AtomicBool,
@@ -41,13 +40,13 @@ pub(crate) struct Notices {
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// By the topic's name. They outlive a client, so that its successor notices what happened in between.
+    /// Topic ids by topic name. They outlive a client, so that its replacement detects a change in between.
     ids: HashMap<String, String>,
     notices: Vec<Notice>,
 }
 
 impl Notices {
-    /// Listens to one line.
+    /// Parses one log line.
     pub(crate) fn hear(&self, level: RDKafkaLogLevel, line: &str) {
         let notice = match parse(line) {
             Some(Line::Id { id: NO_ID, .. }) | None => None,
@@ -55,7 +54,7 @@ impl Notices {
                 let former = self.heard().ids.insert(topic.to_owned(), id.to_owned());
                 former.filter(|former| former != id).map(|_| Notice::MadeAgain(topic.to_owned()))
             }
-            // Where a group begins is said in the same words, but not as a warning.
+            // A group's starting position is logged with the same text, but not as a warning.
             Some(Line::Reset { .. }) if matches!(level, RDKafkaLogLevel::Debug) => None,
             Some(Line::Reset { topic, number, position }) => {
                 Some(Notice::OutOfRange { partition: Partition { topic: topic.into(), number }, position })
@@ -67,7 +66,7 @@ impl Notices {
         }
     }
 
-    /// What was heard since the last time.
+    /// Returns the notices since the last call.
     pub(crate) fn take(&self) -> Vec<Notice> {
         if !self.any.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -131,10 +130,10 @@ mod tests {
         };
         assert!(hear(&changed("orders", NO_ID, OLD)).is_empty());
         assert!(hear(&changed("refunds", NO_ID, NEW)).is_empty(), "another topic");
-        assert!(hear(&changed("orders", NO_ID, OLD)).is_empty(), "a new client hears it again");
+        assert!(hear(&changed("orders", NO_ID, OLD)).is_empty(), "a new client logs it again");
         assert!(hear(&changed("orders", OLD, NO_ID)).is_empty(), "a broker that gives no ids");
         assert_eq!(hear(&changed("orders", NO_ID, NEW)), [Notice::MadeAgain("orders".to_owned())]);
-        assert!(notices.take().is_empty(), "it is told once");
+        assert!(notices.take().is_empty(), "it is reported once");
     }
 
     #[test]

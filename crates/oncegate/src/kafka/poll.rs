@@ -1,4 +1,4 @@
-//! The poll thread: it owns the consumer and polls it in every state.
+//! The poll thread, which owns the consumer and polls it in every state.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,57 +20,58 @@ use super::settings::Start;
 use super::trouble::Trouble;
 use crate::observe::Event;
 
-/// How many messages go to the buffer at once, at the most.
+/// The most messages that are moved to the buffer at once.
 const BATCH_MAX: usize = 256;
 
-/// A batch ends when it has so many bytes: 256 large messages would be far more than the buffer may hold.
+/// A batch ends at this many bytes, because 256 large messages would far exceed the buffer.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// How long a poll waits when nothing comes; a leave is noticed after this long at the latest.
+/// How long a poll waits for a message; a request to leave is noticed after this time at the latest.
 const IDLE_POLL: Duration = Duration::from_millis(100);
 
-/// The same while everything is paused: then nobody wakes us when there is room again.
+/// The same while everything is paused, because nothing wakes the poll thread when the buffer has room again.
 const PAUSED_POLL: Duration = Duration::from_millis(20);
 
-/// How long to wait for room, without polling, before the partitions are paused. Pausing throws away what
-/// was prefetched, so it has to be worth it.
+/// How long to wait for room in the buffer, without polling, before the partitions are paused. A pause discards the
+/// prefetched messages, so it must be worth that.
 const ROOM_PATIENCE: Duration = Duration::from_millis(250);
 
-/// How long the client may take to begin a seek. It is tried again, and until then nothing of the partition is taken.
+/// Time limit for one seek. A seek that fails is retried, and no message of the partition is accepted before it
+/// succeeds.
 const SEEK_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What the poll thread knows of one client.
+/// The poll thread's state for one client.
 pub(crate) struct Poller {
     consumer: Arc<BaseConsumer<Context>>,
     member: Arc<Member>,
     terms: Terms,
     batch: Vec<Fetched>,
     batch_bytes: usize,
-    /// Ours by partition number, as of `generation`.
+    /// Our assignments by partition number, as of `generation`.
     owned: HashMap<i32, Vec<Arc<Assignment>>>,
     generation: u64,
-    /// Everything is paused until the buffer has room.
+    /// Whether everything is paused until the buffer has room.
     held: bool,
-    /// Paused because too much would have to be replayed.
+    /// Partitions that are paused because a crash would replay too many messages.
     crowded: Vec<Arc<Assignment>>,
-    /// To be read from these offsets; until the client does so, what comes of them is dropped.
+    /// Partitions that must seek to these offsets. Until then, their messages are dropped.
     seeking: Vec<(Arc<Assignment>, Offset)>,
-    /// Not read yet: where they begin is decided by the commit thread.
+    /// Partitions that are not read yet, because the commit thread still decides where they begin.
     beginning: Vec<Arc<Assignment>>,
-    /// Where messages should have gone on that are gone, until the first one that is left comes.
+    /// Positions whose messages were deleted, until the first remaining message of the partition arrives.
     gone_from: HashMap<Partition, i64>,
-    /// Looks whether the client is connected.
+    /// Watches whether the client is connected.
     watch: Watch,
 }
 
-/// What the source's settings say to the poll thread.
+/// The source's settings for the poll thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// How many messages a crash may deliver again, per partition.
+    /// How many messages may be delivered again after a crash, per partition.
     pub(crate) span_max: usize,
     pub(crate) routes: Routes,
     pub(crate) start: Start,
-    /// Whether the group uses the new protocol, whose members do not survive a poll that came too late.
+    /// Whether the group uses the new protocol, in which a poll that comes too late ends the membership for good.
     pub(crate) new_protocol: bool,
 }
 
@@ -98,7 +99,7 @@ impl Poller {
         }
     }
 
-    /// Polls until the member leaves, or its client cannot go on: why.
+    /// Polls until the member leaves; returns the reason if the client has failed.
     pub(crate) fn run(&mut self) -> Option<Trouble> {
         while self.member.leaving().is_none() {
             self.member.polling(self.held);
@@ -119,7 +120,7 @@ impl Poller {
         None
     }
 
-    /// Takes what is there, at most a batch; waits only when there is nothing.
+    /// Takes the available messages, at most a batch; waits only when there are none.
     fn fill_batch(&mut self) -> Result<(), Trouble> {
         let consumer = Arc::clone(&self.consumer);
         while self.batch.len() < BATCH_MAX && self.batch_bytes < BATCH_BYTES {
@@ -145,7 +146,7 @@ impl Poller {
     fn take(&mut self, borrowed: &BorrowedMessage<'_>) {
         self.member.failures.succeeded("broker");
         self.member.failures.succeeded("fetch");
-        // A callback may have run inside this very poll, and the log have said what this message is.
+        // A callback may have run inside this poll, and a log line may concern this message.
         self.heed();
         self.refresh();
         let (topic, number) = (borrowed.topic(), borrowed.partition());
@@ -164,7 +165,7 @@ impl Poller {
         }
         if received.rewound {
             let (partition, offset) = (assignment.partition(), borrowed.offset());
-            tracing::warn!(%partition, offset, "the log went back: truncated, or the topic was made again");
+            tracing::warn!(%partition, offset, "the log went back: it was truncated, or the topic was recreated");
         }
         let message = convert::message(&assignment.partition().topic, self.terms.routes, borrowed);
         let crowded = received.span > self.terms.span_max;
@@ -191,7 +192,7 @@ impl Poller {
         self.member.buffer.push(&mut self.batch);
     }
 
-    /// Acts on what the client's log has said.
+    /// Acts on the notices from the client's log.
     fn heed(&mut self) {
         for notice in self.member.notices.take() {
             match notice {
@@ -201,7 +202,7 @@ impl Poller {
         }
     }
 
-    /// The topic of this name is another one: positions in the former one mean nothing in it.
+    /// Handles a recreated topic: positions in the deleted topic mean nothing in the new one.
     fn made_again(&mut self, topic: &str) {
         self.refresh();
         let ours =
@@ -210,7 +211,7 @@ impl Poller {
         tracing::warn!(
             topic,
             partitions = ours.len(),
-            "the topic was made again; reading it from its beginning"
+            "the topic was recreated; reading it from its beginning"
         );
         self.member.observer.observe(Event::TopicMadeAgain);
         for partition in ours {
@@ -220,16 +221,16 @@ impl Poller {
         }
     }
 
-    /// The messages from `position` on were deleted, or the log was cut back.
+    /// Handles a position without messages: they were deleted, or the log was truncated.
     fn out_of_range(&mut self, partition: Partition, position: i64) {
         self.refresh();
         if self.owned_one(&partition).is_none_or(|owned| self.is_sought(owned)) {
             return;
         }
-        tracing::warn!(%partition, position, "the log has no message there any more; going on with its oldest one");
+        tracing::warn!(%partition, position, "the log has no message at this position; continuing with its oldest one");
         if self.terms.start == Start::End {
-            // The client goes on at the end, which is where a *new* group should begin. This one would skip
-            // messages that are there.
+            // The client continues at the end, which is where a *new* group should begin. This group would skip
+            // messages that exist.
             self.read_anew(partition.clone(), None);
         }
         self.gone_from.insert(partition, position);
@@ -243,27 +244,27 @@ impl Poller {
         self.seeking.iter().any(|(sought, _)| Arc::ptr_eq(sought, assignment))
     }
 
-    /// Another epoch of a partition that is ours, from its beginning.
+    /// Begins another epoch of one of our partitions, from the partition's beginning.
     fn read_anew(&mut self, partition: Partition, base: Option<i64>) {
         if !self.member.assignments.restart(&partition, base) {
             return;
         }
         if !self.held {
-            // The former epoch may have been paused because too much of it was unfinished.
+            // The last epoch may have been paused because too many of its messages were unfinished.
             let list = list_of(std::iter::once(&partition));
             if let Err(error) = self.consumer.resume(&list) {
-                tracing::warn!(%error, "a partition that is read anew could not be resumed");
+                tracing::warn!(%error, "cannot resume a partition that is read again from its beginning");
             }
         }
         self.member.buffer.purge_revoked();
         self.refresh();
-        if let Some(anew) = self.owned_one(&partition).cloned() {
-            self.seeking.push((anew, Offset::Beginning));
+        if let Some(assignment) = self.owned_one(&partition).cloned() {
+            self.seeking.push((assignment, Offset::Beginning));
         }
         self.seek();
     }
 
-    /// Has the partitions read whose beginning is decided, and committed.
+    /// Starts reading the partitions whose starting position is decided and committed.
     fn begin(&mut self) {
         let seeking = &mut self.seeking;
         self.beginning.retain(|assignment| {
@@ -273,7 +274,7 @@ impl Poller {
         });
     }
 
-    /// Sends the client to where the partitions that wait for it are to be read from.
+    /// Seeks the partitions that wait for a seek.
     fn seek(&mut self) {
         if self.seeking.is_empty() {
             return;
@@ -282,7 +283,7 @@ impl Poller {
         let sought =
             list_at(&self.seeking).and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
         match sought {
-            // One that cannot begin yet, because its leader is not known for example, is tried again.
+            // A seek that fails, for example because the leader is not known, is retried.
             Ok(sought) => self.seeking.retain(|(assignment, _)| {
                 let partition = assignment.partition();
                 let element = sought.find_partition(&partition.topic, partition.number);
@@ -292,16 +293,16 @@ impl Poller {
                 }
                 !begun
             }),
-            Err(error) => tracing::debug!(%error, "the client cannot go there yet"),
+            Err(error) => tracing::debug!(%error, "the client cannot seek yet"),
         }
     }
 
-    /// Goes past what holds no message. The client's positions are those of what it has given us, markers of
-    /// transactions included, because nobody else polls it.
+    /// Moves the watermarks past offsets without a message. The client's positions are exact, transaction markers
+    /// included, because only this thread polls it.
     fn pass(&self) {
         let positions = match self.consumer.position() {
             Ok(positions) => positions,
-            Err(error) => return tracing::debug!(%error, "the client does not tell its positions"),
+            Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
         };
         for assignment in self.owned.values().flatten().filter(|one| !self.is_sought(one)) {
             let partition = assignment.partition();
@@ -312,7 +313,7 @@ impl Poller {
         }
     }
 
-    /// Brings our copy of the assignment up to date.
+    /// Updates our copy of the assignment.
     fn refresh(&mut self) {
         let generation = self.member.assignments.generation();
         if generation == self.generation {
@@ -333,12 +334,12 @@ impl Poller {
             owned.get(&gone.number).into_iter().flatten().any(|owned| owned.partition() == gone)
         });
         if self.held {
-            // What has just been assigned was resumed by the callback.
+            // The callback has resumed the newly assigned partitions.
             self.pause(self.owned.values().flatten());
         }
     }
 
-    /// Pauses and resumes, by hysteresis.
+    /// Pauses when the buffer is full, and resumes when half of it is free.
     fn mind_the_room(&mut self) {
         if self.held {
             if self.member.buffer.has_ample_room() {
@@ -346,12 +347,12 @@ impl Poller {
                 let crowded =
                     |one: &&Arc<Assignment>| self.crowded.iter().any(|other| Arc::ptr_eq(other, one));
                 self.resume(self.owned.values().flatten().filter(|one| !crowded(one)));
-                tracing::debug!("fetching goes on");
+                tracing::debug!("the buffer has room again: partitions resumed");
             }
         } else if self.member.buffer.is_full() && !self.member.buffer.wait_for_room(ROOM_PATIENCE) {
             self.held = true;
             self.pause(self.owned.values().flatten());
-            tracing::debug!("the buffer is full and nobody receives: partitions paused");
+            tracing::debug!("the buffer is full and no message is received: partitions paused");
             self.member.observer.observe(Event::SourcePaused { cause: "full" });
         }
         if self.crowded.is_empty() {
@@ -369,18 +370,18 @@ impl Poller {
     fn pause<'a>(&self, assignments: impl IntoIterator<Item = &'a Arc<Assignment>>) {
         let list = list_of(assignments.into_iter().map(|one| one.partition()));
         if let Err(error) = self.consumer.pause(&list) {
-            tracing::warn!(%error, "partitions could not be paused");
+            tracing::warn!(%error, "cannot pause partitions");
         }
     }
 
     fn resume<'a>(&self, assignments: impl Iterator<Item = &'a Arc<Assignment>>) {
         let list = list_of(assignments.map(|one| one.partition()));
         if let Err(error) = self.consumer.resume(&list) {
-            tracing::warn!(%error, "partitions could not be resumed");
+            tracing::warn!(%error, "cannot resume partitions");
         }
     }
 
-    /// Tells what passes by itself from what does not. `Err` says why this client cannot go on.
+    /// Decides whether an error is temporary. `Err` is the reason why this client cannot continue.
     fn judge(&self, error: &KafkaError) -> Result<(), Trouble> {
         if let Some((code, reason)) = self.consumer.client().fatal_error() {
             return Err(Trouble::of_fatal(code, &reason));
@@ -390,13 +391,13 @@ impl Poller {
             KafkaError::MessageConsumptionFatal(code) => {
                 return Err(Trouble::of_fatal(*code, &code.to_string()));
             }
-            // A classic member joins again by itself. One of the new protocol is told nothing any more.
+            // A classic member joins again by itself. A member of the new protocol gets no further notification.
             KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded) if self.terms.new_protocol => {
                 return Err(Trouble::poll_interval());
             }
             KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
                 return Err(Trouble::Hopeless(format!(
-                    "Kafka refuses us: {code}; check the credentials and the ACLs"
+                    "Kafka denies access: {code}; check the credentials and the ACLs"
                 )));
             }
             _ => {}
@@ -411,17 +412,19 @@ impl Poller {
             _ => "fetch",
         };
         self.member.failures.failed(Instant::now(), operation, error);
-        tracing::warn!(%error, operation, "Kafka reports trouble; polling goes on");
+        tracing::warn!(%error, operation, "the Kafka client reports an error; polling continues");
         self.member.observer.observe(Event::SourceError { operation });
         Ok(())
     }
 
-    /// Gives everything back: what has started may end, and is committed. The client leaves the group when it is dropped.
+    /// Gives up all partitions: running handlers may finish, and their offsets are committed. The client leaves the
+    /// group when it is dropped.
     ///
-    /// It is not told to unsubscribe. That takes its time, and a client that is dropped in the middle of it ends without a
-    /// word to its group, which then waits until the session is over (librdkafka 2.12). A static member would leave, too.
+    /// It does not unsubscribe. Unsubscribing takes time, and a client that is dropped meanwhile ends without leaving
+    /// its group, which then waits until the session is over (librdkafka 2.12). It would also make a static member
+    /// leave.
     ///
-    /// Returns why the last commit did not reach the broker, if so.
+    /// Returns an error with the reason when the last commit did not reach the broker.
     pub(crate) fn leave(&mut self) -> Result<(), String> {
         self.member.buffer.end(End::Closed);
         self.refresh();
@@ -433,7 +436,7 @@ impl Poller {
     }
 }
 
-/// A list for one seek.
+/// Returns the partition list for one seek.
 fn list_at(sought: &[(Arc<Assignment>, Offset)]) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::with_capacity(sought.len());
     for (assignment, offset) in sought {
@@ -445,11 +448,11 @@ fn list_at(sought: &[(Arc<Assignment>, Offset)]) -> Result<TopicPartitionList, K
 
 fn report_gone(member: &Member, partition: &Partition, from: i64, first: i64) {
     let count = first.saturating_sub(from);
-    // When the log was cut back, nothing lies in between.
+    // If the log was truncated, there is nothing in between.
     let Ok(count @ 1..) = u64::try_from(count) else { return };
     tracing::error!(
         %partition, from, first, count,
-        "messages were deleted before they were received: is the topic's retention long enough?"
+        "messages were deleted before they were received; check the topic's retention"
     );
     member.observer.observe(Event::MessagesGone { count });
 }

@@ -1,4 +1,4 @@
-//! Reading a whole topic, from its beginning to the end it has when the reading starts.
+//! Reads a whole topic, from its beginning to the end that it has when the reader opens.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,30 +18,30 @@ use super::{member, settings, topics};
 use crate::message::Message;
 use crate::source::SourceError;
 
-/// How many messages a batch has at the most.
+/// The most messages in a batch.
 const BATCH_MAX: usize = 1_000;
 
-/// A batch ends when it has so many bytes.
+/// A batch ends at this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// How many batches are read ahead.
+/// How many batches are prefetched.
 const BATCHES_AHEAD: usize = 4;
 
-/// How long opening waits for the brokers, question by question.
+/// Time limit of each request to the brokers while opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait for the next message before giving up: what is missing was there when we looked.
+/// How long to wait for the next message before the reader fails. The missing messages existed when it opened.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// How long one poll waits.
 const POLL: Duration = Duration::from_millis(100);
 
-/// All messages that a topic holds, partition by partition in their order, up to the end that the topic has
-/// when the reader opens.
+/// Reads all messages of a topic, in order within each partition, up to the end that the topic has when the reader
+/// opens.
 ///
-/// It joins no group and commits nothing. Memory is bounded, however long the topic: a few batches of at most
-/// 1,000 messages and little more than 1 MiB, and librdkafka's queue of 16 MiB. Aborted messages do not appear.
-/// Dropping it stops the reading.
+/// It joins no group and commits nothing. Its memory is bounded for a topic of any length: a few batches of at most
+/// 1,000 messages and little more than 1 MiB each, and librdkafka's queue of 16 MiB. It does not return aborted
+/// messages. Dropping it stops the reading.
 pub struct TopicReader {
     batches: mpsc::Receiver<Result<Batch, SourceError>>,
     total: u64,
@@ -50,7 +50,7 @@ pub struct TopicReader {
 
 struct Batch {
     messages: Vec<Message>,
-    /// Offsets behind us, those without a message included.
+    /// How many offsets are read, including those without a message.
     position: u64,
 }
 
@@ -69,7 +69,7 @@ impl TopicReader {
         Self::open_from(brokers.into(), topic.into(), &properties, BTreeMap::new()).await
     }
 
-    /// The same, beginning at these offsets where there are any.
+    /// Opens `topic` at these offsets; partitions without one begin at their first message.
     pub(crate) async fn open_from(
         brokers: String,
         topic: String,
@@ -79,12 +79,12 @@ impl TopicReader {
         settings::check_topic(&topic)?;
         let mut config = settings::client(&brokers, properties)?;
         config
-            // The client wants the name of a group even of those who never join one.
+            // The client requires a group name even if it never joins a group.
             .set("group.id", "oncegate-reader")
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
-            // Retention may delete the beginning while we read: then what is left begins later.
+            // Retention may delete the first messages during the reading, so that the topic begins later.
             .set("auto.offset.reset", "earliest");
         let (batches, receiver) = mpsc::channel(BATCHES_AHEAD);
         let (opened, opening) = oneshot::channel();
@@ -97,29 +97,31 @@ impl TopicReader {
             Err(error) => drop(opened.send(Err(error))),
         };
         let thread = std::thread::Builder::new().name("oncegate-reader".to_owned());
-        thread.spawn(body).map_err(|error| SourceError::caused("no thread to read the topic", error))?;
+        thread
+            .spawn(body)
+            .map_err(|error| SourceError::caused("cannot start the thread that reads the topic", error))?;
         let total = opening.await.map_err(|error| SourceError::caused("the reader has ended", error))??;
         Ok(Self { batches: receiver, total, position: 0 })
     }
 
-    /// How many offsets there are to read. A compacted topic, or one with transactions, has fewer messages.
+    /// Returns how many offsets there are to read. A compacted topic, or one with transactions, has fewer messages.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// How many of them are behind us; at the end, [`total`](Self::total).
+    /// Returns how many of these offsets are read; at the end, [`total`](Self::total).
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// The next messages, in the order of each partition; `None` at the end. Dropping the future loses nothing.
+    /// Returns the next messages, in order within each partition; `None` at the end. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// When the brokers stay silent for a minute, or refuse. Then the reading is over, and it is incomplete.
+    /// When no message arrives for a minute, or the brokers deny access. The reading then ends incomplete.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<Message>>, SourceError> {
         while self.position < self.total {
             let Some(batch) = self.batches.recv().await else {
-                return Err(SourceError::new("the reading ended before the end of the topic"));
+                return Err(SourceError::new("the reader ended before the end of the topic"));
             };
             let batch = batch?;
             self.position = batch.position;
@@ -140,13 +142,13 @@ impl fmt::Debug for TopicReader {
     }
 }
 
-/// The reading thread's side.
+/// The state of the reading thread.
 struct Reading {
     consumer: BaseConsumer<Context>,
     topic: Arc<str>,
-    /// What is left to read, by partition.
+    /// The offsets left to read, by partition.
     left: HashMap<i32, Range>,
-    /// Offsets of partitions that are read to their end.
+    /// How many offsets the finished partitions had.
     finished: u64,
     messages: Vec<Message>,
     bytes: usize,
@@ -183,7 +185,10 @@ impl Reading {
         let (mut left, mut assignment) = (HashMap::new(), TopicPartitionList::new());
         for partition in topics::partitions(&consumer, brokers, topic, OPEN_TIMEOUT)? {
             let failed = |error| {
-                SourceError::caused(format!("the ends of {topic}/{partition} are not to be had"), error)
+                SourceError::caused(
+                    format!("cannot read the first and last offset of {topic}/{partition}"),
+                    error,
+                )
             };
             let (first, end) = consumer.fetch_watermarks(topic, partition, OPEN_TIMEOUT).map_err(failed)?;
             let first = starts.get(&partition).map_or(first, |start| first.max(*start));
@@ -208,12 +213,12 @@ impl Reading {
     }
 
     fn run(&mut self, batches: &mpsc::Sender<Result<Batch, SourceError>>) {
-        let mut heard = Instant::now();
+        let mut progressed_at = Instant::now();
         while !self.left.is_empty() {
             let went = match self.step() {
                 Ok(progress) => {
                     if progress {
-                        heard = Instant::now();
+                        progressed_at = Instant::now();
                     }
                     let pause = !progress && !self.messages.is_empty();
                     let full = self.messages.len() >= BATCH_MAX || self.bytes >= BATCH_BYTES;
@@ -221,21 +226,21 @@ impl Reading {
                 }
                 Err(error) => Some(Err(error)),
             };
-            let silent = heard.elapsed() > SILENCE_MAX;
+            let silent = progressed_at.elapsed() > SILENCE_MAX;
             let went = if silent { Some(Err(self.silence())) } else { went };
             let Some(went) = went else {
                 continue;
             };
             let over = went.is_err();
-            // Nobody polls while we wait here, and nobody has to: there is no group.
+            // The client is not polled during this wait. That is fine, because it is in no group.
             if batches.blocking_send(went).is_err() || over {
                 return;
             }
-            heard = Instant::now();
+            progressed_at = Instant::now();
         }
     }
 
-    /// Polls once; whether it brought us forward.
+    /// Polls once; returns whether the position has moved.
     fn step(&mut self) -> Result<bool, SourceError> {
         match self.consumer.poll(POLL) {
             None => Ok(false),
@@ -257,7 +262,7 @@ impl Reading {
                 }
                 Ok(true)
             }
-            // The end of the log: whatever was missing up to our end are gaps.
+            // At the end of the log, all offsets that did not arrive are gaps.
             Some(Err(KafkaError::PartitionEOF(partition))) => {
                 self.finish(partition);
                 Ok(true)
@@ -266,13 +271,13 @@ impl Reading {
                 Err(SourceError::caused(format!("cannot read {}", self.topic), code))
             }
             Some(Err(error)) => {
-                tracing::warn!(%error, "Kafka reports trouble; reading goes on");
+                tracing::warn!(%error, "the Kafka client reports an error; reading continues");
                 Ok(false)
             }
         }
     }
 
-    /// This partition has nothing more for us; what producers add meanwhile need not be fetched.
+    /// Stops fetching a finished partition; messages that producers add meanwhile are not read.
     fn finish(&mut self, partition: i32) {
         let Some(range) = self.left.remove(&partition) else {
             return;
@@ -281,7 +286,7 @@ impl Reading {
         let mut list = TopicPartitionList::new();
         list.add_partition(&self.topic, partition);
         if let Err(error) = self.consumer.incremental_unassign(&list) {
-            tracing::debug!(%error, partition, "a partition that is read could not be let go");
+            tracing::debug!(%error, partition, "cannot stop fetching a finished partition");
         }
     }
 
@@ -294,7 +299,9 @@ impl Reading {
         let mut partitions: Vec<_> = self.left.keys().collect();
         partitions.sort();
         let topic = &self.topic;
-        SourceError::new(format!("nothing came from {topic}, partitions {partitions:?}, for {SILENCE_MAX:?}"))
+        SourceError::new(format!(
+            "no message of {topic}, partitions {partitions:?}, arrived for {SILENCE_MAX:?}"
+        ))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Retry topics: where messages wait whose retry is far off, so that they hold up nothing meanwhile.
+//! Retry topics: messages with a retry that is far off wait there, and hold up no other message meanwhile.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,11 +29,11 @@ const PARTITION_HEADER: &str = "oncegate-origin-partition";
 const OFFSET_HEADER: &str = "oncegate-origin-offset";
 const TIMESTAMP_HEADER: &str = "oncegate-origin-timestamp";
 
-/// How many messages of a retry topic wait in memory for their time.
+/// How many messages of a retry topic wait in memory until they are due.
 const WAITING_MOST: usize = 64;
-/// The wall clock may be set meanwhile, so it is looked at this often.
+/// How often the wall clock is read, because it may be set during a wait.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The longest wait in a topic: a day. Whatever waits there must outlast its retention.
+/// The longest wait in a topic: a day. The topic's retention must be longer than its wait.
 const WAIT_MOST: Duration = Duration::from_secs(86_400);
 
 /// A [`KafkaSource`] with retry topics; see [`KafkaSource::retry_topics`].
@@ -41,7 +41,7 @@ pub struct KafkaRetries {
     main: KafkaSource,
     tiers: Vec<Tier>,
     queue: Arc<Queue>,
-    /// Who is asked first; everyone in turn.
+    /// Which receive is polled first; all take turns.
     turn: AtomicUsize,
 }
 
@@ -49,7 +49,7 @@ pub struct KafkaRetries {
 struct Tier {
     topic: String,
     source: KafkaSource,
-    /// Received, and not due.
+    /// Received messages that are not due.
     waiting: tokio::sync::Mutex<VecDeque<Waiting>>,
     is_waiting: AtomicBool,
 }
@@ -59,29 +59,32 @@ struct Waiting {
     delivery: Delivery,
 }
 
-/// Where retries are sent.
+/// The retry topics, and the producer that writes to them.
 struct Queue {
     brokers: String,
     properties: Vec<Property>,
     beyond: Duration,
-    /// By wait, the shortest first.
+    /// Topics by wait, the shortest first.
     tiers: Vec<(Duration, String)>,
     producer: Mutex<Option<FutureProducer<Context>>>,
 }
 
 impl KafkaSource {
-    /// Retries that are farther off than [`beyond`](KafkaRetries::beyond) wait in these topics, each with how long a
-    /// message waits there, so that a dependency that is down holds up neither other messages nor the committed offset.
+    /// Makes retries that are later than [`beyond`](KafkaRetries::beyond) wait in these topics.
     ///
-    /// A message goes to the topic with the shortest wait that is long enough; one that must wait for longer than in any of
-    /// them waits in its lane, as without. It is acknowledged once the topic has it durably, and comes again with its
-    /// payload, key, headers, route, origin, timestamp and first failure, after its wait: as many messages of a topic are held in memory
-    /// meanwhile as its first ones fit into 64. Other messages overtake it, so the consumer must be
+    /// Each topic is given with how long a message waits there. So a dependency that is down holds up neither other
+    /// messages nor the committed offset.
+    ///
+    /// A message goes to the topic with the shortest wait that is long enough. If no topic's wait is long enough, it
+    /// waits in its lane, as without retry topics. It is acknowledged once the topic has it durably. After its wait
+    /// it is delivered again with its payload, key, headers, route, origin, timestamp and first failure. At most 64
+    /// messages of each topic, its first ones, wait in memory. Other messages overtake it, so the consumer must be
     /// [`Ordering::Unordered`](crate::Ordering::Unordered) or accept [that](crate::Consumer::overtaking_retries).
     ///
-    /// Each topic must exist, keep its messages for longer than they wait, and have no other writer. Each is consumed in a
-    /// group of its own, named `GROUP.TOPIC`. It has the headers of a [dead letter](super) that tell the route, the origin and
-    /// the first failure, and `oncegate-due`, the time when it is due, in milliseconds since 1970.
+    /// Each topic must exist, keep its messages for longer than they wait, and have no other writer. Each is consumed
+    /// in a group of its own, named `GROUP.TOPIC`. A message there has the headers of a [dead letter](super) for the
+    /// route, the origin and the first failure, and `oncegate-due`, the time when it is due, in milliseconds since
+    /// 1970.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -124,7 +127,7 @@ impl KafkaRetries {
     /// 10 seconds.
     pub const DEFAULT_BEYOND: Duration = Duration::from_secs(10);
 
-    /// Retries that are due before this wait in their lanes: 10 s by default.
+    /// Sets the wait up to which retries stay in their lanes: 10 s by default.
     #[must_use]
     pub fn beyond(mut self, limit: Duration) -> Self {
         if let Some(queue) = Arc::get_mut(&mut self.queue) {
@@ -133,16 +136,16 @@ impl KafkaRetries {
         self
     }
 
-    /// Dead letters to `topic` in the same cluster, with the same connection properties.
+    /// Returns dead letters that write to `topic` in the same cluster, with the same connection properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
         let consumed = self.main.topics().chain(self.tiers.iter().map(|tier| &*tier.topic));
         self.main.dead_letters(topic).beside(consumed.map(str::to_owned).collect(), &[])
     }
 
-    /// Everything that can be judged without the broker; opening does it as well.
+    /// Checks everything that needs no broker; opening does so as well.
     ///
     /// # Errors
-    /// What is wrong, and what to change.
+    /// Names what is wrong, and what to change.
     pub fn check(&self) -> Result<(), SourceError> {
         self.main.check()?;
         let mut topics: Vec<&str> = self.main.topics().collect();
@@ -150,7 +153,7 @@ impl KafkaRetries {
             settings::check_topic(topic)?;
             if topics.contains(&&**topic) {
                 return Err(SourceError::new(format!(
-                    "the retry topic {topic} is consumed by the same source already: each needs one of its own"
+                    "the retry topic {topic} is already consumed by the same source: give each wait a topic of its own"
                 )));
             }
             if *wait < self.queue.beyond || *wait > WAIT_MOST {
@@ -196,10 +199,10 @@ impl Source for KafkaRetries {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut receives = vec![self.main.receive(most)];
         receives.extend(self.tiers.iter().map(|tier| Box::pin(tier.receive(most)) as _));
-        // Whoever is asked first could starve the others.
+        // The first one in a fixed order could starve the others.
         let turn = self.turn.fetch_add(1, Relaxed) % receives.len();
         receives.rotate_left(turn);
-        // Those that are dropped lose nothing.
+        // Dropping the other futures loses nothing.
         let (received, ..) = select_all(receives).await;
         received
     }
@@ -234,7 +237,7 @@ impl Source for KafkaRetries {
 }
 
 impl Tier {
-    /// Waits for what is due. What it holds meanwhile stays with it when the future is dropped.
+    /// Waits for messages that are due. Dropping the future loses none of the messages that it holds.
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut waiting = self.waiting.lock().await;
         loop {
@@ -271,11 +274,12 @@ impl RetryQueue for Queue {
         let (_, topic) = tier.ok_or_else(|| format!("no retry topic has a wait of {wait:?}"))?;
         let headers = headers(message, SystemTime::now() + wait);
         let delivered = dead_letters::deliver(&producer, topic, message, headers).await;
-        delivered.map_err(|error| format!("retry topic {topic}: {error}").into())
+        delivered
+            .map_err(|error| format!("message could not be written to retry topic {topic}: {error}").into())
     }
 }
 
-/// The message's own headers, and what it must be told by when it comes again.
+/// Returns the message's own headers, and those needed to restore it when it is due.
 fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
     let mut ours =
         vec![(DUE_HEADER, millis_since_1970(due).to_string()), (ROUTE_HEADER, message.route().to_owned())];
@@ -294,11 +298,11 @@ fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
     })
 }
 
-/// The message as it was before it waited. One that somebody else has written there is due, and stays as it is.
+/// Restores the message as it was before it waited. A message from another writer is due at once, and stays unchanged.
 fn restore(delivery: Delivery) -> Waiting {
-    let Delivery { message, ticket } = delivery;
+    let Delivery { message, ack_handle } = delivery;
     let Some(due_ms) = number::<u64>(&message, DUE_HEADER) else {
-        return Waiting { due: UNIX_EPOCH, delivery: Delivery { message, ticket } };
+        return Waiting { due: UNIX_EPOCH, delivery: Delivery { message, ack_handle } };
     };
     let due = time_of(due_ms).unwrap_or(UNIX_EPOCH);
     let route: Arc<str> = text(&message, ROUTE_HEADER).unwrap_or_else(|| message.route()).into();
@@ -315,7 +319,7 @@ fn restore(delivery: Delivery) -> Waiting {
     }
     let is_own = |header: &&crate::message::Header| !header.name.starts_with(dead_letters::PREFIX);
     let headers = message.headers().iter().filter(is_own).cloned().collect();
-    Waiting { due, delivery: Delivery { message: restored.with_headers(headers), ticket } }
+    Waiting { due, delivery: Delivery { message: restored.with_headers(headers), ack_handle } }
 }
 
 fn first_origin(message: &Message) -> Option<Origin> {
@@ -341,7 +345,7 @@ impl fmt::Debug for KafkaRetries {
 }
 
 impl fmt::Debug for Queue {
-    /// Shows no property values: they hold passwords.
+    /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { brokers, beyond, tiers, .. } = self;
         f.debug_struct("Queue")

@@ -1,5 +1,5 @@
-//! The settings of the librdkafka client: what we choose, what a user may change, and what would break the
-//! promise.
+//! The settings of the librdkafka client: our defaults, what a user may change, and what would break oncegate's
+//! guarantees.
 
 use std::time::Duration;
 
@@ -12,51 +12,51 @@ use crate::source::SourceError;
 /// A setting of librdkafka by name.
 pub(crate) type Property = (String, String);
 
-/// Where a group begins that has committed nothing.
+/// Where a group without committed offsets begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Beginning,
     End,
 }
 
-/// librdkafka's own default, which decides how long a revoke may take.
+/// librdkafka's default of `max.poll.interval.ms`, which limits how long a revoke may take.
 const MAX_POLL_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
 
-/// How often the client says where the logs end, for the status; in milliseconds.
+/// Interval at which the client reports the end offsets, for the status; in milliseconds.
 const STATISTICS_MS: &str = "5000";
 
 /// Kafka's limit on the names of topics and static members, in bytes.
 const NAME_MAX_BYTES: usize = 249;
 
-/// What only oncegate may decide, and what to use instead.
+/// Properties that only oncegate may set, and what to use instead.
 const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "it is the first argument"),
     ("metadata.broker.list", "the brokers are the first argument"),
-    ("group.id", "it is an argument of its own"),
-    ("enable.auto.commit", "offsets are committed only behind finished messages"),
-    ("auto.commit.enable", "offsets are committed only behind finished messages"),
+    ("group.id", "it is a separate argument"),
+    ("enable.auto.commit", "offsets are committed only after their messages are finished"),
+    ("auto.commit.enable", "offsets are committed only after their messages are finished"),
     ("auto.commit.interval.ms", "use commit_interval"),
-    ("enable.auto.offset.store", "offsets are committed only behind finished messages"),
+    ("enable.auto.offset.store", "offsets are committed only after their messages are finished"),
     ("auto.offset.reset", "use from_beginning or from_end; the client's own default skips messages"),
     ("allow.auto.create.topics", "a mistyped topic must be an error, not a new topic"),
-    ("offset.store.method", "offsets are kept by the broker"),
-    ("enable.partition.eof", "the end of a partition is no event here"),
+    ("offset.store.method", "the broker stores the offsets"),
+    ("enable.partition.eof", "this source does not use end-of-partition events"),
     ("group.instance.id", "use static_member"),
 ];
 
-/// Chosen so that small queues are fast and memory is bounded; a user may change them.
+/// Defaults that keep small queues fast and bound memory; a user may change them.
 const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "oncegate"),
-    // Without it, a fetch that found the queue full is tried again only a second later.
+    // Without it, a fetch that found the queue full is retried only after a second.
     ("fetch.queue.backoff.ms", "10"),
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "16384"),
     ("socket.keepalive.enable", "true"),
-    // Idle connections are closed by every broker now and then.
+    // Every broker closes idle connections from time to time.
     ("log.connection.close", "false"),
 ];
 
-/// The configuration of a consumer in `group`, after every check that needs no broker.
+/// Returns the configuration of a consumer in `group`, after every check that needs no broker.
 pub(crate) fn consumer(
     brokers: &str,
     group: &str,
@@ -65,7 +65,7 @@ pub(crate) fn consumer(
 ) -> Result<ClientConfig, SourceError> {
     refuse(properties, REFUSED)?;
     if group.is_empty() {
-        return Err(SourceError::new("the consumer group has no name"));
+        return Err(SourceError::new("the name of the consumer group is empty"));
     }
     let mut config = client(brokers, properties)?;
     if !new_protocol(&config) && config.get(STRATEGY).is_none() {
@@ -85,19 +85,19 @@ pub(crate) fn consumer(
 
 const STRATEGY: &str = "partition.assignment.strategy";
 
-/// The configuration that every kind of consumer shares.
+/// Returns the configuration that all consumers share.
 pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientConfig, SourceError> {
     if brokers.trim().is_empty() {
-        return Err(SourceError::new("no brokers are named: give \"host:port\", several with commas"));
+        return Err(SourceError::new("no broker is given: use \"host:port\", separated by commas"));
     }
     let uncommitted = |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
     if properties.iter().find(uncommitted).is_some() {
         return Err(SourceError::new(
-            "the property isolation.level must stay read_committed: aborted messages never happened",
+            "the property isolation.level must stay read_committed: aborted messages must not be handled",
         ));
     }
     let mut config = ClientConfig::new();
-    // What is logged is `tracing`'s to decide, and otherwise would be that of the crate `log`.
+    // `tracing` filters the log lines. Without this, the level of the crate `log` would apply.
     config.set_log_level(RDKafkaLogLevel::Debug);
     config.set("bootstrap.servers", brokers);
     config.set("isolation.level", "read_committed");
@@ -110,7 +110,7 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
     Ok(config)
 }
 
-/// Refuses properties that somebody else decides.
+/// Returns an error for a property that only oncegate may set.
 pub(crate) fn refuse(properties: &[Property], refused: &[(&str, &str)]) -> Result<(), SourceError> {
     for (name, _) in properties {
         if let Some((_, instead)) = refused.iter().find(|(refused, _)| refused == name) {
@@ -120,12 +120,12 @@ pub(crate) fn refuse(properties: &[Property], refused: &[(&str, &str)]) -> Resul
     Ok(())
 }
 
-/// What Kafka takes for a topic's name.
+/// Checks that Kafka accepts `topic` as the name of a topic.
 pub(crate) fn check_topic(topic: &str) -> Result<(), SourceError> {
     check_name("topic", topic)
 }
 
-/// What Kafka takes for the name of a topic or of a static member.
+/// Checks that Kafka accepts `name` for a topic or a static member.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.bytes().all(legal) {
@@ -136,28 +136,29 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
     Ok(())
 }
 
-/// Whether the group uses the new protocol (KIP-848), where the broker assigns.
+/// Whether the group uses the new protocol (KIP-848), in which the broker assigns partitions.
 pub(crate) fn new_protocol(config: &ClientConfig) -> bool {
     config.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
 }
 
-/// How long a consumer with these settings may stay away from `poll`.
+/// The longest time between two calls of `poll` that these settings allow.
 pub(crate) fn max_poll_interval(properties: &[Property]) -> Duration {
     let set = properties.iter().rev().find(|(name, _)| name == "max.poll.interval.ms");
     let set = set.and_then(|(_, value)| value.parse().ok()).map(Duration::from_millis);
     set.unwrap_or(MAX_POLL_INTERVAL_DEFAULT)
 }
 
-/// A client that cannot be made: which setting is wrong. Its value may be a password, so it is not repeated.
+/// Returns the error for a client that cannot be created. It names the setting, but not the value, which may be a
+/// password.
 pub(crate) fn unusable(error: KafkaError) -> SourceError {
     match error {
         KafkaError::ClientConfig(_, what, name, _) => {
-            SourceError::new(format!("the Kafka property {name} is not usable: {what}"))
+            SourceError::new(format!("the Kafka property {name} is not valid: {what}"))
         }
         KafkaError::ClientCreation(what) => {
-            SourceError::new(format!("the Kafka settings do not fit together: {what}"))
+            SourceError::new(format!("the Kafka settings contradict each other: {what}"))
         }
-        error => SourceError::caused("the Kafka client cannot be made", error),
+        error => SourceError::caused("cannot create the Kafka client", error),
     }
 }
 

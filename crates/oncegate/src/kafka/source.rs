@@ -1,4 +1,4 @@
-//! `KafkaSource`: topics of a Kafka cluster as a source.
+//! `KafkaSource`: consumes topics of a Kafka cluster.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,16 +13,16 @@ use super::convert::Routes;
 use super::dead_letters::KafkaDeadLetters;
 use super::member::Member;
 use super::settings::{self, Property, Start};
-use super::{annotations, membership, status, ticket};
+use super::{ack_handle, annotations, membership, status};
 use crate::health::SourceStatus;
 use crate::observe::Observer;
 use crate::source::{CommitAnnotation, Delivery, Source, SourceError};
 
-/// Topics of a Kafka cluster, consumed as a member of a group.
+/// A source that consumes topics of a Kafka cluster as a member of a consumer group.
 ///
-/// Offsets are committed only behind messages that were acknowledged, whatever order they finish in: a
-/// commit stands at the first unfinished message. When a partition is taken away, nothing of it starts any
-/// more, what has started gets time to end, and its position is committed before it is let go.
+/// An offset is committed only when every message before it is acknowledged, in whatever order messages finish: the
+/// committed offset is that of the first unfinished message. When a partition is revoked, no further handler starts for
+/// it, running handlers get time to finish, and the position is committed before the partition is given up.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -34,7 +34,7 @@ use crate::source::{CommitAnnotation, Delivery, Source, SourceError};
 /// ```
 pub struct KafkaSource {
     settings: Settings,
-    /// What is kept with each commit.
+    /// The metadata to store with each commit.
     annotation: Mutex<Option<CommitAnnotation>>,
     open: Mutex<Option<Open>>,
     member: Mutex<Option<Arc<Member>>>,
@@ -57,19 +57,19 @@ pub(super) struct Settings {
     pub(super) routes: Routes,
 }
 
-/// What `close` waits for.
+/// The tasks that `close` waits for.
 struct Open {
     left: oneshot::Receiver<Result<(), String>>,
     gone: oneshot::Receiver<()>,
 }
 
-/// A commit inside a revoke may take this long, and never more than a quarter of `max.poll.interval.ms`.
+/// Time limit of the commit in a revoke. A quarter of `max.poll.interval.ms` applies if that is shorter.
 const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
 
 impl KafkaSource {
-    /// A member of `group` that consumes `topics` from the cluster at `brokers` (`"host:port,host:port"`).
+    /// Creates a member of `group` that consumes `topics` from the cluster at `brokers` (`"host:port,host:port"`).
     ///
-    /// Nothing is connected or checked before [`open`](Source::open).
+    /// It does not connect and checks nothing before [`open`](Source::open).
     pub fn new(
         brokers: impl Into<String>,
         group: impl Into<String>,
@@ -93,119 +93,127 @@ impl KafkaSource {
         Self { settings, annotation: Mutex::default(), open: Mutex::default(), member: Mutex::default() }
     }
 
-    /// How often finished offsets are committed; default 1 s. A crash delivers again what was finished since.
+    /// Interval between commits of finished offsets; default 1 s. After a crash, messages finished since the last
+    /// commit are delivered again.
     #[must_use]
     pub fn commit_interval(mut self, interval: Duration) -> Self {
         self.settings.commit_interval = interval;
         self
     }
 
-    /// How long a revoke waits for messages whose handlers have started; default 10 s, at most half of
-    /// `max.poll.interval.ms`. The group waits meanwhile; a handler that takes longer goes on, and its
-    /// message is delivered again to the partition's next owner.
+    /// Time limit for a revoke to wait for running handlers; default 10 s, at most half of `max.poll.interval.ms`.
+    ///
+    /// The rebalance of the group waits meanwhile. A handler that takes longer continues, and its message is delivered
+    /// again to the partition's next owner.
     #[must_use]
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
         self.settings.drain_timeout = timeout;
         self
     }
 
-    /// How long opening waits for the brokers; default 10 s.
+    /// Time limit for opening to wait for the brokers; default 10 s.
     #[must_use]
     pub fn open_timeout(mut self, timeout: Duration) -> Self {
         self.settings.open_timeout = timeout;
         self
     }
 
-    /// Makes this a static member of the group, by an `id` that no other member has: a restart within the session's
-    /// timeout gets the same partitions back, and the group does not rebalance. In return nobody else gets them
-    /// during that time, and closing does not give them away.
+    /// Makes this consumer a static member of the group, with an `id` that no other member has.
     ///
-    /// Not set by default. A second process with the same id takes the first one's place; the first one then
-    /// stops with an error that says so. In the new protocol the second one waits for the first one's end instead,
-    /// for 90 s at the most. An id is 1 to 249 letters, digits, dots, underscores or dashes.
+    /// A restart within the session timeout gets the same partitions back, and the group does not rebalance. During
+    /// that time no other member gets the partitions, and closing the source does not release them.
+    ///
+    /// Not set by default. A second process with the same id replaces the first one, which then stops with an error
+    /// that names `static_member`. In the new protocol the second process instead waits until the first one has
+    /// ended, at most 90 s. An id is 1 to 249 letters, digits, dots, underscores or dashes.
     #[must_use]
     pub fn static_member(mut self, id: impl Into<String>) -> Self {
         self.settings.static_member = Some(id.into());
         self
     }
 
-    /// How many messages may wait to be received, beside librdkafka's own queue; default 10,000.
+    /// Limit on messages that wait to be received, in addition to librdkafka's own queue; default 10,000.
     #[must_use]
     pub fn buffered_messages(mut self, messages: usize) -> Self {
         self.settings.buffered_messages = messages;
         self
     }
 
-    /// How many bytes of messages may wait to be received; default 32 MiB. It may be exceeded by 1 MiB and one
-    /// message. librdkafka's own queue has its limit in `queued.max.messages.kbytes`, 16 MiB here.
+    /// Limit on the bytes of messages that wait to be received; default 32 MiB.
+    ///
+    /// The buffer may exceed it by 1 MiB and one message. The limit of librdkafka's own queue is
+    /// `queued.max.messages.kbytes`, 16 MiB here.
     #[must_use]
     pub fn buffered_bytes(mut self, bytes: usize) -> Self {
         self.settings.buffered_bytes = bytes;
         self
     }
 
-    /// How many messages of a partition may have been received beyond the first unfinished one, itself
-    /// included; default 100,000. It bounds what a crash delivers again. A partition over it is paused until
-    /// half of it is left.
+    /// Limit on messages of a partition received from the first unfinished one on, itself included; default 100,000.
+    ///
+    /// It bounds how many messages are delivered again after a crash. A partition over the limit is paused until it is
+    /// down to half of it.
     #[must_use]
     pub fn unfinished_messages(mut self, messages: usize) -> Self {
         self.settings.unfinished_messages = messages;
         self
     }
 
-    /// A group that has committed nothing begins with the oldest message. The default.
+    /// Makes a group without committed offsets begin with the oldest message. The default.
     #[must_use]
     pub fn from_beginning(mut self) -> Self {
         self.settings.start = Start::Beginning;
         self
     }
 
-    /// A group that has committed nothing of a topic begins with messages that come from now on. It skips what is
-    /// there already, also when its committed offsets have expired.
+    /// Makes a group without committed offsets of a topic begin at the topic's end.
     ///
-    /// Where that is gets committed at once, for all partitions of the topic, before anything is received: what comes
-    /// after that is never skipped, whatever ends before the first message is finished. A partition that the topic
-    /// gains later begins with its first message.
+    /// It skips the existing messages, also when its committed offsets have expired. The position is committed at once,
+    /// for all partitions of the topic, before any message is received: later messages are never skipped, even if the
+    /// process ends before the first message is finished. A partition that the topic gains later begins with its first
+    /// message.
     #[must_use]
     pub fn from_end(mut self) -> Self {
         self.settings.start = Start::End;
         self
     }
 
-    /// Takes each message's route from its header `oncegate-route`, where it has one, instead of its topic.
+    /// Takes each message's route from its header `oncegate-route`, if present, instead of its topic.
     ///
-    /// For topics of dead letters that are consumed, or produced again: such a message keeps its first route,
-    /// and so its key. Only for topics to which nobody else writes, because a service that copies all headers
-    /// would give its own messages a foreign route.
+    /// Use it to consume a dead-letter topic or redriven messages: such a message keeps its first route, and so its
+    /// key. Use it only for topics that no other service writes to, because a service that copies all headers would
+    /// give its own messages the wrong route.
     #[must_use]
     pub fn routes_from_headers(mut self) -> Self {
         self.settings.routes = Routes::Headers;
         self
     }
 
-    /// Sets a property of librdkafka, such as `security.protocol`. What would break the promise is refused by
-    /// name when the source opens. Values appear in no log and no error.
+    /// Sets a property of librdkafka, such as `security.protocol`.
+    ///
+    /// Opening fails with the name of any property that would break oncegate's guarantees. Values appear in no log
+    /// and no error.
     #[must_use]
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.properties.push((name.into(), value.into()));
         self
     }
 
-    /// Checks everything that needs no broker: names, limits, and properties that would break the promise.
+    /// Checks everything that needs no broker: names, limits, and properties that would break oncegate's guarantees.
     ///
     /// # Errors
-    /// The first setting that is wrong, by its name. [`open`](Source::open) says the same.
+    /// Names the first wrong setting. [`open`](Source::open) returns the same error.
     pub fn check(&self) -> Result<(), SourceError> {
         self.settings.check().map(drop)
     }
 
-    /// Dead letters to `topic` in the same cluster, with the same connection properties.
+    /// Returns dead letters that write to `topic` in the same cluster, with the same connection properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
         KafkaDeadLetters::new(self.settings.brokers.clone(), topic)
             .beside(self.settings.topics.clone(), &self.settings.properties)
     }
 
-    /// A member of another group with the same settings, which consumes `topic` and holds little of it.
+    /// Returns a source for `topic` with the same settings, its own group and small buffers.
     pub(super) fn sister(&self, topic: &str) -> Self {
         const BUFFERED_MESSAGES: usize = 256;
         const BUFFERED_BYTES: usize = 1 << 20;
@@ -220,12 +228,12 @@ impl KafkaSource {
         Self { settings, annotation: Mutex::default(), open: Mutex::default(), member: Mutex::default() }
     }
 
-    /// The brokers, and the properties that another client beside it needs as well.
+    /// Returns the brokers and the properties that another client of the same cluster needs as well.
     pub(super) fn connection(&self) -> (&str, &[Property]) {
         (&self.settings.brokers, &self.settings.properties)
     }
 
-    /// The topics that it consumes.
+    /// Returns the topics that the source consumes.
     pub fn topics(&self) -> impl Iterator<Item = &str> {
         self.settings.topics.iter().map(String::as_str)
     }
@@ -237,10 +245,10 @@ impl KafkaSource {
 }
 
 impl Settings {
-    /// Every check that needs no broker.
+    /// Runs every check that needs no broker.
     fn check(&self) -> Result<ClientConfig, SourceError> {
         if self.topics.is_empty() {
-            return Err(SourceError::new("no topics are named"));
+            return Err(SourceError::new("no topic is given; name at least one"));
         }
         for topic in &self.topics {
             settings::check_topic(topic)?;
@@ -249,7 +257,7 @@ impl Settings {
         if self.drain_timeout > max_poll_interval / 2 {
             return Err(SourceError::new(format!(
                 "drain_timeout is {:?}, more than half of max.poll.interval.ms ({max_poll_interval:?}): \
-                 a slow handler would cost the membership",
+                 a slow handler could make the group remove this member",
                 self.drain_timeout
             )));
         }
@@ -284,7 +292,7 @@ impl Source for KafkaSource {
         let config = self.settings.check()?;
         if self.member().is_ok() {
             return Err(SourceError::new(
-                "the Kafka source is open already; a second one is a second member",
+                "the Kafka source is already open; create a second source for a second member",
             ));
         }
         let annotation = self.annotation.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -298,7 +306,9 @@ impl Source for KafkaSource {
             let _ = gone.send(());
         };
         let thread = std::thread::Builder::new().name("oncegate-poll".to_owned());
-        thread.spawn(body).map_err(|error| SourceError::caused("no thread for the Kafka consumer", error))?;
+        thread
+            .spawn(body)
+            .map_err(|error| SourceError::caused("cannot start the thread of the Kafka consumer", error))?;
         let opening = opening.await;
         opening.unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
@@ -308,7 +318,7 @@ impl Source for KafkaSource {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         match self.member()?.buffer.take(most).await {
-            Ok(fetched) => Ok(Some(fetched.into_iter().map(ticket::delivery).collect())),
+            Ok(fetched) => Ok(Some(fetched.into_iter().map(ack_handle::delivery).collect())),
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),
         }
@@ -328,23 +338,26 @@ impl Source for KafkaSource {
         member.buffer.end(End::Closed);
         member.leave(by);
         let left = tokio::time::timeout_at(by.into(), open.left).await;
-        let left = left
-            .unwrap_or_else(|_| Ok(Err("the handlers and the last commit did not end in time".to_owned())));
+        let left = left.unwrap_or_else(|_| {
+            Ok(Err("the handlers and the last commit did not finish in time".to_owned()))
+        });
         let left = left.unwrap_or_else(|_| Err("the poll thread has ended".to_owned()));
-        // Dropping a consumer may hang for ever inside the client; everything that matters is done by then.
+        // Dropping a consumer may hang forever inside the client; everything that matters is done by then.
         if left.is_ok() && tokio::time::timeout_at(by.into(), open.gone).await.is_err() {
-            tracing::warn!("the Kafka client still closes its connections; leaving it to that");
+            tracing::warn!(
+                "the Kafka client is still closing its connections; not waiting for it any longer"
+            );
         }
         left.map_err(|why| {
             SourceError::new(format!(
-                "the last offsets may not be committed, their messages will be delivered again: {why}"
+                "the last offsets may not be committed, and their messages will be delivered again: {why}"
             ))
         })
     }
 }
 
 impl Drop for KafkaSource {
-    /// Leaves as `close` does, but nobody waits for it.
+    /// Leaves the group as `close` does, without waiting for the end.
     fn drop(&mut self) {
         if let Some(member) = self.member.lock().unwrap_or_else(PoisonError::into_inner).take() {
             member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
@@ -353,7 +366,7 @@ impl Drop for KafkaSource {
 }
 
 impl fmt::Debug for KafkaSource {
-    /// Shows no property values: they hold passwords.
+    /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KafkaSource")
             .field("brokers", &self.settings.brokers)

@@ -1,26 +1,26 @@
-//! Where a partition stands, in numbers that need no question to the broker.
+//! The progress of a partition, in numbers that need no request to the broker.
 
 use std::time::Duration;
 
 use super::assignment::Partition;
 
-/// What the client last knew of the end of a partition's log.
+/// The end of a partition's log, as the client last knew it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogEnd {
     /// The offset after the last message that may be read.
     pub(crate) stable: i64,
-    /// The offset that the client fetches next. It goes past markers of transactions, which are no messages.
+    /// The offset that the client fetches next. It moves past transaction markers, which are not messages.
     pub(crate) next: i64,
-    /// How many messages the client holds that nobody has polled.
+    /// How many prefetched messages the client holds that have not been polled.
     pub(crate) queued: u64,
 }
 
-/// Where a partition stands.
+/// The progress of a partition.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
     pub(crate) partition: Partition,
     pub(crate) received: Option<i64>,
-    /// How many messages have been received from the first unfinished one on.
+    /// How many messages have been received, counted from the first unfinished one.
     pub(crate) span: usize,
     pub(crate) watermark: Option<i64>,
     pub(crate) committed: Option<i64>,
@@ -32,16 +32,16 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// How many messages are not finished, those at the broker included.
+    /// Returns how many messages are not finished, including those that are still at the broker.
     ///
-    /// Offsets that hold no message (markers of transactions, aborted messages) count only until the client has fetched
-    /// past them.
+    /// Offsets without a message (transaction markers, aborted messages) count only until the client has fetched past
+    /// them.
     pub(crate) fn lag(&self) -> Option<u64> {
         self.undelivered()?.checked_add(u64::try_from(self.span).ok()?)
     }
 
-    /// How many messages the broker and its client have that have not come. The client tells its part every few
-    /// seconds; what has come since counts.
+    /// Returns how many messages the broker and the client have that we have not received. The client reports its
+    /// numbers every few seconds, so messages received since then are counted, too.
     pub(crate) fn undelivered(&self) -> Option<u64> {
         let end = self.end?;
         let at_broker = u64::try_from(end.stable.saturating_sub(end.next).max(0)).ok()?;

@@ -1,4 +1,4 @@
-//! What the client's statistics say about its connections and the ends of partitions' logs.
+//! Reads connections and end offsets of partitions from the client's statistics.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ struct Broker<'a> {
     state: Cow<'a, str>,
 }
 
-/// The states of a connection over which requests go.
+/// The states of a connection that carries requests.
 const CONNECTED: &[&str] = &["UP", "UPDATE", "REAUTH"];
 
 #[derive(Deserialize)]
@@ -38,19 +38,19 @@ struct Partition {
     fetchq_cnt: i64,
 }
 
-/// Calls back for each partition whose end is known. Whether the client is connected to any broker; `None` when the
-/// statistics cannot be read, or name no broker.
+/// Calls `known` for each partition whose end is known. Returns whether the client is connected to any broker; `None`
+/// when the statistics cannot be read, or name no broker.
 pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) -> Option<bool> {
     let statistics: Statistics<'_> = match serde_json::from_slice(json) {
         Ok(statistics) => statistics,
         Err(error) => {
-            tracing::debug!(%error, "the Kafka client's statistics are not readable");
+            tracing::debug!(%error, "cannot read the Kafka client's statistics");
             return None;
         }
     };
     for (topic, Topic { partitions }) in &statistics.topics {
         for (number, Partition { ls_offset, next_offset, fetchq_cnt }) in partitions {
-            // Offsets below zero are not known yet; the partition -1 is none.
+            // Offsets below zero are not known yet; the number -1 is not a partition.
             if *number >= 0 && *ls_offset >= 0 && *next_offset >= 0 {
                 let queued = u64::try_from(*fetchq_cnt).unwrap_or_default();
                 known(topic, *number, LogEnd { stable: *ls_offset, next: *next_offset, queued });
@@ -61,7 +61,7 @@ pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) ->
     (!statistics.brokers.is_empty()).then_some(connected)
 }
 
-/// How many responses the client has had from its brokers, connections included that are no more.
+/// Returns how many responses the client has received from its brokers, closed connections included.
 pub(crate) fn responses(json: &[u8]) -> Option<u64> {
     #[derive(Deserialize)]
     struct Total {

@@ -1,4 +1,4 @@
-//! What the source says of itself, from the poll thread's own bookkeeping: nobody waits for it, or for the broker.
+//! The source's status, from state in memory: it waits for neither the poll thread nor the broker.
 
 use std::time::Instant;
 
@@ -19,8 +19,10 @@ pub(crate) fn of(member: &Member) -> SourceStatus {
     }
 }
 
-/// The ends of logs, and so lag and what is undelivered, are as old as the client's last statistics: 5 s, unless
-/// `statistics.interval.ms` says otherwise. For a partition that is paused they are from before the pause.
+/// Returns the status of a partition.
+///
+/// Log ends, and so lag and the undelivered count, are as old as the client's last statistics: at most 5 s, or
+/// `statistics.interval.ms` if that is set. For a paused partition they are from before the pause.
 fn partition(standing: &Standing, held: bool) -> PartitionStatus {
     let paused = match (standing.crowded, held) {
         (true, _) => Some(PauseCause::Span),

@@ -1,4 +1,4 @@
-//! Whether brokers answer and topics exist.
+//! Checks whether brokers answer and topics exist.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use rdkafka::types::RDKafkaRespErr;
 
 use crate::source::SourceError;
 
-/// A topic that was made a moment ago is not known to every broker yet; so long it may be missing.
+/// How long a topic may be missing, because not every broker knows a topic that was just created.
 const NEW_TOPIC_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Between two looks for such a topic.
+/// Interval between two checks for such a topic.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Checks that every topic exists, and says which ones do not. Blocks for `timeout` at the most.
+/// Checks that every topic exists; the error names those that do not. Blocks for at most `timeout`.
 pub(crate) fn check<C: ConsumerContext>(
     client: &BaseConsumer<C>,
     brokers: &str,
@@ -42,7 +42,7 @@ pub(crate) fn check<C: ConsumerContext>(
     }
 }
 
-/// The numbers of the topic's partitions; none when there is no such topic.
+/// Returns the numbers of the topic's partitions; none when the topic does not exist.
 pub(crate) fn partitions<C: ConsumerContext>(
     client: &BaseConsumer<C>,
     brokers: &str,
@@ -62,7 +62,10 @@ pub(crate) fn partitions<C: ConsumerContext>(
         ) => return Ok(Vec::new()),
         Some(code) => {
             let error = KafkaError::MetadataFetch(RDKafkaErrorCode::from(code));
-            return Err(SourceError::caused(format!("Kafka at {brokers} refuses topic {topic}"), error));
+            return Err(SourceError::caused(
+                format!("Kafka at {brokers} denies access to topic {topic}"),
+                error,
+            ));
         }
     }
     Ok(found.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
@@ -72,7 +75,7 @@ fn unreachable(brokers: &str, timeout: Duration, error: KafkaError) -> SourceErr
     SourceError::caused(
         format!(
             "no Kafka broker answers at {brokers} within {timeout:.1?}: \
-             is the address right, and do security.protocol and the credentials fit?"
+             check the address, security.protocol and the credentials"
         ),
         error,
     )

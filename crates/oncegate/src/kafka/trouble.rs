@@ -1,60 +1,60 @@
-//! Why a client cannot go on, and what helps.
+//! Why a client has failed, and what to do about it.
 
 use std::time::Duration;
 
 use rdkafka::error::RDKafkaErrorCode;
 
-/// Why a client cannot go on.
+/// Why a client cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// This client is no member any more, for good; another one in its place is a member again.
+    /// This client can never be a member again; a new client can.
     Dropped {
         /// The label of the event.
         cause: &'static str,
         why: String,
     },
-    /// Our static id belongs to a member that is not gone yet: the process before us, or somebody beside us.
+    /// Another member still holds our static id: a process that has ended, or one that runs at the same time.
     Held(String),
-    /// Somebody has to change something.
+    /// An operator must change something; a new client would fail as well.
     Hopeless(String),
 }
 
 impl Trouble {
-    /// What a fatal error of the client leaves open. What is not known here is tried with another client, a
-    /// bounded number of times.
+    /// Classifies a fatal error of the client. Unknown errors are retried with a new client, a limited number of times.
     pub(crate) fn of_fatal(code: RDKafkaErrorCode, reason: &str) -> Self {
         use RDKafkaErrorCode::{
             FencedInstanceId, GroupMaxSizeReached, InconsistentGroupProtocol, InvalidGroupId,
             UnreleasedInstanceId, UnsupportedAssignor, UnsupportedFeature, UnsupportedVersion,
         };
-        let hopeless = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
+        let permanent = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
         match code {
-            // Whoever joins with an id drops the one who had it. In its place we would drop him, and so on.
+            // A member that joins with a static id removes the one that had it. If we joined again, we would remove
+            // that member, and so on.
             FencedInstanceId => {
-                hopeless("another member has taken our static_member id; give each process its own")
+                permanent("another member has taken our static_member id; give each process its own")
             }
             UnreleasedInstanceId => Self::Held(format!("{reason} ({code})")),
-            GroupMaxSizeReached => hopeless("the group is full; see group.max.size of the brokers"),
+            GroupMaxSizeReached => permanent("the group is full; see group.max.size of the brokers"),
             InconsistentGroupProtocol => {
-                hopeless("members of one group need one group.protocol and partition.assignment.strategy")
+                permanent("members of one group need one group.protocol and partition.assignment.strategy")
             }
-            InvalidGroupId => hopeless("the broker does not take this name for a group"),
-            UnsupportedAssignor => hopeless("the brokers do not know the property group.remote.assignor"),
+            InvalidGroupId => permanent("the broker does not accept the name of the group"),
+            UnsupportedAssignor => permanent("the brokers do not know the property group.remote.assignor"),
             UnsupportedFeature | UnsupportedVersion => {
-                hopeless("the brokers are too old for the property group.protocol")
+                permanent("the brokers are too old for the property group.protocol")
             }
-            code if Self::forbidden(code) => hopeless("check the credentials and the ACLs"),
+            code if Self::forbidden(code) => permanent("check the credentials and the ACLs"),
             _ => Self::Dropped { cause: "dropped", why: format!("{reason} ({code})") },
         }
     }
 
-    /// The poll thread was away longer than the group waits.
+    /// The poll thread did not poll for longer than `max.poll.interval.ms`.
     pub(crate) fn poll_interval() -> Self {
         let why = "the poll thread was held up for longer than max.poll.interval.ms";
         Self::Dropped { cause: "poll_interval", why: why.to_owned() }
     }
 
-    /// The client has no connection, though the brokers answer another one.
+    /// The client has no connection, though the brokers answer another client.
     pub(crate) fn disconnected(lasts: Duration) -> Self {
         let why = format!(
             "the client has had no connection for {lasts:.0?}, though the brokers answer another client"
@@ -62,7 +62,7 @@ impl Trouble {
         Self::Dropped { cause: "disconnected", why }
     }
 
-    /// Whether the broker refuses who we are.
+    /// Whether the broker rejects our credentials or rights.
     pub(crate) fn forbidden(code: RDKafkaErrorCode) -> bool {
         use RDKafkaErrorCode::{
             Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed, SaslAuthenticationFailed,

@@ -127,7 +127,7 @@ pub const CATALOGUE: &[Metric] = &[
             "store_loss",
             "retention",
             "reset",
-            "unguarded",
+            "fail_open",
         ]),
     Metric::counter(
         "complete_lost",
@@ -179,7 +179,7 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "answers",
         &["scope", "answer"],
-        "answers to HTTP requests under a key: `handled`, `replayed`, `released`, `given-up`, `unguarded` or the name of a problem",
+        "answers to HTTP requests under a key: `handled`, `replayed`, `released`, `given-up`, `fail_open` or the name of a problem",
     ),
     // Results.
     Metric::counter(
@@ -224,7 +224,7 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "source_pauses",
         &["cause"],
-        "times that fetching stopped: nobody received, or too much of a partition was unfinished",
+        "times that fetching stopped: messages were not received, or too much of a partition was unfinished",
     )
     .of(&["full", "span"]),
     Metric::counter(

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Event, Observer};
 
-/// What happens for each message: counted without a lock.
+/// Events that occur for each message: counted without a lock.
 const FREQUENT: [(&str, &str); 6] = [
     ("claims", "granted"),
     ("claims", "completed"),

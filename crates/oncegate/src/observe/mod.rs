@@ -1,4 +1,4 @@
-//! What oncegate tells the outside about itself: one trait, one enum.
+//! The events that oncegate reports: one trait, one enum.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,31 +12,31 @@ mod counters;
 pub use catalogue::{CATALOGUE, Kind, Metric};
 pub use counters::Counters;
 
-/// Gets every event. Called on the hot path: count, do not block.
+/// Receives every event. It is called on the hot path: count, do not block.
 pub trait Observer: Send + Sync + fmt::Debug {
     /// Something happened.
     fn observe(&self, event: Event<'_>);
 }
 
-/// Something that happened. No event carries payload or key material; the reason of a dead letter is as careful as
-/// the handler that gave it.
+/// Something that happened. No event contains payload or key material, except that the reason of a dead letter is the
+/// handler's own text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The store answered a claim (or a look-ahead found a completed record).
+    /// The store answered a claim (or the prefetch found a completed record).
     Claimed {
         /// The gate's scope.
         scope: &'a str,
         /// `granted`, `completed`, `busy`, `failed` or `mismatch`.
         verdict: &'static str,
     },
-    /// The store was asked, and has answered or failed to.
+    /// The store was called, and has answered or failed to answer.
     StoreCalled {
         /// The gate's scope.
         scope: &'a str,
         /// `claim`, `extend`, `complete`, `release`, `fail`, `hand_over` or `reopen`.
         operation: &'static str,
-        /// How long that took, the wait for its batch included.
+        /// How long that took, including the wait for its batch.
         took: Duration,
     },
     /// A handler returned.
@@ -48,7 +48,7 @@ pub enum Event<'a> {
         /// How long it ran.
         took: Duration,
     },
-    /// A handler runs, or has run, once more than the key's messages alone would ask for.
+    /// A handler runs, or has run, once more than the messages with this key alone would require.
     ExtraRun {
         /// The gate's scope.
         scope: &'a str,
@@ -59,10 +59,10 @@ pub enum Event<'a> {
     Completed {
         /// The gate's scope.
         scope: &'a str,
-        /// How large the stored result is; of a large one, its reference.
+        /// The size of the stored result; for a large one, the size of its reference.
         result_bytes: u64,
     },
-    /// A completion found that the claim was no longer its own: nothing was acknowledged.
+    /// A completion found that its claim belongs to another owner: nothing was acknowledged.
     CompleteLost {
         /// The gate's scope.
         scope: &'a str,
@@ -72,8 +72,8 @@ pub enum Event<'a> {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// A result was too large, could not be encoded, or the result store did not take it: the record says that the
-    /// work is done, without it.
+    /// A result was too large, could not be encoded, or was not taken by the result store: the record holds that the
+    /// work is done, without the result.
     ResultNotKept {
         /// The gate's scope.
         scope: &'a str,
@@ -83,14 +83,14 @@ pub enum Event<'a> {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// The result store gave no answer; it is asked again.
+    /// The result store did not answer; the call is repeated.
     ResultStoreError {
         /// The gate's scope.
         scope: &'a str,
         /// `put` or `get`.
         operation: &'static str,
     },
-    /// The gate's journal has not written entries down: they came faster than it takes them, or it takes none.
+    /// The gate's journal has dropped entries: they came faster than it writes them, or it cannot be written.
     JournalDropped {
         /// The gate's scope.
         scope: &'a str,
@@ -115,14 +115,14 @@ pub enum Event<'a> {
         cause: DeadLetterCause,
         /// Where the message came from.
         origin: &'a Origin,
-        /// Why, in words: a handler's own, where it gave up or failed too often.
+        /// The reason in words: the handler's own text, if it gave up or failed too often.
         reason: &'a str,
     },
     /// An HTTP request under an idempotency key was answered.
     Answered {
         /// The gate's scope.
         scope: &'a str,
-        /// `handled`, `replayed`, `released`, `given-up`, `unguarded`, or the name of a problem.
+        /// `handled`, `replayed`, `released`, `given-up`, `fail_open`, or the name of a problem.
         answer: &'static str,
     },
     /// Messages were acknowledged to the source.
@@ -131,63 +131,63 @@ pub enum Event<'a> {
         scope: &'a str,
         /// How many.
         count: u64,
-        /// How long ago the broker got the message, by this machine's clock, if its handler has just succeeded and
-        /// the broker says when. A clock that is behind the broker's makes it zero.
+        /// How long ago the broker received the message, by this machine's clock, if its handler has just succeeded and
+        /// the broker gives a timestamp. Zero if this clock is behind the broker's.
         age: Option<Duration>,
     },
-    /// The store gave no answer about a key.
+    /// The store did not answer for a key.
     StoreError {
         /// The gate's scope.
         scope: &'a str,
         /// `unavailable`, `unknown`, `unreadable` or `refused`.
         class: &'static str,
     },
-    /// The store has noticed that it has forgotten records: some messages may run again.
+    /// The store has lost records, and noticed it: some messages may run again.
     StoreLost {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// Dispatching has stopped because the store does not answer, or goes on again.
+    /// Dispatching has stopped because the store does not answer, or continues again.
     StorePaused {
         /// Whether it has stopped.
         paused: bool,
     },
-    /// A handler that fails for all alike is paused, probed with one message, or goes on.
+    /// The circuit breaker of a handler, which fails for all messages alike, has changed its state.
     BreakerChanged {
         /// The gate's scope.
         scope: &'a str,
-        /// What it is now.
+        /// The new state.
         state: BreakerState,
     },
-    /// A message runs alone in its process, because its attempts have ended without a word before.
+    /// A message runs alone in its process, because earlier attempts have ended without an outcome.
     Quarantined {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// Partitions came or went.
+    /// Partitions were assigned or revoked.
     Rebalanced {
-        /// How many came.
+        /// How many were assigned.
         assigned: usize,
-        /// How many went.
+        /// How many were revoked.
         revoked: usize,
     },
-    /// Partitions are no longer fetched, and what was prefetched of them is thrown away.
+    /// Partitions are no longer fetched, and what was prefetched of them is discarded.
     SourcePaused {
-        /// `full` (nobody receives), or `span` (too much of a partition is unfinished).
+        /// `full` (a limit in flight is reached), or `span` (too much of a partition is unfinished).
         cause: &'static str,
     },
-    /// The client was a member of its Kafka group no more, and another one joins in its place: what was received and
-    /// not committed is delivered again.
+    /// The client is no longer a member of its Kafka group, and another client joins in its place: what was received
+    /// and not committed is delivered again.
     MemberReplaced {
         /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer another client), or
         /// `static_member` (its id is still held).
         cause: &'static str,
     },
-    /// A topic was deleted and made again: it is read from its beginning.
+    /// A topic was deleted and created again: it is read from its beginning.
     TopicMadeAgain,
     /// Messages were deleted from their topic before they were received, by its retention for example.
     MessagesGone {
-        /// How many offsets that were, at the most: a compacted topic has fewer messages.
+        /// How many offsets were skipped, at most: a compacted topic has fewer messages.
         count: u64,
     },
     /// The source reported its committed position.
@@ -195,43 +195,44 @@ pub enum Event<'a> {
         /// How many partitions moved.
         partitions: usize,
     },
-    /// The source could not do something, or a dead letter could not be written; it is tried again.
+    /// An operation of the source failed, or a dead letter could not be written; it is tried again.
     SourceError {
         /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter`, `retry`, or `open` at the
         /// start.
         operation: &'static str,
     },
-    /// An SQS queue was called: what SQS charges for.
+    /// An SQS queue was called: these are the requests that SQS charges for.
     SqsCalled {
         /// `receive`, `delete` or `visibility`.
         operation: &'static str,
     },
-    /// Messages of an SQS queue are held for another visibility timeout.
+    /// The visibility timeout of messages of an SQS queue was extended.
     SqsVisibilityExtended {
         /// How many.
         count: u64,
     },
-    /// The queue has taken messages back, or may do so at any moment: their handlers are cancelled, and nothing
-    /// is deleted.
+    /// The visibility timeout of messages has ended, or may end at any moment: their handlers are cancelled, and they
+    /// are not deleted.
     SqsVisibilityLost {
         /// How many.
         count: u64,
     },
-    /// Messages were handed back to an SQS queue: for a retry, or unstarted at a stop.
+    /// Messages were returned to an SQS queue: for a retry, or not started before a stop.
     SqsHandedBack {
         /// How many.
         count: u64,
     },
-    /// Finished messages could not be deleted before the queue delivers them again; their records answer them.
+    /// Finished messages could not be deleted before the queue delivers them again; their records answer the
+    /// duplicates.
     SqsDeleteFailed {
         /// How many.
         count: u64,
     },
-    /// A message was received for the last time before the queue's redrive policy takes it.
+    /// A message was received for the last time before the queue's redrive policy moves it.
     SqsLastReceive,
 }
 
-/// How a handler ended.
+/// How a run of a handler ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunOutcome {
@@ -247,15 +248,15 @@ pub enum RunOutcome {
     Cancelled,
 }
 
-/// Whether a handler's messages run.
+/// The state of a handler's circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BreakerState {
-    /// They run.
+    /// Messages run.
     Closed,
-    /// They wait.
+    /// Messages wait.
     Open,
-    /// They wait, but for one that finds out whether the handler works again.
+    /// Messages wait, except for one that probes whether the handler works again.
     HalfOpen,
 }
 
@@ -270,31 +271,31 @@ impl BreakerState {
     }
 }
 
-/// Why a handler ran once more: the whole list of what the promise leaves open.
+/// Why a handler ran once more: the complete list of the causes that the promise allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ExtraRunCause {
-    /// A claim was taken over whose owner had ended without a word.
+    /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
-    /// This process lost its lease while its handler ran; another one may run it now.
+    /// This process lost its lease while its handler ran; another process may run it now.
     LeaseLost,
-    /// A handler has ended, the store gave no answer to its completion, and its lease ran out meanwhile: unless the
-    /// completion is there, another handler runs.
+    /// A handler has ended, the store did not answer its completion, and its lease ran out in the meantime: unless the
+    /// completion was stored, another handler runs.
     CompleteUnknown,
-    /// The store has lost data: a completion found no record, or a message that was there before the loss runs for
+    /// The store has lost data: a completion found no record, or a message that existed before the loss runs for
     /// the first time as far as the store knows.
     StoreLoss,
-    /// The message is older than the retention, so its completed record may be forgotten.
+    /// The message is older than the retention, so its completed record may have expired.
     Retention,
     /// An operator reopened the record.
     Reset,
-    /// The store was away, and the consumer or the layer fails open: the handler ran without asking it, or a completion
-    /// was not waited for.
-    Unguarded,
+    /// The store was away, and the consumer or the layer fails open: the handler ran without it, or did not wait for
+    /// its completion.
+    FailOpen,
 }
 
 impl RunOutcome {
-    /// One lower-case word for metrics.
+    /// The name in metrics: lower case, one word.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
@@ -316,7 +317,7 @@ impl ExtraRunCause {
             Self::StoreLoss => "store_loss",
             Self::Retention => "retention",
             Self::Reset => "reset",
-            Self::Unguarded => "unguarded",
+            Self::FailOpen => "fail_open",
         }
     }
 }

@@ -1,29 +1,29 @@
-//! Accepting a loss of records, so that a halted scope goes on.
+//! Accepts a loss of records, so that a halted scope continues.
 
 use oncegate_core::key::Scope;
 use oncegate_core::store::{Epoch, Halt, ScopeDescriptor, Store, StoreError};
 
-/// How often the descriptor is written again that a process has changed meanwhile.
+/// How often the descriptor's write is repeated when another process has changed it meanwhile.
 const MAX_WRITES: u32 = 8;
 
-/// What accepting a loss came to.
+/// The outcome of accepting a loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "only an accepted loss lets the scope go on"]
+#[must_use = "only an accepted loss lets the scope continue"]
 pub enum AcceptedLoss {
-    /// The scope goes on, within seconds in every process: messages whose records are lost run again when they are
-    /// delivered again, each counted as `extra_runs{store_loss}`. This is what had halted it.
+    /// The scope continues, within seconds in every process. Messages whose records are lost run again when they are
+    /// redelivered, each counted as `extra_runs{store_loss}`. The value is the halt that was accepted.
     Accepted(Halt),
     /// The scope is not halted. Nothing was changed.
     NotHalted,
-    /// The scope was halted again, for another reason than the one that the caller has seen. Nothing was changed.
+    /// The scope is halted for another reason than the one that the caller has seen. Nothing was changed.
     Changed(Halt),
 }
 
-/// Lets a scope go on that [`OnStoreLoss::Halt`](crate::OnStoreLoss::Halt) has halted, provided it is still halted for what
-/// the caller has `seen`.
+/// Lets a scope continue that [`OnStoreLoss::Halt`](crate::OnStoreLoss::Halt) has halted, if the halt is still the
+/// one that the caller has `seen`.
 ///
 /// # Errors
-/// When the store gives no answer, or the scope's descriptor cannot be read.
+/// When the store does not answer, or the scope's descriptor cannot be read.
 pub async fn accept_loss(store: &dyn Store, scope: &Scope, seen: &Halt) -> Result<AcceptedLoss, StoreError> {
     for _ in 0..MAX_WRITES {
         let Some(text) = store.descriptor(scope).await? else { return Ok(AcceptedLoss::NotHalted) };
@@ -40,10 +40,10 @@ pub async fn accept_loss(store: &dyn Store, scope: &Scope, seen: &Halt) -> Resul
     Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
 }
 
-/// Why a scope is halted; `None` when it is not, or was never opened.
+/// Returns why a scope is halted; `None` when it is not halted, or was never opened.
 ///
 /// # Errors
-/// When the store gives no answer, or the scope's descriptor cannot be read.
+/// When the store does not answer, or the scope's descriptor cannot be read.
 pub async fn halt_of(store: &dyn Store, scope: &Scope) -> Result<Option<Halt>, StoreError> {
     let Some(text) = store.descriptor(scope).await? else { return Ok(None) };
     Ok(ScopeDescriptor::parse(scope, &text)?.halt)

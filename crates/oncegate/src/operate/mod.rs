@@ -1,44 +1,46 @@
-//! What an operator may do to records: open one again, and send dead letters back.
+//! Operator actions: reopen a record, and redrive dead letters.
 //!
-//! Everything else that ends well or badly is the consumers' business. The rules are those of
-//! [`rules::apply`](oncegate_core::rules::apply): a record is opened again only while it says what the operator saw.
+//! Consumers do everything else. The rules are those of [`rules::apply`](oncegate_core::rules::apply): a record is
+//! reopened only if it is still the one that the operator saw.
 
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Command, Looked, Store, StoreError};
+use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 
 mod loss;
 mod redrive;
 
 pub use loss::{AcceptedLoss, accept_loss, halt_of};
-pub use redrive::{Course, Redrive, RedriveError, Redriven, Step, Wanted};
+pub use redrive::{Redrive, RedriveAction, RedriveError, Redriven, Step, Wanted};
 
-/// How often a reopen is repeated whose answer was lost.
+/// How often a reopen whose answer was lost is repeated.
 const REPEATS: u32 = 5;
 
-/// Between two of them.
+/// Delay between two repeats.
 const REPEAT_AFTER: Duration = Duration::from_millis(200);
 
-/// What a reopen came to.
+/// The outcome of a reopen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "only an opened record runs again"]
 pub enum Reopened {
-    /// The next delivery of the message runs its handler, as attempt 1. It is counted as `extra_runs{reset}` then.
+    /// The record was reopened. The next delivery of the message runs its handler, as attempt 1, and is counted as
+    /// `extra_runs{reset}`.
     Opened,
-    /// The record is not the one that was seen, and nothing was changed. This is what it is now; `None`: there is none.
-    Changed(Option<Looked>),
+    /// The record is not the one that was seen, and nothing was changed. The value is the current record; `None` when
+    /// there is none.
+    Changed(Option<RecordSnapshot>),
 }
 
-/// Opens a record again, whatever its state, provided it still says what the caller has `seen`.
+/// Reopens a record in any state, if it is still the one that the caller has `seen`.
 ///
-/// An owner who is at work loses its claim. What an earlier attempt did may happen again, so show the record to
-/// somebody first. An answer that is lost is asked for again, and the record tells what became of it.
+/// A running owner loses its claim. The effect of an earlier attempt may happen again, so show the record to an
+/// operator first. If the answer is lost, the call is repeated, and the record shows the outcome.
 ///
 /// # Errors
-/// When the store gives no answer, or the record cannot be read.
+/// When the store does not answer, or the record cannot be read.
 pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<Reopened, StoreError> {
     let mut repeats = 0;
     loop {
@@ -47,10 +49,10 @@ pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<
         let mut replies = store.execute(vec![command]).await;
         let reply = replies.pop().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
         match reply {
-            Ok(Reply::Held { .. }) => return Ok(Reopened::Opened),
-            Ok(Reply::Lost | Reply::Verdict { .. }) => {
-                let found = look(store, key).await?;
-                // Only a repeat can have met its own work.
+            Ok(Reply::Applied { .. }) => return Ok(Reopened::Opened),
+            Ok(Reply::NotOwner | Reply::Verdict { .. }) => {
+                let found = read(store, key).await?;
+                // Only a repeat can find the result of this call.
                 let ours = repeats > 0 && found.as_ref().is_some_and(|found| is_reopened(&found.record));
                 return Ok(if ours { Reopened::Opened } else { Reopened::Changed(found) });
             }
@@ -63,16 +65,16 @@ pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<
     }
 }
 
-/// What the store holds for a key; `None`: nothing.
+/// Returns the record that the store has for a key; `None` when it has none.
 ///
 /// # Errors
-/// When the store gives no answer, or the record cannot be read.
-pub async fn look(store: &dyn Store, key: &StoreKey) -> Result<Option<Looked>, StoreError> {
-    let mut answers = store.look(vec![key.clone()]).await;
+/// When the store does not answer, or the record cannot be read.
+pub async fn read(store: &dyn Store, key: &StoreKey) -> Result<Option<RecordSnapshot>, StoreError> {
+    let mut answers = store.read(vec![key.clone()]).await;
     answers.pop().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
 }
 
-/// Whether an operator has opened the record, and nobody has run since.
+/// Whether an operator has reopened the record, and no attempt has run since.
 pub fn is_reopened(record: &Record) -> bool {
     matches!(record.state, State::Released { by: TokenTag::NONE, recovered: false, .. })
 }

@@ -1,7 +1,7 @@
-//! Sending dead letters back to where their messages came from.
+//! Redrive: sends the messages of dead letters back to their topic or queue.
 //!
-//! For each letter: look at its record, decide, reopen the record, send the message, remember. In that order, so that
-//! an end between any two of them loses nothing: a message that is sent twice is answered by its record.
+//! The steps for each dead letter are: read its record, decide, reopen the record, send the message, save the progress.
+//! In this order, an end between any two steps loses nothing: a message that is sent twice is answered by its record.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::State;
-use oncegate_core::store::{Looked, Store, StoreError};
+use oncegate_core::store::{RecordSnapshot, Store, StoreError};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Reopened, is_reopened, reopen};
+use crate::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::source::SourceError;
 
-/// How many letters are on their way at once.
+/// How many dead letters are in flight at once.
 const AT_ONCE: usize = 64;
 
-/// How many keys a redrive remembers, so that two letters of one message are sent once. Beyond them a message may be
-/// sent twice, and its record answers the second.
+/// How many keys a redrive remembers, so that two dead letters of one message are sent once. Beyond this number, a
+/// message may be sent twice, and its record answers the second one.
 const KEYS_REMEMBERED_MOST: usize = 1_000_000;
 
-/// What is to be done with a letter.
+/// The action for a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Course {
-    /// Open its record, then send its message to this topic or queue.
+pub enum RedriveAction {
+    /// Reopen its record, then send its message to this topic or queue.
     Reopen {
         /// Where to.
         to: String,
     },
-    /// Send its message to this topic or queue: no record is in its way. It was never made, is forgotten, or was
-    /// opened by a redrive that did not come to its end.
+    /// Send its message to this topic or queue without a reopen: its record was never created, has expired, or was
+    /// already reopened by a redrive that did not finish.
     Send {
         /// Where to.
         to: String,
     },
     /// Nothing: the message has been completed since.
     Completed,
-    /// Nothing: an attempt runs or a retry waits, so somebody holds a delivery.
+    /// Nothing: an attempt runs or a retry waits, so a consumer holds a delivery.
     UnderWay,
-    /// Nothing: another letter of the same message was sent by this redrive.
+    /// Nothing: this redrive has sent another dead letter of the same message.
     SentAlready,
-    /// Nothing: the record belongs to a message with other content, and would refuse this one again.
+    /// Nothing: the record belongs to a message with other content, and this one would fail again with a mismatch.
     Mismatched,
     /// Nothing: its record cannot be read, for this reason.
     Unreadable(String),
@@ -55,8 +55,8 @@ pub enum Course {
     NoWayBack(String),
 }
 
-impl Course {
-    /// One lower-case word.
+impl RedriveAction {
+    /// Returns the lower-case name of the action.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Reopen { .. } => "reopen",
@@ -70,7 +70,7 @@ impl Course {
         }
     }
 
-    /// Where the message goes, if it goes.
+    /// Returns the topic or queue to which the message is sent, if it is sent.
     pub fn to(&self) -> Option<&str> {
         match self {
             Self::Reopen { to } | Self::Send { to } => Some(to),
@@ -78,37 +78,37 @@ impl Course {
         }
     }
 
-    /// Whether somebody must see to the letter.
+    /// Whether an operator must handle the dead letter.
     pub const fn is_trouble(&self) -> bool {
         matches!(self, Self::Mismatched | Self::Unreadable(_) | Self::NoWayBack(_))
     }
 }
 
-/// What a redrive did, or would do, with one letter.
+/// What a redrive did, or would do, with one dead letter.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// The letter.
-    pub buried: &'a Buried,
-    /// What is to be done with it.
-    pub course: &'a Course,
+    /// The dead letter.
+    pub letter: &'a StoredDeadLetter,
+    /// The action for it.
+    pub course: &'a RedriveAction,
 }
 
-/// How many letters went which way.
+/// How many dead letters had which outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Redriven {
-    /// Letters that were seen.
+    /// Dead letters that were read.
     pub seen: u64,
-    /// Those that were asked for.
+    /// Dead letters that were wanted.
     pub wanted: u64,
     /// Messages that were sent, or would be.
     pub sent: u64,
-    /// Those of them whose records were opened first.
+    /// Sent messages whose records were reopened first.
     pub reopened: u64,
-    /// Completed since.
+    /// Messages that have been completed since.
     pub completed: u64,
-    /// Running, or waiting for a retry.
+    /// Messages that run, or wait for a retry.
     pub under_way: u64,
-    /// Another letter of the same message was sent.
+    /// Dead letters of messages that were already sent.
     pub sent_already: u64,
     /// Records of messages with other content.
     pub mismatched: u64,
@@ -119,54 +119,54 @@ pub struct Redriven {
 }
 
 impl Redriven {
-    /// Letters that somebody must see to.
+    /// Returns how many dead letters an operator must handle.
     pub const fn troubles(&self) -> u64 {
         self.mismatched + self.unreadable + self.no_way_back
     }
 
-    fn count(&mut self, course: &Course) {
+    fn count(&mut self, course: &RedriveAction) {
         let counter = match course {
-            Course::Reopen { .. } => {
+            RedriveAction::Reopen { .. } => {
                 self.reopened += 1;
                 &mut self.sent
             }
-            Course::Send { .. } => &mut self.sent,
-            Course::Completed => &mut self.completed,
-            Course::UnderWay => &mut self.under_way,
-            Course::SentAlready => &mut self.sent_already,
-            Course::Mismatched => &mut self.mismatched,
-            Course::Unreadable(_) => &mut self.unreadable,
-            Course::NoWayBack(_) => &mut self.no_way_back,
+            RedriveAction::Send { .. } => &mut self.sent,
+            RedriveAction::Completed => &mut self.completed,
+            RedriveAction::UnderWay => &mut self.under_way,
+            RedriveAction::SentAlready => &mut self.sent_already,
+            RedriveAction::Mismatched => &mut self.mismatched,
+            RedriveAction::Unreadable(_) => &mut self.unreadable,
+            RedriveAction::NoWayBack(_) => &mut self.no_way_back,
         };
         *counter += 1;
     }
 }
 
-/// Why a redrive ended early. Letters that were not sent are still where they were.
+/// Why a redrive ended early. Dead letters that were not sent are still in their topic or queue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedriveError {
-    /// The letter box.
+    /// The dead-letter topic or queue failed.
     #[error(transparent)]
     Letters(#[from] SourceError),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A message could not be sent. Its record is open, so the next redrive sends it.
+    /// A message could not be sent. Its record is reopened, so the next redrive sends it.
     #[error("not sent: {0}")]
     Send(#[source] BoxError),
 }
 
-/// Sends dead letters back.
+/// Sends the messages of dead letters back to their topic or queue.
 ///
-/// A letter whose message was completed since is passed over, and so is one whose message runs or waits for a retry.
-/// The record of a message that was given up is opened (attempts start again), provided it has not changed since it
-/// was looked at; then the message is sent, and the delivery awaited.
+/// It skips a dead letter whose message was completed since, runs, or waits for a retry. It reopens the record of a
+/// failed message (attempts start again), if the record has not changed since it was read; then it sends the message,
+/// and waits until it is durable.
 ///
-/// It may be ended at any moment and started again. What has been sent is not sent again when the letter box remembers
-/// it; in the worst case, the letters of the last batch are, and their records answer them.
+/// It may be stopped at any moment and started again. If the reader saves its progress, sent messages are not sent
+/// again. In the worst case those of the last batch are, and their records answer them.
 ///
-/// Messages with one key (in a FIFO queue: of one group) are sent in the order in which the letter box has their letters.
+/// Messages with the same key (in a FIFO queue: the same group) are sent in the order of their dead letters.
 #[derive(Debug)]
 pub struct Redrive {
     store: Arc<dyn Store>,
@@ -176,14 +176,14 @@ pub struct Redrive {
 }
 
 impl Redrive {
-    /// A redrive of letters whose records are in `store`.
+    /// Creates a redrive of dead letters whose records are in `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store, to: None, per_second: None, dry_run: false }
     }
 
-    /// Sends every message to this topic or queue; each to where it was consumed, unless this is set.
+    /// Sends every message to this topic or queue. By default each goes back to the one where it was consumed.
     ///
-    /// Whoever consumes there must take the route from the header, or the keys are others:
+    /// Its consumer must take the route from the header; otherwise the keys differ:
     /// `KafkaSource::routes_from_headers`, `SqsSource::routes_from_attributes`.
     #[must_use]
     pub fn to(mut self, to: impl Into<String>) -> Self {
@@ -191,37 +191,37 @@ impl Redrive {
         self
     }
 
-    /// At most so many messages a second; as fast as it goes unless this is set.
+    /// Limits the messages per second; no limit by default.
     #[must_use]
     pub fn per_second(mut self, per_second: u32) -> Self {
         self.per_second = Some(per_second.max(1));
         self
     }
 
-    /// Only decides, and changes nothing.
+    /// Makes it a dry run, which only decides, and changes nothing.
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.dry_run = true;
         self
     }
 
-    /// Goes through the letters of an opened letter box, and tells of each that is `wanted` once it is settled.
+    /// Redrives the dead letters of an opened reader, and reports each `wanted` one when it is settled.
     ///
     /// # Errors
-    /// When the letter box, the store, or a topic or queue gives no answer. What was sent until then is remembered.
+    /// When the broker, the store, or the destination does not answer. The progress until then is saved.
     pub async fn run(
         &self,
-        letters: &mut dyn LetterBox,
-        wanted: impl Fn(&Buried) -> Wanted + Send + Sync,
+        letters: &mut dyn DeadLetterReader,
+        wanted: impl Fn(&StoredDeadLetter) -> Wanted + Send + Sync,
         mut tell: impl FnMut(Step<'_>) + Send,
     ) -> Result<Redriven, RedriveError> {
         let mut run = Run { redriven: Redriven::default(), sent: HashSet::new(), next: Instant::now() };
         while let Some(batch) = letters.next_batch().await? {
-            for part in batch.chunks(self.at_once()) {
-                let part: Vec<_> = part.iter().map(|buried| (buried, wanted(buried))).collect();
-                let outcome = self.part(&mut run, letters, &part, &mut tell).await;
+            for chunk in batch.chunks(self.at_once()) {
+                let chunk: Vec<_> = chunk.iter().map(|letter| (letter, wanted(letter))).collect();
+                let outcome = self.redrive_chunk(&mut run, letters, &chunk, &mut tell).await;
                 if !self.dry_run {
-                    // What was sent is worth remembering, whatever else went wrong.
+                    // The progress of sent messages is saved after any error.
                     letters.save().await?;
                 }
                 outcome?;
@@ -230,135 +230,140 @@ impl Redrive {
         Ok(run.redriven)
     }
 
-    /// Few enough that a second holds them.
+    /// Returns how many messages to send at once: at most what the rate allows in a second.
     fn at_once(&self) -> usize {
         self.per_second.map_or(AT_ONCE, |per_second| AT_ONCE.min(per_second as usize))
     }
 
-    async fn part(
+    async fn redrive_chunk(
         &self,
         run: &mut Run,
-        letters: &mut dyn LetterBox,
-        part: &[(&Buried, Wanted)],
+        letters: &mut dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
         tell: &mut (impl FnMut(Step<'_>) + Send),
     ) -> Result<(), RedriveError> {
-        let courses = self.courses(run, letters, part).await?;
+        let courses = self.courses(run, letters, chunk).await?;
         if let Some(per_second) = self.per_second.filter(|_| !self.dry_run) {
             sleep_until(run.next).await;
             let sending = courses.iter().flatten().filter(|course| course.to().is_some()).count();
             let took = Duration::from_secs_f64(sending as f64 / f64::from(per_second));
             run.next = run.next.max(Instant::now()) + took;
         }
-        let done = self.act_in_order(&*letters, part, &courses).await;
+        let done = self.act_in_order(&*letters, chunk, &courses).await;
         let mut failed = None;
-        for ((buried, wanted), done) in part.iter().zip(done) {
+        for ((letter, wanted), done) in chunk.iter().zip(done) {
             run.redriven.seen += 1;
             let course = match (wanted, done) {
                 (_, Ok(Some(course))) => course,
                 (_, Err(error)) => {
-                    letters.settle(buried, Settled::Left);
+                    letters.settle(letter, Disposition::Left);
                     failed = failed.or(Some(error));
                     continue;
                 }
                 (Wanted::NotNow, Ok(None)) => {
-                    letters.settle(buried, Settled::Left);
+                    letters.settle(letter, Disposition::Left);
                     continue;
                 }
                 (_, Ok(None)) => {
-                    letters.settle(buried, Settled::Passed);
+                    letters.settle(letter, Disposition::Passed);
                     continue;
                 }
             };
             run.redriven.wanted += 1;
             run.redriven.count(&course);
-            letters.settle(buried, self.settled(&course));
-            tell(Step { buried, course: &course });
+            letters.settle(letter, self.settled(&course));
+            tell(Step { letter, course: &course });
         }
         failed.map_or(Ok(()), Err)
     }
 
-    fn settled(&self, course: &Course) -> Settled {
+    fn settled(&self, course: &RedriveAction) -> Disposition {
         match course {
-            _ if self.dry_run => Settled::Left,
-            Course::Reopen { .. } | Course::Send { .. } => Settled::Sent,
-            Course::Unreadable(_) => Settled::Left,
-            _ => Settled::Passed,
+            _ if self.dry_run => Disposition::Left,
+            RedriveAction::Reopen { .. } | RedriveAction::Send { .. } => Disposition::Sent,
+            RedriveAction::Unreadable(_) => Disposition::Left,
+            _ => Disposition::Passed,
         }
     }
 
-    /// What is to be done with each letter that is wanted.
+    /// Decides the action for each wanted dead letter.
     async fn courses(
         &self,
         run: &mut Run,
-        letters: &dyn LetterBox,
-        part: &[(&Buried, Wanted)],
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
     ) -> Result<Vec<Option<Planned>>, RedriveError> {
-        let keys: Vec<Option<StoreKey>> = part.iter().map(|(buried, wanted)| key(buried, *wanted)).collect();
+        let keys: Vec<Option<StoreKey>> = chunk.iter().map(|(letter, wanted)| key(letter, *wanted)).collect();
         let asked: Vec<StoreKey> = keys.iter().flatten().cloned().collect();
-        let mut looked = self.store.look(asked).await.into_iter();
-        let mut courses = Vec::with_capacity(part.len());
-        for ((buried, wanted), key) in part.iter().zip(keys) {
+        let mut looked = self.store.read(asked).await.into_iter();
+        let mut courses = Vec::with_capacity(chunk.len());
+        for ((letter, wanted), key) in chunk.iter().zip(keys) {
             if *wanted != Wanted::Yes {
                 courses.push(None);
                 continue;
             }
             let Some(key) = key else {
-                courses.push(Some(Planned::new(self.open_way(letters, buried))));
+                courses.push(Some(Planned::new(self.open_way(letters, letter))));
                 continue;
             };
             let found = match looked.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))) {
                 Ok(found) => found,
                 Err(StoreError::Unreadable { reason, .. }) => {
-                    courses.push(Some(Planned::new(Course::Unreadable(reason.to_string()))));
+                    courses.push(Some(Planned::new(RedriveAction::Unreadable(reason.to_string()))));
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            let course = self.course(letters, buried, found.as_ref());
+            let course = self.course(letters, letter, found.as_ref());
             let again = course.to().is_some() && !run.first(&key);
-            let course = if again { Course::SentAlready } else { course };
+            let course = if again { RedriveAction::SentAlready } else { course };
             courses.push(Some(Planned { course, record: found.map(|found| (key, found)) }));
         }
         Ok(courses)
     }
 
-    /// What the record says about a letter.
-    fn course(&self, letters: &dyn LetterBox, buried: &Buried, found: Option<&Looked>) -> Course {
-        let mismatch = buried.letter().is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
-        let Some(Looked { record, .. }) = found else {
-            return self.open_way(letters, buried);
+    /// Decides the action for a dead letter from its record.
+    fn course(
+        &self,
+        letters: &dyn DeadLetterReader,
+        letter: &StoredDeadLetter,
+        found: Option<&RecordSnapshot>,
+    ) -> RedriveAction {
+        let mismatch = letter.letter().is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
+        let Some(RecordSnapshot { record, .. }) = found else {
+            return self.open_way(letters, letter);
         };
         match record.state {
-            _ if mismatch => Course::Mismatched,
-            State::Completed { .. } => Course::Completed,
-            State::Failed { .. } => match self.open_way(letters, buried) {
-                Course::Send { to } => Course::Reopen { to },
+            _ if mismatch => RedriveAction::Mismatched,
+            State::Completed { .. } => RedriveAction::Completed,
+            State::Failed { .. } => match self.open_way(letters, letter) {
+                RedriveAction::Send { to } => RedriveAction::Reopen { to },
                 other => other,
             },
-            State::Released { .. } if is_reopened(record) => self.open_way(letters, buried),
-            State::Released { .. } | State::Pending { .. } => Course::UnderWay,
+            State::Released { .. } if is_reopened(record) => self.open_way(letters, letter),
+            State::Released { .. } | State::Pending { .. } => RedriveAction::UnderWay,
         }
     }
 
-    fn open_way(&self, letters: &dyn LetterBox, buried: &Buried) -> Course {
-        match letters.destination(buried, self.to.as_deref()) {
-            Ok(to) => Course::Send { to },
-            Err(why) => Course::NoWayBack(why),
+    fn open_way(&self, letters: &dyn DeadLetterReader, letter: &StoredDeadLetter) -> RedriveAction {
+        match letters.destination(letter, self.to.as_deref()) {
+            Ok(to) => RedriveAction::Send { to },
+            Err(why) => RedriveAction::NoWayBack(why),
         }
     }
 
-    /// Does it for each letter: for those of one [order](LetterBox::order) one after another, for others at once. After a failure
-    /// nothing later of its order is sent.
+    /// Carries out the actions: one after another for the same [order key](DeadLetterReader::order), and concurrently
+    /// for others. After a failure, no later message with the same order key is sent.
     async fn act_in_order(
         &self,
-        letters: &dyn LetterBox,
-        part: &[(&Buried, Wanted)],
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
         courses: &[Option<Planned>],
-    ) -> Vec<Result<Option<Course>, RedriveError>> {
+    ) -> Vec<Result<Option<RedriveAction>, RedriveError>> {
         let mut orders: Vec<Vec<usize>> = Vec::new();
         let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
-        for (place, (buried, _)) in part.iter().enumerate() {
-            let order = letters.order(buried).map(|order| *known.entry(order).or_insert(orders.len()));
+        for (place, (letter, _)) in chunk.iter().enumerate() {
+            let order = letters.order(letter).map(|order| *known.entry(order).or_insert(orders.len()));
             match order.and_then(|order| orders.get_mut(order)) {
                 Some(order) => order.push(place),
                 None => orders.push(vec![place]),
@@ -367,12 +372,14 @@ impl Redrive {
         let act = async |places: Vec<usize>| {
             let (mut done, mut failed) = (Vec::with_capacity(places.len()), false);
             for place in places {
-                let (Some((buried, _)), Some(course)) = (part.get(place), courses.get(place)) else {
+                let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place)) else {
                     continue;
                 };
                 let acted = match failed {
-                    false => self.act(letters, buried, course.as_ref()).await,
-                    true => Err(RedriveError::Send("an earlier message of its order was not sent".into())),
+                    false => self.act(letters, letter, course.as_ref()).await,
+                    true => Err(RedriveError::Send(
+                        "an earlier message with the same order key was not sent".into(),
+                    )),
                 };
                 failed |= acted.is_err();
                 done.push((place, acted));
@@ -384,50 +391,50 @@ impl Redrive {
         done.into_iter().map(|(_, acted)| acted).collect()
     }
 
-    /// Does it, and says what was done.
+    /// Carries out an action, and returns what was done.
     async fn act(
         &self,
-        letters: &dyn LetterBox,
-        buried: &Buried,
+        letters: &dyn DeadLetterReader,
+        letter: &StoredDeadLetter,
         planned: Option<&Planned>,
-    ) -> Result<Option<Course>, RedriveError> {
+    ) -> Result<Option<RedriveAction>, RedriveError> {
         let Some(Planned { course, record }) = planned else { return Ok(None) };
         let Some(to) = course.to().filter(|_| !self.dry_run) else { return Ok(Some(course.clone())) };
-        if let (Course::Reopen { .. }, Some((key, seen))) = (course, record) {
+        if let (RedriveAction::Reopen { .. }, Some((key, seen))) = (course, record) {
             match reopen(&*self.store, key, &seen.record).await? {
                 Reopened::Opened => {}
                 Reopened::Changed(found) => {
-                    let course = self.course(letters, buried, found.as_ref());
-                    // Somebody else is at it: another redrive, or a consumer that has given it up once more.
-                    return Ok(Some(if course.to().is_some() { Course::UnderWay } else { course }));
+                    let course = self.course(letters, letter, found.as_ref());
+                    // Another process has changed it: another redrive, or a consumer that has dead-lettered it again.
+                    return Ok(Some(if course.to().is_some() { RedriveAction::UnderWay } else { course }));
                 }
             }
         }
-        letters.send(buried, to).await.map_err(RedriveError::Send)?;
+        letters.send(letter, to).await.map_err(RedriveError::Send)?;
         Ok(Some(course.clone()))
     }
 }
 
-/// Whether a letter is asked for.
+/// Whether a dead letter is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// It is.
+    /// It is wanted.
     Yes,
-    /// It is not, and the same redrive will never ask for it.
+    /// It is not wanted, and the same redrive will never want it.
     No,
-    /// It is not yet: the same redrive may ask for it later.
+    /// It is not wanted yet: the same redrive may want it later.
     NotNow,
 }
 
-/// What is to be done, and the record that says so.
+/// The action for a dead letter, and the record that decided it.
 #[derive(Debug)]
 struct Planned {
-    course: Course,
-    record: Option<(StoreKey, Looked)>,
+    course: RedriveAction,
+    record: Option<(StoreKey, RecordSnapshot)>,
 }
 
 impl Planned {
-    fn new(course: Course) -> Self {
+    fn new(course: RedriveAction) -> Self {
         Self { course, record: None }
     }
 
@@ -436,7 +443,7 @@ impl Planned {
     }
 }
 
-/// What a redrive remembers while it runs.
+/// The state of a running redrive.
 #[derive(Debug)]
 struct Run {
     redriven: Redriven,
@@ -446,7 +453,7 @@ struct Run {
 }
 
 impl Run {
-    /// Whether no letter of this key has been sent.
+    /// Whether no dead letter with this key has been sent.
     fn first(&mut self, key: &StoreKey) -> bool {
         if self.sent.len() < KEYS_REMEMBERED_MOST {
             self.sent.insert(key.clone())
@@ -456,8 +463,8 @@ impl Run {
     }
 }
 
-/// The key under which a letter's message has its record, if any.
-fn key(buried: &Buried, wanted: Wanted) -> Option<StoreKey> {
-    let letter = buried.letter().filter(|_| wanted == Wanted::Yes)?;
+/// Returns the store key of the message's record, if any.
+fn key(letter: &StoredDeadLetter, wanted: Wanted) -> Option<StoreKey> {
+    let letter = letter.letter().filter(|_| wanted == Wanted::Yes)?;
     letter.key.as_deref()?.parse().ok()
 }

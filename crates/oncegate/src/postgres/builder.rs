@@ -1,4 +1,4 @@
-//! Options, and how a store connects.
+//! Options of a PostgreSQL store, and how it connects.
 
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use super::purge::Purge;
 use super::{Inner, PostgresStore};
 use crate::archive::{Archive, SharedArchive};
 
-/// How long the server may take for one round trip, unless told otherwise.
+/// Default time limit for one round trip.
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one try to connect may take, unless told otherwise.
+/// Default time limit for one try to connect.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest time between two walks that remove expired records, unless told otherwise.
+/// Default of the longest time between two purges of expired records.
 const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
 
-/// How long sent data may stay unconfirmed before the system gives up a connection.
+/// How long sent data may stay unconfirmed before the system closes a connection.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What an invalid URL is answered with; the URL itself is not repeated, for it may hold a password.
+/// Error text for an invalid URL. It does not repeat the URL, which may contain a password.
 const INVALID_URL: &str = "the URL is invalid: postgres://[user[:password]@]host[:port]/database is expected";
 
 /// Options for a [`PostgresStore`].
@@ -42,14 +42,14 @@ pub struct PostgresBuilder {
     journaled: bool,
 }
 
-/// What the check accepts although it breaks the promise.
+/// Settings that the check accepts although they break the guarantees.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Allowed {
     pub(super) asynchronous_commit: bool,
     pub(super) fsync_off: bool,
 }
 
-/// Where the connections come from.
+/// The source of the connections.
 #[derive(Clone)]
 pub(super) enum Origin {
     Url(String),
@@ -68,28 +68,28 @@ impl PostgresBuilder {
         }
     }
 
-    /// How long the server may take for one round trip; 5 s by default. Keep it well below the lease.
+    /// Time limit for one round trip. Default: 5 s. Keep it well below the lease.
     ///
     /// It is also each transaction's `statement_timeout` and `idle_in_transaction_session_timeout`, and
-    /// half of it the `lock_timeout`: a stalled process blocks nobody's keys for longer.
+    /// half of it is the `lock_timeout`: a stalled process blocks keys no longer than that.
     pub fn response_timeout(self, response_timeout: Duration) -> Self {
         Self { response_timeout, ..self }
     }
 
-    /// How long one try to connect may take; 2 s by default. A pool that was brought has its own.
+    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its own.
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
         Self { connect_timeout, ..self }
     }
 
     /// Accepts `synchronous_commit = off`. By default the check refuses it.
     ///
-    /// Then a crash of the server takes back completions that were acknowledged already.
+    /// Then a crash of the server may undo completions of messages that were already acknowledged.
     pub fn allow_asynchronous_commit(mut self) -> Self {
         self.allowed.asynchronous_commit = true;
         self
     }
 
-    /// Accepts `fsync = off`, for a server that holds nothing but tests. By default the check refuses it.
+    /// Accepts `fsync = off`, for a server with test data only. By default the check refuses it.
     ///
     /// Then a power cut may damage or lose every record.
     pub fn allow_fsync_off(mut self) -> Self {
@@ -97,10 +97,10 @@ impl PostgresBuilder {
         self
     }
 
-    /// The longest time between two walks through the table that remove expired records; 10 min by default.
+    /// The longest time between the starts of two purges, which remove expired records. Default: 10 min.
     ///
-    /// Walks come sooner, and pause less, when one record in twenty has expired by then: a purge keeps up with what expires.
-    /// All processes at one database take turns: one of them walks, in small steps.
+    /// Purges run more often, and pause less, when one record in twenty has expired by then, so that they keep up.
+    /// The processes at one database take turns: one of them purges at a time, in small steps.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.purge.rest = Some(rest);
         self
@@ -113,32 +113,33 @@ impl PostgresBuilder {
         self
     }
 
-    /// Hands expired records to `archive` before a purge deletes them; by default they are just deleted.
+    /// Passes expired records to `archive` before a purge deletes them. Default: no archive; they are deleted.
     ///
-    /// Set the same for every process at one database, because any of them may be the one that purges.
+    /// Set the same archive for every process at one database, because any of them may run the purge.
     pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
         self.purge.archive = Some(SharedArchive::new(archive));
         self
     }
 
-    /// Demands a journal: an entry for each change of state, written in the same transaction, by triggers on the
-    /// table; see [`PostgresStore::journal`]. None by default.
+    /// Requires a journal in the database. Default: no journal.
     ///
-    /// [`create_schema`](PostgresStore::create_schema) makes it, and without it the check refuses the store. Once it is
-    /// made, it tells of every change in the database, whoever makes it and however his store is built.
+    /// Triggers on the table write an entry for each change of state, in the same transaction; see
+    /// [`PostgresStore::journal`]. [`create_schema`](PostgresStore::create_schema) creates the journal, and without it
+    /// the check refuses the store. Once created, it records every change in the database, also those by processes
+    /// whose store was opened without this setting.
     pub fn journaled(mut self) -> Self {
         self.journaled = true;
         self
     }
 
-    /// Connects. It makes no tables: see [`PostgresStore::create_schema`].
+    /// Connects. It creates no tables: see [`PostgresStore::create_schema`].
     ///
     /// # Errors
     /// When the URL is invalid, the server cannot be reached, or it refuses the user.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
         let url = match &self.origin {
             Origin::Pool(pool) => {
-                return self.open((pool.clone(), None), String::new(), Sessions::Anybodys).await;
+                return self.open((pool.clone(), None), String::new(), Sessions::Unconfigured).await;
             }
             Origin::Url(url) => url,
         };
@@ -150,7 +151,9 @@ impl PostgresBuilder {
         let opened = self.open(pool(ours)?, address.clone(), Sessions::Ours).await;
         match opened {
             // A pooler may refuse a session with settings, or drop them.
-            Err(StoreError::Refused { .. }) => self.open(pool(config)?, address, Sessions::Anybodys).await,
+            Err(StoreError::Refused { .. }) => {
+                self.open(pool(config)?, address, Sessions::Unconfigured).await
+            }
             opened => opened,
         }
     }
@@ -161,7 +164,7 @@ impl PostgresBuilder {
         address: String,
         sessions: Sessions,
     ) -> Result<PostgresStore, StoreError> {
-        // Builders can be used again, and each store has a purge of its own.
+        // Builders can be used again, and each store has its own purge.
         let purge = Purge { backlog: Arc::default(), ..self.purge.clone() };
         let backlog = Arc::clone(&purge.backlog);
         let link = Link::start(Shared::new(pool, notices, self.response_timeout, sessions), purge)?;
@@ -179,7 +182,7 @@ impl PostgresBuilder {
         config
             .connect_timeout(self.connect_timeout)
             .tcp_user_timeout(TCP_USER_TIMEOUT)
-            // Of several hosts, the one that takes writes.
+            // Of several hosts, the one that accepts writes.
             .target_session_attrs(TargetSessionAttrs::ReadWrite);
         if config.get_application_name().is_none() {
             config.application_name("oncegate");
@@ -188,7 +191,7 @@ impl PostgresBuilder {
     }
 }
 
-/// A pool, and what the server says on its connections.
+/// A pool, and the notices of the server on its connections.
 fn pool(config: Config) -> Result<(Pool, Option<Notices>), StoreError> {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let notices = Notices::default();
@@ -198,7 +201,7 @@ fn pool(config: Config) -> Result<(Pool, Option<Notices>), StoreError> {
     Ok((pool, Some(notices)))
 }
 
-/// Where a configuration leads, without user and password.
+/// The address in a configuration, without user and password.
 fn address(config: &Config) -> String {
     let hosts = config.get_hosts().iter().map(|host| match host {
         Host::Tcp(name) => name.clone(),
@@ -213,7 +216,7 @@ fn address(config: &Config) -> String {
 }
 
 impl std::fmt::Debug for PostgresBuilder {
-    /// Leaves out where it connects to: the URL may hold a password.
+    /// Leaves out the URL, which may contain a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PostgresBuilder")
             .field("response_timeout", &self.response_timeout)

@@ -1,4 +1,4 @@
-//! What a server says about keeping the promise.
+//! Checks whether a server can keep the guarantees.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use super::errors::{self, Trouble};
 use super::schema;
 use crate::clock;
 
-/// The first version whose clock is told as an exact number.
+/// The first version that returns its clock as an exact number.
 const OLDEST_MAJOR: i32 = 14;
 
 const ASK: &str = "\
@@ -21,7 +21,7 @@ pg_is_in_recovery() AS standby, current_user::text AS role, \
 (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS clock_ms, \
 current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby";
 
-/// What the tables are like, once they are there.
+/// The properties of the tables, if they exist.
 const ASK_TABLES: &str = "\
 SELECT relpersistence = 'u' AS unlogged, \
 has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') \
@@ -29,7 +29,7 @@ AND has_table_privilege(oid, 'DELETE') AND has_table_privilege('oncegate_schema'
 AND has_table_privilege('oncegate_descriptors', 'SELECT') AND has_table_privilege('oncegate_descriptors', 'INSERT') \
 AS has_rights FROM pg_class WHERE oid = 'oncegate_records'::regclass";
 
-/// What the server says.
+/// The settings and properties that the server reports.
 #[derive(Clone, Debug)]
 struct Said {
     version: i32,
@@ -42,7 +42,7 @@ struct Said {
     standby: bool,
 }
 
-/// Asks a server, and judges what it says.
+/// Reads the server's settings, and checks them.
 pub(super) async fn ask(
     client: &Object,
     address: &str,
@@ -129,7 +129,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
         warnings.push("fsync is off: a power cut may damage or lose every record. Set it to on.".to_owned());
     }
     if said.full_page_writes != "on" {
-        // There are file systems that never write half a page.
+        // Some file systems never write half a page.
         warnings.push(
             "full_page_writes is off: a power cut may damage records, unless the file system writes whole pages. \
              Set it to on."

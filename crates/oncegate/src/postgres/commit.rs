@@ -1,8 +1,8 @@
-//! A record completed inside a transaction of the user's own.
+//! Completes a record inside the user's transaction.
 //!
-//! On whatever client the transaction belongs to: set limits, so that a stalled process blocks nobody's key for
-//! longer than its lease; complete the record by one statement, which takes the transaction's last lock; commit.
-//! Where the statement finds nothing to complete, the rules say why.
+//! The steps are the same for every client. Set limits, so that a stalled process blocks the key no longer than its
+//! lease. Complete the record with one statement, which takes the transaction's last lock. Commit. If the statement
+//! completes no row, the rules give the reason.
 
 use futures_util::future::join;
 use oncegate_core::record::{Record, StoreTime};
@@ -16,7 +16,7 @@ use crate::transaction::{Completing, SqlTransaction};
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
-/// The longest time limit that the server takes, in milliseconds.
+/// The longest time limit that the server accepts, in milliseconds.
 const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
 
 impl SqlTransaction for tokio_postgres::Transaction<'_> {
@@ -33,10 +33,9 @@ impl SqlTransaction for deadpool_postgres::Transaction<'_> {
     }
 }
 
-/// Completes the record; the transaction goes on.
+/// Completes the record; the transaction stays open.
 ///
-/// Its statements are not prepared ahead: that would cost a round trip each, and does not work behind every
-/// pooler.
+/// Its statements are not prepared: that would cost a round trip each, and does not work behind every pooler.
 async fn complete(
     transaction: &tokio_postgres::Transaction<'_>,
     completing: &Completing,
@@ -64,7 +63,7 @@ async fn complete(
     Err(why_not(completing, row.as_ref().map(read)))
 }
 
-/// Limits for the rest of the transaction, and no commit that is answered before it is durable.
+/// Sets limits for the rest of the transaction, and a durable commit.
 fn limits(completing: &Completing) -> String {
     let limit_ms = completing.limit().as_millis().clamp(2, LONGEST_LIMIT_MS);
     format!(

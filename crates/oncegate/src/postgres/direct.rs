@@ -1,8 +1,8 @@
-//! A batch, the straight way first: what nearly every command meets is one statement that looks at no row before.
+//! Executes a batch with one statement without a read before, which settles nearly every command.
 //!
-//! A claim nearly always meets no record, and a completion its own claim. Both statements do what the rules say
-//! for that case, and nothing in any other; whatever they did not do goes by the rules afterwards, under a lock,
-//! and so does what nobody knows about: its token finds out what became of it.
+//! A claim nearly always finds no record, and a completion nearly always its own claim. Both statements implement the
+//! rules for that case, and do nothing in any other. Commands that they did not settle are then executed by the rules,
+//! under a lock. So are commands with an unknown outcome: their token shows what was executed.
 
 use deadpool_postgres::Object;
 use oncegate_core::record::{Fence, Recovery, TAIL, whole_millis};
@@ -16,10 +16,10 @@ use super::link::Shared;
 use super::row;
 use super::transaction::{self, Answer};
 
-/// Applies the commands; there is one answer for each.
+/// Applies the commands. Returns one answer for each.
 pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
     let is_claim = |command: &Command| matches!(command.operation, Operation::Claim { .. });
-    // Claims travel by themselves. Were both sent, an error of the second would say nothing about the first.
+    // Claims have their own batches. If both were sent, an error of the second would leave the first unknown.
     let settled = match commands.iter().any(is_claim) {
         true => claim_absent(shared, commands).await?,
         false => complete_own(shared, commands).await?,
@@ -35,7 +35,7 @@ pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec
     let by_the_rules = match left.is_empty() {
         true => Vec::new(),
         false => match transaction::execute(shared, &left).await {
-            // What was on its way before may still be executed.
+            // Commands that were sent before may still be executed.
             Err(error) if in_doubt => return Err(StoreError::unknown(error)),
             Err(error) => left.iter().map(|_| Err(error.clone())).collect(),
             Ok(answers) => answers,
@@ -46,13 +46,13 @@ pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec
     Ok(replies.into_iter().map(|reply| reply.map_or_else(&mut next, Ok)).collect())
 }
 
-/// What a statement has settled.
+/// The outcome of a statement.
 enum Settled {
-    /// A reply in the place of each command that was done; nothing else was.
+    /// A reply for each command that was executed; no other was.
     Replies(Vec<Option<Reply>>),
-    /// Nobody knows what was done.
+    /// It is unknown what was executed.
     InDoubt,
-    /// Nothing was done, because somebody holds one of the rows.
+    /// Nothing was executed, because another transaction holds one of the rows.
     Held(StoreError),
 }
 
@@ -92,7 +92,7 @@ async fn complete_own(shared: &Shared, commands: &[Command]) -> Result<Settled, 
         retentions_ms.push(millis(whole_millis(*retention)));
     }
     let parameters: [&(dyn ToSql + Sync); 4] = [&keys, &tokens, &results, &retentions_ms];
-    send(shared, row::COMPLETE_OWN, &parameters, &ends, |_| Reply::Held { recreated: false }).await
+    send(shared, row::COMPLETE_OWN, &parameters, &ends, |_| Reply::Applied { recreated: false }).await
 }
 
 /// The first command about a key.
@@ -102,8 +102,8 @@ struct First<'a> {
     operation: &'a Operation,
 }
 
-/// The first command about each key, if it is such an operation, in the order of the keys: in that order rows are
-/// locked, here and by the rules, so that batches never wait for each other in turns.
+/// The first command of each key, if it is such an operation, in the order of the keys. Rows are locked in that
+/// order, here and by the rules, so that batches never deadlock.
 fn first_of_each_key(commands: &[Command], wanted: impl Fn(&Operation) -> bool) -> Vec<First<'_>> {
     let mut first = Vec::with_capacity(commands.len());
     for (position, Command { key, operation }) in commands.iter().enumerate() {
@@ -115,8 +115,8 @@ fn first_of_each_key(commands: &[Command], wanted: impl Fn(&Operation) -> bool) 
     first
 }
 
-/// Sends one statement in a transaction of its own, in one round trip. Its one row names the keys that it was done
-/// for, and their fences.
+/// Sends one statement in a separate transaction, in one round trip. Its one row contains the keys that it applied
+/// to, and their fencing tokens.
 ///
 /// # Errors
 /// When there is no connection, the server does not answer in time, or it refuses.
@@ -142,14 +142,14 @@ async fn send(
     match shared.settle(client, outcome) {
         Ok(rows) => Ok(Settled::Replies(replies(rows.first(), commands, reply))),
         Err(trouble) if trouble.row_held => Ok(Settled::Held(trouble.error)),
-        // The rules try it again.
+        // The rules execute it again.
         Err(trouble) if trouble.passing => Ok(Settled::Replies(Vec::new())),
         Err(Trouble { error: StoreError::Unknown { .. }, .. }) => Ok(Settled::InDoubt),
         Err(trouble) => Err(trouble.error),
     }
 }
 
-/// The replies to the commands that a statement was done for, each in its place.
+/// The replies to the commands that a statement applied to, each at the index of its command.
 fn replies(
     row: Option<&Row>,
     commands: &[First<'_>],

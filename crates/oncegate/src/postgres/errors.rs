@@ -1,6 +1,6 @@
-//! What each error of the server means to a caller. None of them is ever an answer about a key.
+//! Maps each server error to what it means to the caller. No error is ever an answer about a key.
 //!
-//! They are told apart by SQLSTATE, never by their text, which is translated and may quote data.
+//! Errors are classified by SQLSTATE, never by their text, which is translated and may quote data.
 
 use std::error::Error as _;
 
@@ -11,18 +11,18 @@ use tokio_postgres::error::Severity;
 
 use super::schema::REMEDY;
 
-/// The most characters of the server's own words that an error repeats.
+/// The most characters of the server's error text that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-/// What to tell the caller, and whether it is worth trying again before telling him.
+/// The error for the caller, and whether to try again before returning it.
 #[derive(Debug)]
 pub(super) struct Trouble {
     pub(super) error: StoreError,
-    /// Nothing was executed, and the cause is likely over by the next try.
+    /// Nothing was executed, and the cause is probably gone at the next try.
     pub(super) passing: bool,
-    /// Nothing was executed, because somebody holds one of the rows.
+    /// Nothing was executed, because another transaction holds one of the rows.
     pub(super) row_held: bool,
 }
 
@@ -34,17 +34,17 @@ impl From<StoreError> for Trouble {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Not executed, and likely to work at once on the next try.
+    /// Not executed, and likely to succeed at the next try at once.
     Passing,
     /// Not executed: try again later.
     Unavailable,
-    /// Not executed: somebody must change something first.
+    /// Not executed: the configuration or the server must be changed first.
     Refused,
 }
 
 use Class::{Passing, Refused, Unavailable};
 
-/// What a SQLSTATE means, by its beginning; the first line that fits counts.
+/// What a SQLSTATE means, by its prefix; the first line that matches counts.
 #[rustfmt::skip]
 const MEANINGS: &[(&str, Class, &str)] = &[
     ("40001", Passing, "the transaction crossed another one"),
@@ -56,14 +56,14 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("25P03", Passing, "the server ended a session that was idle in its transaction"),
     ("57P03", Unavailable, "the server is starting or stopping"),
     ("57014", Unavailable, "the statement was cancelled or took too long (statement_timeout)"),
-    (LOCK_NOT_AVAILABLE, Unavailable, "a lock was not to be had in time (lock_timeout): somebody holds the row"),
+    (LOCK_NOT_AVAILABLE, Unavailable, "no lock in time (lock_timeout): another transaction holds the row"),
     ("53300", Unavailable, "the server has too many connections (max_connections)"),
     ("53100", Unavailable, "the server's disk is full"),
     ("53200", Unavailable, "the server is out of memory"),
-    ("53", Unavailable, "the server is short of something"),
+    ("53", Unavailable, "the server lacks a resource"),
     ("58", Unavailable, "the server's system failed"),
-    ("25006", Unavailable, "the server takes no writes: it is a standby, or read-only"),
-    ("08P01", Refused, "the server, or a pooler before it, does not take the connection as it is asked for"),
+    ("25006", Unavailable, "the server accepts no writes: it is a standby, or read-only"),
+    ("08P01", Refused, "the server, or a pooler before it, refuses the settings of the connection"),
     ("08", Unavailable, "the connection to the server failed"),
     ("28", Refused, "the server refuses the user or the password"),
     ("3D000", Refused, "the database does not exist"),
@@ -75,7 +75,7 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("XX002", Refused, "the server found a damaged index"),
 ];
 
-/// What an error means while nothing has been committed, or could have been.
+/// Converts an error from before a commit was sent.
 pub(super) fn not_executed(error: &Error) -> Trouble {
     let Some(answered) = error.as_db_error() else {
         return without_an_answer(error);
@@ -83,7 +83,7 @@ pub(super) fn not_executed(error: &Error) -> Trouble {
     answered_with(answered.code().code(), answered.message())
 }
 
-/// What it means that the server answered an error of this SQLSTATE, in these words.
+/// Converts a server error with this SQLSTATE and text.
 pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
     let (class, text) = meaning(state);
     let error = match class {
@@ -101,7 +101,7 @@ pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
     Trouble { error, passing: class == Passing, row_held: state == LOCK_NOT_AVAILABLE }
 }
 
-/// What an error means once a commit was on its way: an answer of the server settles it, silence does not.
+/// Converts an error after a commit was sent: an answer of the server settles the outcome, silence does not.
 pub(super) fn in_doubt(error: &Error) -> Trouble {
     match error.as_db_error() {
         // A session that is ended while it commits may have committed.
@@ -110,24 +110,24 @@ pub(super) fn in_doubt(error: &Error) -> Trouble {
     }
 }
 
-/// What an error means of the question whether the standbys have a commit that was answered.
+/// Converts an error of the check whether the standbys have a confirmed commit.
 pub(super) fn unconfirmed(error: &Error) -> Trouble {
     StoreError::unknown(format!("the standbys did not confirm the commit: {}", not_executed(error).error))
         .into()
 }
 
-/// Whether the server has answered that a statement which commits by itself has failed. A session that goes on has
+/// Whether the server has reported the failure of a statement that commits by itself. A session that continues has
 /// rolled it back; one that ends may have committed before.
 pub(super) fn is_rolled_back(error: &Error) -> bool {
     error.as_db_error().is_some_and(|answered| answered.parsed_severity() == Some(Severity::Error))
 }
 
-/// Why the pool has no connection to give.
+/// Converts an error of the pool.
 pub(super) fn no_connection(error: &PoolError) -> StoreError {
     match error {
         PoolError::Backend(error) => not_executed(error).error,
-        PoolError::Timeout(_) => StoreError::unavailable("no connection was to be had in time"),
-        _ => StoreError::unavailable("the pool gives no connection"),
+        PoolError::Timeout(_) => StoreError::unavailable("no connection in time"),
+        _ => StoreError::unavailable("the pool has no connection"),
     }
 }
 
@@ -136,7 +136,7 @@ fn meaning(state: &str) -> (Class, &'static str) {
     found.map_or((Refused, "the server answered an error"), |&(_, class, text)| (class, text))
 }
 
-/// Whether a SQLSTATE says that the session ends, and so nothing about its last statement.
+/// Whether a SQLSTATE means that the session ends, so that the outcome of its last statement is unknown.
 pub(super) fn is_about_the_session(state: &str) -> bool {
     ["57P", "08", "25P03", "58", "XX"].iter().any(|begins| state.starts_with(begins))
 }
@@ -149,11 +149,11 @@ fn without_an_answer(error: &Error) -> Trouble {
     let mut cause = error.source();
     while let Some(source) = cause {
         if let Some(io) = source.downcast_ref::<std::io::Error>() {
-            // What the client says of a server that is no target for writes.
+            // The client's error for a server that does not accept writes.
             if io.kind() == std::io::ErrorKind::PermissionDenied && io.raw_os_error().is_none() {
                 return StoreError::unavailable(meaning("25006").1).into();
             }
-            // Connecting and reading fail by the system's own words, which hold an address at most.
+            // Connecting and reading fail with errors of the system, which contain an address at most.
             return StoreError::unavailable(format!("the connection failed: {}", io.kind())).into();
         }
         cause = source.source();
@@ -169,7 +169,7 @@ fn without_an_answer(error: &Error) -> Trouble {
         )
         .into();
     }
-    StoreError::unavailable("the conversation with the server broke").into()
+    StoreError::unavailable("the exchange with the server broke").into()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! A journal in the database: triggers write each entry in the transaction of the change that it tells of.
+//! A journal in the database: triggers write each entry in the transaction of its change.
 //!
-//! Nothing else would see the changes of everybody, also of a transaction of the user's own through whatever client,
-//! and the statements stay as they are: whoever has no journal pays nothing.
+//! Only triggers see the changes of all processes and of the user's own transactions through any client. The store's
+//! statements are the same with and without it, so a database without a journal has no extra cost.
 
 use deadpool_postgres::Object;
 use oncegate_core::key::StoreKey;
@@ -11,27 +11,27 @@ use tokio_postgres::Row;
 use super::errors::{self, Trouble};
 use crate::journal::Entry;
 
-/// How to get the journal, where it is missing.
+/// How to create the journal, for the error when it is missing.
 pub(super) const REMEDY: &str = "run `oncegate migrate --journal`, or call PostgresStore::create_schema() of a store that is \
      `journaled()`, as a role with DDL rights";
 
-/// What has become of a row `n`, in one word.
+/// SQL expression: the change of a row `n`, in one word.
 const EVENT: &str = "CASE n.state WHEN 'pending' THEN 'claimed' WHEN 'completed' THEN 'completed' \
     WHEN 'released' THEN CASE n.owner WHEN '\\x00000000' THEN 'reopened' ELSE 'released' END \
     ELSE CASE WHEN n.handed_over THEN 'handed_over' ELSE 'failed' END END";
 
-/// Which run a row `n` belongs to, if any.
+/// SQL expression: the attempt that a row `n` belongs to, if any.
 const RUN: &str = "nullif(encode(substring(n.owner FOR 4), 'hex'), '00000000')";
 
-/// The table, and what writes into it. The statements can be repeated.
+/// The table, and the triggers that write into it. The statements can be repeated.
 ///
-/// One entry for each change of state or owner, by one statement for each of the store's; a heartbeat makes none. Rows
-/// without an owner are locks that hold nothing.
+/// Each change of state or owner makes one entry, with one statement per statement of the store; a heartbeat makes
+/// none. Rows without an owner are locks without a record.
 ///
-/// A session plans the function's statements once, by how many rows it meets then, and keeps the plans for batches of any
-/// size: so rows are joined by hashes, and entries are found by their index, whatever looked cheaper at first, and nothing
-/// is compiled for it. The function has its maker's rights, so a role that runs consumers
-/// needs none on the journal, and cannot change it.
+/// A session plans the function's statements once, for the number of rows at that time, and keeps the plans for
+/// batches of any size. So rows are always joined by hashes, entries are found by their index, and JIT compilation is
+/// off. The function runs with its owner's rights, so a role that runs consumers needs none on the journal, and
+/// cannot change it.
 pub(super) fn sql() -> String {
     format!(
         "\
@@ -93,7 +93,7 @@ CREATE OR REPLACE TRIGGER oncegate_journal_delete AFTER DELETE ON oncegate_recor
     )
 }
 
-/// Whether every change is written down, and whether this role may read it.
+/// Whether the journal exists, and whether this role may read it.
 const STATE: &str = "\
 SELECT count(*) = 3 AS made, coalesce(has_table_privilege(to_regclass('oncegate_journal'), 'SELECT'), false) AS readable \
 FROM pg_trigger WHERE tgrelid = to_regclass('oncegate_records') AND tgenabled IN ('O', 'A') \
@@ -102,12 +102,12 @@ AND tgname IN ('oncegate_journal_insert', 'oncegate_journal_update', 'oncegate_j
 const READ: &str = "\
 SELECT at_ms, event, attempt, fence, run, worker, reason FROM oncegate_journal WHERE key = $1 ORDER BY id DESC LIMIT $2";
 
-/// Whether every change is written down.
+/// Whether the journal exists.
 pub(super) async fn is_made(client: &Object) -> Result<bool, Trouble> {
     Ok(state(client).await?.get("made"))
 }
 
-/// The last `most` entries about a key, the oldest first; none where there is no journal.
+/// The last `most` entries about a key, the oldest first; empty if there is no journal.
 pub(super) async fn read(client: &Object, key: &StoreKey, most: u32) -> Result<Vec<Entry>, Trouble> {
     let state = state(client).await?;
     if !state.get::<_, bool>("made") {

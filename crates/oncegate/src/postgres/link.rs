@@ -1,7 +1,7 @@
-//! The connections: a thread of their own, and a queue each for claims, their ends, heartbeats and looks.
+//! The thread that drives the connections, with one queue each for claims, their ends, heartbeats and reads.
 //!
-//! deadpool-postgres makes and holds the connections, and replaces those that broke. One is checked out for
-//! a batch, never for a call.
+//! deadpool-postgres opens and holds the connections, and replaces broken ones. A connection is checked out per
+//! batch, never per call.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -28,45 +28,46 @@ use super::row;
 use super::transaction::{self, Answer, LookAnswer, within};
 use crate::batch::{self, Batch, Carrier, Item, Joiner};
 
-/// How many connections carry claims, and how many what ends them. While one waits for the disk, or for a row that
-/// somebody holds, the next batch gathers and travels.
-const FLIGHTS: usize = 2;
+/// The number of batches of claims in flight, and of batches of their ends. While one waits for the disk, or for a
+/// locked row, the next batch is collected and sent.
+const BATCHES_IN_FLIGHT: usize = 2;
 
-/// How many connections a store uses at most: claims, their ends, heartbeats, looks, the purge, and one for what
-/// else is not about a key.
-pub(super) const CONNECTIONS: usize = 2 * FLIGHTS + 4;
+/// The most connections of a store: claims, their ends, heartbeats, reads, the purge, and one for everything else
+/// that is not about a key.
+pub(super) const CONNECTIONS: usize = 2 * BATCHES_IN_FLIGHT + 4;
 
-/// Up to so many commands go in one statement: a statement costs much besides its rows. Of more, half are claimed while the
-/// others are completed.
+/// Up to this many commands go in one statement: a statement has a high cost besides its rows. Of more, half are
+/// claimed while the others are completed.
 const UNDIVIDED_ITEMS: usize = 128;
 
-/// How many calls of `purge` may wait for their turn.
+/// The most calls of `purge` that may wait for their turn.
 const MAX_WAITING_PURGES: usize = 16;
 
-/// Every statement looks its keys up in the index, one after another in the order in which it was given them. A
-/// prepared statement that was planned while the table was small would read all of it for ever; and in another
-/// order two batches could wait for each other.
+/// Settings with which every statement looks its keys up in the index, one after another in the given order.
+///
+/// Otherwise a prepared statement that was planned while the table was small would always read the whole table, and
+/// with another order two batches could deadlock.
 const PLAN: [(&str, &str); 3] =
     [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
 
-/// A setting of our own, by which a session tells that it was opened with our settings.
+/// A custom setting, which shows that a session was opened with our settings.
 const SESSION_MARK: &str = "oncegate.response_timeout_ms";
 
-/// The longest time limit that the server takes, in milliseconds.
+/// The longest time limit that the server accepts, in milliseconds.
 const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
 
-/// What a command weighs besides its text, in bytes.
+/// Approximate size of a command besides its text, in bytes.
 const COMMAND_BYTES: usize = 100;
 
-/// What every task on the thread shares.
+/// State shared by the tasks on the thread.
 pub(super) struct Shared {
     pub(super) pool: Pool,
-    /// How long the server may take for one round trip.
+    /// Time limit for one round trip.
     pub(super) response_timeout: Duration,
-    /// Begins a transaction under our limits.
+    /// The statement that begins a transaction with our limits.
     pub(super) begin: String,
     sessions: Sessions,
-    /// What the server says on the connections; `None` where they are not opened here.
+    /// The server's notices on the connections; `None` if they are not opened here.
     notices: Option<Notices>,
     reconnect: Reconnect,
 }
@@ -76,12 +77,12 @@ pub(super) struct Shared {
 pub(super) enum Sessions {
     /// Each session has them from its beginning, so that a statement may stand alone.
     Ours,
-    /// Each transaction is given them: so they hold on any connection, also behind a pooler, which hands
-    /// sessions around.
-    Anybodys,
+    /// Each transaction sets them, so they are valid on any connection, also behind a pooler, which shares
+    /// sessions.
+    Unconfigured,
 }
 
-/// What our transactions run under, by the names of the server's settings.
+/// The settings of our transactions, by the server's names.
 fn settings(response_timeout: Duration) -> Vec<(&'static str, String)> {
     let limit_ms = limit_ms(response_timeout);
     let limits = [
@@ -96,7 +97,7 @@ fn limit_ms(response_timeout: Duration) -> u128 {
     response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS)
 }
 
-/// What a connection is opened with so that its session has our settings, in the form of the URL's `options`.
+/// The `options` of a connection that give its session our settings.
 pub(super) fn session_options(response_timeout: Duration) -> String {
     let further = [
         ("default_transaction_isolation", r"read\ committed".to_owned()),
@@ -106,7 +107,7 @@ pub(super) fn session_options(response_timeout: Duration) -> String {
     settings.map(|(name, value)| format!(" -c {name}={value}")).collect()
 }
 
-/// What a session answers to [`SESSION_MARK`] if it has our settings.
+/// The value of [`SESSION_MARK`] in a session with our settings.
 fn session_mark(response_timeout: Duration) -> String {
     limit_ms(response_timeout).to_string()
 }
@@ -119,17 +120,17 @@ impl Shared {
         sessions: Sessions,
     ) -> Self {
         let mut begin = "BEGIN ISOLATION LEVEL READ COMMITTED".to_owned();
-        if sessions == Sessions::Anybodys {
+        if sessions == Sessions::Unconfigured {
             let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
             begin.extend(settings(response_timeout).into_iter().map(set));
         }
         Self { pool, response_timeout, begin, sessions, notices, reconnect: Reconnect::default() }
     }
 
-    /// Runs something that ends with a commit, whose answer the server may have given without the standbys that it should
-    /// have waited for: then nobody knows what it came to.
+    /// Runs work that ends with a commit, and checks that the commit has waited for the standbys.
     ///
-    /// What is said on a connection that was not opened here cannot be heard. There a second transaction is waited for.
+    /// If the server confirmed the commit without waiting for its standbys, the outcome is unknown. On a connection
+    /// that was not opened here, notices cannot be read; there a second transaction waits for the standbys.
     pub(super) async fn committed<T>(
         &self,
         client: &Object,
@@ -144,7 +145,7 @@ impl Shared {
         };
         let before = notices.cut_waits();
         let done = work.await?;
-        // Of another connection's commit this says nothing, but it is so rare that it may count as this one's.
+        // The notice may concern another connection's commit, but it is so rare that it may count for this one.
         if notices.cut_waits() == before {
             return Ok(done);
         }
@@ -154,18 +155,18 @@ impl Shared {
         .into())
     }
 
-    /// Waits until the synchronous standbys have what can be seen now.
+    /// Waits until the synchronous standbys have everything that is visible now.
     pub(super) async fn confirm(&self, client: &Object) -> Result<(), Trouble> {
         let confirm = client.batch_execute(row::CONFIRM);
         let confirm = async { confirm.await.map_err(|error| errors::not_executed(&error)) };
         let confirmed = within(self.response_timeout, self.committed(client, confirm)).await;
-        // Nothing was to be changed, so there is nothing that may have happened.
+        // It changes nothing, so no outcome can be unknown.
         confirmed
             .map_err(|_| StoreError::unavailable("the synchronous standbys did not confirm in time").into())
     }
 
-    /// Runs one statement in a transaction of its own, in one round trip. `lost` says what it means when the answer to
-    /// its commit is.
+    /// Runs one statement in a separate transaction, in one round trip. `lost` is the error when the answer to its
+    /// commit is lost.
     pub(super) async fn alone(
         &self,
         client: &Object,
@@ -185,20 +186,20 @@ impl Shared {
         let (begun, rows, committed) = sent.await;
         match (begun.and(rows), committed) {
             (Ok(rows), Ok(())) => Ok(rows),
-            // The server is there, and has turned the commit into a rollback.
+            // The server has answered, and has turned the commit into a rollback.
             (Err(error), Ok(())) => Err(errors::not_executed(&error)),
             (_, Err(error)) => Err(lost(&error)),
         }
     }
 
-    /// A connection to work with. While the server is away, most callers hear at once why.
+    /// Returns a connection. While the server is away, most callers get the error at once.
     pub(super) async fn client(&self) -> Result<Object, StoreError> {
-        // One that is there need not be made.
+        // An open connection is used at once.
         if self.pool.status().available == 0 {
             self.reconnect.turn()?;
         }
         let got = tokio::time::timeout(self.response_timeout, self.pool.get()).await;
-        let got = got.map_err(|_| StoreError::unavailable("no connection was to be had in time"))?;
+        let got = got.map_err(|_| StoreError::unavailable("no connection in time"))?;
         match got {
             Ok(client) => {
                 self.reconnect.succeeded();
@@ -214,7 +215,7 @@ impl Shared {
         }
     }
 
-    /// Gives the connection back, or closes it when anything went wrong: that ends its transaction.
+    /// Returns the connection to the pool, or closes it after an error, which ends its transaction.
     pub(super) fn settle<T>(&self, client: Object, outcome: Result<T, Trouble>) -> Result<T, Trouble> {
         if outcome.is_err() {
             drop(Object::take(client));
@@ -223,14 +224,14 @@ impl Shared {
     }
 }
 
-/// The callers' end. Dropping it stops the thread and waits for it.
+/// The callers' handle. Dropping it stops the thread and waits for it.
 pub(super) struct Link {
     pub(super) claims: Joiner<Command, Answer>,
-    /// For everything about keys but claims, heartbeats and looks.
+    /// For everything about keys except claims, heartbeats and reads.
     pub(super) ends: Joiner<Command, Answer>,
     /// For heartbeats, which must not queue behind bulk.
     pub(super) heartbeats: Joiner<Command, Answer>,
-    /// For looks.
+    /// For reads.
     pub(super) looks: Joiner<StoreKey, LookAnswer>,
     purges: mpsc::Sender<oneshot::Sender<Result<u64, StoreError>>>,
     shared: Arc<Shared>,
@@ -243,7 +244,7 @@ impl Link {
     /// Starts the thread. It connects when there is something to send.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub(super) fn start(shared: Shared, purge: Purge) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
         let (claims, claim_carrier) = batch::channel();
@@ -260,8 +261,8 @@ impl Link {
             batch::let_calls_gather();
             let lanes = async {
                 tokio::join!(
-                    carry(claim_carrier, FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
-                    carry(end_carrier, FLIGHTS, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(end_carrier, BATCHES_IN_FLIGHT, |batch| execute(Arc::clone(&driven), batch)),
                     carry(heartbeat_carrier, 1, |batch| execute(Arc::clone(&driven), batch)),
                     carry(look_carrier, 1, |batch| look(Arc::clone(&driven), batch)),
                     purge_when_asked(&driven, &purge, asked_purges),
@@ -274,7 +275,7 @@ impl Link {
                     _ = lanes => {}
                 }
             });
-            // A name that is still being resolved keeps nobody waiting.
+            // Does not wait for a name that is still being resolved.
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
@@ -282,7 +283,7 @@ impl Link {
         Ok(Self { claims, ends, heartbeats, looks, purges, shared, handle, stop, thread })
     }
 
-    /// Walks through the table once, at full speed, and returns how many rows it has removed.
+    /// Purges the table once, at full speed, and returns how many rows it has removed.
     pub(super) async fn purge(&self) -> Result<u64, StoreError> {
         let (caller, answer) = oneshot::channel();
         let ended = || StoreError::unavailable("the store's thread ended");
@@ -293,21 +294,21 @@ impl Link {
     /// Whether the sessions have the settings of [`session_options`]. A pooler may have dropped them.
     ///
     /// # Errors
-    /// When no session can be had.
+    /// When no session can be opened.
     pub(super) async fn has_settings(&self) -> Result<bool, StoreError> {
         let mark = session_mark(self.shared.response_timeout);
         self.run(move |client| async move {
-            let told = client.simple_query(&format!("SELECT current_setting('{SESSION_MARK}', true)")).await;
+            let answer = client.simple_query(&format!("SELECT current_setting('{SESSION_MARK}', true)")).await;
             let is_ours = |message: &SimpleQueryMessage| {
                 matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&mark))
             };
-            let told = told.map(|messages| messages.iter().any(is_ours));
-            (client, told.map_err(|error| errors::not_executed(&error)))
+            let answer = answer.map(|messages| messages.iter().any(is_ours));
+            (client, answer.map_err(|error| errors::not_executed(&error)))
         })
         .await
     }
 
-    /// Runs something on the thread, with a connection of its own, which takes no longer than an answer may.
+    /// Runs `work` on the thread, with a separate connection, within the time limit for an answer.
     pub(super) async fn run<T, F, Work>(&self, work: Work) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -317,7 +318,7 @@ impl Link {
         self.run_for(self.shared.response_timeout, work).await
     }
 
-    /// The same for something that may take as long as `limit`.
+    /// Runs `work` on the thread, with a separate connection, within `limit`.
     pub(super) async fn run_for<T, F, Work>(&self, limit: Duration, work: Work) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -327,7 +328,7 @@ impl Link {
         let shared = Arc::clone(&self.shared);
         let task = self.handle.spawn(async move {
             let client = shared.client().await?;
-            // Not settled means dropped in the middle of something: then nobody knows what was executed.
+            // Not settled means dropped half-way: then it is unknown what was executed.
             let worked = tokio::time::timeout(limit, work(client)).await;
             let (client, outcome) =
                 worked.map_err(|_| StoreError::unknown("the server did not answer in time"))?;
@@ -341,8 +342,8 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            // Nobody is left who waits for an answer, so the thread ends at its next wake-up. Whether it
-            // had panicked does not matter any more.
+            // No caller waits for an answer any more, so the thread ends at its next wake-up. Whether it
+            // panicked does not matter.
             let _ = thread.join();
         }
     }
@@ -366,9 +367,12 @@ impl Item for StoreKey {
     }
 }
 
-/// Carries batch after batch, at most `flights` at once, until every caller is gone.
-async fn carry<T: Item, A, F>(mut carrier: Carrier<T, A>, flights: usize, fly: impl Fn(Batch<T, A>) -> F)
-where
+/// Executes the batches, at most `in_flight` at once, until every caller is gone.
+async fn carry<T: Item, A, F>(
+    mut carrier: Carrier<T, A>,
+    in_flight: usize,
+    send_batch: impl Fn(Batch<T, A>) -> F,
+) where
     F: Future<Output = ()>,
 {
     let mut under_way = FuturesUnordered::new();
@@ -376,8 +380,8 @@ where
         tokio::select! {
             biased;
             Some(()) = under_way.next(), if !under_way.is_empty() => {}
-            batch = carrier.next(|| UNDIVIDED_ITEMS), if under_way.len() < flights => match batch {
-                Some(batch) => under_way.push(fly(batch)),
+            batch = carrier.next(|| UNDIVIDED_ITEMS), if under_way.len() < in_flight => match batch {
+                Some(batch) => under_way.push(send_batch(batch)),
                 None => break,
             },
         }
@@ -391,7 +395,7 @@ async fn purge_when_asked(
     mut asked: mpsc::Receiver<oneshot::Sender<Result<u64, StoreError>>>,
 ) {
     while let Some(caller) = asked.recv().await {
-        // The caller may have stopped waiting; what was removed stays removed.
+        // The caller may have stopped waiting; the removed rows stay removed.
         let _ = caller.send(purge.walk(shared, None).await.map(|(_, removed)| removed));
     }
 }

@@ -1,25 +1,50 @@
 //! Records in PostgreSQL: one row each, in a table that people can read.
 //!
-//! Concurrent calls travel together. Claims of keys that have no record are one `INSERT`, and completions by their
-//! owners one `UPDATE`, each a transaction of one round trip. What these leave, and all else, is a transaction
-//! of two: it locks its rows in the order of their keys, runs
-//! [`rules::apply`](oncegate_core::rules::apply) on what they hold, writes what came out, and commits. Time is
-//! the server's clock. See [`PostgresStore`].
+//! Concurrent calls share statements. Claims of keys that have no record are one `INSERT`, and completions by their
+//! owners one `UPDATE`, each a transaction of one round trip. Commands that these do not settle, and all others, use
+//! a transaction of two round trips: it locks its rows in the order of their keys, runs
+//! [`rules::apply`](oncegate_core::rules::apply) on their records, writes the new records, and commits. Time is the
+//! server's clock. See [`PostgresStore`].
 //!
 //! - `schema`: the tables; `row`: a record as columns, and the three statements
-//! - `direct`: a batch, the straight way first; `transaction`: a batch by the rules; `link`: the thread, the connections and the queues
-//! - `commit`: a record completed inside a transaction of the user's own
-//! - `journal`: what happened to a key, written by triggers
-//! - `purge`: expired records; `reconnect`: how often a server that is away is tried; `notices`: warnings about a commit
+//! - `direct`: a batch by single statements; `transaction`: a batch by the rules
+//! - `link`: the thread, the connections and the queues
+//! - `commit`: completes a record inside the user's transaction
+//! - `journal`: the history of a key, written by triggers
+//! - `purge`: expired records; `reconnect`: the pace of reconnecting; `notices`: warnings about a commit
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
 //!
-//! An operator reads it while it is in use:
+//! An operator can read the table while it is in use:
 //!
 //! ```sql
 //! SELECT key, state, attempt, reason, to_timestamp(expires_at_ms / 1000) FROM oncegate_records;
 //! ```
 //!
-//! An expired record counts as absent; a purge in the background removes what is left of them.
+//! An expired record counts as absent; a purge in the background removes its row.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about PostgreSQL that this code depends on.
+//!
+//! - A prepared statement keeps the plan that was best when the table was small: a sequential scan. The time per batch
+//!   then grows with the table until autovacuum runs. So the store's sessions have sequential scans, hash joins and
+//!   merge joins turned off. This also keeps rows in the order of the keys, which is why batches do not deadlock.
+//! - BEGIN and six `SET LOCAL` would be a large part of a batch's cost. Sessions are opened with these settings
+//!   (`options`), and a single statement is a transaction. A connection pooler refuses such a session or drops its
+//!   settings. A setting of oncegate's own detects that, and then each transaction sets them.
+//! - Claims and completions use separate transactions: one with both would lock its keys in two orders.
+//! - A claim that conflicts with an uncommitted row waits for it. A command that `direct` has not settled is not
+//!   refused: it runs by the rules, which read the row.
+//! - The outcome of a statement whose connection broke is unknown. The store sends the same commands by the rules,
+//!   under a lock, and compares their tokens.
+//! - `BEGIN … READ WRITE` would override a server that was set read-only because its disk is nearly full. The store
+//!   does not send it.
+//! - The purge goes by page (`ctid`), not by key: keys are digests, so the primary key's order is random on the disk.
+//! - A `ctid` identifies a row within one partition only, so on a partitioned table the purge deletes by key.
+//! - A commit becomes visible when its wait for standbys has ended, however it ended. Any later commit that is waited
+//!   for proves that the standbys have the earlier one too, provided that it wrote to the log: a transaction that only
+//!   takes a number does not wait.
+//! - PostgreSQL checks for a deadlock once, when a session has waited for `deadlock_timeout`.
 
 mod builder;
 mod checkup;
@@ -44,7 +69,7 @@ use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Upkeep};
+use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Upkeep};
 
 use self::builder::{Allowed, Origin};
 use self::errors::Trouble;
@@ -61,11 +86,11 @@ pub use self::schema::SchemaChange;
 ///
 /// A clone is another handle on the same connections. When the server goes away, calls fail with
 /// [`StoreError::Unavailable`] and succeed again once it is back; a connection that breaks while a
-/// transaction is being committed means [`StoreError::Unknown`]. What was answered survives a crash of the
-/// server, and a failover as far as `synchronous_commit` and the standbys say.
+/// transaction is being committed means [`StoreError::Unknown`]. Confirmed writes survive a crash of the
+/// server, and a failover as far as `synchronous_commit` and the standbys guarantee.
 ///
-/// The tables are made once, by [`create_schema`](Self::create_schema) or `oncegate migrate`; to run, a role
-/// needs the few rights of [`grant_sql`](Self::grant_sql) and none to make tables.
+/// The tables are created once, by [`create_schema`](Self::create_schema) or `oncegate migrate`. To run, a role
+/// needs only the rights of [`grant_sql`](Self::grant_sql), and none to create tables.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), oncegate_core::store::StoreError> {
@@ -82,7 +107,7 @@ pub struct PostgresStore {
 
 struct Inner {
     link: Link,
-    /// `host:port/database`, or empty when a pool was brought.
+    /// `host:port/database`, or empty when the caller supplied a pool.
     address: String,
     allowed: Allowed,
     journaled: bool,
@@ -103,24 +128,24 @@ impl PostgresStore {
         PostgresBuilder::new(Origin::Url(url.to_owned()))
     }
 
-    /// Options for a store over a pool of the caller's, with TLS for example. It needs room for eight
-    /// connections, and should be the store's own: the store's thread drives what it opens.
+    /// Options for a store over the caller's pool, with TLS for example. The pool needs room for eight
+    /// connections. Use a separate pool: the store's thread drives the connections that the store opens.
     pub fn from_pool(pool: Pool) -> PostgresBuilder {
         PostgresBuilder::new(Origin::Pool(pool))
     }
 
-    /// The statements that make the tables, for those who make them by other means. They can be repeated.
+    /// The statements that create the tables, for other tools to run. They can be repeated.
     pub fn schema_sql() -> String {
         schema::sql()
     }
 
-    /// The statements that let a role run consumers: it needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the
+    /// The statements that grant a role the rights to run consumers: `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the
     /// tables, and no more.
     pub fn grant_sql(role: &str) -> String {
         schema::grants(role)
     }
 
-    /// The statement that completes a record inside a transaction of the caller's own, for clients that
+    /// The statement that completes a record inside the caller's transaction, for clients that
     /// [`Attempt::commit_with`](crate::Attempt::commit_with) has no adapter for.
     ///
     /// Its parameters come from [`Attempt::completing`](crate::Attempt::completing): `$1` the key as text, `$2` the
@@ -130,18 +155,18 @@ impl PostgresStore {
         row::COMPLETE
     }
 
-    /// The statements that make the [`journal`](Self::journal), for those who make it by other means, after the
-    /// tables. They can be repeated. Nobody needs rights on it but those who read it.
+    /// The statements that create the [`journal`](Self::journal) after the tables, for other tools to run. They can be
+    /// repeated. Only a role that reads the journal needs rights on it.
     pub fn journal_sql() -> String {
         journal::sql()
     }
 
-    /// Makes the tables, and the journal of a store that is [`journaled`](PostgresBuilder::journaled), or brings those
-    /// of an earlier release to this one's format. When they are as they should be, it does nothing and needs no rights;
-    /// otherwise it needs a role that may create tables.
+    /// Creates the tables, or migrates those of an earlier release to this release's format.
     ///
-    /// It waits up to a minute for others who are making them, and as long for each of the server's answers, whatever
-    /// the [`response_timeout`](PostgresBuilder::response_timeout) is.
+    /// Also creates the journal of a store that is [`journaled`](PostgresBuilder::journaled). If nothing is to be
+    /// done, no rights are needed; otherwise the role must be allowed to create tables. It waits up to a minute for
+    /// other processes that are creating the tables, and up to a minute for each answer of the server, independent of
+    /// the [`response_timeout`](PostgresBuilder::response_timeout).
     ///
     /// # Errors
     /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of a later release.
@@ -154,7 +179,7 @@ impl PostgresStore {
         self.inner.link.run_for(schema::LIMIT, create).await
     }
 
-    /// What [`create_schema`](Self::create_schema) would do, without doing it.
+    /// Returns what [`create_schema`](Self::create_schema) would do, without doing it.
     ///
     /// # Errors
     /// [`StoreError::Refused`] when the tables have the format of a later release.
@@ -167,11 +192,11 @@ impl PostgresStore {
         self.inner.link.run(read).await
     }
 
-    /// What happened to `key`, the oldest first, at most the last `most` entries; none if the database has no
-    /// [journal](PostgresBuilder::journaled).
+    /// Returns the last journal entries of `key`, at most `most` of them, the oldest first.
     ///
-    /// An entry is there if and only if the change is that it tells of, also one in a transaction of the caller's own. It
-    /// names the connection's `application_name` as who did it. The purge of a record takes its entries along.
+    /// Empty if the database has no [journal](PostgresBuilder::journaled). An entry exists if and only if its change
+    /// was committed, also one in the caller's own transaction. It contains the `application_name` of the connection
+    /// that made the change. The purge of a record removes its entries too.
     ///
     /// # Errors
     /// When the server cannot be reached, or the role may not read the table `oncegate_journal`.
@@ -187,11 +212,11 @@ impl PostgresStore {
     /// Removes the rows of expired records now, at full speed, and returns how many.
     ///
     /// Expired records count as absent anyway: this frees space. By default it happens in the background, see
-    /// [`PostgresBuilder::purge_every`]. Rows that somebody works on are passed over and nobody waits for it.
-    /// If it is dropped or fails half-way, what it has removed stays removed.
+    /// [`PostgresBuilder::purge_every`]. It skips rows that are locked, and blocks no other transaction.
+    /// If it is dropped or fails half-way, the rows that it has removed stay removed.
     ///
     /// # Errors
-    /// When the server cannot be reached or refuses, or the archive keeps nothing.
+    /// When the server cannot be reached or refuses, or the archive fails.
     pub async fn purge(&self) -> Result<u64, StoreError> {
         self.inner.link.purge().await
     }
@@ -210,7 +235,7 @@ impl Store for PostgresStore {
         let mut lanes = commands.iter().map(Lane::of);
         match lanes.next() {
             Some(lane) if lanes.all(|other| other == lane) => ask(link.joiner(lane), commands).await,
-            // On the heap: every call's future would carry the room for it.
+            // Boxed: otherwise the future of every call would be larger.
             _ => Box::pin(self.inner.execute_mixed(commands)).await,
         }
     }
@@ -220,7 +245,7 @@ impl Store for PostgresStore {
         joiner.submit_one(command).await.unwrap_or_else(|gone| Err(ended(&gone)))
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         ask(&self.inner.link.looks, keys).await
     }
 
@@ -264,7 +289,7 @@ impl Store for PostgresStore {
 }
 
 impl Inner {
-    /// Commands of several lanes, which travel at the same time.
+    /// Commands of several lanes, which are sent at the same time.
     async fn execute_mixed(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let lanes: Vec<Lane> = commands.iter().map(Lane::of).collect();
         let (claims, others): (Vec<_>, _) =
@@ -301,8 +326,8 @@ impl Link {
     }
 }
 
-/// What travels together: so a batch of claims is one statement, and one of completions too, and heartbeats have a
-/// connection of their own.
+/// The lane of a command: a batch of claims is one statement, a batch of completions too, and heartbeats have a
+/// separate connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lane {
     Claims,
@@ -320,7 +345,7 @@ impl Lane {
     }
 }
 
-/// Sends items; there is one answer for each.
+/// Sends items. Returns one answer for each.
 async fn ask<T: Item, A>(
     joiner: &Joiner<T, Result<A, StoreError>>,
     items: Vec<T>,

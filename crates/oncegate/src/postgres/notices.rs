@@ -1,7 +1,7 @@
-//! Opens connections, and hears what the server says on them besides its answers.
+//! Opens connections, and receives the server's notices on them.
 //!
-//! A commit that waits for synchronous standbys can be made to stop waiting, by `pg_cancel_backend` for example. The server
-//! then answers as if all were well, and only a warning says that the standbys may not have the commit.
+//! A commit that waits for synchronous standbys can be made to stop waiting, by `pg_cancel_backend` for example. The
+//! server then reports success, and only a warning shows that the standbys may not have the commit.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{AsyncMessage, Client, Config, Error, NoTls};
 use tracing::warn;
 
-/// The server's function that warns of a wait that was cut short. The text of the warning is translated, and its
-/// SQLSTATE is that of every other warning.
+/// The function of the server that warns of an interrupted wait. The text of the warning is translated, and its
+/// SQLSTATE is that of every other warning, so only this identifies it.
 const WAIT_ROUTINE: &str = "SyncRepWaitForLSN";
 
-/// What the server has said on any connection of a store.
+/// The notices on all connections of a store.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Notices {
     cut_waits: Arc<AtomicU64>,
 }
 
 impl Notices {
-    /// How often the server has stopped waiting for its synchronous standbys.
+    /// The number of times that the server has stopped waiting for its synchronous standbys.
     pub(super) fn cut_waits(&self) -> u64 {
         self.cut_waits.load(Ordering::Acquire)
     }

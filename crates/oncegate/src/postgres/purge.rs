@@ -1,9 +1,9 @@
-//! Removes the rows of expired records, in small steps that wait for nobody.
+//! Removes the rows of expired records, in small steps that do not wait for locks.
 //!
-//! A walk goes through the table page by page, in the order in which it lies on the disk: keys are digests, so
-//! the order of the primary key would read the whole table once for every few rows. A row that moves to a
-//! page behind the walk is met by the next one. Partitions are walked side by side: a step is about the same pages of
-//! all of them. How often it walks and how long it pauses is what [`Pace`] says.
+//! A purge reads the table page by page, in the order on the disk: keys are digests, so the order of the primary key
+//! would read the whole table once for every few rows. A row that moves to a page that was already read is found by
+//! the next purge. Partitions are read in parallel: a step covers the same pages of all of them. [`Pace`] decides how
+//! often a purge runs and how long it pauses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,63 +24,64 @@ use crate::archive::{Expired, SharedArchive};
 use crate::entropy::Entropy;
 use crate::purge::{Backlog, Pace, Work};
 
-/// How many pages of the table, of all its partitions together, one step looks at.
+/// The number of pages, of all partitions together, that one step reads.
 const STEP_PAGES: i64 = 64;
 
-/// How many rows one step removes at most: about what so many pages hold.
+/// The most rows that one step removes: about as many as these pages hold.
 const STEP_ROWS: i64 = 4_096;
 
-/// How many records are handed to an archive at once, at most.
+/// The most records that are passed to an archive at once.
 const ARCHIVE_ROWS: i64 = 256;
 
-/// How long to wait after an error, unless walks are further apart or the operator's setting is shorter.
+/// The wait after an error, unless the purge interval is longer or the operator's setting is shorter.
 const RETRY_REST: Duration = Duration::from_secs(1);
 
-/// How many pages the longest partition has, and how many partitions there are. A parent holds no rows and has no pages.
+/// Reads the pages of the longest partition, and the number of partitions. A parent has no rows and no pages.
 const PAGES: &str = "\
 SELECT coalesce(max(pg_relation_size(relid)), 0) / current_setting('block_size')::bigint AS pages, count(*) AS parts, \
 bool_or(is_partition) AS partitioned FROM (SELECT relid, true AS is_partition \
 FROM pg_partition_tree('oncegate_records') WHERE isleaf \
 UNION ALL SELECT oid, false FROM pg_class WHERE oid = 'oncegate_records'::regclass AND relkind <> 'p') AS parts";
 
-/// Tells what there is in the pages from `$1` to `$2`.
+/// Counts the rows in the pages from `$1` to `$2`.
 const LOOK: &str = "\
 SELECT count(*) AS met, count(*) FILTER (WHERE expires_at_ms < c.now_ms) AS expired, \
 max(c.now_ms) - greatest(min(expires_at_ms), 0) AS age_ms \
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS c, oncegate_records \
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid";
 
-/// Removes what has expired in the pages from `$1` to `$2`, but `$3` rows at most.
+/// Removes the expired rows in the pages from `$1` to `$2`, at most `$3` rows.
 ///
-/// A row that somebody has locked stays: its claim is about to make a live record of it. The others are locked by the
-/// look, so they are found again where they were found.
+/// A row that another transaction has locked stays: its claim is about to make a live record of it. The others are
+/// locked by the read, so they cannot move before they are deleted.
 const REMOVE: &str = "\
 DELETE FROM oncegate_records WHERE ctid = ANY(ARRAY(SELECT ctid FROM oncegate_records \
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid \
 AND expires_at_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint LIMIT $3 FOR UPDATE SKIP LOCKED))";
 
-/// The same for partitions, of which each has rows of the same places: there the key tells a row.
+/// The same for partitions, where a `ctid` is not unique: there the key identifies a row.
 const REMOVE_FROM_PARTITIONS: &str = "\
 WITH expired AS (SELECT key FROM oncegate_records WHERE ctid >= $1::text::tid AND ctid < $2::text::tid \
 AND expires_at_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint LIMIT $3 FOR UPDATE SKIP LOCKED) \
 DELETE FROM oncegate_records AS r USING expired WHERE r.key = expired.key";
 
-/// Reads what has expired in the pages from `$1` to `$2`, but `$3` rows at most. It locks nothing.
+/// Reads the expired rows in the pages from `$1` to `$2`, at most `$3` rows. It locks nothing.
 const READ: &str = "\
 SELECT key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result \
 FROM oncegate_records WHERE ctid >= $1::text::tid AND ctid < $2::text::tid \
 AND expires_at_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint LIMIT $3";
 
-/// Removes rows that have been archived, unless somebody has claimed them since, or is about to.
+/// Removes rows that have been archived, unless they have been claimed since or are locked.
 const REMOVE_ARCHIVED: &str = "\
 WITH archived AS (SELECT r.key FROM oncegate_records AS r JOIN unnest($1::text[], $2::bigint[]) \
 AS n(key, expires_at_ms) ON r.key = n.key AND r.expires_at_ms = n.expires_at_ms FOR UPDATE OF r SKIP LOCKED) \
 DELETE FROM oncegate_records AS r USING archived WHERE r.key = archived.key";
 
-/// Of all processes, the one that moves this time forward does the next walk, and learns how long ago the last one began.
+/// Moves the time of the last purge forward. The process that succeeds runs the next purge, and gets the time since
+/// the last one began.
 ///
-/// The clock is read where it is compared: one that waited for the row looks at it again, and a clock that was read
-/// before would take the time that another has just set for one that lies in the future.
+/// The clock is read in the comparison. A process that waited for the row compares again; with a clock that was read
+/// earlier, the time that another process has just set would be in the future.
 const TAKE_TURN: &str = "\
 WITH was AS (SELECT purged_at_ms AS ms FROM oncegate_schema) \
 UPDATE oncegate_schema SET purged_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
@@ -88,23 +89,23 @@ WHERE purged_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigin
 OR purged_at_ms > floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
 RETURNING greatest(purged_at_ms - (SELECT ms FROM was), 0) AS since_last_ms";
 
-/// How expired records are removed.
+/// Settings and state of the purge.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Purge {
-    /// The longest time between two walks in the background; `None` leaves them to the operator.
+    /// The longest time between two purges in the background; `None` leaves them to the operator.
     pub(super) rest: Option<Duration>,
     pub(super) archive: Option<SharedArchive>,
     pub(super) backlog: Arc<Backlog>,
 }
 
 impl Purge {
-    /// Walks again and again, in turns with the other processes. It ends by being dropped.
+    /// Purges again and again, in turns with the other processes. It ends by being dropped.
     pub(super) async fn walk_in_the_background(&self, shared: &Shared) {
         let Some(longest) = self.rest else { return std::future::pending().await };
         let (mut pace, entropy) = (Pace::new(longest), Entropy::default());
         let mut rest = pace.interval();
         loop {
-            // Processes that started together do not ask together.
+            // Jitter, so that processes that started together do not send this together.
             tokio::time::sleep(rest + rest.mul_f64(entropy.fraction() / 10.0)).await;
             rest = match self.take_turn(shared, pace.interval()).await {
                 Ok(Some(since_last)) => self.take_walk(shared, &mut pace, since_last).await,
@@ -127,7 +128,7 @@ impl Purge {
         }
     }
 
-    /// How long ago the last walk began, if the next one is this process's.
+    /// The time since the last purge began, if it is this process's turn for the next one.
     async fn take_turn(&self, shared: &Shared, interval: Duration) -> Result<Option<Duration>, StoreError> {
         let interval_ms = i64::try_from(interval.as_millis()).unwrap_or(i64::MAX / 2);
         let taken = with_client(shared, async |client| {
@@ -138,8 +139,7 @@ impl Purge {
         Ok(taken.await?.map(since_last))
     }
 
-    /// Walks through the table once, at full speed without a `pace`. Returns what it met, and how many rows it has
-    /// removed.
+    /// Purges the table once, at full speed without a `pace`. Returns what it read, and how many rows it has removed.
     pub(super) async fn walk(&self, shared: &Shared, pace: Option<&Pace>) -> Result<(Work, u64), StoreError> {
         let began = Instant::now();
         let Table { pages, step_pages, partitioned } = table(shared).await?;
@@ -164,7 +164,7 @@ impl Purge {
         Ok((Work { took: began.elapsed(), ..walk }, removed))
     }
 
-    /// Removes what has expired in some pages.
+    /// Removes the expired rows in some pages.
     async fn step(&self, shared: &Shared, place: &Place) -> Result<Step, StoreError> {
         let Place { from, to, .. } = place;
         let look = with_client(shared, async |client| {
@@ -186,7 +186,7 @@ impl Purge {
                 Some(archive) => remove_archived(shared, place, archive).await?,
             };
             removed += part.removed;
-            // When it was as much as is removed at once, there may be more in these pages.
+            // If the limit of rows was reached, there may be more in these pages.
             if part.found < most.unsigned_abs() || part.removed == 0 {
                 break;
             }
@@ -196,42 +196,42 @@ impl Purge {
     }
 }
 
-/// The rest after an error.
+/// The pause after an error.
 fn failed(error: &StoreError, pace: &Pace) -> Duration {
-    warn!(%error, "expired records were not removed; the next walk tries again");
+    warn!(%error, "expired records were not removed; the next purge tries again");
     pace.after_error(RETRY_REST)
 }
 
-/// What a walk goes through.
+/// The extent of the table.
 struct Table {
-    /// How many pages the longest part has.
+    /// The pages of the longest partition.
     pages: i64,
-    /// How many of each part one step looks at.
+    /// The pages of each partition that one step reads.
     step_pages: i64,
     partitioned: bool,
 }
 
-/// Some pages of each part of the table.
+/// A range of pages in each partition of the table.
 struct Place {
     from: String,
     to: String,
     partitioned: bool,
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     work: Work,
     removed: u64,
-    /// How long ago the oldest row has expired that stays; at most.
+    /// Upper limit of the time since the expiry of the oldest expired row that stays.
     left: Option<Duration>,
 }
 
-/// What was removed at once.
+/// The result of one removal.
 #[derive(Clone, Copy, Default)]
 struct Part {
     found: u64,
-    /// Less when somebody works on a row.
+    /// Smaller than the number found if another transaction holds a row.
     removed: u64,
 }
 
@@ -248,14 +248,14 @@ async fn table(shared: &Shared) -> Result<Table, StoreError> {
     })
 }
 
-/// Removes what has expired, up to [`STEP_ROWS`].
+/// Removes expired rows, up to [`STEP_ROWS`].
 async fn remove(shared: &Shared, place: &Place) -> Result<Part, StoreError> {
     let sql = if place.partitioned { REMOVE_FROM_PARTITIONS } else { REMOVE };
     let removed = delete(shared, sql, &[&place.from, &place.to, &STEP_ROWS]).await?;
     Ok(Part { found: removed, removed })
 }
 
-/// Removes what has expired, up to [`ARCHIVE_ROWS`], after the archive has kept it.
+/// Removes expired rows, up to [`ARCHIVE_ROWS`], after the archive has stored them.
 async fn remove_archived(
     shared: &Shared,
     place: &Place,
@@ -275,14 +275,14 @@ async fn remove_archived(
     let archive = archive.clone();
     let kept = tokio::task::spawn_blocking(move || archive.keep(&expired));
     let kept = kept.map_err(|_| "the archive panicked".into()).await.and_then(|kept| kept);
-    kept.map_err(|error| StoreError::unavailable(format!("the archive keeps nothing: {error}")))?;
+    kept.map_err(|error| StoreError::unavailable(format!("the archive failed: {error}")))?;
     let removed = delete(shared, REMOVE_ARCHIVED, &[&keys, &expiries_ms]).await?;
     Ok(Part { found, removed })
 }
 
 /// Runs a statement that deletes, and returns how many rows it has deleted.
 ///
-/// It waits for no disk and no standby: what a crash takes back is expired, and deleted once more.
+/// It waits for no disk and no standby: a crash may undo it, and then the expired rows are deleted again.
 async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, StoreError> {
     let deleted = with_client(shared, async |client| {
         let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
@@ -301,7 +301,7 @@ async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) 
     deleted.await
 }
 
-/// The records of these rows. A row that is no record is not archived, and so not removed.
+/// The records of these rows. A row that cannot be decoded is not archived, and so not removed.
 fn readable(rows: &[Row]) -> Vec<Expired> {
     let read = |row: &Row| {
         let key = row.try_get::<_, &str>("key").ok()?.parse().ok()?;
@@ -315,7 +315,7 @@ fn readable(rows: &[Row]) -> Vec<Expired> {
     expired
 }
 
-/// One question on a connection of its own, within the time limit.
+/// Runs one query on a separate connection, within the time limit.
 async fn with_client<T>(
     shared: &Shared,
     ask: impl AsyncFnOnce(&Object) -> Result<T, Trouble>,

@@ -1,7 +1,7 @@
 //! Paces the tries to connect while the server is away.
 //!
-//! A caller may ask again as fast as he is refused, and a server that comes back with a thousand clients at
-//! its door goes away again.
+//! A caller may retry as fast as it is refused. A server that comes back could not handle a thousand clients that
+//! connect at once.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use oncegate_core::store::StoreError;
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
 
-/// How long to wait after tries that failed. The longest wait is what a server that is back is missed for.
+/// The pauses after failed tries. The longest one is how long a server that is back may stay unused.
 const PACE: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
-/// Who may try to connect, and when.
+/// Decides which caller may try to connect, and when.
 #[derive(Default)]
 pub(super) struct Reconnect {
     absence: Mutex<Option<Absence>>,
     entropy: Entropy,
 }
 
-/// The server was not to be had at the last try.
+/// The last try to connect failed.
 struct Absence {
     failures: u32,
     next_try_at: Instant,
@@ -29,10 +29,10 @@ struct Absence {
 }
 
 impl Reconnect {
-    /// Says whether the caller may try now; one at a time does while the server is away.
+    /// Returns whether the caller may try now. While the server is away, one caller at a time may.
     ///
     /// # Errors
-    /// What the last try has failed with, when it is too early for another.
+    /// The error of the last try, when it is too early for another.
     pub(super) fn turn(&self) -> Result<(), StoreError> {
         let mut absence = self.absence.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(absence) = &mut *absence else { return Ok(()) };
@@ -44,7 +44,7 @@ impl Reconnect {
         Ok(())
     }
 
-    /// A try has failed.
+    /// Records that a try has failed.
     pub(super) fn failed(&self, error: &StoreError) {
         let mut absence = self.absence.lock().unwrap_or_else(PoisonError::into_inner);
         let failures = absence.as_ref().map_or(0, |absence| absence.failures).saturating_add(1);
@@ -52,7 +52,7 @@ impl Reconnect {
         *absence = Some(Absence { failures, next_try_at, error: error.clone() });
     }
 
-    /// The server is there.
+    /// Records that the server is reachable.
     pub(super) fn succeeded(&self) {
         *self.absence.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

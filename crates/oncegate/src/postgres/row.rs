@@ -1,4 +1,4 @@
-//! A record as a row that people can read, and rows as the columns of one statement.
+//! A record as a row with readable columns, and rows as the parameters of one statement.
 
 use bytes::Bytes;
 use oncegate_core::key::{Fingerprint, StoreKey};
@@ -16,14 +16,14 @@ INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, re
 SELECT k, 'pending', 0, ''::bytea, 0, 'none', false, '' FROM unnest($1::text[]) AS k ORDER BY k COLLATE \"C\" \
 ON CONFLICT (key) DO UPDATE SET state = r.state WHERE false RETURNING key";
 
-/// Which of the keys have a row that somebody else has locked.
+/// Finds the keys whose row another transaction has locked.
 pub(super) const HELD: &str = "\
 WITH free AS (SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) FOR UPDATE SKIP LOCKED) \
 SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) AND key NOT IN (SELECT key FROM free)";
 
-/// Reads rows and the server's clock. There is always a row; without a key it brings the clock alone.
+/// Reads rows and the server's clock. There is always a row; one without a key contains only the clock.
 ///
-/// A standby says so: what it holds may be old. `waits` says whether commits wait for standbys.
+/// A standby is marked as such, because its data may be old. `waits` is whether commits wait for standbys.
 pub(super) const READ: &str = "\
 SELECT c.now_us, pg_is_in_recovery() AS standby, current_setting('synchronous_standby_names') <> '' \
 AND current_setting('synchronous_commit') NOT IN ('off', 'local') AS waits, r.* \
@@ -33,8 +33,8 @@ result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
 
 /// Waits until the synchronous standbys have everything that was committed before; does nothing where there are none.
 ///
-/// A commit is seen once its wait has ended, also when the wait was cut short. A transaction that writes comes behind it in
-/// the log, so whoever waits for this one has waited for that one. The message means nothing to anybody.
+/// A commit is visible once its wait has ended, also when the wait was interrupted. A transaction that writes is
+/// behind it in the log, so a wait for this one covers that one. The message itself has no meaning.
 pub(super) const CONFIRM: &str = "\
 SELECT pg_logical_emit_message(true, 'oncegate', ''::text) WHERE current_setting('synchronous_standby_names') <> '' \
 AND current_setting('synchronous_commit') NOT IN ('off', 'local')";
@@ -45,7 +45,7 @@ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us,
 key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result \
 FROM oncegate_records WHERE key = $1";
 
-/// Puts records into rows that are there, and removes others.
+/// Writes records into existing rows, and removes other rows.
 pub(super) const WRITE: &str = "\
 WITH gone AS (DELETE FROM oncegate_records WHERE key = ANY($12::text[])) \
 UPDATE oncegate_records AS r SET state = n.state, expires_at_ms = n.expires_at_ms, owner = n.owner, \
@@ -56,9 +56,9 @@ $8::bytea[], $9::boolean[], $10::text[], $11::bytea[]) \
 AS n(key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, handed_over, reason, result) \
 WHERE r.key = n.key";
 
-/// Claims the keys that have no row, in the order of the keys, and passes over the others; returns the claimed ones,
-/// all in one row, which is less to send and to read than a row for each.
-/// What it writes is what the rules make of nothing. The clock is read once, not for each row.
+/// Claims the keys that have no row, in the order of the keys, and skips the others. Returns the claimed ones,
+/// all in one row, which is less to send and to read than one row each.
+/// It writes what the rules give for an absent record. The clock is read once, not for each row.
 pub(super) const CLAIM_ABSENT: &str = "\
 WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us), \
 done AS (INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fence, fingerprint, \
@@ -70,8 +70,8 @@ AS n(key, token, expires_in_ms, fingerprint, fenced) ORDER BY n.key COLLATE \"C\
 ON CONFLICT (key) DO NOTHING RETURNING key, fence) \
 SELECT array_agg(key) AS keys, array_agg(fence) AS fences FROM done";
 
-/// Completes the records whose owners show their tokens, as [`COMPLETE`] does, and passes over the others; returns
-/// the completed ones, all in one row.
+/// Completes the records whose owner token matches, as [`COMPLETE`] does, and skips the others. Returns the
+/// completed ones, all in one row.
 pub(super) const COMPLETE_OWN: &str = "\
 WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms), \
 done AS (UPDATE oncegate_records AS r SET state = 'completed', owner = substring(r.owner FOR 4), attempt = 0, \
@@ -82,7 +82,7 @@ WHERE r.key = n.key AND r.state = 'pending' AND r.owner = n.token AND r.expires_
 RETURNING r.key) \
 SELECT array_agg(key) AS keys, NULL::bigint[] AS fences FROM done";
 
-/// Completes the one record that its owner shows the token of, in a transaction that is not ours: exactly what
+/// Completes one record if the owner token matches, in the user's transaction: exactly those records that
 /// [`Completing::apply`](crate::Completing::apply) completes.
 pub(super) const COMPLETE: &str = "\
 UPDATE oncegate_records SET state = 'completed', owner = substring(owner FOR 4), attempt = 0, recovery = 'none', \
@@ -91,7 +91,7 @@ expires_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $4
 WHERE key = $1 AND state = 'pending' AND owner = $2 \
 AND expires_at_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
-/// What [`WRITE`] is given: one array for each column.
+/// The parameters of [`WRITE`]: one array for each column.
 #[derive(Default)]
 pub(super) struct Columns {
     keys: Vec<String>,
@@ -114,17 +114,17 @@ impl Columns {
         self.keys.is_empty() && self.gone.is_empty()
     }
 
-    /// How many rows [`WRITE`] must update.
+    /// The number of rows that [`WRITE`] must update.
     pub(super) fn updates(&self) -> u64 {
         self.keys.len() as u64
     }
 
-    /// The key's row goes.
+    /// Removes the key's row.
     pub(super) fn remove(&mut self, key: &StoreKey) {
         self.gone.push(key.as_str().to_owned());
     }
 
-    /// The key's row will hold this.
+    /// Writes this record into the key's row.
     pub(super) fn put(&mut self, key: &StoreKey, record: &Record) {
         let (mut attempt, mut recovery, mut fence) = (0, Recovery::None, None);
         let (mut handed_over, mut reason, mut result) = (false, "", None);
@@ -189,18 +189,18 @@ pub(super) fn expiry_ms(record: &Record) -> i64 {
     i64::try_from(record.expires_at.millis()).unwrap_or(i64::MAX)
 }
 
-/// The server's clock, as [`READ`] tells it.
+/// The server's clock in a row of [`READ`].
 pub(super) fn now(row: &Row) -> Result<StoreTime, String> {
     let now_us: i64 = column(row, "now_us")?;
     Ok(StoreTime::from_micros(u64::try_from(now_us).unwrap_or_default()))
 }
 
-/// The key of a row of [`READ`]; `None` in the row that brings the clock alone.
+/// The key of a row of [`READ`]; `None` in the row that contains only the clock.
 pub(super) fn key(row: &Row) -> Result<Option<&str>, String> {
     row.try_get("key").map_err(|_| "column key holds something else".to_owned())
 }
 
-/// A row's columns, as a client has read them. It may hold anything.
+/// A row's columns, as a client has read them. They may contain anything.
 pub(super) struct Fields<'a> {
     pub(super) state: &'a str,
     pub(super) expires_at_ms: i64,
@@ -214,7 +214,7 @@ pub(super) struct Fields<'a> {
     pub(super) result: Option<&'a [u8]>,
 }
 
-/// Reads a row that may hold anything.
+/// Decodes a row, which may contain anything.
 pub(super) fn decode(row: &Row) -> Result<Record, String> {
     let fields = Fields {
         state: column(row, "state")?,
@@ -232,7 +232,7 @@ pub(super) fn decode(row: &Row) -> Result<Record, String> {
 }
 
 impl Fields<'_> {
-    /// The record: nothing is guessed, and what is wrong is said without the data.
+    /// Decodes the record. Nothing is guessed, and errors do not contain the data.
     pub(super) fn record(&self) -> Result<Record, String> {
         let fingerprint = self.fingerprint.map(<[u8; Fingerprint::BYTES]>::try_from).transpose();
         let fingerprint = fingerprint.map_err(|_| "fingerprint has another length")?;
@@ -263,7 +263,7 @@ impl Fields<'_> {
             "failed" => State::Failed { by: by()?, attempt, handed_over: self.handed_over, reason: reason() },
             _ => return Err("state is of no known kind".to_owned()),
         };
-        // A record that expired before 1970 has expired, as one of 1970 has.
+        // An expiry before 1970 is taken as 1970: the record has expired either way.
         let expires_at = StoreTime::from_millis(u64::try_from(self.expires_at_ms).unwrap_or_default());
         Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
     }

@@ -1,4 +1,4 @@
-//! The tables, in words that a database administrator can read, and the one way to make them.
+//! The tables, as SQL that a database administrator can read, and the function that creates them.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use oncegate_core::store::StoreError;
 use super::errors::{self, Trouble};
 use super::journal;
 
-/// How to get the tables, for every error that misses them.
+/// How to create the tables, for every error about missing tables.
 pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
      the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate sql` prints the statements)";
 
-/// Two deployments that make the tables at the same time take turns: `oncegate` in ASCII.
+/// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in ASCII.
 const ADVISORY_LOCK: &str = "SELECT pg_advisory_xact_lock(8029745910187783269)";
 
-/// How long others are waited for who make the tables, and then how long each of the statements may take.
+/// Time limit for the wait for other processes that create the tables, and for each of the statements.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long all of it may take.
+/// Time limit for all of it.
 pub(super) const LIMIT: Duration = Duration::from_secs(180);
 
-/// What brings the tables from each format to the next one, beginning with none. A step ends by writing its
-/// number, and each release reads the format that the next one writes.
+/// The migrations from each format to the next one, beginning with no tables. A step ends by writing its number,
+/// and each release reads the format that the next one writes.
 const STEPS: [&str; 1] = [FORMAT_1];
 
 /// The statements can be repeated.
 ///
-/// There is no index on the expiry: without it an update touches no index at all, and a purge walks the
-/// table as it lies on the disk. What the purge deletes is free for others after a vacuum.
+/// There is no index on the expiry: without it, an update changes no index at all, and a purge reads the table in
+/// the order on the disk. The space of deleted rows can be reused after a vacuum.
 const FORMAT_1: &str = "\
 CREATE TABLE IF NOT EXISTS oncegate_schema (
     id           smallint NOT NULL PRIMARY KEY CHECK (id = 1),
@@ -58,24 +58,24 @@ CREATE TABLE IF NOT EXISTS oncegate_descriptors (
 INSERT INTO oncegate_schema (id, version) VALUES (1, 1) ON CONFLICT (id) DO NOTHING;
 ";
 
-/// What [`PostgresStore::create_schema`](super::PostgresStore::create_schema) has to do.
+/// The work of [`PostgresStore::create_schema`](super::PostgresStore::create_schema).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SchemaChange {
-    /// The format of the tables that are there; `None` when there are none.
+    /// The format of the existing tables; `None` when there are none.
     pub from: Option<u32>,
     /// The format of this release.
     pub to: u32,
-    /// The statements that lead there; empty when there is nothing to do.
+    /// The statements of the migration; empty when there is nothing to do.
     pub sql: String,
 }
 
-/// Every statement, from nothing to the format of this release.
+/// All statements, from no tables to the format of this release.
 pub(super) fn sql() -> String {
     STEPS.concat()
 }
 
-/// What a role needs to run consumers. It needs no rights for anything else.
+/// The statements that grant a role the rights to run consumers. It needs no others.
 pub(super) fn grants(role: &str) -> String {
     let role = role.replace('"', "\"\"");
     format!(
@@ -84,7 +84,7 @@ pub(super) fn grants(role: &str) -> String {
     )
 }
 
-/// Makes the tables, or brings them to this release's format, in one transaction, under limits of its own.
+/// Creates the tables, or migrates them to this release's format, in one transaction, with separate time limits.
 pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Trouble> {
     let run = async |sql: &str| client.batch_execute(sql).await.map_err(|error| errors::not_executed(&error));
     let patience_ms = PATIENCE.as_millis();
@@ -94,16 +94,16 @@ pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Troub
     ))
     .await?;
     if !change(client, journaled).await?.sql.is_empty() {
-        // A lock on a table is not waited for so long: whoever wants to write comes after it.
+        // The wait for a lock on a table is shorter, because writers queue behind it.
         run(&format!("{ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT")).await?;
-        // Somebody else may have been faster.
+        // Another process may have done it meanwhile.
         let SchemaChange { sql, .. } = change(client, journaled).await?;
         run(&sql).await?;
     }
     client.batch_execute("COMMIT").await.map_err(|error| errors::in_doubt(&error))
 }
 
-/// What there is to do.
+/// The work to do for tables of this format.
 pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaChange, Trouble> {
     let mut change = plan(version(client).await?)?;
     if journaled && !journal::is_made(client).await? {

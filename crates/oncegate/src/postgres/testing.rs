@@ -1,4 +1,4 @@
-//! What the project's own tests need besides the port.
+//! Operations for the project's own tests.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::row::{Columns, LOCK, WRITE};
 use super::{PostgresStore, errors};
 
 impl PostgresStore {
-    /// Lets time pass, for each of these keys its own: their records expire so much sooner.
+    /// Moves the expiry of each key's record earlier by its own time, as if that time had passed.
     ///
     /// # Errors
     /// Like any other write.
@@ -29,7 +29,7 @@ impl PostgresStore {
         self.inner.link.run(pass).await
     }
 
-    /// Puts records as they are; their `expires_at` says how long they have left.
+    /// Writes records unchanged; their `expires_at` is the time that they have left.
     ///
     /// # Errors
     /// Like any other write.

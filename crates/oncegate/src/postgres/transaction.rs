@@ -1,7 +1,7 @@
-//! One batch, one transaction: lock the rows, run the rules, write what came out, commit.
+//! Executes a batch in one transaction: locks the rows, runs the rules, writes the new records, commits.
 //!
-//! Two round trips: the first begins, locks and reads; the second writes and commits. The rules run here,
-//! between the two, so they cannot differ from the other stores'.
+//! It takes two round trips: the first begins, locks and reads; the second writes and commits. The rules run here,
+//! between the two, so they cannot differ from the rules of the other stores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use futures_util::future::{join, join3, try_join3};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, StoreTime};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
-use oncegate_core::store::{Command, Looked, StoreError};
+use oncegate_core::store::{Command, RecordSnapshot, StoreError};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -19,19 +19,19 @@ use super::errors::{self, Trouble};
 use super::link::Shared;
 use super::row::{self, Columns};
 
-/// How often a batch is tried before its callers hear of trouble that should have passed.
+/// The most tries of a batch after passing errors, before its callers get the error.
 const MAX_TRIES: usize = 3;
 
 /// The answer to one command.
 pub(super) type Answer = Result<Reply, StoreError>;
 
-/// The answer to one look.
-pub(super) type LookAnswer = Result<Option<Looked>, StoreError>;
+/// The answer to one read.
+pub(super) type LookAnswer = Result<Option<RecordSnapshot>, StoreError>;
 
-/// Applies the commands; there is one answer for each.
+/// Applies the commands. Returns one answer for each.
 pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
     match execute_together(shared, commands).await {
-        // One stalled stranger must not hold up the keys that happen to travel with his.
+        // One row that another transaction holds must not delay the other keys of the batch.
         Err(Trouble { error, row_held: true, .. }) if commands.len() > 1 => {
             execute_around(shared, commands, error).await
         }
@@ -51,7 +51,7 @@ async fn execute_together(shared: &Shared, commands: &[Command]) -> Result<Vec<A
     .await
 }
 
-/// Applies the commands whose rows nobody holds; the others get `error`.
+/// Applies the commands whose rows are not locked; the others get `error`.
 pub(super) async fn execute_around(
     shared: &Shared,
     commands: &[Command],
@@ -77,8 +77,9 @@ pub(super) async fn execute_around(
     Ok(commands.iter().map(answer).collect())
 }
 
-/// The answer about a row that a transaction of somebody's holds, such as one in which a handler completes its
-/// key. A claim is told so: as "unavailable", one key would stop a consumer for all of them.
+/// The answer for a row that another transaction holds, such as one in which a handler completes its key.
+///
+/// A claim gets "busy": with "unavailable", one key would stop a consumer for all keys.
 fn row_held(shared: &Shared, command: &Command, error: &StoreError) -> Answer {
     match command.operation {
         Operation::Claim { .. } => {
@@ -89,7 +90,7 @@ fn row_held(shared: &Shared, command: &Command, error: &StoreError) -> Answer {
     }
 }
 
-/// Reads records; there is one answer for each key.
+/// Reads records. Returns one answer for each key.
 pub(super) async fn look(shared: &Shared, keys: &[StoreKey]) -> Result<Vec<LookAnswer>, StoreError> {
     persist(async || {
         let client = shared.client().await?;
@@ -100,7 +101,7 @@ pub(super) async fn look(shared: &Shared, keys: &[StoreKey]) -> Result<Vec<LookA
     .map_err(|trouble| trouble.error)
 }
 
-/// Tries again what surely was not executed.
+/// Repeats work that was certainly not executed.
 async fn persist<T>(mut attempt: impl AsyncFnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
     let mut tries = 1;
     loop {
@@ -120,9 +121,9 @@ async fn try_execute(client: &Object, shared: &Shared, commands: &[Command]) -> 
     let answers = commands.iter().map(|command| held.apply(command)).collect();
     let columns = held.changes(commands);
     if columns.is_empty() {
-        // Nothing to keep, and the rows that only stood in for missing ones go with the transaction. What
-        // another transaction has committed is on the disk before anybody can see it, but its wait for the
-        // standbys may have been cut short.
+        // There is nothing to write, and the rollback removes the rows inserted for missing ones. A commit of
+        // another transaction is on the disk before it is visible, but its wait for the standbys may have been
+        // interrupted.
         let rollback = client.batch_execute("ROLLBACK");
         within(shared.response_timeout, async { rollback.await.map_err(|e| errors::not_executed(&e)) })
             .await?;
@@ -138,7 +139,7 @@ async fn try_execute(client: &Object, shared: &Shared, commands: &[Command]) -> 
     Ok(answers)
 }
 
-/// Begins, locks and reads, in one round trip; returns which keys had no row, and the rows.
+/// Begins, locks and reads, in one round trip. Returns the keys without a row, and the rows.
 async fn begin(client: &Object, shared: &Shared, keys: &[&str]) -> Result<(Vec<Row>, Vec<Row>), Trouble> {
     let prepared = try_join3(
         client.prepare_cached(row::LOCK),
@@ -147,7 +148,7 @@ async fn begin(client: &Object, shared: &Shared, keys: &[&str]) -> Result<(Vec<R
     );
     let (lock, read, _) = prepared.await.map_err(|error| errors::not_executed(&error))?;
     let parameters: [&(dyn ToSql + Sync); 1] = [&keys];
-    // In this order on the wire, so that the read sees what the locks have waited for.
+    // In this order on the wire, so that the read sees the changes that the locks have waited for.
     let sent = join3(
         client.batch_execute(&shared.begin),
         client.query(&lock, &parameters),
@@ -176,7 +177,7 @@ async fn commit(client: &Object, columns: &Columns) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// What the locked rows hold, before and after.
+/// The records of the locked rows, before and after.
 struct Held {
     now: StoreTime,
     before: BTreeMap<String, Result<Option<Record>, String>>,
@@ -221,7 +222,7 @@ impl Held {
                 _ => {}
             }
         }
-        // They need no statement of their own when the transaction is rolled back anyway.
+        // They need no separate statement when the transaction is rolled back anyway.
         if !columns.is_empty() {
             stand_ins.into_iter().for_each(|key| columns.remove(key));
         }
@@ -237,7 +238,7 @@ async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result
     };
     let rows = within(shared.response_timeout, query).await?;
     let (now, records) = read(&rows, &BTreeSet::new())?;
-    // A message is acknowledged for what a look has found completed.
+    // A message is acknowledged if a read finds its record completed.
     let is_settled = |record: &Record| matches!(record.state, State::Completed { .. } | State::Failed { .. });
     if waits(&rows) && records.values().any(|found| matches!(found, Ok(Some(record)) if is_settled(record))) {
         shared.confirm(client).await?;
@@ -245,22 +246,22 @@ async fn try_look(client: &Object, shared: &Shared, keys: &[StoreKey]) -> Result
     let answer = |key: &StoreKey| match records.get(key.as_str()) {
         None | Some(Ok(None)) => Ok(None),
         Some(Ok(Some(record))) if !record.kept(now) => Ok(None),
-        Some(Ok(Some(record))) => Ok(Some(Looked { now, record: record.clone() })),
+        Some(Ok(Some(record))) => Ok(Some(RecordSnapshot { now, record: record.clone() })),
         Some(Err(reason)) => Err(StoreError::unreadable(key.clone(), reason)),
     };
     Ok(keys.iter().map(answer).collect())
 }
 
-/// Whether the server makes commits wait for standbys, as [`row::READ`] told.
+/// Whether commits wait for standbys, according to [`row::READ`].
 fn waits(rows: &[Row]) -> bool {
     rows.first().is_some_and(|row| row.try_get("waits").unwrap_or(true))
 }
 
 type Records = BTreeMap<String, Result<Option<Record>, String>>;
 
-/// What [`row::READ`] has brought; the rows of the `inserted` keys hold nothing.
+/// Decodes the rows of [`row::READ`]; those of the `inserted` keys hold no record.
 fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records), Trouble> {
-    let first = rows.first().ok_or_else(|| StoreError::unavailable("the server told no time"))?;
+    let first = rows.first().ok_or_else(|| StoreError::unavailable("the server returned no time"))?;
     if first.try_get("standby").unwrap_or(true) {
         return Err(StoreError::unavailable("the server is a standby: name its primary in the URL").into());
     }
@@ -274,7 +275,7 @@ fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records
     Ok((now, records))
 }
 
-/// Gives up after `limit`; whatever was begun then ends with its connection.
+/// Runs `work` for up to `limit`. After that, a transaction that it began ends with its connection.
 pub(super) async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Trouble>>,

@@ -1,17 +1,17 @@
-//! What a URL says: one server, a cluster, or sentinels that know the primary.
+//! Parses a URL: one server, a cluster, or sentinels that know the primary.
 
 use std::net::IpAddr;
 
 use oncegate_core::store::StoreError;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 
-/// The URLs that are understood. A URL itself is never repeated, for it may hold a password.
+/// The forms of URL that are accepted. No error repeats a URL, which may contain a password.
 const KNOWN: &str = "redis://[user[:password]@]host[:port][/database], \
                      redis+cluster://[user[:password]@]host[:port],host[:port]…, or \
                      redis+sentinel://[user[:password]@]host[:port],host[:port]…/name[/database] are expected; \
                      with rediss instead of redis for TLS, and with ?compact=N at the end for N keys in buckets";
 
-/// Where a sentinel listens when its address does not say.
+/// Default port of a sentinel.
 const SENTINEL_PORT: u16 = 26_379;
 
 /// The parameter for [`RedisBuilder::compact`](super::RedisBuilder::compact).
@@ -20,7 +20,7 @@ const COMPACT: &str = "compact=";
 /// The most hosts that a URL may name.
 const MAX_HOSTS: usize = 64;
 
-/// Where to connect to.
+/// The servers to connect to.
 #[derive(Clone, Debug)]
 pub(super) enum Address {
     Server(ConnectionInfo),
@@ -28,17 +28,17 @@ pub(super) enum Address {
     Cluster(Vec<ConnectionInfo>),
     Sentinels {
         sentinels: Vec<ConnectionInfo>,
-        /// Under which name they know the primary.
+        /// The name of the primary at the sentinels.
         name: String,
         /// How to connect to the primary; its host and port come from the sentinels.
         primary: ConnectionInfo,
     },
 }
 
-/// Reads a URL: where to connect to, and for how many keys completions are to be kept compactly, if so.
+/// Parses a URL. Returns the address and the number of keys of `compact`, if it is set.
 ///
 /// # Errors
-/// When it is none of the known ones, or asks for TLS that is not built in, or that checks no host name.
+/// When the URL has no known form, or asks for TLS that is not built in or that does not check the host name.
 pub(super) fn parse(url: &str) -> Result<(Address, Option<u64>), StoreError> {
     let Some((place, parameters)) = url.split_once('?') else {
         return Ok((address(url)?, None));
@@ -49,11 +49,11 @@ pub(super) fn parse(url: &str) -> Result<(Address, Option<u64>), StoreError> {
         [] => None,
         [one] => match one.trim_start_matches(COMPACT).parse() {
             Ok(0) | Err(_) => {
-                return Err(StoreError::refused(format!("the URL's {one} is no number of keys")));
+                return Err(StoreError::refused(format!("the URL's {one} is not a number of keys")));
             }
             Ok(expected_keys) => Some(expected_keys),
         },
-        _ => return Err(StoreError::refused("the URL says compact= more than once")),
+        _ => return Err(StoreError::refused("the URL sets compact= more than once")),
     };
     let others = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
     Ok((address(&format!("{place}{others}"))?, expected_keys))
@@ -69,7 +69,7 @@ fn address(url: &str) -> Result<Address, StoreError> {
     let Some(kind) = kind else {
         return server(url).map(Address::Server);
     };
-    // The last `@` ends the password, whatever it holds.
+    // The last `@` ends the password, which may contain others.
     let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
     let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
     let hosts: Vec<&str> = hosts.split(',').collect();
@@ -110,7 +110,7 @@ fn server(url: &str) -> Result<ConnectionInfo, StoreError> {
 }
 
 fn with_port(host: &str) -> String {
-    // The colons of an IPv6 address stand within brackets.
+    // The colons of an IPv6 address are within brackets.
     let after = host.rsplit_once(']').map_or(host, |(_, after)| after);
     if after.contains(':') { host.to_owned() } else { format!("{host}:{SENTINEL_PORT}") }
 }
@@ -119,7 +119,7 @@ fn invalid() -> StoreError {
     StoreError::refused(format!("the URL is invalid: {KNOWN}"))
 }
 
-/// The same server settings at another address.
+/// Returns the same server settings with another address.
 pub(super) fn moved_to(info: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
     let host = host.to_owned();
     let addr = match info.addr() {
@@ -131,7 +131,7 @@ pub(super) fn moved_to(info: &ConnectionInfo, host: &str, port: u16) -> Connecti
     info.clone().set_addr(addr)
 }
 
-/// Whether a password would travel to another machine for everybody to read.
+/// Whether a password would be sent to another machine in plain text.
 pub(super) fn shows_password(info: &ConnectionInfo) -> bool {
     let ConnectionAddr::Tcp(host, _) = info.addr() else { return false };
     let bare = host.trim_start_matches('[').trim_end_matches(']');

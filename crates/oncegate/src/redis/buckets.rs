@@ -1,5 +1,6 @@
-//! Where a record is: under a key of its own, or, when completions without a result are kept compactly, perhaps in a
-//! bucket that it shares with others.
+//! The location of a record: its own key, or a bucket that it shares with others.
+//!
+//! Buckets are used when completions without a result are kept compactly.
 
 use std::borrow::Cow;
 
@@ -8,25 +9,25 @@ use oncegate_core::store::StoreError;
 
 use super::slots;
 
-/// About how many keys share a bucket when as many are kept as were expected; half as many at least.
+/// The approximate number of keys per bucket when the scope holds the expected number; at least half as many.
 const KEYS_PER_BUCKET: u64 = 100;
 
 /// Some 800,000,000 keys.
 const MAX_BITS: u32 = 23;
 
-/// What a scope's descriptor begins with when its completions are in buckets. Other descriptors never do.
+/// Prefix of a scope's descriptor when its completions are in buckets. Other descriptors never have it.
 const MARK: &str = "compact/";
 
-/// How many buckets a scope has: a power of two.
+/// The number of buckets of a scope: a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buckets {
     bits: u32,
 }
 
-/// The names of one record in buckets.
+/// The keys of one record in buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Names {
-    /// The record's own key: the bucket's, and the digest.
+    /// The record's own key: the bucket's key and the digest.
     pub(super) record: String,
     pub(super) bucket: String,
     /// The record's field in the bucket.
@@ -34,13 +35,13 @@ pub(super) struct Names {
 }
 
 impl Buckets {
-    /// Enough for so many keys.
+    /// Enough buckets for this many keys.
     pub(super) fn for_keys(keys: u64) -> Self {
         let buckets = keys.div_ceil(KEYS_PER_BUCKET).max(1);
         Self { bits: buckets.checked_next_power_of_two().map_or(MAX_BITS, u64::ilog2).min(MAX_BITS) }
     }
 
-    /// The bucket stands in braces, so that a cluster keeps it in one slot with its records.
+    /// The bucket is in braces, so that a cluster keeps it in one slot with its records.
     pub(super) fn names(self, key: &StoreKey) -> Names {
         let digest = key.digest();
         let field = *digest.as_bytes();
@@ -54,12 +55,12 @@ impl Buckets {
     }
 
     fn bucket(self, digest: [u8; 16]) -> u128 {
-        // Of no bits, the shift would be one too far.
+        // With zero bits, the shift would overflow.
         u128::from_be_bytes(digest).checked_shr(128 - self.bits).unwrap_or(0)
     }
 }
 
-/// The descriptor as it is kept, so that nobody opens the scope who looks for its records in the wrong place.
+/// The descriptor as stored. It prevents a store from opening the scope with the wrong location of records.
 pub(super) fn marked(buckets: Option<Buckets>, descriptor: &str) -> Cow<'_, str> {
     match buckets {
         Some(Buckets { bits }) => format!("{MARK}{bits} {descriptor}").into(),
@@ -67,10 +68,10 @@ pub(super) fn marked(buckets: Option<Buckets>, descriptor: &str) -> Cow<'_, str>
     }
 }
 
-/// The descriptor of a scope whose records are kept as they are here.
+/// Returns the descriptor of a scope without the prefix for the location of records.
 ///
 /// # Errors
-/// When they are kept in another way.
+/// When the scope keeps its records in another way than this store.
 pub(super) fn unmarked(buckets: Option<Buckets>, kept: &str) -> Result<String, StoreError> {
     let (theirs, descriptor) = match kept.strip_prefix(MARK).and_then(|rest| rest.split_once(' ')) {
         Some((bits, descriptor)) => (bits.parse().ok(), descriptor),
@@ -84,7 +85,7 @@ pub(super) fn unmarked(buckets: Option<Buckets>, kept: &str) -> Result<String, S
         None => "no RedisBuilder::compact()".to_owned(),
     };
     Err(StoreError::refused(format!(
-        "the scope's records were kept with {}, and this store has {}: open it as it was, or take another scope",
+        "the scope's records were kept with {}, and this store has {}: use the same setting, or another scope",
         keys(theirs),
         keys(buckets.map(|buckets| buckets.bits)),
     )))
@@ -100,7 +101,7 @@ mod tests {
     fn buckets_hold_about_a_hundred_keys_of_the_expected_number() {
         for (keys, bits) in [(0, 0), (100, 0), (101, 1), (200, 1), (1_000_000, 14), (u64::MAX, MAX_BITS)] {
             assert_eq!(Buckets::for_keys(keys), Buckets { bits }, "{keys}");
-            // What the error tells to write gives the same number again.
+            // The value that the error recommends gives the same number again.
             assert_eq!(Buckets::for_keys(KEYS_PER_BUCKET << bits), Buckets { bits });
         }
     }

@@ -1,4 +1,4 @@
-//! Options, and how a store comes to be.
+//! Options of a Redis store, and how it connects.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,10 +20,10 @@ use super::sentinel::Sentinels;
 use super::watch::{WATCH_INTERVAL, watch};
 use super::{Inner, RedisStore, Topology};
 
-/// How long the server may take to answer, unless told otherwise.
+/// Default time limit for an answer of the server.
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long connecting may take, unless told otherwise.
+/// Default time limit for one try to connect.
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options for a [`RedisStore`].
@@ -44,14 +44,14 @@ pub struct RedisBuilder {
     scripts: Scripts,
 }
 
-/// Where the connections come from.
+/// The source of the connections.
 #[derive(Clone)]
 pub(super) enum Origin {
     Url(String),
     Pool(Pool),
 }
 
-/// The same, once the URL has been read.
+/// The source of the connections after the URL was parsed.
 enum Target {
     Address(Box<Address>),
     Pool(Pool),
@@ -75,27 +75,27 @@ impl RedisBuilder {
         }
     }
 
-    /// How long the server may take to answer before the outcome counts as unknown; large batches get more.
+    /// Time limit for an answer of the server, after which the outcome counts as unknown; large batches get more.
     ///
-    /// 2 s by default. Keep it well below the lease.
+    /// Default: 2 s. Keep it well below the lease.
     pub fn response_timeout(self, response_timeout: Duration) -> Self {
         Self { response_timeout, ..self }
     }
 
-    /// How long one try to connect may take; 2 s by default. A pool that was brought has its own.
+    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its own.
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
         Self { connect_timeout, ..self }
     }
 
-    /// How far a record must have gone before it counts: [`Durability::Primary`] by default.
+    /// Where a record must be stored before it counts. Default: [`Durability::Primary`].
     ///
-    /// More costs a round trip to the replicas, or a flush to the disk, for each pipeline. Keep its time limit well
+    /// Higher levels cost a round trip to the replicas, or a flush to the disk, per pipeline. Keep the time limit well
     /// below the lease.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }
 
-    /// Grants claims although records are missing, for tests that make records older and so let them expire.
+    /// Grants claims even if records are missing, for tests that make records expire.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn grant_after_loss(self) -> Self {
@@ -109,31 +109,32 @@ impl RedisBuilder {
         Self { evicting_policy_allowed: true, ..self }
     }
 
-    /// Keeps completions without a result in buckets, for scopes of very many keys: about a quarter of the memory, for
-    /// about twice the server's time. Off by default.
+    /// Keeps completions without a result in buckets, for scopes with very many keys. Default: off.
     ///
-    /// `expected_keys` is how many the scope will hold at once: what a retention brings. Twice as many make every call a
-    /// little slower, ten times as many a lot. It belongs to the scope: whoever opens it with another number (another power
-    /// of two of buckets, to be exact), or without, is refused. Handlers whose `Output` is `()` have no result; other
-    /// records are kept as usual. The retention of each key is as exact as ever, but what is over may stay in memory until
-    /// its bucket is written to again, at most an eighth of the retention longer if it is not. A user needs the rights that
-    /// [`RedisStore::acl_rules`] tells.
+    /// Buckets need about a quarter of the memory and about twice the server's time.
     ///
-    /// A URL says the same with `?compact=N` at its end, for programs that are told no more than a URL; what is said here
-    /// comes first.
+    /// `expected_keys` is the number of keys that the scope holds at once, that is, within one retention. With twice
+    /// as many, every call is a little slower; with ten times as many, much slower. The number belongs to the scope: a
+    /// store that opens the scope with another number (exactly: another power of two of buckets), or without one, is
+    /// refused. Handlers whose `Output` is `()` have no result; other records are kept as usual. The retention of each
+    /// key stays exact. An expired key may stay in memory until its bucket is written to again, at most an eighth of
+    /// the retention longer. The user needs the rights that [`RedisStore::acl_rules`] returns.
+    ///
+    /// A URL can set the same with `?compact=N` at its end, for programs that configure nothing but a URL. This method
+    /// overrides the URL.
     pub fn compact(mut self, expected_keys: u64) -> Self {
         self.buckets = Some(Buckets::for_keys(expected_keys));
         self
     }
 
-    /// How often the servers are looked at, for tests that count replies; every 2 s otherwise.
+    /// Interval between two checks of the servers, for tests that count replies. Default: 2 s.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn watch_interval(self, watch_interval: Duration) -> Self {
         Self { watch_interval, ..self }
     }
 
-    /// Uses no plain command where there is a script, to prove that both say the same.
+    /// Uses the scripts instead of plain commands, to prove that both give the same answers.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn scripts_alone(mut self) -> Self {
@@ -141,7 +142,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Changes one place of a script, to prove that a test notices.
+    /// Changes one place of a script, to prove that a test detects it.
     ///
     /// # Errors
     /// When the text does not stand in the script exactly once.
@@ -152,7 +153,7 @@ impl RedisBuilder {
         Ok(self)
     }
 
-    /// The authority that has signed the servers' certificates, in PEM, instead of those that the machine trusts.
+    /// The authority that signed the servers' certificates, in PEM, instead of those that the machine trusts.
     ///
     /// For URLs that begin with `rediss`. The certificate must name the host that the URL (or the cluster, or a
     /// sentinel) names.
@@ -161,7 +162,7 @@ impl RedisBuilder {
         Self { tls_root: Some(pem.into()), ..self }
     }
 
-    /// The user name and password for the sentinels, where they want one. The URL's are for the primary.
+    /// The user name and password for the sentinels, if they need them. Those in the URL are for the primary.
     pub fn sentinel_login(self, user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { sentinel_login: Some((user.into(), password.into())), ..self }
     }
@@ -169,7 +170,7 @@ impl RedisBuilder {
     /// Connects.
     ///
     /// # Errors
-    /// When the URL is invalid, the server cannot be reached, or it refuses the user. Of a cluster, it is enough that
+    /// When the URL is invalid, the server cannot be reached, or it refuses the user. In a cluster, it is enough that
     /// one of the named nodes answers.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let Self {
@@ -224,7 +225,7 @@ impl RedisBuilder {
         Ok(RedisStore { inner: Arc::new(inner) })
     }
 
-    /// Connects, and names what it is connected to.
+    /// Connects, and returns the name of the server or cluster.
     async fn reach(
         &self,
         target: Target,
@@ -264,7 +265,7 @@ impl RedisBuilder {
         }
     }
 
-    /// The settings of a connection, with this builder's. What it warns about is noted.
+    /// The settings of a connection with those of this builder. Logs its warnings.
     fn prepared(
         &self,
         info: ConnectionInfo,
@@ -272,7 +273,7 @@ impl RedisBuilder {
     ) -> Result<ConnectionInfo, StoreError> {
         if warnings.is_empty() && address::shows_password(&info) {
             warnings.push(
-                "The password travels to another machine in plain text: use a URL that begins with rediss."
+                "The password is sent to another machine in plain text: use a URL that begins with rediss."
                     .to_owned(),
             );
         }
@@ -290,7 +291,7 @@ impl RedisBuilder {
     }
 }
 
-/// One server; returns when both of its lanes are connected.
+/// Connects to one server. Returns when both of its lanes are connected.
 async fn one(
     driver: &Driver,
     connector: Connector,
@@ -305,7 +306,7 @@ async fn one(
 }
 
 impl std::fmt::Debug for RedisBuilder {
-    /// Leaves out where it connects to: the URL may hold a password.
+    /// Leaves out the URL, which may contain a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RedisBuilder")
             .field("response_timeout", &self.response_timeout)

@@ -1,4 +1,4 @@
-//! What a server's INFO says about keeping the promise.
+//! Checks by a server's INFO whether it can keep the guarantees.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -8,23 +8,23 @@ use redis::{FromRedisValue as _, Value};
 
 use super::durability::Durability;
 
-/// The first version with script flags and `SET NX GET`.
+/// The first major version with script flags and `SET NX GET`.
 const OLDEST_MAJOR: u32 = 7;
 
-/// The only policy under which a record stays until it expires.
+/// The only policy under which a record is kept until it expires.
 const SAFE_POLICY: &str = "noeviction";
 
-/// What a server's configuration says, if this user may read it.
+/// The server's settings, if this user may read them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Persistence {
     /// `always`, `everysec` or `no`.
     pub(super) appendfsync: Option<String>,
-    /// When snapshots are saved; empty: never.
+    /// When snapshots are saved; empty means never.
     pub(super) save: Option<String>,
 }
 
 impl Persistence {
-    /// From the answer to CONFIG GET, which many users may not ask.
+    /// Parses the answer to CONFIG GET, which many users may not call.
     pub(super) fn of(answer: Option<&Value>) -> Self {
         let settings = answer.and_then(|answer| HashMap::<String, String>::from_redis_value_ref(answer).ok());
         let mut settings = settings.unwrap_or_default();
@@ -32,7 +32,7 @@ impl Persistence {
     }
 }
 
-/// Judges a server by its INFO, and by what it says of its persistence.
+/// Checks a server by its INFO and its persistence settings.
 pub(super) fn read(
     info: &Info<'_>,
     persistence: &Persistence,
@@ -87,7 +87,7 @@ pub(super) fn read(
     Ok(Checkup { store, survives: survives(info, persistence, durability), warnings })
 }
 
-/// What a user may not read is taken for the default, and a snapshot that nobody has seen for none.
+/// A setting that the user may not read counts as the default, and an unknown snapshot schedule as none.
 fn survives(info: &Info<'_>, persistence: &Persistence, durability: Durability) -> Survives {
     if info.get("maxmemory_policy") != Some(SAFE_POLICY) {
         return Survives::Evictable;
@@ -95,7 +95,7 @@ fn survives(info: &Info<'_>, persistence: &Persistence, durability: Durability) 
     match durability {
         Durability::Fsync { replicas: 0, .. } => return Survives::Disk,
         Durability::Fsync { .. } => return Survives::Replicated,
-        // A power cut may take a server's memory and its replicas' at once.
+        // A power cut may erase the memory of a server and of its replicas at once.
         Durability::Primary | Durability::Replicas { .. } => {}
     }
     if info.get("aof_enabled") == Some("1") {
@@ -111,7 +111,9 @@ fn survives(info: &Info<'_>, persistence: &Persistence, durability: Durability) 
     }
 }
 
-/// One of many: as durable as its weakest node, with what weakens each; `None` of no nodes.
+/// Combines the checkups of a cluster's nodes: as durable as the weakest node, with the warnings of each.
+///
+/// `None` if there are no nodes.
 pub(super) fn of_cluster(nodes: Vec<Checkup>, address: &str) -> Option<Checkup> {
     let store = format!("a cluster of {} primaries at {address}", nodes.len());
     let survives = nodes.iter().map(|node| node.survives).min()?;
@@ -129,7 +131,7 @@ fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
     if address.is_empty() { format!("{name} {version}") } else { format!("{name} {version} at {address}") }
 }
 
-/// What INFO says.
+/// The answer to INFO.
 pub(super) struct Info<'a>(pub(super) &'a str);
 
 impl<'a> Info<'a> {
@@ -137,7 +139,7 @@ impl<'a> Info<'a> {
         self.get(field)?.parse().ok()
     }
 
-    /// Whether it is of this version or a later one. Valkey says which Redis it is like.
+    /// Whether the server has this version or a later one. Valkey reports the compatible Redis version.
     pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
         self.version("redis_version").is_some_and(|version| version >= (major, minor))
     }
@@ -148,7 +150,7 @@ impl<'a> Info<'a> {
         Some((parts.next()?, parts.next().unwrap_or(0)))
     }
 
-    /// When the server answered, by its own clock.
+    /// The server's time when it answered.
     pub(super) fn clock(&self) -> Option<SystemTime> {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.number("server_time_usec")?))
     }
@@ -169,9 +171,9 @@ mod tests {
 
     #[test]
     fn the_clock_is_the_servers_in_microseconds() {
-        let told = Info("uptime_in_seconds:7\r\nserver_time_usec:1795296867204884\r\n").clock();
-        assert_eq!(told, Some(SystemTime::UNIX_EPOCH + Duration::from_micros(1_795_296_867_204_884)));
-        assert_eq!(Info(GOOD).clock(), None, "who does not tell is not wrong");
+        let clock = Info("uptime_in_seconds:7\r\nserver_time_usec:1795296867204884\r\n").clock();
+        assert_eq!(clock, Some(SystemTime::UNIX_EPOCH + Duration::from_micros(1_795_296_867_204_884)));
+        assert_eq!(Info(GOOD).clock(), None, "an INFO without a clock is valid");
     }
 
     fn read(

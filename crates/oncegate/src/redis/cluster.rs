@@ -1,8 +1,8 @@
-//! A cluster: the nodes, which slots each has, and the way of a request to the right one.
+//! A cluster: its nodes, the slots of each, and the routing of requests.
 //!
-//! The requests of a call are grouped by node and travel as one pipeline per node. What a node redirects is sent
-//! again to the one it names; what is lost on the way is never sent again from here, for the caller decides
-//! about that. A node that is down answers for its own keys alone.
+//! The requests of a call are grouped by node and sent as one pipeline per node. A redirected request is sent again
+//! to the node in the redirection. A lost request is never sent again from here: the caller decides about that. A
+//! node that is down affects its own keys only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,61 +24,61 @@ use super::scripts::Request;
 use super::slots::{self, Host, Range, Redirect, SLOTS};
 use super::{errors, no_answer};
 
-/// How often a request follows redirections before it gives up.
+/// The most redirections that a request follows.
 const MAX_ROUNDS: usize = 6;
 
-/// How long the slot map is believed when nothing contradicts it.
+/// Age at which the slot map is refreshed even if nothing contradicts it.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long the slot map rests at least between two refreshes, give or take a quarter.
+/// Minimal time between two refreshes of the slot map, plus or minus a quarter.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many nodes are asked for the slot map at once; the first answer counts.
+/// The number of nodes that are asked for the slot map concurrently; the first answer counts.
 const ASKED_AT_ONCE: usize = 3;
 
-/// What a call hears when redirections come to no end.
+/// Error text of a call with too many redirections.
 const MOVING: &str = "the key is being moved between nodes";
 
-/// The callers' end of a cluster.
+/// A handle on a cluster, for callers.
 pub(super) struct Cluster {
     nodes: Arc<Nodes>,
 }
 
-/// What the callers and the one who keeps the slot map share.
+/// State shared by the callers and the task that refreshes the slot map.
 struct Nodes {
     map: RwLock<Arc<Map>>,
     jobs: Jobs,
     shared: Shared,
     opener: Opener,
     seeds: Vec<ConnectionInfo>,
-    /// Something contradicted the slot map, or a node gave no answer.
+    /// Set when an answer contradicted the slot map, or a node did not answer.
     doubt: Notify,
 }
 
-/// Which node has which slot. It never changes: a change makes another one.
+/// Maps slots to nodes. Immutable: a change makes a new map.
 #[derive(Clone)]
 struct Map {
     primaries: BTreeMap<Host, Arc<Node>>,
-    /// One for each slot.
+    /// One entry per slot.
     owners: Box<[Option<Arc<Node>>]>,
-    /// Who else may know the slots.
+    /// The other nodes that may know the slots.
     replicas: BTreeSet<Host>,
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Turn<'a, T> {
     position: usize,
     item: &'a T,
     slot: u16,
-    /// The node that a redirection named for this once.
+    /// The node that a redirection named for this request only.
     to: Option<Arc<Node>>,
 }
 
-/// What goes to one node.
+/// The requests for one node.
 type Group<'a, T> = (Arc<Node>, Vec<Turn<'a, T>>);
 
 impl Cluster {
-    /// Reads the slots and starts the nodes. One that is down keeps nobody waiting.
+    /// Reads the slots and starts the nodes. A node that is down delays nothing.
     ///
     /// # Errors
     /// When none of `seeds` knows the slots.
@@ -97,7 +97,7 @@ impl Cluster {
         Ok(Self { nodes })
     }
 
-    /// Sends a request for each item to the node that has its key; the answers stand in the order of the items.
+    /// Sends one request per item to the node that has its key. Returns the answers in the order of the items.
     pub(super) async fn ask<T: Sync>(
         &self,
         lane: LaneName,
@@ -134,7 +134,7 @@ impl Cluster {
         answers
     }
 
-    /// Asks every primary the same; the answers stand beside their addresses.
+    /// Sends the same request to every primary. Returns each answer with the node's address.
     pub(super) async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
         let map = self.nodes.map();
         let asking = map.primaries.values().map(|node| {
@@ -147,15 +147,15 @@ impl Cluster {
         join_all(asking.collect::<Vec<_>>()).await
     }
 
-    /// The nodes that hold keys, each time it is asked.
+    /// Returns a function that lists the nodes that hold keys at the time of the call.
     pub(super) fn lister(&self) -> impl Fn() -> Vec<Arc<Node>> + Send + use<> {
         let nodes = Arc::clone(&self.nodes);
         move || nodes.map().primaries.values().cloned().collect()
     }
 
-    /// Which node answers for a slot.
-    pub(super) fn part(&self, slot: u16) -> u64 {
-        self.nodes.map().owner(slot).map_or(0, |node| node.part)
+    /// The node that serves a slot.
+    pub(super) fn shard(&self, slot: u16) -> u64 {
+        self.nodes.map().owner(slot).map_or(0, |node| node.shard)
     }
 }
 
@@ -176,7 +176,7 @@ impl Nodes {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Who goes where. What has nowhere to go is answered.
+    /// Groups the requests by node. A request without a node is answered with an error.
     fn group<'a, T>(&self, turns: Vec<Turn<'a, T>>, answers: &mut [Answer]) -> Vec<Group<'a, T>> {
         let map = self.map();
         let mut groups: BTreeMap<Arc<str>, Group<'a, T>> = BTreeMap::new();
@@ -195,7 +195,7 @@ impl Nodes {
         groups.into_values().collect()
     }
 
-    /// Where the answer says to ask instead. An answer that makes the slot map doubtful is noted.
+    /// The redirection in the answer, if any. Marks the slot map as doubtful if the answer contradicts it.
     fn redirected(&self, node: &Node, answer: &Answer) -> Option<Redirect> {
         let redirect = match answer {
             Ok(Value::ServerError(error)) => {
@@ -240,17 +240,17 @@ impl Nodes {
         Arc::new(node)
     }
 
-    /// How to connect to a node: as to the seeds.
+    /// The connection settings of a node: those of the seeds.
     fn info(&self, host: &Host) -> ConnectionInfo {
         let seed = self.seeds.first().expect("an address of a cluster names at least one node");
         moved_to(seed, &host.host, host.port)
     }
 
-    /// Asks the nodes that are known for the slots, the seeds last; the first answer counts.
+    /// Asks the known nodes for the slots, the seeds last. The first answer counts.
     async fn ask_around(&self) -> Result<Vec<Range>, StoreError> {
         let map = self.map();
         let mut hosts: Vec<&Host> = map.primaries.keys().chain(&map.replicas).collect();
-        // So that one which knows less than the others does not stand in the way again and again.
+        // Shuffled, so that a node with outdated slots is not asked first every time.
         fastrand::shuffle(&mut hosts);
         let infos = hosts.into_iter().map(|host| self.info(host)).chain(self.seeds.iter().cloned());
         let answers = infos.map(|info| self.ask_one(info)).collect::<Vec<_>>();
@@ -283,7 +283,7 @@ impl Nodes {
         }
     }
 
-    /// Makes a map of what a node said. Nodes that are known already keep their connections.
+    /// Builds a map from a node's answer. Known nodes keep their connections.
     fn install(&self, ranges: Vec<Range>) {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let mut primaries: BTreeMap<Host, Arc<Node>> = BTreeMap::new();
@@ -301,7 +301,7 @@ impl Nodes {
     }
 }
 
-/// Refreshes the slot map when it is in doubt, and now and then.
+/// Refreshes the slot map when it is in doubt, and periodically.
 async fn keep_map(nodes: Arc<Nodes>) {
     loop {
         tokio::select! {
@@ -310,7 +310,9 @@ async fn keep_map(nodes: Arc<Nodes>) {
         }
         match nodes.ask_around().await {
             Ok(ranges) => nodes.install(ranges),
-            Err(reason) => tracing::warn!(%reason, "no node tells the cluster's slots; the known ones stay"),
+            Err(reason) => {
+                tracing::warn!(%reason, "cannot read the cluster's slots; using the last known ones")
+            }
         }
         sleep(REFRESH_PAUSE.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
     }

@@ -1,4 +1,4 @@
-//! How a lane comes by its connection.
+//! Opens the connections of a lane.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use tokio::time::timeout;
 use super::errors;
 use super::sentinel::Sentinels;
 
-/// Makes one connection after the other to what is, at that time, the right server.
+/// Opens connections, each to the server that is the right one at that time.
 #[derive(Clone)]
 pub(super) enum Connector {
     /// Always the same server.
     Server(Arc<ConnectionInfo>, Opener),
     /// The primary that the sentinels name.
     Sentinels(Arc<Sentinels>),
-    /// A pool of the caller's.
+    /// A pool that the caller supplied.
     Pool(Pool),
 }
 
 impl Connector {
     /// # Errors
-    /// When there is no connection; the text holds neither address nor password.
+    /// When no connection can be opened. The text contains neither address nor password.
     pub(super) async fn connect(&self) -> Result<MultiplexedConnection, StoreError> {
         match self {
             Self::Server(info, opener) => opener.open(ConnectionInfo::clone(info)).await,
             Self::Sentinels(sentinels) => sentinels.connect().await,
-            // Taken out for good: the lane keeps it for as long as it lasts, and nobody is handed a dead one.
+            // Removed from the pool: the lane keeps the connection while it lasts, and the pool gets no dead one back.
             Self::Pool(pool) => match pool.get().await {
                 Ok(connection) => Ok(Connection::take(connection)),
                 Err(PoolError::Backend(error)) => Err(errors::of_client(&error)),
@@ -40,7 +40,7 @@ impl Connector {
         }
     }
 
-    /// Whether a server that is no primary is the wrong one, and asking again may find the right one.
+    /// Whether a replica is the wrong server, so that asking again may find the primary.
     pub(super) fn wants_primary(&self) -> bool {
         matches!(self, Self::Sentinels(_))
     }
@@ -49,14 +49,14 @@ impl Connector {
 /// Opens connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opener {
-    /// How long one try may take, greeting and login included.
+    /// Time limit for one try, greeting and login included.
     pub(super) connect_timeout: Duration,
 }
 
 impl Opener {
     pub(super) async fn open(self, info: ConnectionInfo) -> Result<MultiplexedConnection, StoreError> {
         let client = Client::open(info).map_err(|error| errors::of_client(&error))?;
-        // Pipelines have a time limit of their own, which grows with their size.
+        // Each pipeline has its own time limit, which grows with its size.
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(Some(self.connect_timeout));
@@ -68,7 +68,7 @@ impl Opener {
     }
 }
 
-/// What is set for every connection that this crate opens.
+/// The settings of every connection that this crate opens.
 pub(super) fn with_settings(info: ConnectionInfo) -> ConnectionInfo {
     // Naming the library to the server is a command that old servers lack and tight rights refuse.
     let settings = info.redis_settings().clone().set_skip_set_lib_name();

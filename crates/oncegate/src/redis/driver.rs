@@ -1,7 +1,7 @@
-//! The thread that drives the connections of this process's stores: a handler that blocks a runtime's thread must
-//! not starve a heartbeat.
+//! The thread that drives the connections of all stores in this process.
 //!
-//! All stores share one: it has little to do for a message, and threads of their own would mostly wait to be woken up.
+//! It is separate because a handler that blocks a thread of the runtime must not delay a heartbeat. All stores share
+//! it: it does little work per message, and one thread per store would spend most of its time waiting.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::batch;
 
-/// A store's share of the thread. Dropping it stops what runs there for this store.
+/// A store's share of the thread. Dropping it stops the store's jobs on the thread.
 #[derive(Debug)]
 pub(super) struct Driver {
     jobs: Jobs,
@@ -26,7 +26,7 @@ impl Driver {
     /// Starts the thread, unless another store has.
     ///
     /// # Errors
-    /// When the machine has no thread or no runtime to give.
+    /// When the thread or its runtime cannot be started.
     pub(super) fn start() -> Result<Self, StoreError> {
         let thread =
             Thread::shared().map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
@@ -34,7 +34,7 @@ impl Driver {
         Ok(Self { jobs, _thread: thread })
     }
 
-    /// What others hand their jobs to.
+    /// The handle that submits jobs to this driver.
     pub(super) fn jobs(&self) -> Jobs {
         self.jobs.clone()
     }
@@ -46,7 +46,7 @@ impl Drop for Driver {
     }
 }
 
-/// Hands jobs to a driver. It does not keep the driver alive.
+/// Submits jobs to a driver. It does not keep the driver alive.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs {
     /// One job for each lane and slot map, so there are never many.
@@ -59,12 +59,12 @@ impl Jobs {
     pub(super) fn run(&self, job: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         let job = async move { _ = stop.run_until_cancelled(job).await };
-        // The inbox is gone only when the thread is, and then nobody's calls are answered anyway.
+        // Sending fails only after the thread has ended, and then no call is answered anyway.
         let _ = self.inbox.send(job.boxed());
     }
 }
 
-/// A thread with a runtime of its own. Dropping it stops everything that runs there, and waits for it.
+/// A thread with its own runtime. Dropping it stops all jobs on the thread and waits for the thread.
 #[derive(Debug)]
 struct Thread {
     inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
@@ -73,7 +73,7 @@ struct Thread {
 }
 
 impl Thread {
-    /// The one that runs, or a new one.
+    /// Returns the running thread, or starts one.
     fn shared() -> std::io::Result<Arc<Self>> {
         static SHARED: Mutex<Weak<Thread>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +93,7 @@ impl Thread {
         let drive = move || {
             batch::let_calls_gather();
             runtime.block_on(run(inbox, stopped));
-            // A name that is still being resolved keeps nobody waiting.
+            // Does not wait for a name that is still being resolved.
             runtime.shutdown_background();
         };
         let handle = std::thread::Builder::new().name("oncegate-redis".to_owned()).spawn(drive)?;
@@ -104,11 +104,11 @@ impl Thread {
 impl Drop for Thread {
     fn drop(&mut self) {
         self.stop.cancel();
-        // A task that is dropped there may have held the last store; nobody waits for himself.
+        // A task dropped on this thread may have held the last store; a thread cannot join itself.
         let is_other = |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
         if let Some(handle) = self.handle.take().filter(is_other) {
-            // Nobody is left who waits for an answer, so the thread ends at its next wake-up. Whether it
-            // had panicked does not matter any more.
+            // No caller waits for an answer any more, so the thread ends at its next wake-up. Whether it
+            // panicked does not matter.
             let _ = handle.join();
         }
     }
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a job without an end, and returns what hears of it when it is dropped.
+    /// Runs a job that never ends, and returns a receiver that is notified when the job is dropped.
     async fn begin(driver: &Driver) -> oneshot::Receiver<()> {
         let (dropped, is_dropped) = oneshot::channel::<()>();
         let (begun, has_begun) = oneshot::channel();
@@ -157,7 +157,7 @@ mod tests {
         drop(one);
         of_one.await.unwrap_err();
         assert_eq!(of_other.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        // The thread goes with the last one, and there is another for who comes later.
+        // The thread ends with the last store, and a later store starts another.
         drop(other);
         of_other.await.unwrap_err();
         let later = Driver::start().unwrap();

@@ -1,4 +1,4 @@
-//! How far a write must have gone before it counts.
+//! Where a write must be stored before it counts.
 
 use std::time::Duration;
 
@@ -8,36 +8,37 @@ use redis::{Cmd, Value};
 use super::checkup::Info;
 use super::errors;
 
-/// How far a record must have gone before the store answers about it.
+/// Where a record must be stored before the store reports it as written.
 ///
-/// Whatever is beyond [`Primary`](Self::Primary) is asked for at the end of each pipeline, on the connection that has
-/// written. What does not get there in time is [`StoreError::Unknown`]: it is asked for again with the same token,
-/// and nothing is acknowledged meanwhile. So it is with a record that was found completed. Heartbeats do not wait.
+/// Every level above [`Primary`](Self::Primary) is confirmed at the end of each pipeline, on the connection that has
+/// written. A write that is not confirmed in time is [`StoreError::Unknown`]: it is repeated with the same token, and
+/// nothing is acknowledged meanwhile. The same holds for a record that was found completed. Heartbeats do not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// In the primary's memory: its persistence and replication follow when they do. The default.
+    /// In the primary's memory; persistence and replication follow later. The default.
     #[default]
     Primary,
     /// In the memory of the primary and of replicas (`WAIT`).
     Replicas {
-        /// Of how many replicas.
+        /// The number of replicas.
         count: u32,
-        /// How long to wait for them, per pipeline.
+        /// Time limit for their confirmation, per pipeline.
         timeout: Duration,
     },
-    /// In the append-only file of the primary, and of replicas if any are asked for, written through to the disk
-    /// (`WAITAOF`): Redis 7.2 or later, or Valkey.
+    /// Synced to disk in the append-only file of the primary, and of replicas if any are required (`WAITAOF`).
+    ///
+    /// Needs Redis 7.2 or later, or Valkey.
     Fsync {
-        /// In the files of how many replicas besides.
+        /// The number of replicas that must have synced it too.
         replicas: u32,
-        /// How long to wait, per pipeline.
+        /// Time limit for the confirmation, per pipeline.
         timeout: Duration,
     },
 }
 
 impl Durability {
-    /// What asks the server whether everything before has gone so far.
+    /// The command that asks the server to confirm everything before it.
     pub(super) fn question(self) -> Option<Cmd> {
         let mut question = Cmd::new();
         match self {
@@ -50,7 +51,7 @@ impl Durability {
         Some(question)
     }
 
-    /// How long the answer may take.
+    /// The time that the confirmation may take.
     pub(super) fn patience(self) -> Duration {
         match self {
             Self::Primary => Duration::ZERO,
@@ -58,7 +59,7 @@ impl Durability {
         }
     }
 
-    /// Why everything before `said` does not count yet, if it does not.
+    /// Why everything before the confirmation `said` does not count yet, if so.
     pub(super) fn missing(self, said: &Value) -> Option<StoreError> {
         let said = match said {
             Value::ServerError(error) => {
@@ -80,12 +81,13 @@ impl Durability {
                 .iter()
                 .zip(said)
                 .all(|(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)));
-        let unknown =
-            || StoreError::unknown("too few replicas or disks have it yet (RedisBuilder::durability)");
+        let unknown = || {
+            StoreError::unknown("too few replicas or disks confirmed the write (RedisBuilder::durability)")
+        };
         (!reached).then(unknown)
     }
 
-    /// Why a server cannot do this, if it cannot.
+    /// Why a server does not support this durability, if so.
     pub(super) fn refusal(self, info: &Info<'_>) -> Option<StoreError> {
         let Self::Fsync { .. } = self else { return None };
         if !info.is_at_least(7, 2) {
@@ -100,7 +102,7 @@ impl Durability {
             .then(|| StoreError::refused("Durability::Fsync needs the append-only file: set appendonly yes"))
     }
 
-    /// What a server lacks at the moment for it, if anything.
+    /// What the server currently lacks for this durability, if anything.
     pub(super) fn warning(self, info: &Info<'_>) -> Option<String> {
         let (Self::Replicas { count: wanted, .. } | Self::Fsync { replicas: wanted, .. }) = self else {
             return None;
@@ -114,7 +116,7 @@ impl Durability {
         })
     }
 
-    /// The commands that a user needs the right to besides, for `ACL SETUSER`.
+    /// The additional commands that a user must be allowed, for `ACL SETUSER`.
     pub(super) fn rights(self) -> &'static str {
         match self {
             Self::Primary => "",
@@ -124,7 +126,7 @@ impl Durability {
     }
 }
 
-/// Never zero, which would wait without an end.
+/// A time in milliseconds, never zero, which would wait for ever.
 fn millis(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)
 }

@@ -1,6 +1,6 @@
-//! What each error of the server means to a caller, and whether the connection is worth keeping.
+//! Maps each server error to what it means to the caller and to whether the connection is kept.
 //!
-//! None of them is ever an answer about a key.
+//! No error is ever an answer about a key.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use oncegate_core::key::StoreKey;
 use oncegate_core::store::StoreError;
 use redis::{ErrorKind, RedisError, ServerError};
 
-/// The most characters of the server's own words that an error repeats.
+/// The most characters of the server's error text that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;
 
 /// What a caller can do.
@@ -16,20 +16,20 @@ const MAX_DETAIL_CHARS: usize = 160;
 enum Class {
     /// Not executed: try again later.
     Unavailable,
-    /// Not executed: somebody must change something first.
+    /// Not executed: the configuration or the server must be changed first.
     Refused,
-    /// The key holds something else.
+    /// The key holds data that is not a record.
     Unreadable,
 }
 
-/// Whether the connection stays.
+/// Whether the connection is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Connection {
     Keep,
     Replace,
 }
 
-/// One line of the table: an error code, what it means, and what to say.
+/// One line of the table: an error code, what it means, and its text.
 struct Meaning {
     code: &'static str,
     class: Class,
@@ -44,14 +44,14 @@ const fn meaning(code: &'static str, class: Class, connection: Connection, text:
 use Class::{Refused, Unavailable, Unreadable};
 use Connection::{Keep, Replace};
 
-/// Every code that a server is known to answer a script or a read with.
+/// Every error code that a server is known to return for a script or a read.
 #[rustfmt::skip]
 const MEANINGS: &[Meaning] = &[
     meaning("LOADING", Unavailable, Keep, "the server is loading its data"),
     meaning("BUSY", Unavailable, Keep, "a script keeps the server busy"),
     meaning("TRYAGAIN", Unavailable, Keep, "the key is being moved between nodes"),
     meaning("CLUSTERDOWN", Unavailable, Keep, "the cluster is down"),
-    meaning("OOM", Unavailable, Keep, "the server is full (maxmemory): it takes no new work"),
+    meaning("OOM", Unavailable, Keep, "the server is full (maxmemory): it accepts no new records"),
     meaning("MISCONF", Unavailable, Keep, "the server cannot write its data to disk"),
     meaning("NOREPLICAS", Unavailable, Keep, "the server has too few good replicas (min-replicas-to-write)"),
     meaning("NOSCRIPT", Unavailable, Keep, "the server forgets its scripts as fast as they are loaded"),
@@ -60,28 +60,28 @@ const MEANINGS: &[Meaning] = &[
     meaning("MASTERDOWN", Unavailable, Replace, "the server is a replica without its primary"),
     meaning("UNBLOCKED", Unavailable, Replace, "the server changed its role"),
     // A password may have been set or changed at run time: a new connection shows the current one.
-    meaning("NOAUTH", Refused, Replace, "the server wants a password: set it in the URL"),
+    meaning("NOAUTH", Refused, Replace, "the server requires a password: set it in the URL"),
     meaning("WRONGPASS", Refused, Replace, "the server refuses the user name or password"),
     meaning("NOPERM", Refused, Keep, "the user lacks rights"),
-    // Of a cluster, both are followed before anybody asks what they mean.
+    // In a cluster, both are followed and never become an error.
     meaning("MOVED", Refused, Keep, "the server is a node of a cluster: write redis+cluster:// in the URL"),
     meaning("ASK", Refused, Keep, "the server is a node of a cluster: write redis+cluster:// in the URL"),
-    meaning("WRONGTYPE", Unreadable, Keep, "it is no string"),
-    meaning("UNREADABLE", Unreadable, Keep, "it is no record of format 1"),
+    meaning("WRONGTYPE", Unreadable, Keep, "it is not a string"),
+    meaning("UNREADABLE", Unreadable, Keep, "it is not a record of format 1"),
 ];
 
-/// What codeless errors mean, by what they begin with.
+/// What errors without a code mean, by the beginning of their text.
 #[rustfmt::skip]
 const CODELESS: &[Meaning] = &[
     meaning("max number of clients reached", Unavailable, Replace, "the server has too many clients (maxclients)"),
-    meaning("This instance has cluster support disabled", Refused, Keep, "the server is no node of a cluster: write redis:// in the URL"),
+    meaning("This instance has cluster support disabled", Refused, Keep, "the server is not a cluster node: write redis:// in the URL"),
     meaning("WAITAOF cannot be used", Refused, Keep, "Durability::Fsync needs WAITAOF and the append-only file: set appendonly yes"),
     meaning("WAIT cannot be used", Unavailable, Replace, "the server is a replica"),
     meaning("The user executing the script", Refused, Keep, "the user lacks rights that a script needs"),
     meaning("unknown command", Refused, Keep, "the server does not know a command that oncegate needs"),
 ];
 
-/// What an error is to the caller who asked about `key`.
+/// Converts a server error for the caller that asked about `key`.
 pub(super) fn store_error(error: &ServerError, key: Option<&StoreKey>) -> StoreError {
     let Some(meaning) = find(error) else {
         return StoreError::refused(format!("the server answered an error: {}", words(error)));
@@ -97,7 +97,7 @@ pub(super) fn store_error(error: &ServerError, key: Option<&StoreKey>) -> StoreE
     }
 }
 
-/// What the client's own error means before anything was sent: while connecting, or in a question about the server.
+/// Converts an error of the client before a command was sent: while connecting, or in a query about the server.
 pub(super) fn of_client(error: &RedisError) -> StoreError {
     let server_error = error.clone().into_server_errors();
     if let Some((_, error)) = server_error.as_deref().and_then(<[_]>::first) {
@@ -108,23 +108,25 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
             StoreError::refused("the server refuses the user name or password, or is not ready for them")
         }
         ErrorKind::InvalidClientConfig => StoreError::refused("the connection's settings are invalid"),
-        // rustls says so in the text of an I/O error; a lane goes on trying, for it may be renewed.
+        // rustls reports this in the text of an I/O error. A lane goes on trying: the certificate may be renewed.
         ErrorKind::Io if error.to_string().contains("invalid peer certificate") => StoreError::refused(
             "the server's certificate is not accepted: it must name the host, and RedisBuilder::tls_root() or \
              the machine must know its authority",
         ),
-        _ if error.is_connection_refusal() => StoreError::unavailable("nobody listens there"),
+        _ if error.is_connection_refusal() => {
+            StoreError::unavailable("connection refused: no server listens there")
+        }
         _ if error.is_timeout() => StoreError::unavailable("the server does not answer"),
         _ => StoreError::unavailable(format!("cannot connect: {}", error.category())),
     }
 }
 
-/// Whether the connection that brought this error should be replaced.
+/// Whether the connection that returned this error should be replaced.
 pub(super) fn ends_connection(error: &ServerError) -> bool {
     find(error).is_some_and(|meaning| meaning.connection == Replace)
 }
 
-/// Whether the server does not have the script: it was not executed, and loading it helps.
+/// Whether the server does not have the script. Then it was not executed, and loading it helps.
 pub(super) fn lacks_script(error: &ServerError) -> bool {
     error.code() == "NOSCRIPT"
 }
@@ -137,7 +139,7 @@ fn find(error: &ServerError) -> Option<&'static Meaning> {
     MEANINGS.iter().find(|meaning| meaning.code == error.code())
 }
 
-/// The server's own words, cut before any argument that it quotes: those are somebody's data.
+/// The server's error text, cut before any quoted argument, which may be user data.
 fn words(error: &ServerError) -> String {
     let detail = error.details().unwrap_or_default();
     let detail = detail.split("with args beginning").next().unwrap_or_default();
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
     use redis::Value;
 
-    /// A server error can only be had by parsing one.
+    /// Parses an error, which is the only way to make one.
     fn parse(line: &str) -> ServerError {
         match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap() {
             Value::ServerError(error) => error,

@@ -1,4 +1,4 @@
-//! The packed record: what a key holds, byte by byte.
+//! The binary format of a record.
 //!
 //! ```text
 //! PENDING    P | Q | R   token[16]  fingerprint[7]  attempt[1]  fence[16 digits, or nothing]
@@ -6,9 +6,9 @@
 //! COMPLETED  C           tag[4]     fingerprint[7]  result
 //! FAILED     F | G       tag[4]     fingerprint[7]  attempt[1]  reason
 //! ```
-//! The first byte tells the state and the format: `P` follows no recovery, `Q` an earlier one, `R` is a
-//! takeover; `T` was recovered; `G` is handed over. Another format will use other letters. A fingerprint of
-//! zeros is none, and so is a released fence of zeros. Every age hangs on the key's expiry.
+//! The first byte is the state and the format: `P` follows no recovery, `Q` an earlier one, `R` is a takeover;
+//! `T` was recovered; `G` is handed over. Another format will use other letters. A fingerprint of zeros means
+//! none, and so does a released fencing token of zeros. Every age is derived from the key's expiry.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, Token, To
 use oncegate_core::rules::{Grant, Verdict};
 use redis::{Cmd, RedisWrite as _};
 
-/// The longest duration that is sent: some 300 years, well within the integers that Lua keeps exact.
+/// The longest duration that is sent: some 300 years, well within the integers that are exact in Lua.
 const LONGEST_MILLIS: u64 = 10_000_000_000_000;
 
-/// The first fence that cannot be kept: it would have 17 digits, or Lua would round its successor.
+/// The first fencing token that cannot be stored: it would have 17 digits, or Lua would round its successor.
 const FENCE_LIMIT: u64 = 1 << 53;
 
 const NO_FENCE: &[u8; 16] = b"0000000000000000";
 
-/// A duration as Redis takes it: whole milliseconds, and never zero, which it refuses.
+/// A duration for Redis: whole milliseconds, and never zero, which Redis refuses.
 pub(super) fn millis(duration: Duration) -> u64 {
     whole_millis(duration).clamp(1, LONGEST_MILLIS)
 }
@@ -41,7 +41,7 @@ fn fingerprint(bytes: [u8; 7]) -> Option<Fingerprint> {
     (bytes != [0; 7]).then_some(Fingerprint::from_bytes(bytes))
 }
 
-/// The bytes under which a record is kept. Its expiry is not among them: that is the key's.
+/// Encodes a record. Its expiry is not part of the bytes: the key has it.
 pub(super) fn encode(record: &Record) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(64);
     let fingerprint = fingerprint_bytes(record.fingerprint);
@@ -80,7 +80,7 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of an unfenced first attempt, put together on the stack: this is the path of every message.
+/// Encodes a first attempt without a fencing token, on the stack because every message takes this path.
 pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] {
     let mut record = [b'P'; 25];
     let (_, rest) = record.split_at_mut(1);
@@ -92,7 +92,7 @@ pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] 
     record
 }
 
-/// Adds the bytes of a completion to a command, as its next word.
+/// Adds the bytes of a completion to a command, as its next argument.
 pub(super) fn add_completed(cmd: &mut Cmd, TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) {
     let mut word = cmd.writer_for_next_arg();
     for bytes in [b"C".as_slice(), &tag, &fingerprint, result] {
@@ -100,7 +100,9 @@ pub(super) fn add_completed(cmd: &mut Cmd, TokenTag(tag): TokenTag, fingerprint:
     }
 }
 
-/// The fingerprint's bytes, and what a record that is settled says to a claim, whatever the time; `None` of any other.
+/// The fingerprint and the reply of a settled record to a claim, which do not depend on the time.
+///
+/// `None` for any other record.
 pub(super) fn settled(bytes: Bytes) -> Option<([u8; 7], Verdict)> {
     let (state, rest) = bytes.split_first()?;
     let (_, rest) = take::<4>(rest).ok()?;
@@ -124,7 +126,7 @@ fn pending_byte(recovery: Recovery) -> u8 {
     }
 }
 
-/// Which recovery a PENDING record's first byte tells; `None` when it is the byte of another state.
+/// The recovery in a PENDING record's first byte; `None` when it is the byte of another state.
 fn recovery(state: u8) -> Option<Recovery> {
     match state {
         b'P' => Some(Recovery::None),
@@ -134,10 +136,10 @@ fn recovery(state: u8) -> Option<Recovery> {
     }
 }
 
-/// Why bytes are no record.
+/// The reason why bytes are not a record.
 pub(super) type Garbage = &'static str;
 
-/// The record that `bytes` say, with the expiry that its key has.
+/// Decodes a record from `bytes` and the expiry of its key.
 pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garbage> {
     let (state, rest) = bytes.split_first().ok_or("it is empty")?;
     if let Some(recovery) = recovery(*state) {
@@ -160,19 +162,19 @@ pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garb
             let ([attempt], reason) = take::<1>(rest)?;
             State::Failed { by, attempt, handed_over: *state == b'G', reason: text(reason) }
         }
-        _ => return Err("it begins with no state of format 1"),
+        _ => return Err("its first byte is not a state of format 1"),
     };
     Ok(Record { expires_at, fingerprint: fingerprint(fingerprint_bytes), state })
 }
 
-/// The grant that a PENDING record is; `rest` is what follows its first byte.
+/// Decodes the grant of a PENDING record; `rest` is what follows its first byte.
 pub(super) fn grant(state: u8, rest: &[u8]) -> Result<Grant, Garbage> {
     let recovery = recovery(state).ok_or("it is not pending")?;
     let Pending { attempt, fence, .. } = pending(rest)?;
     Ok(Grant { attempt, recovery, fence, reopened: false })
 }
 
-/// What follows the first byte of a PENDING record.
+/// The bytes after the first byte of a PENDING record.
 struct Pending {
     token: Token,
     fingerprint: Option<Fingerprint>,
@@ -192,11 +194,11 @@ fn take<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), Garbage> {
     bytes.split_first_chunk().map(|(chunk, rest)| (*chunk, rest)).ok_or("it is too short")
 }
 
-/// A fence of exactly 16 digits.
+/// Decodes a fencing token of exactly 16 digits.
 fn fence(digits: &[u8]) -> Result<Fence, Garbage> {
     let all_digits = digits.len() == NO_FENCE.len() && digits.iter().all(u8::is_ascii_digit);
     let number = std::str::from_utf8(digits).ok().filter(|_| all_digits).and_then(|text| text.parse().ok());
-    number.filter(|number| *number < FENCE_LIMIT).map(Fence).ok_or("its fence is no number of 16 digits")
+    number.filter(|number| *number < FENCE_LIMIT).map(Fence).ok_or("its fencing token is not 16 digits")
 }
 
 /// A reason is for people: a broken character in it must not make the record unreadable.

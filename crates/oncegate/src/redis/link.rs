@@ -1,8 +1,8 @@
-//! The way to one server: one connection for bulk and one for heartbeats, each with its queue.
+//! The link to one server: one connection for bulk and one for heartbeats, each with its queue.
 //!
-//! A lane takes a connection when it connects and clones it for each batch: a checkout from a pool per call
-//! would cost the server three times as much. A lane that has lost its connection answers at once that the
-//! store is unavailable and connects again by itself.
+//! A lane takes one connection when it connects and clones it for each batch: a checkout from a pool per call
+//! would cost the server three times as much. A lane without a connection answers at once that the store is
+//! unavailable, and reconnects by itself.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -20,31 +20,31 @@ use tokio::time::Instant;
 use super::connector::Connector;
 use super::driver::Jobs;
 use super::durability::Durability;
-use super::flight::{self, Greeted};
 use super::losses::Losses;
+use super::pipeline::{self, ReadyConnection};
 use super::scripts::{Request, Scripts};
 use crate::batch::{self, Carrier, CarrierGone, Joiner};
 
-/// The most pipelines of a lane that are on their way at once: while one is answered, the next is read.
-/// With more of them, each is smaller and costs more.
-const MAX_FLIGHTS: usize = 3;
+/// The most pipelines of a lane in flight at once: while one is answered, the next is read.
+/// With more of them, each is smaller, and a request costs more.
+const MAX_PIPELINES: usize = 3;
 
-/// Up to so many requests go in one pipeline. Of more, half can be prepared while the server works on the others.
+/// Up to this many requests go in one pipeline. Of more, half can be prepared while the server executes the others.
 const UNDIVIDED_REQUESTS: usize = 16;
 
-/// The same while other lanes have pipelines on their way: there is enough to do meanwhile, and large ones cost less.
+/// The same while other lanes have pipelines in flight: the thread is busy then, and large pipelines cost less.
 const UNDIVIDED_BESIDE_OTHERS: usize = 32;
 
-/// How long a lane waits before it tries to connect for the second time; then it doubles.
+/// The pause of a lane before its second try to connect. Then the pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a lane waits at most before it tries to connect again.
+/// The longest pause of a lane between two tries to connect.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// A connection that lasted as long was a good one: after it, the first try follows at once.
+/// After a connection that lasted at least this long, the lane reconnects without a pause.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 
-/// What the server said in one slot of a pipeline; its own errors are values here.
+/// The server's answer to one command of a pipeline. Errors of the server are values here.
 pub(super) type Answer = Result<Value, StoreError>;
 
 /// One server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
@@ -52,10 +52,10 @@ pub(super) type Answer = Result<Value, StoreError>;
 /// Its lanes end when it is dropped.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// `host:port`, or empty when a pool was brought.
+    /// `host:port`, or empty when the caller supplied a pool.
     pub(super) address: Arc<str>,
-    /// What [`Store::part`](oncegate_core::store::Store::part) says of its keys.
-    pub(super) part: u64,
+    /// The [`Store::shard`](oncegate_core::store::Store::shard) of the keys on this node.
+    pub(super) shard: u64,
     bulk: Joiner<Request, Answer>,
     heartbeats: Joiner<Request, Answer>,
 }
@@ -67,17 +67,17 @@ pub(super) enum LaneName {
     Heartbeats,
 }
 
-/// What the lanes of all nodes share.
+/// State shared by the lanes of all nodes.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) scripts: Arc<Scripts>,
-    /// How long a pipeline may take, besides what its size adds.
+    /// Time limit for a pipeline, without what its size adds.
     pub(super) response_timeout: Duration,
     pub(super) durability: Durability,
     pub(super) losses: Arc<Losses>,
 }
 
-/// Hears how the first try of a lane to connect ended.
+/// Receives the outcome of a lane's first try to connect.
 pub(super) type Up = oneshot::Receiver<Result<(), StoreError>>;
 
 impl Node {
@@ -90,7 +90,7 @@ impl Node {
     ) -> (Self, [Up; 2]) {
         let mut hasher = DefaultHasher::new();
         address.hash(&mut hasher);
-        let part = hasher.finish();
+        let shard = hasher.finish();
         let lane = |name| {
             let (joiner, carrier) = batch::channel();
             let (up, is_up) = oneshot::channel();
@@ -101,10 +101,10 @@ impl Node {
         };
         let (bulk, bulk_is_up) = lane(LaneName::Bulk);
         let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats);
-        (Self { address, part, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
+        (Self { address, shard, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
     }
 
-    /// Sends requests; there is one answer for each, in their order.
+    /// Sends requests. Returns one answer for each, in their order.
     pub(super) async fn ask(&self, lane: LaneName, requests: Vec<Request>) -> Vec<Answer> {
         let count = requests.len();
         self.lane(lane).submit(requests).await.unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
@@ -137,19 +137,19 @@ struct Lane {
     shared: Shared,
 }
 
-/// Where a lane stands.
+/// The state of a lane.
 enum Standing {
-    Up(Greeted),
+    Up(ReadyConnection),
     Down(StoreError),
     Ended,
 }
 
-type Flights = FuturesUnordered<BoxFuture<'static, Landing>>;
+type Pipelines = FuturesUnordered<BoxFuture<'static, PipelineResult>>;
 
-/// How many pipelines of this process are on their way, of whichever store.
+/// The number of pipelines of this process in flight, of all stores.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a pipeline while it is on its way.
+/// Counts a pipeline while it is in flight.
 struct UnderWay;
 
 impl UnderWay {
@@ -165,34 +165,34 @@ impl Drop for UnderWay {
     }
 }
 
-/// What comes back from a pipeline: why its connection should be replaced, if it should.
-struct Landing {
+/// The result of a pipeline: why its connection should be replaced, if it should.
+struct PipelineResult {
     generation: u64,
     broken: Option<StoreError>,
 }
 
 impl Lane {
-    /// Works until every caller is gone; `up` hears how the first try to connect ended.
+    /// Runs until every caller is gone. `up` receives the outcome of the first try to connect.
     async fn run(mut self, up: oneshot::Sender<Result<(), StoreError>>) {
         let mut up = Some(up);
-        let mut flights = Flights::new();
+        let mut pipelines = Pipelines::new();
         let mut generation = 0_u64;
         let mut standing = Standing::Down(StoreError::unavailable("not connected yet"));
-        // A server that accepts connections and refuses to work must not be flooded with them either.
+        // A server that accepts connections but refuses commands must not be flooded with connections either.
         let mut pause = Duration::ZERO;
         loop {
             standing = match standing {
                 Standing::Ended => return,
-                Standing::Down(reason) => self.connect(reason, &mut pause, &mut up, &mut flights).await,
-                Standing::Up(greeted) => {
+                Standing::Down(reason) => self.connect(reason, &mut pause, &mut up, &mut pipelines).await,
+                Standing::Up(ready) => {
                     generation += 1;
                     let since = Instant::now();
-                    let next = self.serve(&greeted, generation, &mut flights).await;
+                    let next = self.serve(&ready, generation, &mut pipelines).await;
                     pause =
                         if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
                     if let Standing::Down(reason) = &next {
                         let (node, lane) = (&*self.node, self.name);
-                        tracing::warn!(node, ?lane, %reason, "the connection to the store is lost");
+                        tracing::warn!(node, ?lane, %reason, "lost the connection to the store");
                     }
                     next
                 }
@@ -201,43 +201,48 @@ impl Lane {
     }
 
     /// Sends batch after batch until the connection breaks.
-    async fn serve(&mut self, greeted: &Greeted, generation: u64, flights: &mut Flights) -> Standing {
+    async fn serve(
+        &mut self,
+        ready: &ReadyConnection,
+        generation: u64,
+        pipelines: &mut Pipelines,
+    ) -> Standing {
         loop {
-            let own = flights.len();
+            let own = pipelines.len();
             let undivided = || match UNDER_WAY.load(Ordering::Relaxed) > own {
                 true => UNDIVIDED_BESIDE_OTHERS,
                 false => UNDIVIDED_REQUESTS,
             };
             tokio::select! {
                 biased;
-                Some(landing) = flights.next(), if !flights.is_empty() => {
-                    if let Some(reason) = landing.broken.filter(|_| landing.generation == generation) {
+                Some(result) = pipelines.next(), if !pipelines.is_empty() => {
+                    if let Some(reason) = result.broken.filter(|_| result.generation == generation) {
                         return Standing::Down(reason);
                     }
                 }
-                batch = self.carrier.next(undivided), if flights.len() < MAX_FLIGHTS => {
+                batch = self.carrier.next(undivided), if pipelines.len() < MAX_PIPELINES => {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
-                    let flight = flight::fly(self.shared.clone(), Arc::clone(&self.node), greeted.clone(), batch);
+                    let sending = pipeline::send_pipeline(self.shared.clone(), Arc::clone(&self.node), ready.clone(), batch);
                     let under_way = UnderWay::begin();
-                    let land = move |broken| {
+                    let finish = move |broken| {
                         drop(under_way);
-                        Landing { generation, broken }
+                        PipelineResult { generation, broken }
                     };
-                    flights.push(flight.map(land).boxed());
+                    pipelines.push(sending.map(finish).boxed());
                 }
             }
         }
     }
 
-    /// Tries to connect until it succeeds; whoever calls meanwhile hears why there is no connection.
+    /// Tries to connect until it succeeds. Calls meanwhile fail with the reason why there is no connection.
     async fn connect(
         &mut self,
         mut reason: StoreError,
         pause: &mut Duration,
         up: &mut Option<oneshot::Sender<Result<(), StoreError>>>,
-        flights: &mut Flights,
+        pipelines: &mut Pipelines,
     ) -> Standing {
         loop {
             let (connector, shared, node) =
@@ -245,15 +250,15 @@ impl Lane {
             let pause_now = *pause;
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;
-                flight::connect(&connector, &shared, &node).await
+                pipeline::connect(&connector, &shared, &node).await
             };
             tokio::pin!(attempt);
             let outcome = loop {
                 tokio::select! {
                     outcome = &mut attempt => break outcome,
-                    // What was sent on the old connection is over soon.
-                    Some(_) = flights.next(), if !flights.is_empty() => {}
-                    // Whoever asks a node that is not yet known to be down waits for the first try.
+                    // Pipelines on the old connection end soon.
+                    Some(_) = pipelines.next(), if !pipelines.is_empty() => {}
+                    // Calls to a node that is not yet known to be down wait for the first try.
                     batch = self.carrier.next(|| UNDIVIDED_REQUESTS), if up.is_none() => match batch {
                         Some(batch) => batch.answer_all(&Err(reason.clone())),
                         None => return Standing::Ended,
@@ -262,14 +267,14 @@ impl Lane {
             };
             let first = up.take();
             match outcome {
-                Ok(greeted) => {
+                Ok(ready) => {
                     if let Some(up) = first {
-                        // A caller who gave up connecting has dropped the lanes too.
+                        // A caller that gave up connecting has dropped the lanes too.
                         let _ = up.send(Ok(()));
                     } else {
-                        tracing::info!(node = &*self.node, lane = ?self.name, "connected to the store again");
+                        tracing::info!(node = &*self.node, lane = ?self.name, "reconnected to the store");
                     }
-                    return Standing::Up(greeted);
+                    return Standing::Up(ready);
                 }
                 Err(error) => {
                     if let Some(up) = first {

@@ -1,10 +1,12 @@
-//! Notices that a server has forgotten records.
+//! Detects that a server has lost records.
 //!
-//! Two kinds of witnesses. The last completion of this process on each server: replicas and files keep a beginning of what
-//! was written, so while the last one is there, all are. Beside it stand some that were there at earlier looks: on a server
-//! that was emptied at once, the last one may be younger than that, and one that has run again since shows nothing. And the
-//! replication history, for what others have written: an offset that was reached is reached for ever, and a replica that
-//! takes over says where its history left the old one.
+//! There are two kinds of witnesses.
+//!
+//! - Completions of this process on each server. Replicas and files hold a prefix of the log: if the last completion
+//!   survives, all earlier ones do. Some completions that were present at earlier checks are read as well: when a
+//!   server is emptied, the last completion may be younger than that, and a key that has run again since shows nothing.
+//! - The replication history, for writes of other processes. An offset never goes back, and a replica that takes over
+//!   reports the offset at which its history left the old one.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,17 +19,18 @@ use redis::{Cmd, Value};
 
 use super::checkup::Info;
 
-/// How many servers are remembered: of a cluster, those that were primaries.
+/// The most servers that are remembered: in a cluster, those that were primaries.
 const MAX_SERVERS: usize = 256;
 
-/// How many completions of earlier looks are asked for.
+/// The number of completions of earlier checks that are read.
 const EARLIER_WITNESSES: usize = 4;
 
-/// How much of a history may be missing after a failover without a record among it: servers ping their replicas, and
-/// sentinels talk through the old primary until it steps down, some 100 B/s each.
+/// The bytes of history that may be missing after a failover without counting as lost records.
+///
+/// Servers ping their replicas, and sentinels write through the old primary until it steps down, some 100 B/s each.
 const IDLE_TALK_BYTES: u64 = 16 * 1_024;
 
-/// What is known of every server that holds records.
+/// The known state of every server that holds records.
 #[derive(Debug)]
 pub(super) struct Losses {
     evicting_policy_allowed: bool,
@@ -39,13 +42,13 @@ pub(super) struct Losses {
 struct State {
     servers: Vec<Known>,
     loss: Option<StoreLoss>,
-    /// No claim is granted until the loss is accepted.
+    /// Why no claim is granted until the loss is accepted.
     halted: bool,
-    /// Servers whose policy may evict now, and which.
+    /// The servers whose policy may evict records now, with the policy.
     evicting: Vec<(String, String)>,
 }
 
-/// The history of one server, as far as it was seen.
+/// The known replication history of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
     address: String,
@@ -54,13 +57,14 @@ struct Known {
     witnesses: Witnesses,
 }
 
-/// Completions that a server must still hold.
+/// The completions that a server must still hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Witnesses {
-    /// The last one: whoever has lost anything of the end has lost it.
+    /// The last completion: a server that has lost the end of its log has lost this one.
     last: Option<Witness>,
-    /// Those that were there at earlier looks, the newest first: on a busy server the last one is always younger than the
-    /// loss.
+    /// The completions that were present at earlier checks, the newest first.
+    ///
+    /// On a busy server, the last completion is always younger than the loss.
     earlier: VecDeque<Witness>,
 }
 
@@ -74,7 +78,7 @@ impl Witnesses {
         self.earlier.retain(|kept| kept != witness);
     }
 
-    /// The one that was the last when somebody asked is there.
+    /// Records that the completion that was the last at the time of the check is present.
     fn confirm(&mut self, asked: Option<&Known>, witness: &Witness) {
         let was_last = asked.is_some_and(|asked| asked.witnesses.last.as_ref() == Some(witness));
         if was_last && !self.earlier.contains(witness) {
@@ -84,7 +88,7 @@ impl Witnesses {
     }
 }
 
-/// A completion on its way.
+/// A completion in flight.
 #[derive(Debug)]
 pub(super) struct Completed {
     pub(super) key: StoreKey,
@@ -92,28 +96,29 @@ pub(super) struct Completed {
     pub(super) retention_ms: u64,
 }
 
-/// A completion that was answered.
+/// A completion that the server has confirmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Witness {
-    /// The words that ask for the record.
+    /// The arguments of the command that reads the record.
     question: Vec<Vec<u8>>,
     tag: [u8; 4],
-    /// Until then the record has not expired, whatever the clocks say.
+    /// Until then the record has certainly not expired, even if clocks differ.
     until: Instant,
 }
 
 impl Witness {
-    /// Half of the retention is believed.
+    /// Only half of the retention is used, as a margin for clocks.
     pub(super) fn new(question: Vec<Vec<u8>>, TokenTag(tag): TokenTag, retention: Duration) -> Option<Self> {
         let until = Instant::now().checked_add(retention / 2)?;
         Some(Self { question, tag, until })
     }
 
-    /// Whether what the server holds now cannot have followed that completion.
+    /// Whether the server's current value proves that it has lost that completion.
     fn is_contradicted_by(&self, held: &Value) -> bool {
         match held {
             Value::Nil => true,
-            // Our own claim: what came after it is forgotten. A record begins with a letter; a script tells the time first.
+            // Our own claim: the server has lost what came after it. A record begins with a letter; a script returns
+            // the time first.
             Value::BulkString(said) => {
                 let is_script = said.first().is_some_and(u8::is_ascii_digit);
                 let record = said
@@ -122,13 +127,13 @@ impl Witness {
                     .unwrap_or_default();
                 matches!(record.first(), Some(b'P' | b'Q' | b'R')) && record.get(1..5) == Some(&self.tag)
             }
-            // It is elsewhere now, or the server says nothing about it.
+            // The key is on another server now, or the server returned an error.
             _ => false,
         }
     }
 }
 
-/// What was known before a server was asked: an answer that is on its way may be older than what comes meanwhile.
+/// The state before a server was asked: its answer may be older than what is learned meanwhile.
 #[derive(Debug)]
 pub(super) struct Question {
     servers: Vec<Known>,
@@ -136,7 +141,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// What is to be asked after INFO.
+    /// The commands to send after INFO.
     pub(super) fn commands(&self) -> impl Iterator<Item = Cmd> {
         self.witnesses.iter().map(|witness| {
             let mut cmd = Cmd::new();
@@ -153,17 +158,17 @@ impl Losses {
         Self { evicting_policy_allowed, refuses_after_loss, state: Mutex::default() }
     }
 
-    /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
+    /// Locks the state. Every change leaves it consistent, so a poisoned lock is ignored.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last loss that was noticed, whether it was accepted or not.
+    /// The last loss that was detected, accepted or not.
     pub(super) fn loss(&self) -> Option<StoreLoss> {
         self.lock().loss.clone()
     }
 
-    /// Grants claims again. What was known of the servers before the loss says nothing any more.
+    /// Grants claims again, and forgets the state of the servers before the loss.
     pub(super) fn accept_loss(&self) {
         let mut state = self.lock();
         if std::mem::take(&mut state.halted) {
@@ -171,7 +176,7 @@ impl Losses {
         }
     }
 
-    /// Why no claim is taken, if none is.
+    /// Why no claim is granted, if so.
     pub(super) fn refusal(&self) -> Option<String> {
         let state = self.lock();
         let evicting = state.evicting.first().filter(|_| !self.evicting_policy_allowed);
@@ -190,7 +195,7 @@ impl Losses {
         .or(evicting)
     }
 
-    /// Remembers the last completion that the server at `address` has answered.
+    /// Remembers the last completion that the server at `address` has confirmed.
     pub(super) fn note_completed(&self, address: &str, witness: Witness) {
         let mut state = self.lock();
         if let Some(known) = state.servers.iter_mut().find(|known| known.address == address) {
@@ -198,7 +203,7 @@ impl Losses {
         }
     }
 
-    /// What to ask a server.
+    /// The question for a server.
     pub(super) fn question(&self) -> Question {
         let servers = self.lock().servers.clone();
         let now = Instant::now();
@@ -211,7 +216,7 @@ impl Losses {
         Question { servers, witnesses }
     }
 
-    /// Judges what the server at `address` says: its INFO, and what it holds for the question's keys.
+    /// Checks the answers of the server at `address`: its INFO, and its values for the question's keys.
     pub(super) fn judge(&self, question: &Question, address: &str, info: &Info<'_>, held: &[Value]) {
         self.note_policy(address, info);
         let (replication, offset) = (info.get("master_replid"), info.number("master_repl_offset"));
@@ -222,7 +227,7 @@ impl Losses {
         let mut state = self.lock();
         let is_forgotten = state.hear(question, held);
         let cut_off = earlier.and_then(|(known, kept)| {
-            // Not yet said by another connection.
+            // Not reported by another connection yet.
             let is_news = |now: &Known| {
                 now.address == known.address
                     && now.replication == known.replication
@@ -244,7 +249,7 @@ impl Losses {
         }
     }
 
-    /// A policy that may evict is an error only once; then it is in every refusal.
+    /// Logs a policy that may evict as an error once; afterwards every refusal names it.
     fn note_policy(&self, address: &str, info: &Info<'_>) {
         let Some(policy) = info.get("maxmemory_policy") else { return };
         let mut state = self.lock();
@@ -263,8 +268,7 @@ impl Losses {
     }
 }
 
-/// The history that a server goes on with, and up to which offset it has it; `None` when it goes on with none that is
-/// known.
+/// The known history that a server continues, and the offset up to which it has it; `None` if it continues none.
 fn earlier<'a>(servers: &'a [Known], address: &str, info: &Info<'_>) -> Option<(&'a Known, u64)> {
     let find = |replication: &str| servers.iter().find(|known| known.replication == replication);
     if let Some(same) = info.get("master_replid").and_then(find) {
@@ -274,12 +278,12 @@ fn earlier<'a>(servers: &'a [Known], address: &str, info: &Info<'_>) -> Option<(
         // The first offset that the two histories do not share.
         return Some((left, info.number("second_repl_offset")?.saturating_sub(1)));
     }
-    // It has begun a new history, as a restart from a file does: offsets say nothing.
+    // The server has begun a new history, as after a restart from a file: offsets prove nothing.
     servers.iter().find(|known| known.address == address).map(|known| (known, u64::MAX))
 }
 
 impl State {
-    /// Whether what a server holds for the question's keys contradicts one of the witnesses. Each is heard once.
+    /// Whether a server's values for the question's keys contradict one of the witnesses. Each is used once.
     fn hear(&mut self, question: &Question, held: &[Value]) -> bool {
         let heard = question.witnesses.iter().zip(held);
         let (contradicted, others): (Vec<_>, Vec<_>) =
@@ -297,7 +301,7 @@ impl State {
         is_forgotten
     }
 
-    /// Keeps what the server at `address` has said. Of the one whose history it goes on with, only the witnesses stay.
+    /// Stores the answers of the server at `address`. Of the history that it continues, only the witnesses are kept.
     fn remember(
         &mut self,
         address: &str,
@@ -313,7 +317,7 @@ impl State {
         self.servers.retain(|known| known.address == address || !earlier.is_some_and(|old| same(known, old)));
         let is_room = self.servers.len() < MAX_SERVERS;
         match self.servers.iter_mut().find(|known| known.address == address) {
-            // The answer may be older than what another connection has heard meanwhile.
+            // The answer may be older than one that another connection has received meanwhile.
             Some(known) if known.replication == replication && !lost => {
                 known.offset = known.offset.max(offset);
             }
@@ -372,12 +376,12 @@ mod tests {
 
     #[test]
     fn a_replica_that_takes_over_says_where_it_left() {
-        // It has everything: the first offset that it does not share comes after the last one seen.
+        // The server has everything: the first offset that is not shared comes after the last one seen.
         let clean = losses();
         hear(&clean, "two", &info(B, 130, Some((A, 101))), &[]);
         hear(&clean, "two", &info(B, 140, Some((A, 101))), &[]);
         assert_eq!(clean.loss(), None);
-        // Pings and what sentinels say to each other are no records.
+        // Pings and messages of sentinels are not records.
         let idle = losses();
         hear(&idle, "two", &info(B, 130, Some((A, 1))), &[]);
         assert_eq!(idle.loss(), None);
@@ -424,7 +428,7 @@ mod tests {
             assert_eq!(losses.loss().is_some(), lost, "{held:?}");
             assert_eq!(losses.question().commands().count(), usize::from(!lost));
         }
-        // What has expired by itself is not missed.
+        // An expired record is not a loss.
         let losses = losses();
         losses.note_completed("one", witness_of("key", Duration::ZERO));
         assert_eq!(losses.question().commands().count(), 0);
@@ -440,7 +444,7 @@ mod tests {
         let held = Value::BulkString(b"C0123".to_vec());
         losses.note_completed("one", witness("before"));
         hear(&losses, "one", &info(A, 150, None), std::slice::from_ref(&held));
-        // It forgets everything, and the next message is completed before anybody looks again.
+        // The server loses everything, and the next message is completed before the next check.
         losses.note_completed("one", witness("after"));
         let question = losses.question();
         assert_eq!(asked(&question), [&b"after"[..], b"before"]);

@@ -1,7 +1,51 @@
 //! Records in Redis or Valkey: one key each, changed by one Lua script per operation (`lua/`).
 //!
-//! Concurrent calls travel together, one pipeline per round trip, over two connections to each server that a
-//! thread of the stores' own drives: one for bulk, one for heartbeats. See [`RedisStore`].
+//! Concurrent calls share one pipeline per round trip. Each server has two connections, one for bulk and one for
+//! heartbeats. A separate thread, shared by all stores of the process, drives them. See [`RedisStore`].
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about Redis and Valkey that this code depends on.
+//!
+//! - `appendfsync everysec` does not keep every answered write when the *server* is killed. While a sync of its file
+//!   is running, Redis delays the next write for up to two seconds and answers all the same. Tests that kill a server
+//!   and need its data start it with `RedisServer::synced`.
+//! - A script with `allow-oom` runs on a full server. A script without a shebang line runs too, and its *writes* are
+//!   refused one by one. `claim` has no shebang: it must answer completed keys on a full server and refuse new ones.
+//! - `SET … NX GET` is refused on a full server even for existing keys: `claim` falls back to GET on that error.
+//! - A Lua error does not undo earlier writes. Everything is checked before the first write.
+//! - `shortcut` sends a plain command where one is enough, and one script call for many keys where several first
+//!   attempts share a pipeline (not in a cluster: their slots differ). Every answer that does not settle the command
+//!   is followed by the rules' script, so the rules stand in those scripts alone. The connection's greeting reports
+//!   what each node supports; if a node then refuses a shortcut, the script runs instead.
+//! - With `compact`, `lua/compact.lua` shadows `redis` for the script that follows it: the scripts of operations do
+//!   not know buckets. All but `claim` read a record's own key first; `claim` must read the bucket before it writes.
+//! - Valkey 9 unpacks a hash as soon as one field has an expiry, so buckets keep each field's expiry in its value.
+//! - After `SCRIPT FLUSH`, a restart or a failover, EVALSHA answers NOSCRIPT in the middle of a pipeline. Those
+//!   commands were not executed, and only they are sent again.
+//! - A demoted primary keeps its connections and answers reads with old data. `look` is not marked `no-writes`, so
+//!   such a server refuses it. READONLY, MASTERDOWN and UNBLOCKED replace the connection.
+//! - Checking a connection out of a pool for each call costs the server three times as much as the call.
+//! - The cluster client of redis-rs repeats by itself what an I/O error has made unknown, refuses a pipeline over
+//!   several slots, and cannot report which shard is down. So `cluster` keeps the slot map, and each node has two
+//!   connections, as a single server has.
+//! - ASKING applies to the next command only, and a command that finds no script has used it up: both are sent again.
+//! - `WAIT` counts what its own connection wrote (Redis 7.0: what was written when its last command ran; newer servers
+//!   and Valkey: only its own writes). A repeat, or a record that was found completed, writes nothing. So where a
+//!   durability is required, the scripts write settled records once more: `PEXPIREAT` with the same expiry in `claim`
+//!   and `look` (allowed on a full server, unlike SET), and SET with KEEPTTL where `allow-oom` allows it.
+//! - After a full synchronisation a replica rewrites its append-only file. If it is killed before that is done, it has
+//!   nothing.
+//! - A restart from the append-only file begins a new replication history, so offsets prove nothing about it: the last
+//!   completion is the witness. After a failover, `second_repl_offset` holds the offset where the histories part.
+//! - On a busy server the last completion is younger than a FLUSHALL by the time of the next check, and a key that has
+//!   run again since looks as if nothing was lost. So completions that four earlier checks have seen are read as well.
+//! - An INFO reply may be older than one that another connection has read since. It is compared with what was known
+//!   when it was requested.
+//! - A sentinel that was cut off still names the old primary. Of a majority of sentinels, the one with the largest
+//!   configuration epoch is believed.
+//! - Keys of a shard that is down wait in the outage of that shard (`Store::shard`) and do not delay other keys.
+//! - The error codes are a table (`errors`). An error code is never an answer about a key.
 
 mod address;
 mod buckets;
@@ -12,10 +56,10 @@ mod connector;
 mod driver;
 mod durability;
 mod errors;
-mod flight;
 mod layout;
 mod link;
 mod losses;
+mod pipeline;
 mod rights;
 mod scripts;
 mod sentinel;
@@ -36,7 +80,7 @@ use futures_util::future::join;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Looked, Store, StoreError, StoreLoss};
+use oncegate_core::store::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss};
 use redis::Value;
 
 use self::buckets::{marked, unmarked};
@@ -56,9 +100,9 @@ pub use self::durability::Durability;
 /// Records in Redis or Valkey, version 7.0 or later: one server, a primary that Sentinel watches over, or a cluster.
 ///
 /// A clone is another handle on the same connections. When a server goes away, calls fail at once with
-/// [`StoreError::Unavailable`], the store connects again by itself, a few tries a second, and calls succeed
-/// again; what was on its way when the connection broke is [`StoreError::Unknown`]. Of a cluster, this is so for
-/// the keys of that server alone.
+/// [`StoreError::Unavailable`]. The store reconnects by itself with a few tries a second; then calls succeed again.
+/// Calls that were in flight when the connection broke return [`StoreError::Unknown`]. In a cluster, only the keys
+/// of that server are affected.
 ///
 /// | URL | connects to |
 /// |---|---|
@@ -85,28 +129,28 @@ pub struct RedisStore {
 struct Inner {
     topology: Topology,
     scripts: Arc<Scripts>,
-    /// `host:port` of the server or of one of the cluster's nodes, the primary's name, or empty when a pool was brought.
+    /// `host:port` of the server or of a cluster node, the primary's name, or empty when the caller supplied a pool.
     address: String,
-    /// What the URL alone says.
+    /// The values that only the URL sets.
     warnings: Vec<String>,
     durability: Durability,
     evicting_policy_allowed: bool,
     losses: Arc<Losses>,
-    /// The scopes whose rights were tried and are there.
+    /// The scopes whose rights have been checked and are sufficient.
     tried: Mutex<BTreeSet<Scope>>,
     _driver: Driver,
 }
 
-/// Where the keys are.
+/// The servers that hold the keys.
 enum Topology {
-    /// All in one place.
+    /// One server holds all keys.
     One(Arc<Node>),
-    /// Each in the node that has its slot.
+    /// Each key is in the node that has its slot.
     Cluster(Cluster),
 }
 
 impl Topology {
-    /// Sends a request for each item to where its key is; the answers stand in the order of the items.
+    /// Sends one request per item to the server that holds its key. Returns the answers in the order of the items.
     async fn ask<T: Sync>(
         &self,
         lane: LaneName,
@@ -123,7 +167,7 @@ impl Topology {
         }
     }
 
-    /// The same for one item.
+    /// Sends the request for one item.
     async fn ask_one<T: Sync>(
         &self,
         lane: LaneName,
@@ -134,14 +178,14 @@ impl Topology {
         match self {
             Self::One(node) => node.ask_one(lane, request(item)).await,
             Self::Cluster(cluster) => {
-                // On the heap: every message's future would carry the room for it.
+                // Boxed: otherwise the future of every message would be larger.
                 let answers = Box::pin(cluster.ask(lane, std::slice::from_ref(item), slot, request)).await;
                 answers.into_iter().next().unwrap_or_else(no_answer)
             }
         }
     }
 
-    /// Asks every server that holds keys the same; the answers stand beside their addresses.
+    /// Sends the same request to every server that holds keys. Returns each answer with the server's address.
     async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
         match self {
             Self::One(node) => {
@@ -167,10 +211,10 @@ impl RedisStore {
         RedisBuilder::new(Origin::Url(url.to_owned()))
     }
 
-    /// Options for a store over a pool of the caller's, which needs room for two connections.
+    /// Options for a store over the caller's pool, which needs room for two connections.
     ///
-    /// The store keeps both for as long as it lives, so give it a pool of its own, with TCP nodelay on and
-    /// without a response timeout.
+    /// The store keeps both connections for its whole life. Use a separate pool, with TCP nodelay and without a
+    /// response timeout.
     pub fn from_pool(pool: Pool) -> RedisBuilder {
         RedisBuilder::new(Origin::Pool(pool))
     }
@@ -179,7 +223,7 @@ impl RedisStore {
         matches!(self.inner.topology, Topology::Cluster(_))
     }
 
-    /// Asks for each command by a shortcut where there is one, and by the script for what that did not settle.
+    /// Executes each command by a shortcut where there is one, and by the script if the shortcut does not settle it.
     async fn apply(&self, lane: LaneName, commands: &[&Command]) -> Vec<Result<Reply, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
         let request = |command: &&Command| scripts.request(command);
@@ -199,7 +243,7 @@ impl RedisStore {
         settled.map(|settled| settled.or_else(|| scripts_said.next()).unwrap_or_else(no_reply)).collect()
     }
 
-    /// The same for one command, as nearly every call has it.
+    /// Executes one command, as nearly every call does.
     async fn apply_one(&self, lane: LaneName, command: &Command) -> Result<Reply, StoreError> {
         let Inner { topology, scripts, .. } = &*self.inner;
         let slot = |command: &Command| scripts.slot(&command.key);
@@ -212,7 +256,7 @@ impl RedisStore {
         scripts::said(command, topology.ask_one(lane, command, slot, script).await)
     }
 
-    /// Sends one request about a key that is no record's.
+    /// Sends one request about a key that is not a record.
     async fn ask_about(
         &self,
         key: &str,
@@ -225,7 +269,7 @@ impl RedisStore {
 }
 
 impl RedisStore {
-    /// The record's own key, its bucket and its field there, for tests that look behind the store's back.
+    /// The record's own key, its bucket and its field there, for tests that inspect the data directly.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn names(&self, key: &StoreKey) -> Option<(String, String, [u8; 16])> {
@@ -234,7 +278,7 @@ impl RedisStore {
     }
 }
 
-/// The bytes under which the store keeps a record, for tests that plant one.
+/// The bytes that the store keeps for a record, for tests that write one directly.
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub fn packed(record: &Record) -> Vec<u8> {
@@ -287,28 +331,28 @@ impl Store for RedisStore {
         refusal().map_or(reply, Err)
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
         let look = |key: &StoreKey| scripts.look(key);
         let answers = topology.ask(LaneName::Bulk, &keys, |key| scripts.slot(key), look).await;
         keys.iter().zip(answers).map(|(key, answer)| looked(answer, key)).collect()
     }
 
-    /// Bare reads: the expiry, which costs more than the record, is left out.
+    /// Reads the records without their expiry, which costs more than the record itself.
     ///
-    /// The first of each batch goes through a script that a demoted primary refuses, and its refusal stands
-    /// for the whole batch: what such a server once knew must not be acknowledged. A node of a cluster that
-    /// was demoted sends every reader to the primary, so there all are bare.
-    async fn look_ahead(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+    /// The first read of each batch uses a script that a demoted primary refuses. The refusal applies to the whole
+    /// batch: old data of such a server must not lead to an acknowledgement. A demoted node of a cluster redirects
+    /// every read to the primary, so in a cluster all are plain reads.
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
         let Inner { topology, scripts, .. } = &*self.inner;
-        // What is to be durable has to be written once more, and only a script can do that; or look into buckets.
+        // Only a script can write a record once more for its durability, or read buckets.
         let all = self.inner.durability != Durability::Primary || scripts.buckets().is_some();
         let is_guard = |position: usize| {
             all || (matches!(topology, Topology::One(_)) && position.is_multiple_of(MAX_BATCH_ITEMS))
         };
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
         let request = |(position, key): &(usize, &StoreKey)| {
-            if is_guard(*position) { scripts.look_ahead(key) } else { Request::get(key.as_str()) }
+            if is_guard(*position) { scripts.prefetch(key) } else { Request::get(key.as_str()) }
         };
         let answers = topology.ask(LaneName::Bulk, &items, |(_, key)| scripts.slot(key), request).await;
         let mut refusal = None;
@@ -341,7 +385,7 @@ impl Store for RedisStore {
         match self.ask_about(&descriptor_key(scope), request).await? {
             Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
             Value::BulkString(kept) => unmarked(buckets, &String::from_utf8_lossy(&kept)),
-            _ => Err(StoreError::unknown("describe.lua said something unheard of")),
+            _ => Err(StoreError::unknown("describe.lua returned an unexpected answer")),
         }
     }
 
@@ -351,14 +395,14 @@ impl Store for RedisStore {
             Value::BulkString(kept) => {
                 unmarked(self.inner.scripts.buckets(), &String::from_utf8_lossy(&kept)).map(Some)
             }
-            _ => Err(StoreError::unknown("the server said something unheard of")),
+            _ => Err(StoreError::unknown("the server returned an unexpected answer")),
         }
     }
 
-    fn part(&self, key: &StoreKey) -> u64 {
+    fn shard(&self, key: &StoreKey) -> u64 {
         match &self.inner.topology {
             Topology::One(_) => 0,
-            Topology::Cluster(cluster) => cluster.part(self.inner.scripts.slot(key)),
+            Topology::Cluster(cluster) => cluster.shard(self.inner.scripts.slot(key)),
         }
     }
 
@@ -379,7 +423,7 @@ impl Store for RedisStore {
         let mut checkups = Vec::new();
         for (node, answer) in infos {
             let Value::BulkString(info) = sound(answer)? else {
-                return Err(StoreError::unknown("INFO said something unheard of"));
+                return Err(StoreError::unknown("INFO returned an unexpected answer"));
             };
             let persistence = persistences.iter().find(|(of, _)| *of == node);
             let persistence = persistence.map(|(_, answer)| Persistence::of(answer.as_ref().ok()));
@@ -406,7 +450,7 @@ impl Store for RedisStore {
     }
 }
 
-/// What a server said, unless it was an error.
+/// The server's answer, unless it is an error.
 fn sound(answer: Answer) -> Result<Value, StoreError> {
     match answer? {
         Value::ServerError(error) => Err(errors::store_error(&error, None)),
@@ -414,7 +458,7 @@ fn sound(answer: Answer) -> Result<Value, StoreError> {
     }
 }
 
-/// Keys of records go on with a digest after the colon, and none is ever this word.
+/// A record's key has a digest after the colon, and no digest is ever this word.
 fn descriptor_key(scope: &Scope) -> String {
     format!("{}:descriptor", scope.as_str())
 }
@@ -427,7 +471,7 @@ fn lane_of(command: &Command) -> LaneName {
     if is_heartbeat(command) { LaneName::Heartbeats } else { LaneName::Bulk }
 }
 
-/// Heartbeats have a connection of their own.
+/// Heartbeats use a separate connection.
 fn is_heartbeat(command: &Command) -> bool {
     matches!(command.operation, Operation::Extend { .. })
 }
@@ -436,23 +480,23 @@ fn no_answer() -> Answer {
     Err(StoreError::unknown("no answer"))
 }
 
-/// The bytes that the server answered about `key`, if it answered any.
+/// The bytes that the server returned for `key`, if any.
 fn bulk_string(answer: Answer, key: &StoreKey) -> Result<Option<Vec<u8>>, StoreError> {
     match answer? {
         Value::BulkString(said) => Ok(Some(said)),
         Value::Nil => Ok(None),
         Value::ServerError(error) => Err(errors::store_error(&error, Some(key))),
-        _ => Err(StoreError::unknown("the server said something unheard of")),
+        _ => Err(StoreError::unknown("the server returned an unexpected answer")),
     }
 }
 
-/// What look.lua answered.
-fn looked(answer: Answer, key: &StoreKey) -> Result<Option<Looked>, StoreError> {
+/// Decodes the answer of look.lua.
+fn looked(answer: Answer, key: &StoreKey) -> Result<Option<RecordSnapshot>, StoreError> {
     let record = bulk_string(answer, key)?.map(scripts::shown).transpose();
     record.map_err(|why| StoreError::unreadable(key.clone(), why))
 }
 
-/// What a bare read answered; the record's expiry is not told.
+/// Decodes the answer of a plain read, which has no expiry.
 fn read(answer: Answer, key: &StoreKey) -> Result<Option<Record>, StoreError> {
     let record = bulk_string(answer, key)?.map(|said| layout::decode(said.into(), StoreTime::default()));
     record.transpose().map_err(|why| StoreError::unreadable(key.clone(), why))

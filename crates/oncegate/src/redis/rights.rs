@@ -1,4 +1,4 @@
-//! The fewest rights that a Redis user needs, and the look whether it has them.
+//! The minimal rights that a Redis user needs, and the check that it has them.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use oncegate_core::store::{Command, Store, StoreError};
 use super::scripts::Request;
 use super::{RedisStore, lane_of};
 
-/// What the look at the rights leaves behind goes by itself after this time.
+/// A record that the check of the rights leaves behind expires after this time.
 const PROBE_LEFT: Duration = Duration::from_secs(1);
 
-/// What every server must allow: the scripts, what they call, and the look at the server.
+/// The rights that every server must grant: for the scripts, for what they call, and for the check of the server.
 const ALWAYS: &str = "+evalsha +script|load +get +set +pttl +pexpire +pexpiretime +time +info";
 
-/// What a node of a cluster must allow besides.
+/// The additional rights for a cluster node.
 const IN_A_CLUSTER: &str = "+cluster|slots +asking";
 
-/// What buckets need besides.
+/// The additional rights for buckets.
 const IN_BUCKETS: &str = "+hget +hset +hdel +hlen +hgetall +del +pexpireat";
 
 impl RedisStore {
     /// The rules for `ACL SETUSER` that let a user work on this scope and on nothing else.
     ///
-    /// They are the fewest that are enough for this store: its topology and its durability are seen to. Give them to
-    /// the user on every server, replicas included: `ACL SETUSER billing on >password` and then these. When the gate
-    /// opens the scope, the store tries each of them, and refuses with these rules in the error when one is missing.
+    /// They are the minimum for this store's topology and durability. Give them to the user on every server, replicas
+    /// included: `ACL SETUSER billing on >password` and then these. When the gate opens the scope, the store tries each
+    /// right. If one is missing, opening fails, and the error contains these rules.
     pub fn acl_rules(&self, scope: &Scope) -> String {
         let mut rules = format!("~{}:* -@all {ALWAYS}", scope.as_str());
         if self.is_cluster() {
@@ -40,8 +40,9 @@ impl RedisStore {
         rules + self.inner.durability.rights()
     }
 
-    /// Goes through the life of a record, so that a right that is missing is missed before the first message. Once for
-    /// each scope: the descriptor of a scope is written now and then while messages are handled.
+    /// Runs every operation on a test record, so that a missing right is found before the first message.
+    ///
+    /// Done once per scope, because the descriptor of a scope is also written while messages are handled.
     pub(super) async fn try_rights(&self, scope: &Scope) -> Result<(), StoreError> {
         let tried = || self.inner.tried.lock().unwrap_or_else(PoisonError::into_inner);
         if tried().contains(scope) {
@@ -53,7 +54,7 @@ impl RedisStore {
     }
 
     async fn try_each_right(&self, scope: &Scope) -> Result<(), StoreError> {
-        // No message has this digest, and what a user without rights leaves behind is one record at most.
+        // No message has this digest. A user without rights leaves one record behind at most.
         let key = StoreKey::new(scope, Digest::from_bytes(*b"oncegate: rights"));
         let [owner, other] = [Token::from_bits(fastrand::u128(1..)), Token::from_bits(fastrand::u128(1..))];
         let lease = Duration::from_secs(1);
@@ -64,19 +65,19 @@ impl RedisStore {
             result: b"".as_slice().into(),
             retention: PROBE_LEFT,
         };
-        // The first claim calls TIME, the second PTTL, and the last, where it must be durable, PEXPIREAT.
+        // The first claim calls TIME, the second PTTL, and the last PEXPIREAT if a durability is required.
         let mut refusal = None;
         for operation in [claim(owner, true), claim(other, false), Operation::Extend { token: owner, lease }]
         {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
         }
-        let looked = self.look(vec![key.clone()]).await.into_iter().find_map(Result::err);
+        let looked = self.read(vec![key.clone()]).await.into_iter().find_map(Result::err);
         refusal = refusal.or(looked.filter(is_refusal));
         for operation in [complete, claim(other, false)] {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
         }
         if self.inner.scripts.buckets().is_some() {
-            // Not every completion needs these.
+            // Only some completions need these.
             for (verb, field) in [("HGETALL", None), ("HDEL", Some("none"))] {
                 let request = |key: &&str| {
                     let mut cmd = redis::cmd(verb);
@@ -98,14 +99,14 @@ impl RedisStore {
     }
 
     async fn refusal_of(&self, key: &StoreKey, operation: Operation) -> Option<StoreError> {
-        // Not by `execute`, which refuses claims after a loss.
+        // Not with `execute`, which refuses claims after a loss.
         let command = Command { key: key.clone(), operation };
         let answers = self.apply(lane_of(&command), &[&command]).await;
         answers.into_iter().find_map(Result::err).filter(is_refusal)
     }
 }
 
-/// A server that is full or away says nothing about rights.
+/// Whether the error concerns rights: one of a full or unreachable server does not.
 fn is_refusal(error: &StoreError) -> bool {
     matches!(error, StoreError::Refused { .. })
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, REOPENED, Reply, Verdict, cut_reason};
-use oncegate_core::store::{Command, Looked, StoreError};
+use oncegate_core::store::{Command, RecordSnapshot, StoreError};
 use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
@@ -18,7 +18,7 @@ use super::shortcut::{self, First};
 use super::slots;
 use crate::batch::Item;
 
-/// About what a request costs on the wire besides its key and its payload.
+/// Approximate bytes of a request on the wire besides its key and its payload.
 const OVERHEAD_BYTES: usize = 160;
 
 const COMPACT: &str = include_str!("../../lua/compact.lua");
@@ -26,7 +26,7 @@ const COMPACT: &str = include_str!("../../lua/compact.lua");
 /// One script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    // These are about one record, and work through `compact.lua` when completions are kept in buckets.
+    // These concern one record, and run through `compact.lua` when completions are kept in buckets.
     Claim,
     Extend,
     Complete,
@@ -35,7 +35,7 @@ pub(super) enum Verb {
     HandOver,
     Reopen,
     Look,
-    // These are not.
+    // These do not.
     Describe,
     FirstClaims,
     FirstCompletions,
@@ -48,10 +48,10 @@ const VERBS: usize = 11;
 pub(super) struct Scripts {
     sources: [Source; VERBS],
     durable: bool,
-    /// Whether first attempts take shortcuts.
+    /// Whether first attempts use shortcuts.
     shortcuts: bool,
     buckets: Option<Buckets>,
-    /// What goes before every verb when completions are kept in buckets.
+    /// The script that precedes every verb when completions are kept in buckets.
     compact: Cow<'static, str>,
 }
 
@@ -90,12 +90,12 @@ impl Default for Scripts {
 }
 
 impl Scripts {
-    /// Whether what is found settled is written once more, so that its durability can be waited for.
+    /// Whether a settled record is written once more, so that its durability can be confirmed.
     pub(super) fn durable(self, durable: bool) -> Self {
         Self { durable, ..self }
     }
 
-    /// Keeps completions without a result in buckets: each verb works through `compact.lua`, and no shortcut will do.
+    /// Keeps completions without a result in buckets: each verb runs through `compact.lua`, and no shortcut is used.
     pub(super) fn in_buckets(mut self, buckets: Buckets) -> Self {
         let compact = &self.compact;
         for source in self.sources.iter_mut().take(Verb::Describe as usize) {
@@ -109,16 +109,16 @@ impl Scripts {
         Self { buckets: Some(buckets), shortcuts: false, ..self }
     }
 
-    /// Asks for everything by the rules' scripts, to prove that shortcuts say the same.
+    /// Uses the rules' scripts for everything, to prove that shortcuts give the same answers.
     #[cfg(feature = "testing")]
     pub(super) fn alone(self) -> Self {
         Self { shortcuts: false, ..self }
     }
 
-    /// Replaces the one place where `from` stands in a script, to prove that a test notices.
+    /// Replaces the one occurrence of `from` in a script, to prove that a test detects it.
     ///
     /// # Errors
-    /// When there is no such script, or the text does not stand in it exactly once.
+    /// When there is no such script, or the script does not contain the text exactly once.
     #[cfg(feature = "testing")]
     pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
         /// The files without their ending, in the order of `Verb`.
@@ -178,7 +178,7 @@ impl Scripts {
         cmd
     }
 
-    /// What completes a record.
+    /// The operation that completes a record.
     pub(super) fn complete(
         &self,
         key: &StoreKey,
@@ -203,25 +203,25 @@ impl Scripts {
         self.buckets
     }
 
-    /// What asks a server for `command`: by a shortcut if there is one, or else by the script.
+    /// The request for `command`: a shortcut if there is one, or else the script.
     pub(super) fn request(&self, command: &Command) -> Request {
         let first = if self.shortcuts { First::of(command) } else { None };
         first.map_or_else(|| self.script(command), Request::first)
     }
 
-    /// What the answer to [`request`](Self::request) says; `None` when the script has to be asked.
+    /// Decodes the answer to [`request`](Self::request); `None` when the script has to run.
     pub(super) fn settled(&self, command: &Command, answer: Answer) -> Option<Result<Reply, StoreError>> {
         let is_short = self.shortcuts
             && match command.operation {
                 Operation::Claim { fenced, .. } => !fenced,
-                // Only a script answers in words.
+                // Only a script answers with a string.
                 Operation::Complete { .. } => !matches!(answer, Ok(Value::BulkString(_))),
                 _ => false,
             };
         if is_short { shortcut::settled(command, answer, self.durable) } else { Some(said(command, answer)) }
     }
 
-    /// What asks the script for `command`.
+    /// The request that runs the script of `command`.
     pub(super) fn script(&self, command: &Command) -> Request {
         let key = &command.key;
         let mut payload_bytes = 0;
@@ -277,7 +277,7 @@ impl Scripts {
                 cmd
             }
         };
-        // A heartbeat waits for nobody.
+        // A heartbeat does not wait for durability.
         let confirm = !matches!(command.operation, Operation::Extend { .. });
         Request {
             completed,
@@ -286,13 +286,13 @@ impl Scripts {
         }
     }
 
-    /// What asks for a record and the time it has left.
+    /// The request that reads a record and the time until it expires.
     pub(super) fn look(&self, key: &StoreKey) -> Request {
         Request::new(self.call(Verb::Look, key, 0), OVERHEAD_BYTES + key.as_str().len())
     }
 
-    /// The same, for what will be acknowledged if it is completed.
-    pub(super) fn look_ahead(&self, key: &StoreKey) -> Request {
+    /// The request that reads a record whose message will be acknowledged if it is completed.
+    pub(super) fn prefetch(&self, key: &StoreKey) -> Request {
         let mut request = self.look(key);
         if let (true, What::Cmd(cmd)) = (self.durable, &mut request.what) {
             cmd.arg("1");
@@ -300,13 +300,13 @@ impl Scripts {
         request.confirmed()
     }
 
-    /// What shows whether a completion is forgotten.
+    /// The witness that shows whether a completion is lost.
     pub(super) fn witness(&self, completed: &Completed) -> Option<Witness> {
         let Completed { key, tag, retention_ms } = completed;
         let look = self.sources.get(Verb::Look as usize)?.sha.as_bytes();
         let question = match self.buckets {
             None => vec![b"GET".to_vec(), key.as_str().into()],
-            // The record is in its bucket, or it was.
+            // The record is in its bucket, or was.
             Some(buckets) => {
                 let Names { record, bucket, field } = buckets.names(key);
                 vec![
@@ -322,7 +322,7 @@ impl Scripts {
         Witness::new(question, *tag, Duration::from_millis(*retention_ms))
     }
 
-    /// What compares and sets a descriptor.
+    /// The request that compares and sets a descriptor.
     pub(super) fn describe(&self, key: &str, expected: Option<&str>, proposed: &str) -> Request {
         let bytes = proposed.len() + expected.map_or(0, str::len);
         let mut cmd = self.evalsha(Verb::Describe, 6, key.len() + bytes);
@@ -334,25 +334,25 @@ impl Scripts {
     }
 }
 
-/// One command on its way to the server.
+/// One command to send to the server.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) what: What,
-    /// The node answers only after ASKING: the key's slot is on its way there.
+    /// The node answers only after ASKING: the key's slot is being moved there.
     pub(super) asking: bool,
-    /// The answer counts only when all before it is as durable as was asked for.
+    /// The answer counts only when the required durability is confirmed for everything before it.
     pub(super) confirm: bool,
     /// The completion that it writes.
     pub(super) completed: Option<Completed>,
     bytes: usize,
 }
 
-/// What a request is on the wire.
+/// A request on the wire.
 #[derive(Debug)]
 pub(super) enum What {
     /// One command.
     Cmd(Cmd),
-    /// One command, or a part of one: what it travels with decides.
+    /// One command, or a part of one, depending on the other requests of the pipeline.
     First(First),
 }
 
@@ -370,31 +370,31 @@ impl Request {
         Self { confirm: true, ..self }
     }
 
-    /// The same, for a node that a redirection named for this once.
+    /// The same request for a node that a redirection named for this request only.
     pub(super) fn asking(self, asking: bool) -> Self {
         Self { asking, ..self }
     }
 
-    /// A bare read of a record.
+    /// A plain read of a record, without its expiry.
     pub(super) fn get(key: &str) -> Self {
         let mut cmd = Cmd::with_capacity(2, key.len() + 4);
         cmd.arg("GET").arg(key);
         Self::new(cmd, key.len() + 24)
     }
 
-    /// A small question.
+    /// A small query.
     pub(super) fn plain(cmd: Cmd) -> Self {
         Self::new(cmd, OVERHEAD_BYTES)
     }
 
-    /// How the server keeps its data; not every user may ask.
+    /// The query for the server's persistence settings, which not every user may read.
     pub(super) fn persistence() -> Self {
         let mut cmd = redis::cmd("CONFIG");
         cmd.arg("GET").arg("appendfsync").arg("save");
         Self::new(cmd, 48)
     }
 
-    /// What the server says of itself.
+    /// The query for INFO.
     pub(super) fn info() -> Self {
         Self::new(redis::cmd("INFO"), 16)
     }
@@ -406,7 +406,7 @@ impl Item for Request {
     }
 }
 
-/// What a reopened record becomes, as in [`oncegate_core::rules`].
+/// The state of a reopened record, as in [`oncegate_core::rules`].
 fn reopened(expected: &Record) -> Record {
     let fence = match expected.state {
         State::Pending { fence, .. } | State::Released { fence, .. } => fence,
@@ -417,7 +417,7 @@ fn reopened(expected: &Record) -> Record {
     Record { expires_at: StoreTime::default(), fingerprint: None, state }
 }
 
-/// What a script answered to `command`.
+/// Decodes the answer of the script for `command`.
 pub(super) fn said(command: &Command, answer: Answer) -> Result<Reply, StoreError> {
     let said = super::bulk_string(answer, &command.key)?.unwrap_or_default();
     reply(&command.operation, said).map_err(|why| StoreError::unreadable(command.key.clone(), why))
@@ -428,15 +428,15 @@ fn reply(operation: &Operation, said: Vec<u8>) -> Result<Reply, Garbage> {
         return verdict(Bytes::from(said));
     }
     match said.as_slice() {
-        b"H" => Ok(Reply::Held { recreated: false }),
-        b"R" => Ok(Reply::Held { recreated: true }),
-        b"L" => Ok(Reply::Lost),
-        _ => Err("the script said something unheard of"),
+        b"H" => Ok(Reply::Applied { recreated: false }),
+        b"R" => Ok(Reply::Applied { recreated: true }),
+        b"L" => Ok(Reply::NotOwner),
+        _ => Err("the script returned an unexpected answer"),
     }
 }
 
 fn verdict(said: Bytes) -> Result<Reply, Garbage> {
-    let letter = *said.first().ok_or("claim.lua said nothing")?;
+    let letter = *said.first().ok_or("claim.lua returned nothing")?;
     let rest = said.slice(1..);
     let verdict = match letter.to_ascii_uppercase() {
         state @ (b'P' | b'Q' | b'R') => Verdict::Granted(layout::grant(state, &rest)?),
@@ -445,33 +445,34 @@ fn verdict(said: Bytes) -> Result<Reply, Garbage> {
         b'B' => Verdict::Busy { retry_in: Duration::from_millis(number(&rest)?) },
         state @ (b'F' | b'G') => Verdict::Failed { reason: layout::text(&rest), handed_over: state == b'G' },
         b'M' => Verdict::Mismatch,
-        _ => return Err("claim.lua said something unheard of"),
+        _ => return Err("claim.lua returned an unexpected answer"),
     };
     Ok(Reply::Verdict { verdict, uncompared: letter.is_ascii_lowercase() })
 }
 
-/// When a record expires that has no expiry: at the end of the year 9999, as in the scripts.
+/// The expiry of a record that never expires: the end of the year 9999, as in the scripts.
 const NEVER: StoreTime = StoreTime::from_millis(253_402_300_799_000);
 
-/// The record that look.lua showed.
-pub(super) fn shown(said: Vec<u8>) -> Result<Looked, Garbage> {
+/// Decodes the record that look.lua returned.
+pub(super) fn shown(said: Vec<u8>) -> Result<RecordSnapshot, Garbage> {
     let said = Bytes::from(said);
     let mut parts = said.splitn(3, |byte| *byte == b' ');
     let (Some(now), Some(expires_at), Some(record)) = (parts.next(), parts.next(), parts.next()) else {
-        return Err("look.lua said something unheard of");
+        return Err("look.lua returned an unexpected answer");
     };
     let now = StoreTime::from_micros(number(now)?);
-    // It says -1 of a key that never expires. A settled record needs no expiry; on that of the others hangs their age.
+    // The script returns -1 for a key that never expires. A settled record needs no expiry; the age of the others
+    // is derived from theirs.
     let expires_at = number(expires_at).ok().map(StoreTime::from_millis);
     let record = layout::decode(said.slice_ref(record), expires_at.unwrap_or(NEVER))?;
     let is_settled = matches!(record.state, State::Completed { .. } | State::Failed { .. });
     if expires_at.is_none() && !is_settled {
         return Err("it has no expiry");
     }
-    Ok(Looked { now, record })
+    Ok(RecordSnapshot { now, record })
 }
 
 fn number(digits: &[u8]) -> Result<u64, Garbage> {
-    let text = std::str::from_utf8(digits).map_err(|_| "a number that is none")?;
-    text.parse().map_err(|_| "a number that is none")
+    let text = std::str::from_utf8(digits).map_err(|_| "it has an invalid number")?;
+    text.parse().map_err(|_| "it has an invalid number")
 }

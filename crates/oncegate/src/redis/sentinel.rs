@@ -1,4 +1,4 @@
-//! Finds the primary that sentinels watch over.
+//! Finds the primary that sentinels monitor.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::address::moved_to;
 use super::connector::Opener;
 
-/// Sentinels, and how to connect to the primary that they name.
+/// Sentinels, and the connection settings of their primary.
 pub(super) struct Sentinels {
     pub(super) sentinels: Vec<ConnectionInfo>,
     pub(super) name: String,
@@ -21,24 +21,24 @@ pub(super) struct Sentinels {
     pub(super) opener: Opener,
 }
 
-/// What one sentinel says.
+/// The answer of one sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Opinion {
-    /// Grows with each failover: the sentinel with the larger one has heard of more.
+    /// Grows with each failover: the sentinel with the larger epoch knows of more failovers.
     epoch: u64,
     host: String,
     port: u16,
 }
 
 impl Sentinels {
-    /// Connects to what is the primary now. Whether it agrees, its greeting tells.
+    /// Connects to the current primary. The first answers on the connection show whether it is one.
     pub(super) async fn connect(&self) -> Result<MultiplexedConnection, StoreError> {
         let Opinion { host, port, .. } = self.primary().await?;
         self.opener.open(moved_to(&self.primary, &host, port)).await
     }
 
-    /// Asks all of them at once, until more than half have answered: one that was cut off from the others
-    /// may still name the old primary.
+    /// Asks all sentinels at once, until more than half have answered: a sentinel that was cut off from the
+    /// others may still name the old primary.
     async fn primary(&self) -> Result<Opinion, StoreError> {
         let mut asked: FuturesUnordered<_> =
             self.sentinels.iter().map(|sentinel| self.ask(sentinel)).collect();
@@ -65,13 +65,13 @@ impl Sentinels {
         };
         let fields = answer.map_err(|error| match error.code() {
             Some("NOPERM" | "NOAUTH") => StoreError::refused("the sentinels refuse the user"),
-            // It says so in an error without a code of its own.
+            // The sentinel reports this as an error without a specific code.
             Some(_) => {
                 StoreError::refused(format!("the sentinels know no primary by the name `{}`", self.name))
             }
             None => StoreError::unavailable("the sentinels do not answer"),
         })?;
-        opinion(&fields).ok_or_else(|| StoreError::unavailable("a sentinel said something unheard of"))
+        opinion(&fields).ok_or_else(|| StoreError::unavailable("a sentinel returned an unexpected answer"))
     }
 }
 

@@ -1,9 +1,9 @@
-//! Shortcuts for first attempts, which nearly all are, over the same bytes as the rules' scripts.
+//! Shortcuts for first attempts, which are nearly all attempts. They use the same bytes as the rules' scripts.
 //!
-//! A claim without a fence is `SET … NX GET`: nothing was there, or what was there shows that it is settled. The completion
-//! of a first attempt is `SET … IFEQ`, where the server has it: the owner knows every byte of its record. What travels
-//! together goes into one call of a script that does this for many keys. Whatever that does not settle is asked of the
-//! rules' script, so the rules stand there and nowhere else.
+//! A claim without a fencing token is `SET … NX GET`: the key was absent, or the old value is a settled record. The
+//! completion of a first attempt is `SET … IFEQ`, where the server supports it: the owner knows every byte of its
+//! record. Several of these in one pipeline share one call of a script for many keys. A command that the shortcut
+//! does not settle is executed by the rules' script, so the rules are in those scripts alone.
 
 use bytes::Bytes;
 use oncegate_core::key::StoreKey;
@@ -18,19 +18,19 @@ use super::losses::Completed;
 use super::scripts::{Scripts, Verb};
 use super::{errors, layout};
 
-/// The first versions that know `SET … IFEQ`.
+/// The first versions that support `SET … IFEQ`.
 const IFEQ_IN_REDIS: (u32, u32) = (8, 4);
 const IFEQ_IN_VALKEY: (u32, u32) = (8, 1);
 
-/// What the words of a plain command cost on the wire besides their bytes.
+/// Protocol overhead, in bytes, of the arguments of a plain command.
 const OVERHEAD_BYTES: usize = 96;
 
-/// What a server can do for first attempts, as its greeting said.
+/// The shortcuts that a server supports, as found when the connection was opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Abilities {
-    /// It knows `SET … IFEQ`. One that says so and does not answers with an error, and then the script is asked.
+    /// The server supports `SET … IFEQ`. If it then refuses the command, the script runs instead.
     has_ifeq: bool,
-    /// One script may be about many keys: not so in a cluster.
+    /// One script call may use many keys. In a cluster it may not.
     has_one_slot: bool,
 }
 
@@ -44,13 +44,13 @@ impl Abilities {
     }
 }
 
-/// A claim without a fence, or a completion, which may be of a first attempt.
+/// A claim without a fencing token, or a completion, that may be of a first attempt.
 #[derive(Debug)]
 pub(super) struct First {
     key: StoreKey,
     token: Token,
     fingerprint: [u8; 7],
-    /// How long the record is kept.
+    /// The time until the record expires.
     millis: u64,
     step: Step,
 }
@@ -61,7 +61,7 @@ enum Step {
     Completion { result: Bytes },
 }
 
-/// What one call of a script can be about: the same step, kept for as long.
+/// The requests that can share one script call: the same operation with the same expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     verb: Verb,
@@ -89,7 +89,7 @@ impl First {
         }
     }
 
-    /// About how many bytes it is on the wire.
+    /// The approximate number of bytes on the wire.
     pub(super) fn bytes(&self) -> usize {
         let result_bytes = match &self.step {
             Step::Claim => 0,
@@ -98,18 +98,18 @@ impl First {
         OVERHEAD_BYTES + self.key.as_str().len() + result_bytes
     }
 
-    /// What it can share a call with; `None` when it travels alone.
+    /// The kind of call that this request can share; `None` when it is sent alone.
     pub(super) fn kind(&self, abilities: Abilities) -> Option<Kind> {
         let verb = match self.step {
             Step::Claim => Verb::FirstClaims,
-            // Cheaper for the server than any script.
+            // A plain command is cheaper for the server than a script.
             Step::Completion { .. } if abilities.has_ifeq => return None,
             Step::Completion { .. } => Verb::FirstCompletions,
         };
         abilities.has_one_slot.then_some(Kind { verb, millis: self.millis })
     }
 
-    /// The command for this one alone.
+    /// The command for this request alone.
     pub(super) fn alone(&self, scripts: &Scripts, abilities: Abilities) -> Cmd {
         let (key, record) = (self.key.as_str(), self.record());
         match &self.step {
@@ -136,7 +136,7 @@ impl First {
         layout::first_attempt(self.token.as_bytes(), self.fingerprint)
     }
 
-    /// What is known of the record once it is completed; `None` of a claim.
+    /// The facts about the completed record; `None` for a claim.
     pub(super) fn completed(self) -> Option<Completed> {
         let retention_ms = self.millis;
         matches!(self.step, Step::Completion { .. }).then(|| Completed {
@@ -148,7 +148,7 @@ impl First {
 }
 
 impl Kind {
-    /// One call for all of these, which are of this kind.
+    /// One call for all of these requests, which are of this kind.
     pub(super) fn together(self, scripts: &Scripts, firsts: &[(usize, First)]) -> Cmd {
         let bytes = firsts.iter().map(|(_, first)| first.bytes()).sum();
         let mut cmd = scripts.evalsha(self.verb, 3 * firsts.len() + 4, bytes);
@@ -166,8 +166,9 @@ impl Kind {
         cmd
     }
 
-    /// The answers to each of so many that went together, as if each had been alone: `Nil` and `Okay` settle a claim and a
-    /// completion.
+    /// Splits the answer of a shared call into one answer per request, as if each had been sent alone.
+    ///
+    /// `Nil` settles a claim, and `Okay` a completion.
     pub(super) fn answers(self, said: Value, count: usize) -> Vec<Answer> {
         let settled = if self.verb == Verb::FirstClaims { Value::Nil } else { Value::Okay };
         match said {
@@ -196,18 +197,18 @@ impl Kind {
 }
 
 fn unheard_of(count: usize) -> Vec<Answer> {
-    vec![Err(StoreError::unknown("the server said something unheard of")); count]
+    vec![Err(StoreError::unknown("the server returned an unexpected answer")); count]
 }
 
-/// What the answer to a first attempt settles; `None` when the script has to be asked.
+/// The reply to the command of a first attempt; `None` when the script has to run.
 ///
-/// With `durable`, what is found settled is the script's business: it must be written once more.
+/// With `durable`, the script handles a record that is already settled, because it must be written once more.
 pub(super) fn settled(command: &Command, answer: Answer, durable: bool) -> Option<Result<Reply, StoreError>> {
     let granted = Grant { attempt: 1, recovery: Recovery::None, fence: None, reopened: false };
     match (&command.operation, answer) {
         (_, Err(error)) => Some(Err(error)),
-        // Of a full server the script asks more gently, and what is unheard of here it may know. What was about many keys
-        // is asked of each by itself: one that this user may not touch is no matter of the others.
+        // The script also works on a full server, and it may know a record that is unknown here. A call for many
+        // keys is repeated per key: one key without rights must not affect the others.
         (_, Ok(Value::ServerError(error))) if matches!(error.code(), "OOM" | "ERR" | "NOPERM") => None,
         (_, Ok(Value::ServerError(error))) => Some(Err(errors::store_error(&error, Some(&command.key)))),
         (Operation::Claim { .. }, Ok(Value::Nil)) => {
@@ -216,12 +217,12 @@ pub(super) fn settled(command: &Command, answer: Answer, durable: bool) -> Optio
         (Operation::Claim { fingerprint, .. }, Ok(Value::BulkString(record))) if !durable => {
             verdict(layout::fingerprint_bytes(*fingerprint), record.into()).map(Ok)
         }
-        (Operation::Complete { .. }, Ok(Value::Okay)) => Some(Ok(Reply::Held { recreated: false })),
+        (Operation::Complete { .. }, Ok(Value::Okay)) => Some(Ok(Reply::Applied { recreated: false })),
         _ => None,
     }
 }
 
-/// What a settled record says to a claim with this fingerprint; `None` of any other record.
+/// The reply of a settled record to a claim with this fingerprint; `None` for any other record.
 fn verdict(ours: [u8; 7], record: Bytes) -> Option<Reply> {
     let (theirs, verdict) = layout::settled(record)?;
     let uncompared = ours != theirs;

@@ -1,13 +1,13 @@
-//! Which node of a cluster has which slot: what `CLUSTER SLOTS` says, and what a redirection says.
+//! Parses which node of a cluster has which slot, from `CLUSTER SLOTS` and from redirections.
 
 use std::fmt;
 
 use redis::{ServerError, Value};
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;
 
-/// The slot of a key without braces, or of what stands in the braces of one with them.
+/// The slot of a key: of the text in its braces, or of the whole key if it has none.
 pub(super) fn slot(key: &str) -> u16 {
     debug_assert!(!key.contains('{'), "a scope holds no braces");
     crc16::State::<crc16::XMODEM>::calculate(key.as_bytes()) % (SLOTS as u16)
@@ -21,7 +21,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Reads `host:port`; an IPv6 address stands there without brackets, and no host is the one that was asked.
+    /// Parses `host:port`. An IPv6 address has no brackets; an empty host means the server that was asked.
     fn parse(text: &str, asked: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { asked } else { host };
@@ -36,16 +36,16 @@ impl fmt::Display for Host {
     }
 }
 
-/// "Ask that one."
+/// A redirection to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
-    /// Only this time: the slot is being moved, and this key with it.
+    /// The redirection is valid once: the slot and this key are being moved.
     pub(super) once: bool,
     pub(super) slot: u16,
     pub(super) host: Host,
 }
 
-/// What an error of the server at `asked` says about where to ask instead, if it does.
+/// Parses the redirection in an error of the server at `asked`, if the error is one.
 pub(super) fn redirect(error: &ServerError, asked: &str) -> Option<Redirect> {
     let once = match error.code() {
         "MOVED" => false,
@@ -66,7 +66,7 @@ pub(super) struct Range {
     pub(super) replicas: Vec<Host>,
 }
 
-/// Reads the answer to `CLUSTER SLOTS` of the server at `asked`; `None` when it makes no sense.
+/// Parses the answer of the server at `asked` to `CLUSTER SLOTS`; `None` when it is malformed.
 pub(super) fn ranges(answer: &Value, asked: &str) -> Option<Vec<Range>> {
     let Value::Array(ranges) = answer else { return None };
     ranges.iter().map(|range| read_range(range, asked)).collect()
@@ -96,9 +96,9 @@ fn read_node(node: &Value, asked: &str) -> Option<Host> {
         Value::Nil => String::new(),
         _ => return None,
     };
-    // A node that was never told its own address leaves it to whoever asked.
+    // A node that does not know its own address returns an empty host.
     let host = if host.is_empty() { asked.to_owned() } else { host };
-    // One that another node knows no address of yet is said to be at `?`.
+    // A node whose address is not known yet is listed at `?`.
     Some(Host { host, port: u16::try_from(*port).ok()? }).filter(|node| node.host != "?" && node.port != 0)
 }
 

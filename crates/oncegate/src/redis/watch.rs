@@ -1,4 +1,4 @@
-//! Looks at the servers now and then: a loss or a new eviction policy needs no broken connection.
+//! Checks the servers periodically: a loss or a new eviction policy can occur without a broken connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::link::{LaneName, Node};
 use super::losses::Losses;
 use super::scripts::Request;
 
-/// How long a loss without a broken connection may go unnoticed.
+/// The longest time until a loss without a broken connection is detected.
 pub(super) const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Watches the servers that `nodes` names each time, for ever.
+/// Checks the servers that `nodes` returns, again and again. It never ends.
 pub(super) async fn watch(
     losses: Arc<Losses>,
     interval: Duration,
@@ -31,7 +31,7 @@ async fn look_at(losses: &Losses, node: &Node) {
     let question = losses.question();
     let requests = std::iter::once(Request::info()).chain(question.commands().map(Request::plain)).collect();
     let answers = node.ask(LaneName::Heartbeats, requests).await;
-    // A server that does not answer is judged when it does.
+    // A server that does not answer is checked when it answers again.
     let Ok(values) = answers.into_iter().collect::<Result<Vec<Value>, _>>() else { return };
     if let Some((Value::BulkString(info), held)) = values.split_first() {
         losses.judge(&question, &node.address, &Info(&String::from_utf8_lossy(info)), held);

@@ -1,14 +1,23 @@
 //! Results that are too large for a record: a [`ResultStore`] keeps them, and the record keeps a reference.
 //!
-//! The object is written **before** COMPLETED, under a name that no other attempt uses, and the record that then
-//! refers to it holds its size and its BLAKE3 digest. So a reference never points at something that was not there,
-//! a duplicate gets exactly what the first attempt stored, and a process that is killed in between leaves an object
-//! that nobody refers to: [`Gate::sweep_results`](crate::Gate::sweep_results) deletes those with the ones whose
-//! records are over.
+//! The object is written **before** COMPLETED, under a name that no other attempt uses. The record then refers to it
+//! and contains its size and its BLAKE3 digest. So a reference never points to a missing object, and a duplicate gets
+//! exactly what the first attempt stored. A process that is killed in between leaves an object without a reference.
+//! [`Gate::sweep_results`](crate::Gate::sweep_results) deletes such objects, and those whose records have expired.
 //!
-//! [`ObjectResults`] keeps them in a folder or in S3. The effect of the handler has happened when a result is stored,
-//! so a result store that is down never stops a completion: after a bounded time the record is completed without its
-//! result, which is counted as `results_not_kept`.
+//! [`ObjectResults`] keeps results in a folder or in S3. The effect of the handler has happened when a result is
+//! stored, so a result store that is down never stops a completion: after a bounded time, the record is completed
+//! without its result, which is counted as `results_not_kept`.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about result stores that this code depends on.
+//!
+//! - Objects must not be named by their content. Two attempts would share one object, and the sweep, which goes by
+//!   age, would delete what the younger one's record refers to.
+//! - The sweep does not trust its own clock: it puts an object and reads how old the result store considers it.
+//! - `object_store` does not list the unfinished write of a killed process (`name#1`); the sweep of a folder lists the
+//!   files itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,30 +37,30 @@ mod objects;
 #[cfg(feature = "results-fs")]
 pub use objects::ObjectResults;
 
-/// A place for results that are too large for a record.
+/// A store for results that are too large for a record.
 ///
 /// Names are made of `A-Z a-z 0-9 . _ - /` and begin with the scope and a slash.
 #[async_trait]
 pub trait ResultStore: Send + Sync + fmt::Debug {
-    /// Keeps `bytes` under `name`; they are durable when it returns. Atomic: nobody reads a part of them.
+    /// Stores `bytes` under `name`; they are durable when it returns. Atomic: no reader ever gets a part of them.
     ///
     /// After an error or a lost answer it is called again with the same name and the same bytes, which must work.
     ///
     /// # Errors
-    /// When they are not known to be durable.
+    /// When the bytes are not known to be durable.
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), ResultStoreError>;
 
-    /// What is kept under `name`; `None` when nothing is, or more than `most_bytes`.
+    /// Returns the bytes under `name`; `None` when there are none, or more than `most_bytes`.
     ///
     /// # Errors
-    /// When the store cannot tell. It is asked again later.
+    /// When the store cannot answer. The caller tries again later.
     async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, ResultStoreError>;
 
-    /// Deletes, or only counts, what was put under the names of `scope` more than `older_than` ago, by the store's
+    /// Deletes, or only counts, the objects of `scope` that were stored more than `older_than` ago, by the store's
     /// own clock.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses. What was deleted until then stays deleted.
+    /// When the store cannot be reached or refuses. Objects deleted until then stay deleted.
     async fn sweep(
         &self,
         scope: &Scope,
@@ -81,27 +90,27 @@ impl<S: ResultStore + ?Sized> ResultStore for Arc<S> {
     }
 }
 
-/// What a sweep does with what is over.
+/// What a sweep does with expired objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweep {
-    /// Deletes it.
+    /// Deletes them.
     Delete,
-    /// Counts it alone.
+    /// Only counts them.
     Count,
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// How many objects of the scope are not over.
+    /// The number of objects of the scope that are kept.
     pub kept: u64,
-    /// How many are, and were deleted unless they were only counted.
+    /// The number of expired objects, which were deleted unless they were only counted.
     pub over: u64,
-    /// Their size in bytes.
+    /// The size of the expired objects in bytes.
     pub over_bytes: u64,
 }
 
-/// A result store gave no answer, or cannot be used.
+/// A result store did not answer, or cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the result store: {source}")]
 pub struct ResultStoreError {
@@ -109,28 +118,28 @@ pub struct ResultStoreError {
 }
 
 impl ResultStoreError {
-    /// What went wrong, and where: no password.
+    /// The cause and the location, without a password.
     pub fn new(source: impl Into<BoxError>) -> Self {
         Self { source: source.into() }
     }
 }
 
-/// The name under which an attempt puts its result: `<scope>/<2>/<digest of the key>.<attempt>`.
+/// The name under which an attempt stores its result: `<scope>/<2>/<digest of the key>.<attempt>`.
 ///
-/// No two attempts share one. Equal results of two keys, or of two attempts, must not be one object: the sweep goes
-/// by its age, and one of them may be much older than the other.
+/// No two attempts share a name. Equal results of two keys, or of two attempts, must not be one object: the sweep
+/// goes by the object's age, and one record may be much older than the other.
 pub(crate) fn name(key: &StoreKey, token: &Token) -> String {
     const ATTEMPT_BYTES: usize = 8;
     let mut attempt = [0; ATTEMPT_BYTES];
     let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 result name");
     hasher.update(token.as_bytes()).finalize_xof().fill(&mut attempt);
     let digest = key.digest().to_string();
-    // So that no folder gets too large: 4,096 of them.
+    // 4,096 folders, so that none gets too large.
     let shard: String = digest.chars().take(2).collect();
     format!("{}/{shard}/{digest}.{:016x}", key.scope(), u64::from_be_bytes(attempt))
 }
 
-/// What a record holds instead of a result that is in a result store.
+/// The reference in a record to a result in a result store.
 ///
 /// | bytes | |
 /// |---|---|
@@ -139,7 +148,7 @@ pub(crate) fn name(key: &StoreKey, token: &Token) -> String {
 /// | 33–40 | its size in bytes, big-endian |
 /// | from 41 | its name, UTF-8 |
 ///
-/// The object is the result as a record would hold it: the byte of its encoding, then the bytes.
+/// The object is the result as it would be in a record: the byte of its encoding, then the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
     pub(crate) digest: [u8; 32],
@@ -152,7 +161,7 @@ impl Reference {
         Self { digest: *blake3::hash(object).as_bytes(), size_bytes: object.len() as u64, name }
     }
 
-    /// Whether a stored result is one, or wants to be.
+    /// Whether a stored result has the first byte of a reference, valid or not.
     pub(crate) fn is(stored: &[u8]) -> bool {
         stored.first() == Some(&REFERENCE)
     }
@@ -174,13 +183,13 @@ impl Reference {
         Some(Self { digest: *digest, size_bytes: u64::from_be_bytes(*size_bytes), name })
     }
 
-    /// Whether `object` is what this was made of.
+    /// Whether `object` is the object that this refers to.
     pub(crate) fn fits(&self, object: &[u8]) -> bool {
         object.len() as u64 == self.size_bytes && blake3::hash(object).as_bytes() == &self.digest
     }
 }
 
-/// A stored reference in words, for people.
+/// Describes a stored reference for people.
 pub(crate) fn describe(stored: &[u8]) -> String {
     match Reference::decode(stored) {
         Some(Reference { size_bytes, name, .. }) => {

@@ -1,4 +1,4 @@
-//! Large results as objects: in a folder, in S3, or in whatever else `object_store` reaches.
+//! Large results as objects: in a folder, in S3, or in another store that `object_store` supports.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,20 +31,20 @@ use super::{ResultStore, ResultStoreError, Sweep, Swept};
 /// ```
 pub struct ObjectResults {
     objects: Arc<dyn ObjectStore>,
-    /// For people.
+    /// The name of the store, for people.
     place: String,
-    /// Where unfinished writes of killed processes lie about, which the object store does not show.
+    /// The folder with unfinished writes of killed processes, which the object store does not list.
     folder: Option<PathBuf>,
 }
 
 impl ObjectResults {
-    /// In files below `path`, which is made if only its last part is missing, for its owner alone.
+    /// A store in files below `path`.
     ///
-    /// Every process that shares the records must see the same folder. A file and its folder are synced to the disk
-    /// before a result counts as kept.
+    /// If only the last component of `path` is missing, it is created for its owner only. Every process that shares the
+    /// records must use the same folder. A file and its folder are synced to the disk before a result counts as kept.
     ///
     /// # Errors
-    /// When the folder cannot be made or opened.
+    /// When the folder cannot be created or opened.
     pub fn folder(path: impl AsRef<FilePath>) -> Result<Self, ResultStoreError> {
         let path = path.as_ref();
         let folder = make_folder(path).map_err(|error| {
@@ -55,17 +55,17 @@ impl ObjectResults {
         Ok(Self { objects: Arc::new(files.with_fsync(true)), place, folder: Some(folder) })
     }
 
-    /// In S3, or in what speaks its protocol: `s3://bucket/prefix`.
+    /// A store in S3, or in a service with its protocol: `s3://bucket/prefix`.
     ///
     /// Credentials, region and endpoint come from the usual variables: `AWS_ACCESS_KEY_ID`,
     /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, a web identity, or the instance's role; plain HTTP
     /// needs `AWS_ALLOW_HTTP=true`. The account needs `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` (without the
-    /// last one S3 calls a missing result forbidden, and its duplicates would wait for ever), and `s3:DeleteObject`
-    /// for the sweep. For anything else configure a client of your own:
+    /// last one S3 reports a missing result as forbidden, and its duplicates would wait for ever), and
+    /// `s3:DeleteObject` for the sweep. For other settings, configure your own client:
     /// [`from_object_store`](Self::from_object_store).
     ///
     /// # Errors
-    /// When the URL or a variable makes no sense. Nothing is connected yet.
+    /// When the URL or a variable is invalid. This does not connect yet.
     #[cfg(feature = "results-s3")]
     pub fn s3(url: &str) -> Result<Self, ResultStoreError> {
         use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -78,7 +78,7 @@ impl ObjectResults {
         let builder = AmazonS3Builder::from_env()
             .with_url(url)
             .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), timeout)
-            // The gate repeats by itself, for as long as its lease allows.
+            // The gate retries by itself, as long as its lease allows.
             .with_retry(RetryConfig {
                 backoff: BackoffConfig::default(),
                 max_retries: 1,
@@ -89,13 +89,13 @@ impl ObjectResults {
         Ok(Self { objects: Arc::new(PrefixStore::new(bucket, prefix)), place: url.to_owned(), folder: None })
     }
 
-    /// In an object store that was made elsewhere. Its writes must be durable when they return: a
+    /// A store over the caller's object store. Its writes must be durable when they return: a
     /// `LocalFileSystem` needs `with_fsync(true)`.
     pub fn from_object_store(objects: Arc<dyn ObjectStore>) -> Self {
         Self { place: objects.to_string(), objects, folder: None }
     }
 
-    /// The store's own clock: what it says of an object that was written just now.
+    /// The store's own clock: the modification time of an object that was written just now.
     async fn now(&self, clock: &Path) -> Result<SystemTime, Error> {
         self.objects.put(clock, Bytes::from_static(b"the time of a sweep").into()).await?;
         Ok(self.objects.head(clock).await?.last_modified.into())
@@ -134,7 +134,7 @@ impl ObjectResults {
                 Ok(name) => {
                     swept.add(old.get(&name).copied().unwrap_or(0));
                 }
-                // Somebody else sweeps too.
+                // Another sweep has deleted it.
                 Err(Error::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -144,13 +144,13 @@ impl ObjectResults {
 }
 
 impl fmt::Debug for ObjectResults {
-    /// Names the place. The client's own text would show its credentials.
+    /// Shows the location. The client's own text would show its credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ObjectResults({})", self.place)
     }
 }
 
-/// Makes a folder that a power cut does not take away, if it is not there. Returns its whole path.
+/// Creates a folder that survives a power cut, if it does not exist. Returns its absolute path.
 fn make_folder(path: &FilePath) -> std::io::Result<PathBuf> {
     let mut builder = std::fs::DirBuilder::new();
     #[cfg(unix)]
@@ -166,17 +166,17 @@ fn make_folder(path: &FilePath) -> std::io::Result<PathBuf> {
     path.canonicalize()
 }
 
-/// How long the answer to one request may take.
+/// Time limit for one request.
 #[cfg(feature = "results-s3")]
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How many objects a sweep deletes with one request, where the store can do that.
+/// The number of objects that a sweep deletes with one request, if the store supports that.
 const DELETED_AT_ONCE: usize = 1_000;
 
 #[async_trait]
 impl ResultStore for ObjectResults {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), ResultStoreError> {
-        // Overwriting is right: only a repeat of this very attempt uses this name.
+        // Overwriting is right: only a repeat of this same attempt uses this name.
         let put = self.objects.put(&Path::from(name), bytes.into()).await;
         put.map(drop).map_err(ResultStoreError::new)
     }
@@ -217,7 +217,7 @@ impl Swept {
     }
 }
 
-/// Deletes what processes were writing when they were killed: `name#1`, which no listing shows.
+/// Deletes unfinished writes of killed processes: `name#1`, which no listing shows.
 fn sweep_unfinished(
     folder: &FilePath,
     older_than: Duration,
@@ -236,7 +236,7 @@ fn sweep_unfinished(
             if !unfinished {
                 continue;
             }
-            // Somebody else may sweep too, or the write may end just now.
+            // Another sweep may have deleted it, or the write may have ended just now.
             let Ok(about) = file.metadata() else { continue };
             let over = about.is_file() && about.modified()? < deadline;
             if over && (sweep == Sweep::Count || std::fs::remove_file(file.path()).is_ok()) {

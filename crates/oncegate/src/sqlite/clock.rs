@@ -1,26 +1,25 @@
-//! The store's clock: the machine's, made to never go back.
+//! The store's clock: the machine's wall clock, but it never goes back.
 //!
-//! All processes on a file share the machine's wall clock, and the file remembers how far it had come. When
-//! the wall clock is set back, the store's clock goes on from there at the same pace: leases end when they
-//! should, and no key waits for the wall clock to catch up. When the wall clock is set forward, leases end
-//! early, which costs second runs of what is running, and records expire early: set the clock of a machine
-//! before you start its consumers.
+//! All processes on a file share the machine's wall clock, and the file stores the latest time. When the wall clock
+//! is set back, the store's clock continues from there at the same pace: leases end on time, and no key waits for
+//! the wall clock to catch up. When the wall clock is set forward, leases end early, so running messages may run a
+//! second time, and records expire early. So set the clock of a machine before you start its consumers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oncegate_core::record::StoreTime;
 
-/// How far the clock may run on before the file has to remember it again: 1 s.
+/// How far the clock may advance before the file must store it again: 1 s.
 ///
-/// A step back of less than this can go unnoticed, and costs no more than this.
+/// A step back of less than this may not be detected, and costs no more than this.
 const REMEMBER_EVERY_US: i64 = 1_000_000;
 
-/// What the file remembers of the clock.
+/// The state of the clock in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remembered {
-    /// How far the store's clock had come, in microseconds.
+    /// The latest time of the store's clock, in microseconds.
     pub(super) reached_us: i64,
-    /// What to add to the wall clock, in microseconds.
+    /// The offset to add to the wall clock, in microseconds.
     pub(super) ahead_us: i64,
 }
 
@@ -30,7 +29,7 @@ pub(super) fn wall_us() -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// What time it is for the store, and what the file must remember, if that has to change.
+/// Returns the store's time, and the new state for the file if it must change.
 pub(super) fn now(wall_us: i64, remembered: Remembered) -> (StoreTime, Option<Remembered>) {
     let Remembered { reached_us, ahead_us } = remembered;
     let told_us = wall_us.saturating_add(ahead_us);
@@ -52,8 +51,8 @@ mod tests {
 
     const SECOND: i64 = 1_000_000;
 
-    /// Goes through readings of the wall clock, in seconds, and returns the store's.
-    fn told(wall_seconds: &[i64]) -> Vec<u64> {
+    /// Returns the store's times for readings of the wall clock, all in seconds.
+    fn store_times(wall_seconds: &[i64]) -> Vec<u64> {
         let mut remembered = Remembered { reached_us: 0, ahead_us: 0 };
         let tell = |second: &i64| {
             let (now, change) = now(second * SECOND, remembered);
@@ -65,17 +64,20 @@ mod tests {
 
     #[test]
     fn it_follows_the_wall_clock() {
-        assert_eq!(told(&[100, 101, 105]), [100, 101, 105]);
+        assert_eq!(store_times(&[100, 101, 105]), [100, 101, 105]);
     }
 
     #[test]
     fn it_goes_on_when_the_wall_clock_is_set_back() {
-        assert_eq!(told(&[5_000, 1_400, 1_410, 1_430]), [5_000, 5_000, 5_010, 5_030]);
+        assert_eq!(store_times(&[5_000, 1_400, 1_410, 1_430]), [5_000, 5_000, 5_010, 5_030]);
     }
 
     #[test]
     fn it_stays_ahead_when_the_wall_clock_strobes() {
-        assert_eq!(told(&[100, 3_700, 100, 110, 3_710, 120]), [100, 3_700, 3_700, 3_710, 7_310, 7_310]);
+        assert_eq!(
+            store_times(&[100, 3_700, 100, 110, 3_710, 120]),
+            [100, 3_700, 3_700, 3_710, 7_310, 7_310]
+        );
     }
 
     #[test]

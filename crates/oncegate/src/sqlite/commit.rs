@@ -1,4 +1,4 @@
-//! A record completed inside a transaction of the user's own on the same file.
+//! Completes a record inside the user's transaction on the same file.
 
 use rusqlite::{Connection, Transaction};
 
@@ -13,11 +13,12 @@ use crate::transaction::{Completing, not_confirmed};
 const FULL: i64 = 2;
 
 impl Attempt {
-    /// Completes the message inside a transaction on the SQLite file of the gate's store, and commits it: what the
-    /// handler has written there and COMPLETED become visible together, or not at all. Call it last.
+    /// Completes the message inside a transaction on the SQLite file of the gate's store, and commits it.
     ///
-    /// It blocks, as everything of rusqlite does: run the transaction on a thread where that is allowed. Begin it
-    /// as `IMMEDIATE`, and keep it short: while it is open, nobody else writes to the file.
+    /// The handler's writes in the transaction and COMPLETED become visible together, or not at all. Call it last.
+    ///
+    /// It blocks, as all of rusqlite does: run the transaction on a thread that may block. Begin the transaction as
+    /// `IMMEDIATE`, and keep it short: while it is open, no other connection can write to the file.
     ///
     /// ```no_run
     /// # mod example {
@@ -48,9 +49,9 @@ impl Attempt {
     /// # }
     /// ```
     ///
-    /// The stored result is `output`. On a **crash** either both or neither are there; a transaction that is
-    /// **forgotten** or rolled back is never acknowledged. When the handler's future is dropped meanwhile, the
-    /// thread goes on, and the record tells later what came of it.
+    /// The stored result is `output`. After a **crash**, either both exist or neither. A message whose transaction was
+    /// **not committed** or rolled back is never acknowledged. When the handler's future is dropped meanwhile, the
+    /// thread continues, and the record shows the outcome later.
     ///
     /// # Errors
     /// When the lease was lost to another attempt, the record is not in this file, or SQLite failed; then the
@@ -72,7 +73,7 @@ fn complete_and_commit(transaction: Transaction<'_>, completing: &Completing) ->
     transaction.commit().map_err(|error| errors::not_committed(&error).into())
 }
 
-/// Refuses a connection whose commits would not mean what the ack needs.
+/// Refuses a connection whose commits are not durable enough for an ack.
 fn check(connection: &Connection) -> Result<(), BoxError> {
     let not_executed = |error| errors::not_executed(&error);
     if !file::is_ours(connection).map_err(not_executed)? {

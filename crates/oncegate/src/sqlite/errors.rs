@@ -1,4 +1,4 @@
-//! What SQLite's errors mean for the caller.
+//! Maps SQLite's errors to what they mean for the caller.
 
 use std::fmt;
 use std::path::Path;
@@ -7,12 +7,12 @@ use oncegate_core::key::StoreKey;
 use oncegate_core::store::StoreError;
 use rusqlite::{Error, ErrorCode};
 
-/// Why a transaction, or one command of it, came to nothing.
+/// Why a transaction, or one command of it, failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// SQLite said so; it concerns the whole transaction.
+    /// An error of SQLite, which concerns the whole transaction.
     Sqlite(Error),
-    /// What the file holds under this key is no record of a known format. The other commands go on.
+    /// The data of this key is not a record of a known format. The other commands continue.
     Unreadable {
         /// The key.
         key: StoreKey,
@@ -36,7 +36,7 @@ impl From<Trouble> for StoreError {
     }
 }
 
-/// Whether another process held a lock, so that trying again a little later may do.
+/// Whether another process held a lock, so that trying again a little later may succeed.
 pub(super) fn is_busy(error: &Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
@@ -71,8 +71,8 @@ pub(super) fn not_executed(error: &Error) -> StoreError {
 
 /// Classifies an error of a COMMIT.
 ///
-/// A full disk or a lock is told before anything is in the log. When writing or syncing fails, the commit may
-/// have reached the disk or not: whoever reads the log after a crash decides.
+/// A full disk or a lock is reported before anything is in the log. When writing or syncing fails, the commit may
+/// have reached the disk or not: the process that reads the log after a crash decides.
 pub(super) fn not_committed(error: &Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::SystemIoFailure) => {
@@ -82,7 +82,7 @@ pub(super) fn not_committed(error: &Error) -> StoreError {
     }
 }
 
-/// Puts the path in front of what went wrong with a file.
+/// Adds the path of the file to an error.
 pub(super) fn of_file(path: &Path, error: StoreError) -> StoreError {
     let path = path.display();
     match error {
@@ -95,7 +95,7 @@ pub(super) fn of_file(path: &Path, error: StoreError) -> StoreError {
 
 const DAMAGED: &str = "the SQLite file is damaged; restore it or move it away, it is not read as empty";
 
-/// What it means, and what SQLite said.
+/// The meaning of an error, and SQLite's own text.
 struct Said<'a>(&'a str, &'a Error);
 
 impl fmt::Display for Said<'_> {

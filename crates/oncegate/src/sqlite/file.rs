@@ -1,4 +1,4 @@
-//! Opening a file: what it must be, and what is refused.
+//! Opens a file, and refuses files that are damaged or not ours.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use super::log;
 use super::row::SCHEMA;
 use crate::archive::SharedArchive;
 
-/// Marks a file as ours: `once` in ASCII.
+/// The application id of our files: `once` in ASCII.
 const APPLICATION_ID: i32 = 0x6f6e_6365;
 
-/// The format of the tables. A release reads a format before any release writes it.
+/// The version of the table format. A release reads a format before any release writes it.
 const SCHEMA_VERSION: i32 = 1;
 
-/// After so many pages the log is copied into the file: 16 MiB. A page that was written several times is copied
-/// once, so a longer log means less copying; and it is read again when the file is opened after a crash.
+/// After this many pages the log is copied into the file: 16 MiB. A page that was written several times is copied
+/// once, so a longer log means less copying. But the log is read again when the file is opened after a crash.
 const LOG_PAGES: i64 = 4_096;
 
-/// What a connection keeps of the file in memory, in KiB.
+/// The page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16 * 1024;
 
 /// How to open a file.
@@ -39,15 +39,15 @@ pub(super) struct Settings {
     pub(super) journaled: bool,
 }
 
-/// What a committed answer survives.
+/// What a confirmed write survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Synchronous {
-    /// A power cut: the disk confirms every commit before it is answered.
+    /// A power cut: the disk confirms every commit before the store answers.
     #[default]
     Full,
-    /// The end of the process, but not a power cut, which may take back the last commits. Messages whose
-    /// completion is taken back after their ack run no second time only if they are never delivered again.
+    /// The end of the process, but not a power cut, which may undo the last commits. A message whose completion was
+    /// undone after its ack runs again if it is delivered again.
     Normal,
 }
 
@@ -66,7 +66,7 @@ impl Settings {
     }
 }
 
-/// Opens the file for writing, and makes its tables if it is new.
+/// Opens the file for writing, and creates its tables if it is new.
 pub(super) fn open(settings: &Settings) -> Result<Connection, StoreError> {
     try_open(settings).map_err(|error| errors::of_file(&settings.path, error))
 }
@@ -106,17 +106,17 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     let sqlite = |error| errors::not_executed(&error);
     let mut connection =
         Connection::open_with_flags(&settings.path, flags(!settings.must_exist)).map_err(sqlite)?;
-    // Waiting is ours: SQLite's own waiting starves one of several busy processes.
+    // The store waits by itself: SQLite's own waiting starves one of several busy processes.
     connection.busy_timeout(Duration::ZERO).map_err(sqlite)?;
 
-    // In one transaction: another process may be making the tables at this moment.
+    // In one transaction: another process may be creating the tables at this moment.
     let identify = || identify(&*connection.unchecked_transaction()?);
     let found = patiently(settings.busy_timeout, identify).map_err(sqlite)?;
     let new = is_new(found)?;
     if !new {
         check_for_damage(&connection, settings)?;
     }
-    // Not before we know that the file is ours to change.
+    // Only after the check that the file is ours.
     let journal = patiently(settings.busy_timeout, || {
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0))
     });
@@ -142,10 +142,11 @@ fn flags(create: bool) -> OpenFlags {
     if create { flags | OpenFlags::SQLITE_OPEN_CREATE } else { flags }
 }
 
-/// Makes a new file that none but its owner may read or write, because it will hold results. SQLite gives its log and shared
-/// memory the same mode. A file that is there keeps the mode that it has.
+/// Creates a file that only its owner may read or write, because it will hold results.
+///
+/// SQLite gives its log and shared memory the same mode. An existing file keeps its mode.
 fn make_private(settings: &Settings) {
-    // To SQLite, these two are no paths.
+    // For SQLite, these two are not paths.
     let is_path = !settings.path.as_os_str().is_empty() && settings.path.as_os_str() != ":memory:";
     if settings.must_exist || !is_path {
         return;
@@ -154,14 +155,14 @@ fn make_private(settings: &Settings) {
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    // What keeps it from being made keeps SQLite from opening it, which then says so.
+    // An error is ignored here: SQLite then cannot open the file either, and reports why.
     drop(options.open(&settings.path));
 }
 
-/// An empty file beside a log that is not: the records were cut off. SQLite would delete the log.
+/// Refuses an empty file beside a log that is not empty: its records were cut off. SQLite would delete the log.
 fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
     let length = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
-    // The log first: who makes the file at this moment fills it before its log.
+    // The log first: a process that creates the file at this moment writes the file before its log.
     let log_bytes = log::bytes(&settings.path);
     let file_bytes = length(&settings.path);
     if file_bytes == 0 && log_bytes > 0 {
@@ -173,7 +174,7 @@ fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What marks a file: application, version, and how many tables it has.
+/// The identity of a file: application, version, and number of tables.
 #[derive(Clone, Copy)]
 struct Found {
     application_id: i32,
@@ -189,7 +190,7 @@ fn identify(connection: &Connection) -> rusqlite::Result<Found> {
     })
 }
 
-/// Whether the file is still without tables; refuses what is not ours or cannot be read.
+/// Whether the file has no tables yet; refuses a file that is not ours or cannot be read.
 fn is_new(found: Found) -> Result<bool, StoreError> {
     match found {
         Found { application_id: 0, version: 0, tables: 0 } => Ok(true),
@@ -201,7 +202,7 @@ fn is_new(found: Found) -> Result<bool, StoreError> {
     }
 }
 
-/// Makes the tables, unless another process was faster; returns what is there afterwards.
+/// Creates the tables, unless another process has done so; returns the file's identity afterwards.
 fn create(connection: &mut Connection) -> rusqlite::Result<Found> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if identify(&transaction)?.tables == 0 {
@@ -220,7 +221,7 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
         Synchronous::Normal => "NORMAL",
     };
     connection.pragma_update(None, "synchronous", level)?;
-    // On macOS an fsync alone does not reach the disk; elsewhere these two mean nothing.
+    // On macOS an fsync alone does not reach the disk; on other systems these two have no effect.
     connection.pragma_update(None, "fullfsync", synchronous == Synchronous::Full)?;
     connection.pragma_update(None, "checkpoint_fullfsync", synchronous == Synchronous::Full)?;
     connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
@@ -229,8 +230,8 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     connection.pragma_update(None, "trusted_schema", false)
 }
 
-/// Reads the file through, if it is not too large for that. Not `quick_check`: it would miss a damaged index, in
-/// which a key that has a row is not found.
+/// Checks the whole file for damage, if it is not too large for that. Not with `quick_check`: it would miss a
+/// damaged index, in which a key that has a row is not found.
 fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), StoreError> {
     let bytes = fs::metadata(&settings.path).map(|metadata| metadata.len()).unwrap_or(u64::MAX);
     if bytes > settings.check_up_to_bytes {
@@ -241,7 +242,7 @@ fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), 
     if finding == "ok" { Ok(()) } else { Err(errors::damaged(&finding)) }
 }
 
-/// Tries again, at jittered short intervals, while other processes hold a lock.
+/// Repeats `work` at short intervals with jitter, while other processes hold a lock.
 pub(super) fn patiently<T>(
     timeout: Duration,
     mut attempt: impl FnMut() -> rusqlite::Result<T>,

@@ -1,17 +1,17 @@
-//! A journal in the file: triggers write each entry in the transaction of the change that it tells of.
+//! A journal in the file: triggers write each entry in the transaction of its change.
 //!
-//! Nothing else would see the changes of everybody, also of a transaction of the user's own, and a file without a
-//! journal pays nothing.
+//! Only triggers see the changes of all processes and of the user's own transactions. A file without a journal has no
+//! extra cost.
 
 use oncegate_core::key::StoreKey;
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use crate::journal::Entry;
 
-/// Says whether the row was of this run before: then it still knows what a completed one has forgotten.
+/// SQL condition: the old row belongs to the same attempt, so it still has columns that the completed row lacks.
 const SAME_RUN: &str = "OLD.state = 'pending' AND substr(OLD.owner, 1, 4) = substr(NEW.owner, 1, 4)";
 
-/// What is written of a row, `$before` being what is known only if there was one.
+/// The values written for a row; `$before` are those known only if there was a row before.
 fn insert(attempt_before: &str, fence_before: &str, reopened_before: &str) -> String {
     format!(
         "INSERT INTO oncegate_journal (at_ms, key, event, attempt, fence, run, reason) VALUES (
@@ -28,7 +28,7 @@ fn insert(attempt_before: &str, fence_before: &str, reopened_before: &str) -> St
     )
 }
 
-/// The table and its triggers. A heartbeat changes the end of a lease alone, and makes no entry.
+/// The table and its triggers. A heartbeat changes only the end of a lease, and makes no entry.
 fn schema() -> String {
     let made = insert("NULL", "NULL", "0");
     let changed = insert(
@@ -66,14 +66,14 @@ END;
     )
 }
 
-/// Makes the journal, unless it is there.
+/// Creates the journal, unless it exists.
 pub(super) fn create(connection: &mut Connection) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(&schema())?;
     transaction.commit()
 }
 
-/// The last `most` entries about a key, the oldest first; none where there is no journal.
+/// The last `most` entries about a key, the oldest first; empty if there is no journal.
 pub(super) fn read(connection: &Connection, key: &StoreKey, most: u32) -> rusqlite::Result<Vec<Entry>> {
     let made = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'oncegate_journal')";
     if !connection.query_row(made, [], |row| row.get::<_, bool>(0))? {

@@ -1,8 +1,8 @@
-//! The write-ahead log beside the file: how large it is, and what is done when it grows.
+//! Watches the size of the write-ahead log beside the file, and truncates it.
 //!
-//! SQLite copies the log into the file and begins it anew, but never past what an open read transaction may still want to
-//! see. One transaction that stays open, of a shell or a backup for example, lets the log grow without a limit, and nothing
-//! but its end can stop that: this says so, and cuts the log back as soon as it can.
+//! SQLite copies the log into the file and restarts it, but never past the snapshot of an open read transaction. One
+//! transaction that stays open, of a shell or a backup for example, lets the log grow without limit, and only its end
+//! stops that. This module logs a warning then, and truncates the log as soon as it can.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tracing::{info, warn};
 
-/// The log is cut back to this after it has grown, in bytes.
+/// The log is truncated to this size after it has grown, in bytes.
 pub(super) const LOG_BYTES: u64 = 64 * 1024 * 1024;
 
-/// How often the log is looked at, at most.
+/// The shortest time between two checks of the log.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Where the log of a file is.
+/// The path of the log of a file.
 pub(super) fn path_of(file: &Path) -> PathBuf {
     let mut log = file.to_owned().into_os_string();
     log.push("-wal");
@@ -29,11 +29,11 @@ pub(super) fn bytes(file: &Path) -> u64 {
     fs::metadata(path_of(file)).map(|metadata| metadata.len()).unwrap_or_default()
 }
 
-/// Looks at the log now and then, and cuts it back.
+/// Checks the log periodically, and truncates it.
 pub(super) struct LogWatch {
     file: PathBuf,
     next_look: Instant,
-    /// The size that was warned of last; 0 while the log is as short as it should be.
+    /// The size in the last warning; 0 while the log is short.
     warned_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ impl LogWatch {
         }
         self.next_look = now + LOOK_EVERY;
         if bytes(&self.file) > LOG_BYTES {
-            // It waits for no reader: with one, it copies what it may, and cuts nothing.
+            // This does not wait for readers: if there is one, it copies what it can and truncates nothing.
             let cut = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
             if let Err(error) = cut {
                 warn!(file = %self.file.display(), %error, "the write-ahead log could not be copied into the file");
@@ -64,7 +64,7 @@ impl LogWatch {
         let file = self.file.display();
         if bytes <= LOG_BYTES {
             if self.warned_bytes > 0 {
-                info!(%file, bytes, "the write-ahead log is short again");
+                info!(%file, bytes, "the write-ahead log was truncated");
             }
             self.warned_bytes = 0;
         } else if bytes >= self.warned_bytes.saturating_mul(2) {

@@ -1,23 +1,49 @@
 //! Records in one SQLite file: no server, several processes, group commit.
 //!
 //! SQLite runs inside this process, so the rules need no port: a command reads its record, runs
-//! [`rules::apply`](oncegate_core::rules::apply) itself, and writes what came out, all inside one
+//! [`rules::apply`](oncegate_core::rules::apply) itself, and writes the new record, all inside one
 //! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn. Only the claim of a key that
-//! has no record, and the completion of a claim by its owner, are one statement each, without a look before.
+//! has no record, and the completion of a claim by its owner, are one statement each, without a read before.
 //!
-//! - `file`: opening, and what is refused; `place`: where it lies; `row`: a record as readable columns; `clock`
-//! - `commit`: a record completed inside a transaction of the user's own
-//! - `journal`: what happened to a key, written by triggers; `log`: the write-ahead log beside the file
-//! - `writer`: group commit; `reader`: looks; `purge`: expired records; `thread` and `queue`: between them and
+//! - `file`: opens the file, or refuses it; `place`: its location; `row`: a record as readable columns; `clock`
+//! - `commit`: completes a record inside the user's transaction
+//! - `journal`: the history of a key, written by triggers; `log`: the write-ahead log beside the file
+//! - `writer`: group commit; `reader`: reads; `purge`: expired records; `thread` and `queue`: between them and
 //!   the callers
 //!
-//! An operator reads it with any SQLite shell, while it is in use:
+//! An operator can read the file with any SQLite shell while it is in use:
 //!
 //! ```sql
 //! SELECT key, state, attempt, reason, datetime(expires_at_ms / 1000, 'unixepoch') FROM records;
 //! ```
 //!
 //! The file must be on a local disk: write-ahead logging shares memory between the processes.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about SQLite that this code depends on.
+//!
+//! - Digests have no order, so rows are not stored in the order of their keys: a batch would rewrite a page for each
+//!   row. `IN` in a CHECK, and an upsert on a table without rowids, make a temporary table for each row that is
+//!   written.
+//! - Callers that were answered together send their next commands together. The writing thread begins a transaction
+//!   with the first of these and executes what is there while the others arrive. It waits for them as long as the last
+//!   commit took, at most 1 ms. Gathering first and executing afterwards would add the two times.
+//! - A claim changes an arbitrary page of the index, a completion one that was just written. So when many commands
+//!   wait, claims get transactions of their own (`queue::Lane`): 256 of them change fewer pages than twice 128.
+//! - The writing thread remembers the row that a claim has made (`row::Claimed`), so that its completion needs no
+//!   index. It is a hint: other processes add and delete rows, so key and token are compared.
+//! - Notifying a condition variable is a system call even when no thread waits on it. So the queue records whether the
+//!   thread sleeps (`Queue::push`).
+//! - SQLite's own busy wait starves one of several busy processes. The store waits by itself, with jitter.
+//! - SQLite continues with a file that was deleted or replaced while it was open. Every transaction checks that the
+//!   file is still there.
+//! - SQLite would delete the log beside an empty file, and the records with it: that combination is refused.
+//! - `quick_check` does not compare an index with its table: a flipped bit there made a completed key look new.
+//! - A power cut is simulated by shutting down a file system under running programs. Linux may then confirm an `fsync`
+//!   that the shutdown has overtaken; a real cut leaves no program to receive it. So only answers from before the cut
+//!   count.
+//! - A COMMIT that fails with an I/O error may have reached the disk: its outcome is unknown, not refused.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,7 +53,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Upkeep};
+use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Upkeep};
 use tokio::sync::oneshot;
 
 use self::file::Settings;
@@ -56,19 +82,19 @@ mod writer;
 pub use self::file::Synchronous;
 pub use self::writer::SqliteStats;
 
-/// The most commands that are handed to the writer as one job; larger batches are cut.
+/// The most commands in one job for the writer; larger batches are split.
 const MAX_JOB_COMMANDS: usize = 256;
 
-/// The most keys that are looked up in one read transaction; larger batches are cut.
+/// The most keys in one read transaction; larger batches are split.
 const MAX_LOOK_KEYS: usize = 512;
 
 /// A store in one SQLite file.
 ///
-/// What it has answered survives `kill -9` and a power cut ([`Synchronous::Full`]). Several processes may
-/// use one file; each has a store of its own. Cheap to clone: clones share the threads and the file, and the
-/// last one that is dropped waits for what is under way.
+/// Confirmed writes survive `kill -9` and a power cut ([`Synchronous::Full`]). Several processes may use one file,
+/// each through its own store. Cheap to clone: clones share the threads and the file. Dropping the last clone waits
+/// for the commands in flight.
 ///
-/// Concurrent calls share transactions: whatever has arrived while the disk was busy is committed together.
+/// Concurrent calls share transactions: commands that arrive while the disk is busy are committed together.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -89,7 +115,7 @@ pub struct SqliteStore {
 
 struct Inner {
     settings: Settings,
-    /// It ends before the writer, through which it removes.
+    /// Declared before the writer, so that it ends first: it removes rows through the writer.
     _purge: Option<Worker<Nothing>>,
     writer: Writer,
     reader: Reader,
@@ -104,7 +130,7 @@ pub struct SqliteBuilder {
 }
 
 impl SqliteStore {
-    /// Opens the file with the default settings, and makes it if it does not exist.
+    /// Opens the file with the default settings, and creates it if it does not exist.
     ///
     /// # Errors
     /// See [`SqliteBuilder::open`].
@@ -122,24 +148,24 @@ impl SqliteStore {
         &self.inner.settings.path
     }
 
-    /// Opens another connection to the file, for effects that are committed together with their completion:
-    /// see [`Attempt::blocking_commit_with`](crate::Attempt::blocking_commit_with). It blocks.
+    /// Opens another connection to the file, for effects that are committed together with their completion.
     ///
-    /// Tables of your own may live in the file beside the store's (`records`, `descriptors`, `clock` and `oncegate_journal`), made by
-    /// any migration that leaves `application_id` and `user_version` alone. The connection commits durably
-    /// (`synchronous = FULL`) and waits up to the store's busy timeout for others that write.
+    /// See [`Attempt::blocking_commit_with`](crate::Attempt::blocking_commit_with). This call blocks.
+    ///
+    /// The file may contain tables of your own beside the store's (`records`, `descriptors`, `clock` and
+    /// `oncegate_journal`). Any migration may create them that does not change `application_id` and `user_version`. The
+    /// connection commits durably (`synchronous = FULL`) and waits up to the store's busy timeout for other writers.
     ///
     /// # Errors
-    /// When the file cannot be opened, or is not the one any more that the store has opened.
+    /// When the file cannot be opened, or is no longer the file that the store has opened.
     pub fn open_connection(&self) -> Result<rusqlite::Connection, StoreError> {
         file::open_for_effects(&self.inner.settings)
     }
 
-    /// What happened to `key`, the oldest first, at most the last `most` entries; none if the file has no
-    /// [journal](SqliteBuilder::journaled).
+    /// Returns the last journal entries of `key`, at most `most` of them, the oldest first.
     ///
-    /// An entry is there if and only if the change is that it tells of, also one in a transaction of the caller's own.
-    /// The purge of a record takes its entries along.
+    /// Empty if the file has no [journal](SqliteBuilder::journaled). An entry exists if and only if its change was
+    /// committed, also one in the caller's own transaction. The purge of a record removes its entries too.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -148,12 +174,12 @@ impl SqliteStore {
         self.inner.reader.ask(move |connection| journal::read(connection, &key, most)).await
     }
 
-    /// What this store has done since it was opened.
+    /// Counters of this store since it was opened.
     pub fn stats(&self) -> SqliteStats {
         self.inner.writer.stats()
     }
 
-    /// Lets `time` pass for `key`: its record expires so much sooner. For tests.
+    /// Moves the expiry of the record of `key` earlier by `time`, as if that time had passed. For tests.
     ///
     /// # Errors
     /// Like any other write.
@@ -165,68 +191,71 @@ impl SqliteStore {
 }
 
 impl SqliteBuilder {
-    /// How long to wait for other processes that write, before a call is answered with
+    /// The longest wait for other processes that write, before a call fails with
     /// [`StoreError::Unavailable`]. Default: 5 s.
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
         self.settings.busy_timeout = timeout;
         self
     }
 
-    /// What a committed answer survives. Default: [`Synchronous::Full`].
+    /// What a confirmed write survives. Default: [`Synchronous::Full`].
     pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
         self.settings.synchronous = synchronous;
         self
     }
 
-    /// The longest time between two walks through the file that remove expired records. Default: 60 s.
+    /// The longest time between the starts of two purges, which remove expired records. Default: 60 s.
     ///
-    /// Walks come sooner, and pause less, when one record in twenty has expired by then: a purge keeps up with what expires.
-    /// A walk goes in small steps, of some 5 ms of writing, between the callers' transactions.
+    /// Purges run more often, and pause less, when one record in twenty has expired by then, so that they keep up.
+    /// A purge goes in small steps, of some 5 ms of writing, between the callers' transactions.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.settings.purge_rest = Some(rest);
         self
     }
 
-    /// Leaves expired records in the file, for a purge of the operator's own. They still count as absent.
+    /// Leaves expired records in the file, for the operator's own purge. They still count as absent.
     pub fn without_purge(mut self) -> Self {
         self.settings.purge_rest = None;
         self
     }
 
-    /// Hands expired records to `archive` before they are removed. They stay in the file as long as it refuses
-    /// them. Default: none; they are removed.
+    /// Passes expired records to `archive` before they are removed. They stay in the file while the archive refuses
+    /// them. Default: no archive; they are removed.
     ///
-    /// Each process on the file purges by itself: give the archive to one, and set
-    /// [`without_purge`](Self::without_purge) for the others, which would remove records without it.
+    /// Each process on the file purges by itself. Give the archive to one process, and set
+    /// [`without_purge`](Self::without_purge) for the others, which would remove records without archiving them.
     pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
         self.settings.archive = Some(SharedArchive::new(archive));
         self
     }
 
-    /// Keeps a journal in the file: an entry for each change of state, written in the same transaction, by triggers
-    /// on the table; see [`SqliteStore::journal`]. None by default.
+    /// Keeps a journal in the file. Default: no journal.
     ///
-    /// Once it is made, it tells of every change in the file, whoever makes it and however his store is built.
+    /// Triggers on the table write an entry for each change of state, in the same transaction; see
+    /// [`SqliteStore::journal`]. Once created, the journal records every change in the file, also those by processes
+    /// whose store was opened without this setting.
     pub fn journaled(mut self) -> Self {
         self.settings.journaled = true;
         self
     }
 
-    /// Refuses a missing or empty file instead of starting a new one. A new file has forgotten every
-    /// message: where that must not happen by a mistyped path, make the file once and set this.
+    /// Refuses a missing or empty file instead of creating a new one.
+    ///
+    /// A new file knows no message, so every redelivery runs again. To prevent that after a mistyped path, create the
+    /// file once and set this.
     pub fn must_exist(mut self) -> Self {
         self.settings.must_exist = true;
         self
     }
 
-    /// The largest file, in bytes, that is read through and checked for damage when it is opened.
+    /// The largest file, in bytes, that is completely checked for damage when it is opened.
     /// Default: 256 MiB, which takes a few seconds. A larger file is checked page by page as it is used.
     pub fn check_files_up_to(mut self, bytes: u64) -> Self {
         self.settings.check_up_to_bytes = bytes;
         self
     }
 
-    /// Opens the file, on threads of its own.
+    /// Opens the file, and starts the threads of the store.
     ///
     /// # Errors
     /// [`StoreError::Refused`] when the file is damaged, belongs to another application or to a newer
@@ -273,11 +302,11 @@ impl Store for SqliteStore {
         answered.map_err(|_| no_answer())?.answers().next().unwrap_or_else(|| Err(no_answer()))
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let mut answers = Vec::with_capacity(keys.len());
         for piece in pieces(keys, MAX_LOOK_KEYS) {
             let count = piece.len();
-            answers.extend(answered(self.inner.reader.look(piece), count).await);
+            answers.extend(answered(self.inner.reader.read(piece), count).await);
         }
         answers
     }
@@ -311,7 +340,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Cuts a batch into pieces of at most `most`.
+/// Splits a batch into pieces of at most `most`.
 fn pieces<T>(mut batch: Vec<T>, most: usize) -> impl Iterator<Item = Vec<T>> {
     std::iter::from_fn(move || {
         if batch.is_empty() {
@@ -322,7 +351,7 @@ fn pieces<T>(mut batch: Vec<T>, most: usize) -> impl Iterator<Item = Vec<T>> {
     })
 }
 
-/// What a thread answers to a piece of `count` commands or keys.
+/// The answers of a thread to a piece of `count` commands or keys.
 async fn answered<T, A: Into<Vec<Result<T, StoreError>>>>(
     job: Result<oneshot::Receiver<A>, StoreError>,
     count: usize,

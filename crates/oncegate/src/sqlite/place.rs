@@ -1,4 +1,4 @@
-//! Where the file lies: that it stays there, and what is said of the place at start-up.
+//! The location of the file: it must not change while the file is open, and it is checked at start-up.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use rusqlite::Connection;
 
 use super::errors;
 
-/// File systems that other machines write to, by the names that Linux has for them.
+/// Network file systems, by their names in Linux.
 const NETWORK_FILE_SYSTEMS: [&str; 11] = [
     "9p",
     "afs",
@@ -24,13 +24,13 @@ const NETWORK_FILE_SYSTEMS: [&str; 11] = [
     "smb3",
 ];
 
-/// File systems whose files are in memory, and gone with the machine.
+/// File systems whose files are in memory, and lost when the machine stops.
 const MEMORY_FILE_SYSTEMS: [&str; 3] = ["tmpfs", "ramfs", "devtmpfs"];
 
-/// File systems that containers write on top of their image, gone with the container.
+/// File systems that containers write on top of their image, lost with the container.
 const CONTAINER_FILE_SYSTEMS: [&str; 3] = ["overlay", "aufs", "fuse.fuse-overlayfs"];
 
-/// Which file it is, whatever its path names by now.
+/// The identity of the opened file, also if its path names another file by now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     #[cfg(unix)]
@@ -45,17 +45,17 @@ impl Identity {
         Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
     }
 
-    /// Elsewhere an open file can be neither deleted nor replaced.
+    /// On other systems, an open file can be neither deleted nor replaced.
     #[cfg(not(unix))]
     fn of(_: &Path) -> io::Result<Self> {
         Ok(Self {})
     }
 }
 
-/// A file that must stay in its place while it is open.
+/// A file that must not be moved while it is open.
 ///
-/// SQLite goes on with a file that was deleted or replaced under it. What it then answered would be lost
-/// with the process, and another process would be told that the same messages are new.
+/// SQLite continues with a file that was deleted or replaced while open. Its later writes would be lost with the
+/// process, and for another process the same messages would be new.
 pub(super) struct Place {
     path: PathBuf,
     opened: Option<Identity>,
@@ -71,7 +71,7 @@ impl Place {
         match Identity::of(&self.path) {
             Ok(now) if Some(&now) == self.opened.as_ref() => Ok(()),
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::unavailable(format_args!("{path} cannot be looked at: {error}")))
+                Err(StoreError::unavailable(format_args!("cannot check {path}: {error}")))
             }
             _ => Err(StoreError::refused(format_args!(
                 "{path} was moved, deleted or replaced while it was open; put it back, or restart"
@@ -79,13 +79,13 @@ impl Place {
         }
     }
 
-    /// Says in which file it went wrong.
+    /// Adds the path of the file to an error.
     pub(super) fn name(&self, error: StoreError) -> StoreError {
         errors::of_file(&self.path, error)
     }
 }
 
-/// What the start-up check says of the file.
+/// The start-up check of the file.
 pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Checkup> {
     let version = rusqlite::version();
     let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
@@ -111,7 +111,7 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
     Ok(Checkup { store, survives, warnings })
 }
 
-/// What a synced file outlives at most on a file system of this kind, and a warning if that is less than it seems.
+/// What a synced file survives at most on this kind of file system, with a warning if that is less than expected.
 fn judge(kind: &str) -> (Survives, Option<String>) {
     if NETWORK_FILE_SYSTEMS.contains(&kind) {
         let warning = format!(
@@ -136,13 +136,13 @@ fn judge(kind: &str) -> (Survives, Option<String>) {
     (Survives::Disk, None)
 }
 
-/// The kind of the file system that the file is on, as far as Linux tells.
+/// The kind of the file system of the file; known on Linux only.
 fn kind_of(path: &Path) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     file_system(&mounts, &fs::canonicalize(path).ok()?).map(str::to_owned)
 }
 
-/// The kind of the file system that a path is on: that of the longest mount point above it, the last one of equals.
+/// The kind of the file system of a path: that of its longest mount point, the last one of equals.
 ///
 /// See proc_pid_mountinfo(5): the mount point is the fifth field, the kind the first one after a lone dash.
 fn file_system<'m>(mounts: &'m str, path: &Path) -> Option<&'m str> {

@@ -1,8 +1,8 @@
 //! The thread that removes expired records, in small steps.
 //!
-//! It walks over the rows in the order of their arrival, on a connection of its own, so that no claim waits for its
-//! looks or for an archive. Only the removal goes through the writing thread: transactions of [`STEP_AIM`] each between those
-//! of the callers. How often it walks and how long it pauses is what [`Pace`] says.
+//! It reads the rows in the order of their insertion, on a separate connection, so that no claim waits for its reads
+//! or for an archive. Only the removal goes through the writing thread: transactions of [`STEP_AIM`] each, between
+//! those of the callers. [`Pace`] decides how often it runs and how long it pauses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ use super::writer::Removals;
 use crate::archive::{Expired, SharedArchive};
 use crate::purge::{Backlog, Pace, Work};
 
-/// The most rows that one step looks at, and removes.
+/// The most rows that one step reads, and removes.
 const STEP_ROWS: usize = 4_000;
 
-/// The rows that a step removes at first, and at least.
+/// The most rows that the first step removes, and the minimum of this limit.
 const LEAST_REMOVES: usize = 250;
 
-/// How long the removals of one step should keep the writing thread busy, its commit left out.
+/// Target time of the removals of one step on the writing thread, without its commit.
 const STEP_AIM: Duration = Duration::from_millis(5);
 
-/// How long to wait after an error, unless walks are further apart or the operator's setting is shorter.
+/// The wait after an error, unless the purge interval is longer or the operator's setting is shorter.
 const RETRY_REST: Duration = Duration::from_secs(1);
 
-/// Nothing is asked of the thread: it works by itself until it is dropped.
+/// The thread takes no jobs: it works by itself until it is dropped.
 pub(super) enum Nothing {}
 
 impl Job for Nothing {
@@ -51,14 +51,14 @@ impl Job for Nothing {
     }
 }
 
-/// A row that has expired, by what tells it from one that was claimed again.
+/// An expired row, with the columns that distinguish it from one that was claimed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExpiredRow {
     id: i64,
     expires_at_ms: i64,
 }
 
-/// Starts the thread, if the settings want one.
+/// Starts the thread, if the settings enable the purge.
 pub(super) async fn start(
     settings: Settings,
     removals: Removals,
@@ -83,19 +83,19 @@ struct Purge {
     removals: Removals,
     backlog: Arc<Backlog>,
     walk: Walk,
-    /// How many rows the next step removes at most.
+    /// The most rows that the next step removes.
     step_removes: usize,
 }
 
-/// A walk through the file, as far as it has come.
+/// The progress of one pass through the file.
 struct Walk {
     began: Instant,
-    /// When the walk before it began.
+    /// When the previous pass began.
     last_began: Instant,
-    /// The last row that was looked at; 0 at the beginning.
+    /// The last row that was read; 0 at the beginning.
     after: i64,
     work: Work,
-    /// When the oldest record expired that had to stay, in the store's time.
+    /// When the oldest expired record that could not be removed expired, in the store's time.
     left_ms: Option<i64>,
 }
 
@@ -105,7 +105,7 @@ impl Walk {
     }
 }
 
-/// What a look found.
+/// The result of one read.
 struct Found {
     now_ms: i64,
     last: i64,
@@ -120,13 +120,13 @@ impl Purge {
         while let Turn::Idle | Turn::Jobs(_) = queue.take(1, pause) {
             pause = self.step().unwrap_or_else(|error| {
                 let error = self.place.name(error);
-                warn!(%error, "expired records stay in the SQLite file for now");
+                warn!(%error, "expired records were not removed from the SQLite file; the purge tries again");
                 self.pace.after_error(RETRY_REST)
             });
         }
     }
 
-    /// Removes what has expired among the next rows; returns how long to wait before the next step.
+    /// Removes the expired rows among the next rows. Returns how long to wait before the next step.
     fn step(&mut self) -> Result<Duration, StoreError> {
         self.place.check()?;
         let began = Instant::now();
@@ -142,9 +142,9 @@ impl Purge {
         }
         if let Some(archive) = self.archive.clone() {
             let records = self.records(&mut expired)?;
-            archive.keep(&records).map_err(|error| {
-                StoreError::unavailable(format_args!("the archive does not take them: {error}"))
-            })?;
+            archive
+                .keep(&records)
+                .map_err(|error| StoreError::unavailable(format_args!("the archive failed: {error}")))?;
         }
         if !expired.is_empty() {
             self.remove(expired)?;
@@ -183,7 +183,7 @@ impl Purge {
             let row = ExpiredRow { id: row.get(0)?, expires_at_ms: row.get(1)? };
             found.met += 1;
             found.last = row.id;
-            // No record ever expired before 1970: that is damage, which must not make its key new.
+            // No record expires before 1970: such a row is damaged, and must not make its key new.
             if (0..now_ms).contains(&row.expires_at_ms) {
                 found.expired.push(row);
             }
@@ -195,7 +195,7 @@ impl Purge {
         Ok(found)
     }
 
-    /// The records of the rows, for the archive; leaves out rows that cannot be read or have changed.
+    /// Reads the records of the rows for the archive; leaves out rows that cannot be read or have changed.
     fn records(&mut self, rows: &mut Vec<ExpiredRow>) -> Result<Vec<Expired>, StoreError> {
         let mut records = Vec::with_capacity(rows.len());
         let mut kept = Vec::with_capacity(rows.len());
@@ -226,7 +226,7 @@ impl Purge {
     }
 }
 
-/// Removes rows that still are what they were when they were looked at.
+/// Removes the rows that have not changed since they were read.
 pub(super) fn remove(connection: &Connection, rows: &[ExpiredRow]) -> rusqlite::Result<usize> {
     let mut remove = connection.prepare_cached("DELETE FROM records WHERE id = ?1 AND expires_at_ms = ?2")?;
     rows.iter().map(|row| remove.execute([row.id, row.expires_at_ms])).sum()

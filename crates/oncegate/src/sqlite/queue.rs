@@ -1,4 +1,4 @@
-//! What waits for a thread: a bounded queue in which heartbeats overtake, and what is alike goes together.
+//! A bounded queue for a thread, in which heartbeats overtake and similar jobs are taken together.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,31 +6,31 @@ use std::time::{Duration, Instant};
 
 use oncegate_core::store::StoreError;
 
-/// The most commands or keys that wait; what comes then is told that the store is overloaded.
+/// The most commands or keys in the queue; further ones fail with "unavailable".
 const MAX_WAITING: usize = 65_536;
 
-/// From this size on, a turn is of one lane.
+/// From this size on, a turn takes the jobs of one lane only.
 const ALIKE: usize = 64;
 
-/// Where a job stands.
+/// The lane of a job in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// It overtakes all others, and goes with any of them.
+    /// It overtakes all others, and can share a turn with any of them.
     Urgent,
     Early,
-    /// After those that are early, and where there are many, in turns of its own.
+    /// After the early jobs. When there are many, they have separate turns.
     Late,
 }
 
-/// Something that a thread does for a caller.
+/// A unit of work that a thread does for a caller.
 pub(super) trait Job {
-    /// Where it stands.
+    /// Its lane in the queue.
     fn lane(&self) -> Lane;
 
-    /// How much of a batch it takes.
+    /// Its size, as part of a batch.
     fn size(&self) -> usize;
 
-    /// Whether it must not share its turn with others.
+    /// Whether it must be alone in its turn.
     fn alone(&self) -> bool;
 }
 
@@ -45,26 +45,26 @@ struct Waiting<J> {
     early: VecDeque<J>,
     late: VecDeque<J>,
     size: usize,
-    /// At which size the thread wants to be woken, if it sleeps and nobody has woken it yet.
+    /// The size at which the thread must be woken; set while it sleeps and has not been woken yet.
     wanted: Option<usize>,
     closed: bool,
 }
 
-/// What a turn that is under way has so far.
+/// The content of a turn so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SoFar {
     pub(super) size: usize,
-    /// Of the last job.
+    /// The lane of the last job.
     pub(super) lane: Lane,
 }
 
-/// What a thread does next.
+/// The next work of a thread.
 pub(super) enum Turn<J> {
     /// These jobs, urgent ones first. Never empty.
     Jobs(Vec<J>),
     /// Nothing has arrived in time.
     Idle,
-    /// Nothing will arrive any more.
+    /// The queue is closed and empty.
     Closed,
 }
 
@@ -79,7 +79,7 @@ impl<J: Job> Queue<J> {
     /// Queues a job.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when too much waits already, or the thread has ended.
+    /// [`StoreError::Unavailable`] when the queue is full, or the thread has ended.
     pub(super) fn push(&self, job: J) -> Result<(), StoreError> {
         let mut waiting = self.waiting();
         if waiting.closed {
@@ -94,14 +94,14 @@ impl<J: Job> Queue<J> {
         let size = waiting.size;
         let sleeper = waiting.wanted.take_if(|wanted| lane == Lane::Urgent || size >= *wanted);
         drop(waiting);
-        // It is a system call even when nobody sleeps.
+        // Notifying is a system call even when no thread sleeps.
         if sleeper.is_some() {
             self.arrived.notify_one();
         }
         Ok(())
     }
 
-    /// Takes what has arrived, up to `most` in size; waits at most `patience` for it.
+    /// Takes the queued jobs, up to `most` in size. Waits at most `patience` for the first one.
     pub(super) fn take(&self, most: usize, patience: Duration) -> Turn<J> {
         let mut waiting = self.until(self.waiting(), 1, patience);
         match (waiting.is_empty(), waiting.closed) {
@@ -111,13 +111,15 @@ impl<J: Job> Queue<J> {
         }
     }
 
-    /// Takes what else has arrived for a turn that is under way, up to `most` in size. Waits at most `patience` until as much
-    /// as is `wanted` is there, but not beside something urgent. None, if nothing came that may share the turn.
+    /// Takes further jobs for a turn that has begun, up to `most` in size.
+    ///
+    /// Waits at most `patience` for jobs of the size `wanted`, but not while an urgent job is queued. Returns no jobs
+    /// if none arrived that may share the turn.
     pub(super) fn take_more(&self, so_far: SoFar, most: usize, wanted: usize, patience: Duration) -> Vec<J> {
         self.until(self.waiting(), wanted, patience).take(most, Some(so_far))
     }
 
-    /// Waits until so much has arrived, something urgent is there, nothing can come, or time is up.
+    /// Waits until jobs of this size or an urgent job have arrived, the queue is closed, or the time is up.
     fn until<'a>(
         &'a self,
         mut waiting: MutexGuard<'a, Waiting<J>>,
@@ -138,18 +140,18 @@ impl<J: Job> Queue<J> {
         waiting
     }
 
-    /// How much waits.
+    /// The size of the queue.
     pub(super) fn size(&self) -> usize {
         self.waiting().size
     }
 
-    /// Lets nothing more in. What waits is still done.
+    /// Closes the queue. Queued jobs are still executed.
     pub(super) fn close(&self) {
         self.waiting().closed = true;
         self.arrived.notify_all();
     }
 
-    /// Lets nothing more in and drops what waits, so that its callers learn that nobody answers.
+    /// Closes the queue and drops the queued jobs, so that their callers get an error.
     pub(super) fn abandon(&self) {
         let mut waiting = self.waiting();
         waiting.closed = true;
@@ -158,7 +160,7 @@ impl<J: Job> Queue<J> {
         }
     }
 
-    /// A panic elsewhere leaves the queue whole: each change of it is complete before the next.
+    /// Locks the queue. A poisoned lock is ignored: each change leaves the queue consistent.
     fn waiting(&self) -> MutexGuard<'_, Waiting<J>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +179,7 @@ impl<J> Waiting<J> {
         self.urgent.is_empty() && self.early.is_empty() && self.late.is_empty()
     }
 
-    /// Where the next job of a turn stands, if one may follow what it has so far.
+    /// The lane of the next job of a turn, if one may join it.
     fn next_lane(&self, so_far: Option<SoFar>) -> Option<Lane> {
         let has_enough = so_far.is_some_and(|so_far| so_far.size >= ALIKE);
         let last = so_far.map(|so_far| so_far.lane).filter(|_| has_enough);

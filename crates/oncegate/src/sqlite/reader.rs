@@ -1,9 +1,9 @@
-//! The thread that reads: looks never wait for a writer, of this process or another.
+//! The thread that reads: reads never wait for a writer of this process or another.
 
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
-use oncegate_core::store::{Looked, StoreError};
+use oncegate_core::store::{RecordSnapshot, StoreError};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -14,25 +14,25 @@ use super::queue::{Job, Lane, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::{self, Worker};
 
-/// The most keys of one read transaction, so that the log can be cut back between.
+/// The most keys of one read transaction, so that the log can be truncated between two transactions.
 const MAX_TRANSACTION_KEYS: usize = 1_024;
 
-/// How long the thread sleeps when nothing comes; any time would do.
+/// How long the idle thread sleeps at once; the value has no effect.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-type Answers = Vec<Result<Option<Looked>, StoreError>>;
+type Answers = Vec<Result<Option<RecordSnapshot>, StoreError>>;
 
-/// Keys that somebody wants to see.
+/// Keys to read, and the channel for the answers.
 struct Look {
     keys: Vec<StoreKey>,
     answer: oneshot::Sender<Answers>,
 }
 
-/// Something for the reading thread.
+/// A job for the reading thread.
 enum Question {
     /// Keys that may share a transaction with others.
     Look(Look),
-    /// Something else, by itself.
+    /// Another read, in its own transaction.
     Other(Box<dyn FnOnce(&Thread) + Send>),
 }
 
@@ -53,7 +53,7 @@ impl Job for Question {
     }
 }
 
-/// The reading thread, as the callers see it.
+/// The callers' handle on the reading thread.
 pub(super) struct Reader {
     worker: Worker<Question>,
 }
@@ -67,14 +67,14 @@ impl Reader {
         Ok(Self { worker: Worker::start("oncegate-sqlite-read", open, Thread::run).await? })
     }
 
-    /// Queues keys. The answers show at least what was committed before.
-    pub(super) fn look(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
+    /// Queues keys. The answers include at least everything that was committed before.
+    pub(super) fn read(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
         let (answer, answered) = oneshot::channel();
         self.worker.push(Question::Look(Look { keys, answer }))?;
         Ok(answered)
     }
 
-    /// Reads something that is no record.
+    /// Runs a read that is not of records.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -83,7 +83,7 @@ impl Reader {
         let question = move |thread: &Thread| {
             let read =
                 || ask(&thread.connection).map_err(|error| thread.place.name(errors::not_executed(&error)));
-            // A caller who has gone away wants no answer.
+            // The caller may be gone; then the answer is dropped.
             let _ = answer.send(thread.place.check().and_then(|()| read()));
         };
         self.worker.push(Question::Other(Box::new(question)))?;
@@ -91,7 +91,7 @@ impl Reader {
     }
 }
 
-/// The reading thread, as it sees itself.
+/// The state of the reading thread.
 struct Thread {
     connection: Connection,
     place: Place,
@@ -127,7 +127,7 @@ impl Thread {
             count.map(|count| (0..count).map(|_| Err(error.clone())).collect()).collect()
         });
         for (look, answers) in looks.into_iter().zip(answers) {
-            // A caller who has gone away wants no answer.
+            // The caller may be gone; then the answer is dropped.
             let _ = look.answer.send(answers);
         }
     }
@@ -141,7 +141,7 @@ impl Thread {
             let mut look = |key: &StoreKey| match rows.read(key) {
                 Ok(record) => {
                     let kept = record.filter(|record| record.kept(now));
-                    Ok(Ok(kept.map(|record| Looked { now, record })))
+                    Ok(Ok(kept.map(|record| RecordSnapshot { now, record })))
                 }
                 Err(Trouble::Sqlite(error)) => Err(error),
                 Err(unreadable) => Ok(Err(StoreError::from(unreadable))),

@@ -1,4 +1,4 @@
-//! A record as a row that people can read.
+//! A record as a row with readable columns.
 
 use std::collections::HashMap;
 
@@ -15,12 +15,11 @@ use super::errors::Trouble;
 
 /// The tables.
 ///
-/// Keys come in no order. In a table sorted by them, a batch of 64 would rewrite 64 pages for its claims and
-/// the same 64 for its completions. Rows in the order of their arrival lie together: only the index of the keys is
-/// hit all over, and only by claims. A record's own end comes before its result, so that a purge never reads
-/// long results.
+/// Keys have no order. In a table sorted by key, a batch of 64 would rewrite 64 pages for its claims and the same 64
+/// for its completions. Rows in insertion order are adjacent: only the index of the keys is changed in many places,
+/// and only by claims. The expiry column precedes the result, so that a purge never reads long results.
 ///
-/// The checks are spelt out, because SQLite makes a temporary table for `IN` each time a row is written.
+/// The checks do not use `IN`, because SQLite makes a temporary table for it each time a row is written.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE records (
     id            INTEGER NOT NULL PRIMARY KEY,   -- the order of arrival
@@ -64,27 +63,27 @@ const INSERT: &str = "INSERT INTO records (key, state, expires_at_ms, owner, att
 const UPDATE: &str = "UPDATE records SET state = ?2, expires_at_ms = ?3, owner = ?4, attempt = ?5, recovery = ?6, \
                       fence = ?7, fingerprint = ?8, handed_over = ?9, reason = ?10, result = ?11 WHERE id = ?1";
 
-/// Claims a key that has no row, and passes over one that has: what the rules make of nothing.
+/// Inserts the claim of a key that has no row, as the rules do for an absent record; does nothing if there is a row.
 const CLAIM_ABSENT: &str = "INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, fence, \
                             fingerprint, handed_over, reason) \
                             VALUES (?1, 'pending', ?2, ?3, 1, 'none', ?4, ?5, 0, '') ON CONFLICT (key) DO NOTHING";
 
-/// Completes the record of a row whose owner shows its token, and passes over any other.
+/// Completes the record of a row if the owner token matches; does nothing otherwise.
 const COMPLETE_OWN: &str = "UPDATE records SET state = 'completed', expires_at_ms = ?3, owner = ?4, attempt = 0, \
                             recovery = 'none', fence = NULL, handed_over = 0, reason = '', result = ?5 \
                             WHERE id = ?7 AND key = ?1 AND owner = ?2 AND state = 'pending' AND expires_at_ms >= ?6";
 
-/// Which rows were made by claims that are not completed yet. It spares their completions the index of the keys.
+/// The rows of claims that are not completed yet, so that their completions need not search the index of the keys.
 ///
-/// These are hints. The transaction of a claim may have been rolled back, and its row's id may be another's by now:
-/// who uses them compares key and token.
+/// These are hints. The transaction of a claim may have been rolled back, and its row id may belong to another record
+/// by now, so key and token are compared.
 #[derive(Default)]
 pub(super) struct Claimed {
     ids: HashMap<Token, i64>,
 }
 
 impl Claimed {
-    /// Claims that never come to a completion leave their hints behind; after so many, all are dropped.
+    /// Claims that are never completed leave their hints behind; at this many hints, all are dropped.
     const MOST: usize = 65_536;
 
     fn add(&mut self, token: Token, id: i64) {
@@ -99,7 +98,7 @@ impl Claimed {
     }
 }
 
-/// The rows of records, through statements that are prepared once for many keys.
+/// Access to the rows of records, with statements that are prepared once for many keys.
 pub(super) struct Rows<'c> {
     read: CachedStatement<'c>,
     insert: CachedStatement<'c>,
@@ -122,8 +121,8 @@ impl<'c> Rows<'c> {
 
     /// Runs a command on the row of its key, inside the caller's transaction.
     ///
-    /// Nearly every claim meets no row, and nearly every completion its own claim. For these one statement does what
-    /// the rules say, without a look before; whatever it passes over goes by the rules.
+    /// Nearly every claim finds no row, and nearly every completion finds its own claim. For these, one statement
+    /// implements the rules without a read before. All other commands read the record and apply the rules.
     pub(super) fn execute(
         &mut self,
         now: StoreTime,
@@ -185,7 +184,7 @@ impl<'c> Rows<'c> {
             millis(now),
             id,
         ])?;
-        Ok((rows == 1).then_some(Reply::Held { recreated: false }))
+        Ok((rows == 1).then_some(Reply::Applied { recreated: false }))
     }
 
     fn by_the_rules(&mut self, now: StoreTime, command: &Command) -> Result<Reply, Trouble> {
@@ -195,7 +194,7 @@ impl<'c> Rows<'c> {
         match (after, id) {
             (Some(after), Some(id)) if before.as_ref() != Some(&after) => self.update(id, &after)?,
             (Some(after), None) => _ = self.insert(key, &after)?,
-            // Unchanged, or expired: the purge takes what has expired.
+            // Unchanged, or expired: the purge removes expired rows.
             _ => {}
         }
         Ok(reply)
@@ -214,7 +213,7 @@ impl<'c> Rows<'c> {
         Ok(Some((row.get(10)?, decoded)))
     }
 
-    /// Makes a row for the record; `false` when the key has one already, which stays as it is.
+    /// Inserts a row for the record; `false` when the key already has one, which is left unchanged.
     fn insert(&mut self, key: &StoreKey, record: &Record) -> rusqlite::Result<bool> {
         Columns::of(record).run(&mut self.insert, &key.as_str()).map(|rows| rows == 1)
     }
@@ -230,7 +229,7 @@ pub(super) fn read(connection: &Connection, key: &StoreKey) -> Result<Option<Rec
     Rows::of(connection)?.read(key)
 }
 
-/// Puts a record in the place of whatever row the key has.
+/// Inserts or replaces the row of the key.
 #[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
 pub(super) fn write(connection: &Connection, key: &StoreKey, record: &Record) -> rusqlite::Result<()> {
     let mut rows = Rows::of(connection)?;
@@ -242,7 +241,7 @@ pub(super) fn write(connection: &Connection, key: &StoreKey, record: &Record) ->
     rows.update(id, record)
 }
 
-/// A record, spread over its columns.
+/// A record as its columns.
 struct Columns<'a> {
     record: &'a Record,
     state: &'static str,
@@ -317,14 +316,14 @@ fn millis(time: StoreTime) -> i64 {
     i64::try_from(time.millis()).unwrap_or(i64::MAX)
 }
 
-/// A fence as its column holds it.
+/// A fencing token as its column holds it.
 fn number(Fence(fence): Fence) -> i64 {
     i64::try_from(fence).unwrap_or(i64::MAX)
 }
 
-/// Reads a row that may hold anything: nothing is guessed, and what is wrong is said without the data.
+/// Decodes a row that may contain anything: nothing is guessed, and errors do not contain the data.
 ///
-/// The columns stand in the order of [`READ`].
+/// The columns are in the order of [`READ`].
 fn decode(row: &Row<'_>) -> Result<Record, String> {
     let expires_at_ms: i64 = column(row, 1, "expires_at_ms")?;
     let attempt: u8 = column(row, 3, "attempt")?;
@@ -359,7 +358,7 @@ fn decode(row: &Row<'_>) -> Result<Record, String> {
         }
         _ => return Err("state is of no known kind".to_owned()),
     };
-    // No record ever expired before 1970: taken for a time, it would make its key new.
+    // No record expires before 1970: as a time, a negative value would make its key new.
     let expires_at_ms = u64::try_from(expires_at_ms).map_err(|_| "expires_at_ms is negative")?;
     let expires_at = StoreTime::from_millis(expires_at_ms);
     Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
@@ -374,7 +373,7 @@ fn text<'r>(row: &'r Row<'_>, at: usize, name: &str) -> Result<&'r str, String> 
     value.ok_or_else(|| format!("column {name} holds something else"))
 }
 
-/// What time it is; within a transaction that writes, `keep` what the file must remember of it.
+/// The store's time. Within a transaction that writes, `keep` also stores the clock's state in the file.
 pub(super) fn now(connection: &Connection, keep: bool) -> rusqlite::Result<StoreTime> {
     let remembered = connection
         .prepare_cached("SELECT reached_us, ahead_us FROM clock WHERE id = 1")?
@@ -388,7 +387,7 @@ pub(super) fn now(connection: &Connection, keep: bool) -> rusqlite::Result<Store
     Ok(now)
 }
 
-/// Keeps a scope's descriptor if it is the expected one that is there; returns what is there afterwards.
+/// Stores a scope's descriptor if the current one is the expected one; returns the descriptor afterwards.
 pub(super) fn describe(
     connection: &Connection,
     scope: &Scope,
@@ -414,7 +413,7 @@ pub(super) fn descriptor(connection: &Connection, scope: &Scope) -> rusqlite::Re
         .optional()
 }
 
-/// Lets time pass for a key.
+/// Moves the expiry of a key's record earlier, as if time had passed.
 #[cfg(feature = "testing")]
 pub(super) fn pass(
     connection: &Connection,

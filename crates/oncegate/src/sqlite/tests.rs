@@ -99,10 +99,11 @@ async fn one(store: &SqliteStore, command: Command) -> Result<Reply, StoreError>
 
 /// What a completed key keeps.
 async fn result_of(store: &SqliteStore, name: &str) -> Bytes {
-    match store.look(vec![key(name)]).await.pop() {
-        Some(Ok(Some(Looked { record: Record { state: State::Completed { result, .. }, .. }, .. }))) => {
-            result
-        }
+    match store.read(vec![key(name)]).await.pop() {
+        Some(Ok(Some(RecordSnapshot {
+            record: Record { state: State::Completed { result, .. }, .. },
+            ..
+        }))) => result,
         other => panic!("{name} is not completed: {other:?}"),
     }
 }
@@ -111,7 +112,7 @@ async fn result_of(store: &SqliteStore, name: &str) -> Bytes {
 async fn completed(store: &SqliteStore, keys: u32, retention: Duration) {
     let complete = |number| complete(&format!("{number}"), 1, vec![7; 300], retention);
     for answer in store.execute((0..keys).map(complete).collect()).await {
-        assert_eq!(answer.unwrap(), Reply::Held { recreated: true });
+        assert_eq!(answer.unwrap(), Reply::Applied { recreated: true });
     }
 }
 
@@ -131,7 +132,7 @@ async fn a_row_in_the_place_of_a_claims_own_is_not_completed() {
     assert!(one(&store, claim("b", 2)).await.is_ok());
     assert_eq!(id_of("b"), id, "the id is used again");
 
-    let held = |recreated| Reply::Held { recreated };
+    let held = |recreated| Reply::Applied { recreated };
     assert_eq!(one(&store, complete("a", 1, "of a", DAY)).await.unwrap(), held(true));
     assert_eq!(one(&store, complete("b", 2, "of b", DAY)).await.unwrap(), held(false));
     assert_eq!([result_of(&store, "a").await, result_of(&store, "b").await], ["of a", "of b"]);
@@ -146,7 +147,7 @@ async fn one_token_for_two_keys_completes_each_by_itself() {
     }
     for name in ["a", "b"] {
         let completed = one(&store, complete(name, 1, name.to_owned(), DAY)).await;
-        assert_eq!(completed.unwrap(), Reply::Held { recreated: false });
+        assert_eq!(completed.unwrap(), Reply::Applied { recreated: false });
     }
     assert_eq!([result_of(&store, "a").await, result_of(&store, "b").await], ["a", "b"]);
 }
@@ -156,7 +157,7 @@ async fn what_was_answered_is_there_when_the_file_is_opened_again() {
     let place = Place::new();
     completed(&place.open().await, 500, DAY).await;
     let store = SqliteStore::builder(place.path()).must_exist().open().await.unwrap();
-    let found = store.look((0..500).map(|number| key(&format!("{number}"))).collect()).await;
+    let found = store.read((0..500).map(|number| key(&format!("{number}"))).collect()).await;
     assert!(found.into_iter().all(|record| record.unwrap().is_some()));
 }
 
@@ -203,8 +204,8 @@ async fn a_full_disk_is_told_and_got_over() {
     limit(1).await.unwrap();
     let error = one(&store, complete("large", 1, vec![7; 64 * 1024], DAY)).await.unwrap_err();
     assert!(matches!(&error, StoreError::Unavailable { reason } if reason.contains("full")), "{error}");
-    assert!(store.look(vec![key("1")]).await.pop().unwrap().unwrap().is_some(), "looks go on");
-    assert_eq!(store.look(vec![key("large")]).await.pop().unwrap().unwrap(), None, "nothing was executed");
+    assert!(store.read(vec![key("1")]).await.pop().unwrap().unwrap().is_some(), "looks go on");
+    assert_eq!(store.read(vec![key("large")]).await.pop().unwrap().unwrap(), None, "nothing was executed");
     limit(1_000_000).await.unwrap();
     assert!(one(&store, complete("large", 1, vec![7; 64 * 1024], DAY)).await.is_ok());
 }
@@ -219,7 +220,7 @@ async fn a_lock_of_another_process_is_waited_for_within_the_limit() {
     foreign.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = one(&store, claim("a", 1)).await.unwrap_err();
     assert!(matches!(&error, StoreError::Unavailable { reason } if reason.contains("lock")), "{error}");
-    assert!(store.look(vec![key("0")]).await.pop().unwrap().unwrap().is_some(), "looks wait for nobody");
+    assert!(store.read(vec![key("0")]).await.pop().unwrap().unwrap().is_some(), "reads do not wait");
     foreign.execute_batch("COMMIT").unwrap();
     assert!(one(&store, claim("a", 1)).await.is_ok());
 }
@@ -257,7 +258,7 @@ async fn a_file_that_was_taken_away_is_refused() {
         }
         let error = one(&store, claim("0", 2)).await.unwrap_err();
         assert!(matches!(error, StoreError::Refused { .. }), "{error}");
-        let error = store.look(vec![key("0")]).await.pop().unwrap().unwrap_err();
+        let error = store.read(vec![key("0")]).await.pop().unwrap().unwrap_err();
         assert!(matches!(error, StoreError::Refused { .. }), "{error}");
     }
     std::fs::rename(&elsewhere, place.path()).unwrap();
@@ -341,7 +342,7 @@ async fn an_expiry_that_no_record_can_have_is_damage_and_not_the_past() {
     completed(&store, 1, AGES).await;
     let other = rusqlite::Connection::open(place.path()).unwrap();
     other.execute("UPDATE records SET expires_at_ms = -expires_at_ms", []).unwrap();
-    let looked = store.look(vec![key("0")]).await.remove(0);
+    let looked = store.read(vec![key("0")]).await.remove(0);
     assert!(matches!(looked, Err(StoreError::Unreadable { .. })), "{looked:?}");
 }
 
@@ -368,7 +369,7 @@ async fn a_flipped_bit_never_makes_a_record_absent() {
             }
             Err(other) => panic!("{flip}: {other}"),
         };
-        for looked in store.look(keys.clone()).await {
+        for looked in store.read(keys.clone()).await {
             match looked {
                 Ok(Some(looked)) => assert!(matches!(looked.record.state, State::Completed { .. }), "{flip}"),
                 Ok(None) => panic!("{flip}: a completed key is new again"),

@@ -1,4 +1,4 @@
-//! A thread with a queue: how it starts, fails and ends.
+//! A thread with a queue: its start, failure and end.
 
 use std::io;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use tokio::sync::oneshot;
 
 use super::queue::{Job, Queue};
 
-/// What a caller is told whose job the thread took along into its end.
+/// Error text for a job whose thread ended before it answered.
 pub(super) const ENDED: &str = "the thread of the SQLite store ended before it answered";
 
-/// A thread that owns a connection and works off a queue. Dropping it waits for what is queued.
+/// A thread that owns a connection and processes a queue. Dropping it waits for the queued jobs.
 pub(super) struct Worker<J: Job> {
     queue: Arc<Queue<J>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<J: Job + Send + 'static> Worker<J> {
-    /// Starts the thread, which opens what it works with, and waits until that is open.
+    /// Starts the thread, and waits until it has opened its connection.
     pub(super) async fn start<S>(
         name: &str,
         open: impl FnOnce() -> Result<S, StoreError> + Send + 'static,
@@ -29,11 +29,11 @@ impl<J: Job + Send + 'static> Worker<J> {
         let (opened, is_open) = oneshot::channel();
         let ending = Ending(Arc::clone(&queue));
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            // Whatever ends this thread, nobody waits for it for ever.
+            // However this thread ends, no caller waits for it for ever.
             let ending = ending;
             match open() {
                 Ok(state) => {
-                    // A caller who is gone by now has dropped the queue too, and the thread ends.
+                    // A caller that is gone has dropped the queue too, so the thread ends.
                     let _ = opened.send(Ok(()));
                     run(state, &ending.0);
                 }
@@ -51,12 +51,12 @@ impl<J: Job + Send + 'static> Worker<J> {
         }
     }
 
-    /// What the thread works off, for those who hand in jobs beside the owner.
+    /// The queue of the thread, for other submitters besides the owner.
     pub(super) fn queue(&self) -> &Arc<Queue<J>> {
         &self.queue
     }
 
-    /// Hands a job to the thread.
+    /// Submits a job to the thread.
     ///
     /// # Errors
     /// See [`Queue::push`].
@@ -69,7 +69,7 @@ impl<J: Job> Drop for Worker<J> {
     fn drop(&mut self) {
         self.queue.close();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been told by itself; there is nobody left to hear of it here.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }

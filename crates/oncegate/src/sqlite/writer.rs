@@ -1,4 +1,4 @@
-//! The thread that writes: group commit.
+//! The thread that writes, with group commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,21 +22,21 @@ use super::thread::{self, Worker};
 /// The most commands of one transaction, unless a single job has more.
 const MAX_TRANSACTION_COMMANDS: usize = 4_096;
 
-/// The longest time to wait for more commands in a transaction that has begun: nobody else writes to the file meanwhile.
+/// The longest wait for more commands in a transaction that has begun, because it blocks other processes' writes.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
 
-/// How long the thread sleeps when nothing comes; any time would do.
+/// How long the idle thread sleeps at once; the value has no effect.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-/// What a store has done since it was opened.
+/// Counters of a store since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SqliteStats {
-    /// Commands that were executed.
+    /// The number of executed commands.
     pub commands: u64,
-    /// Transactions that executed them; fewer than commands when calls were concurrent.
+    /// The number of their transactions; fewer than commands when calls were concurrent.
     pub transactions: u64,
-    /// Expired records that were removed.
+    /// The number of expired records that were removed.
     pub purged: u64,
 }
 
@@ -47,10 +47,10 @@ struct Counters {
     purged: AtomicU64,
 }
 
-/// A caller's commands, each with room for its answer.
+/// A caller's commands, each with a slot for its answer.
 ///
-/// It travels to the writing thread and back, so that what the caller has allocated is freed by the caller: memory
-/// that goes from thread to thread takes the allocator's locks.
+/// It is sent to the writing thread and back, so that the caller frees what it has allocated: freeing memory on
+/// another thread takes the allocator's locks.
 pub(super) struct Batch {
     asked: Vec<Asked>,
 }
@@ -61,7 +61,7 @@ impl From<Batch> for Vec<Answer> {
     }
 }
 
-/// A command, and its answer when there is one.
+/// A command, and its answer once there is one.
 struct Asked {
     command: Command,
     answer: Option<Answer>,
@@ -81,11 +81,11 @@ impl Batch {
     }
 }
 
-/// Something for the writing thread.
+/// A job for the writing thread.
 enum Work {
     /// Commands that may share a transaction with others.
     Commands { batch: Batch, caller: oneshot::Sender<Batch> },
-    /// A transaction of its own.
+    /// Work in a separate transaction.
     Task(Box<dyn FnOnce(&mut Transactions) + Send>),
 }
 
@@ -109,7 +109,7 @@ impl Job for Work {
     }
 }
 
-/// The writing thread, as the callers see it.
+/// The callers' handle on the writing thread.
 pub(super) struct Writer {
     worker: Worker<Work>,
     counters: Arc<Counters>,
@@ -131,12 +131,12 @@ impl Writer {
         Ok(Self { worker, counters })
     }
 
-    /// Queues commands. They come back with their answers when they are committed.
+    /// Queues commands. Returns them with their answers when they are committed.
     pub(super) fn execute(&self, commands: Vec<Command>) -> Result<oneshot::Receiver<Batch>, StoreError> {
         self.queue(Batch::of(commands))
     }
 
-    /// The same for one command.
+    /// Queues one command.
     pub(super) fn execute_one(&self, command: Command) -> Result<oneshot::Receiver<Batch>, StoreError> {
         self.queue(Batch { asked: vec![Asked { command, answer: None }] })
     }
@@ -147,7 +147,7 @@ impl Writer {
         Ok(answered)
     }
 
-    /// Runs something in a transaction of its own.
+    /// Runs `work` in a separate transaction.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -157,7 +157,7 @@ impl Writer {
         answered.await.map_err(thread_ended)?
     }
 
-    /// How the purge removes rows.
+    /// The purge's handle for removing rows.
     pub(super) fn removals(&self) -> Removals {
         Removals { queue: Arc::clone(self.worker.queue()), counters: Arc::clone(&self.counters) }
     }
@@ -171,13 +171,13 @@ impl Writer {
     }
 }
 
-/// Something in a transaction of its own, and where its answer comes.
+/// Work in a separate transaction, and the channel for its answer.
 fn task<T: Send + 'static>(
     mut task: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
 ) -> (Work, oneshot::Receiver<Result<T, StoreError>>) {
     let (answer, answered) = oneshot::channel();
     let run = move |transactions: &mut Transactions| {
-        // A caller who has gone away wants no answer.
+        // The caller may be gone; then the answer is dropped.
         let _ = answer.send(transactions.write(|connection, _| task(connection)));
     };
     (Work::Task(Box::new(run)), answered)
@@ -187,14 +187,14 @@ fn thread_ended(_: oneshot::error::RecvError) -> StoreError {
     StoreError::unknown(thread::ENDED)
 }
 
-/// The writing thread, as the purge sees it.
+/// The purge's handle on the writing thread.
 pub(super) struct Removals {
     queue: Arc<Queue<Work>>,
     counters: Arc<Counters>,
 }
 
 impl Removals {
-    /// Removes rows in one transaction, and waits for it. Returns how long it took, its commit left out.
+    /// Removes rows in one transaction, and waits for it. Returns how long it took without its commit.
     pub(super) fn remove(&self, rows: Vec<ExpiredRow>) -> Result<Duration, StoreError> {
         let (work, answered) = task(move |connection| {
             let began = Instant::now();
@@ -208,10 +208,10 @@ impl Removals {
     }
 }
 
-/// The writing thread, as it sees itself.
+/// The state of the writing thread.
 struct Thread {
     transactions: Transactions,
-    /// How many commands may come at once: those that waited when the last ones were answered, and as many as these.
+    /// The expected number of concurrent commands: those that waited at the last answer, and as many as were answered.
     expected: usize,
     claimed: Claimed,
     counters: Arc<Counters>,
@@ -254,9 +254,9 @@ impl Thread {
 }
 
 impl Batch {
-    /// A heartbeat that waits behind bulk may come too late. Claims come last, and in turns of their own if there are many:
-    /// each changes a page of the index somewhere, and the more of them share a transaction, the fewer pages there are for
-    /// each.
+    /// A heartbeat that waits behind bulk may be too late. Claims come last, and in separate turns if there are many:
+    /// each changes an arbitrary page of the index, and the more of them share a transaction, the fewer pages are
+    /// written per claim.
     fn lane(&self) -> Lane {
         let all = |is: fn(&Operation) -> bool| self.asked.iter().all(|asked| is(&asked.command.operation));
         if all(|operation| matches!(operation, Operation::Extend { .. })) {
@@ -273,7 +273,7 @@ impl Batch {
         self.asked.iter_mut().for_each(|asked| asked.answer = Some(Err(error.clone())));
     }
 
-    /// Executes the commands. There are answers of a transaction that was rolled back, if this is not the first try.
+    /// Executes the commands. On a repeated try, it replaces the answers of the transaction that was rolled back.
     ///
     /// An error of one record is that command's answer; an error of the file ends the transaction for all.
     fn execute(
@@ -293,15 +293,15 @@ impl Batch {
     }
 }
 
-/// Whose commands share a transaction.
+/// The callers whose commands share a transaction.
 struct Group<'q> {
     queue: &'q Queue<Work>,
     batches: Vec<Batch>,
     callers: Vec<oneshot::Sender<Batch>>,
     so_far: SoFar,
-    /// How many commands there may be soon.
+    /// The number of commands to expect soon.
     expected: usize,
-    /// How long to wait for them.
+    /// The wait for them.
     patience: Duration,
 }
 
@@ -317,10 +317,11 @@ impl<'q> Group<'q> {
         self.callers.push(caller);
     }
 
-    /// Executes all commands of all callers, and of those who come meanwhile.
+    /// Executes all commands of all callers, and of the callers that arrive meanwhile.
     ///
-    /// Callers that were answered together tend to come back together. The first ones are executed while the others are on
-    /// their way: without a short wait for these, two halves would take turns with a sync of the disk each.
+    /// Callers that were answered together tend to send their next commands together. The first ones are executed
+    /// while the others arrive: without a short wait for these, two halves would alternate, each with its own sync of
+    /// the disk.
     fn execute(
         &mut self,
         connection: &Connection,
@@ -338,12 +339,12 @@ impl<'q> Group<'q> {
             if !self.gather(deadline) {
                 return Ok(());
             }
-            // No lease begins before it was asked for.
+            // No lease may begin before its claim was sent.
             now = row::now(connection, true)?;
         }
     }
 
-    /// Takes along who has come meanwhile, or comes until then; `false` when the transaction is to be committed.
+    /// Adds the callers that have arrived, or arrive until then; `false` when the transaction must be committed.
     fn gather(&mut self, deadline: Instant) -> bool {
         let room = MAX_TRANSACTION_COMMANDS.saturating_sub(self.so_far.size);
         let missing = self.expected.saturating_sub(self.so_far.size).min(room);
@@ -352,7 +353,7 @@ impl<'q> Group<'q> {
         }
         let patience =
             if missing == 0 { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
-        // While a quarter of them is executed, the next may come: so few turns, and few wake-ups, do.
+        // While a quarter of them is executed, the next may arrive, so few turns and few wake-ups are enough.
         let wanted = missing.min(self.expected.div_ceil(4)).max(1);
         let more = self.queue.take_more(self.so_far, room, wanted, patience);
         let came = !more.is_empty();
@@ -366,7 +367,7 @@ impl<'q> Group<'q> {
 
     fn answer(self) {
         for (caller, batch) in self.callers.into_iter().zip(self.batches) {
-            // A caller who has gone away wants no answer.
+            // The caller may be gone; then the answer is dropped.
             let _ = caller.send(batch);
         }
     }
@@ -377,18 +378,18 @@ fn is_its_own(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::TooBig)
 }
 
-/// The connection that writes, and how a transaction on it begins and ends.
+/// The connection that writes. It begins and ends transactions.
 struct Transactions {
     connection: Connection,
     place: Place,
     log: LogWatch,
     busy_timeout: Duration,
-    /// How long the last commit took, with its sync of the disk: for so long it pays to wait for more that will share it.
+    /// How long the last commit took, with its sync of the disk: a wait up to this time for more commands pays.
     last_commit: Duration,
 }
 
 impl Transactions {
-    /// Runs `work` in one transaction; `work` may run again when another process was in the way.
+    /// Runs `work` in one transaction; `work` may run again when another process held the lock.
     fn write<T>(
         &mut self,
         mut work: impl FnMut(&Connection, StoreTime) -> rusqlite::Result<T>,
@@ -400,7 +401,7 @@ impl Transactions {
             committing_since = None;
             let settled = transaction(connection, &mut work, &mut committing_since);
             if !connection.is_autocommit() {
-                // It cannot be worse than it is: what is not rolled back here, the next BEGIN refuses.
+                // An error is ignored: if the rollback failed, the next BEGIN is refused.
                 let _ = connection.execute_batch("ROLLBACK");
             }
             settled

@@ -1,4 +1,4 @@
-//! The calls to SQS: one function each, with its time limit, and what its errors mean.
+//! The calls to SQS, one function each with its time limit, and the meaning of their errors.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use aws_sdk_sqs::types::{
 use super::held::{Answer, Change, Target};
 use super::settings::CONNECT_TIMEOUT;
 
-/// How long a call that does not wait for messages may take.
+/// Time limit of a call that does not wait for messages.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much longer than its wait a receive may take.
 const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
 
-/// What a queue does not have any more when it is gone.
+/// The error codes for a queue that does not exist.
 const NO_QUEUE: [&str; 2] = ["QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"];
 
-/// What says that a receipt handle is worth nothing. Everything else may be tried again.
+/// The error codes for an invalid receipt handle. All other errors may be retried.
 const GONE: [&str; 6] = [
     "ReceiptHandleIsInvalid",
     "InvalidParameterValue",
@@ -33,7 +33,7 @@ const GONE: [&str; 6] = [
     "InvalidParameter",
 ];
 
-/// What says that the credentials are no good (any more).
+/// The error codes for invalid or expired credentials.
 const UNKNOWN_CALLER: [&str; 6] = [
     "ExpiredToken",
     "ExpiredTokenException",
@@ -43,7 +43,7 @@ const UNKNOWN_CALLER: [&str; 6] = [
     "MissingAuthenticationToken",
 ];
 
-/// What a server says that is too busy, or about to be back.
+/// The error codes of a server that is too busy or restarting.
 const PASSING: [&str; 6] = [
     "ServiceUnavailable",
     "InternalError",
@@ -53,19 +53,19 @@ const PASSING: [&str; 6] = [
     "RequestTimeout",
 ];
 
-/// How long a receive waits for messages after one that has failed: its answer says that the queue is back.
+/// How long a receive waits for messages after a failed one. Its answer shows that the queue is back.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
 /// How a receive waits for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
-    /// As long as the source is set to.
+    /// As long as the source's setting.
     Long,
     /// For a moment, to find out whether the queue answers again.
     Probe,
 }
 
-/// A queue as it is called while it is consumed. Nothing is repeated in here: whoever calls counts failures.
+/// The calls to a queue while it is consumed. It does not retry; the caller counts failures.
 #[derive(Debug)]
 pub(crate) struct Api {
     polls: Client,
@@ -79,7 +79,7 @@ pub(crate) struct Api {
 #[derive(Debug)]
 pub(crate) struct CallError {
     pub(crate) code: String,
-    /// Nobody answered.
+    /// Whether no server answered.
     pub(crate) is_unreachable: bool,
     text: String,
 }
@@ -93,7 +93,7 @@ impl CallError {
         let text = match (error.code(), error.message()) {
             (Some(code), Some(message)) => format!("{code}: {message}"),
             (Some(code), None) => code.to_owned(),
-            // Without a service's own words, the chain of causes says more than the outermost error.
+            // Without a message from the service, the chain of causes tells more than the outermost error.
             (None, _) => DisplayErrorContext(error).to_string(),
         };
         let is_unreachable = match error {
@@ -104,17 +104,17 @@ impl CallError {
         Self { code, is_unreachable, text }
     }
 
-    /// The queue does not exist.
+    /// Whether the queue does not exist.
     pub(crate) fn is_no_queue(&self) -> bool {
         NO_QUEUE.contains(&self.code.as_str())
     }
 
-    /// It may pass without a change of anything: the server is away, or too busy.
+    /// Whether the error is temporary: the server is unreachable or too busy.
     pub(crate) fn is_passing(&self) -> bool {
         self.is_unreachable || PASSING.contains(&self.code.as_str())
     }
 
-    /// The caller may not do that, or is not known: its credentials have expired, for example.
+    /// Whether access is denied, or the caller is unknown, for example because its credentials have expired.
     pub(crate) fn is_denied(&self) -> bool {
         self.code.contains("AccessDenied") || UNKNOWN_CALLER.contains(&self.code.as_str())
     }
@@ -137,8 +137,8 @@ impl From<BuildError> for CallError {
 impl Api {
     pub(crate) fn new(client: &Client, url: String, wait: Duration, visibility: Duration) -> Self {
         let limited = |limit: Duration| {
-            // Its own time limits also give it connections of its own: they are driven where they were opened,
-            // and a heartbeat must not stand on one that a blocked runtime drives.
+            // Its own time limits also give it its own connections. The runtime that opened a connection drives it, and
+            // a heartbeat must not depend on a blocked runtime.
             let timeouts = TimeoutConfig::builder()
                 .connect_timeout(CONNECT_TIMEOUT)
                 .read_timeout(limit)
@@ -151,7 +151,7 @@ impl Api {
         Self { polls: limited(wait + RECEIVE_MARGIN), calls: limited(CALL_TIMEOUT), url, wait, visibility }
     }
 
-    /// Waits for up to `most` messages, with everything that the queue knows of them.
+    /// Waits for up to `most` messages, with all their attributes.
     pub(crate) async fn receive(
         &self,
         most: usize,
@@ -175,7 +175,7 @@ impl Api {
         Ok(answer.messages.unwrap_or_default())
     }
 
-    /// Deletes at most ten messages; the answers stand in their order.
+    /// Deletes at most ten messages; the answers are in the same order.
     pub(crate) async fn delete(&self, targets: &[Target]) -> Result<Vec<Answer>, CallError> {
         let mut call = self.calls.delete_message_batch().queue_url(&self.url);
         for (position, target) in targets.iter().enumerate() {
@@ -187,7 +187,7 @@ impl Api {
         Ok(answers(targets.len(), done, &answer.failed))
     }
 
-    /// Sets the visibility of at most ten messages; the answers stand in their order.
+    /// Sets the visibility timeout of at most ten messages; the answers are in the same order.
     pub(crate) async fn change_visibility(&self, changes: &[Change]) -> Result<Vec<Answer>, CallError> {
         let mut call = self.calls.change_message_visibility_batch().queue_url(&self.url);
         for (position, change) in changes.iter().enumerate() {
@@ -203,7 +203,7 @@ impl Api {
     }
 }
 
-/// A receive from a FIFO queue, by whose name its answer can be had again.
+/// The attempt id of a receive from a FIFO queue, with which its answer can be requested again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt(String);
 
@@ -213,12 +213,12 @@ impl Attempt {
     }
 }
 
-/// Whole seconds, rounded up: what a queue is told may last longer than needed, never shorter.
+/// Returns whole seconds, rounded up: a visibility timeout may be longer than needed, never shorter.
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1_000)).unwrap_or(i32::MAX)
 }
 
-/// The answers by position. An entry that the answer does not mention has failed.
+/// Returns the answers by position. An entry that the response does not mention has failed.
 fn answers<'a>(
     count: usize,
     done: impl Iterator<Item = &'a str>,

@@ -1,4 +1,4 @@
-//! From the queue's messages to ours.
+//! Converts SQS messages to ours.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::settings::Body;
 use super::{ORIGIN_ATTRIBUTE, sns};
 use crate::message::{Header, Message, Origin};
 
-/// Attributes of senders cannot begin so: SQS keeps the prefix for itself. Headers that come from SQS do.
+/// The prefix of headers from SQS. SQS reserves it, so senders' attributes cannot have it.
 pub(crate) const SYSTEM_PREFIX: &str = "AWS.";
-/// The data types of those attributes that are no plain strings, as a JSON object.
+/// The header with the data types of attributes that are not plain strings, as a JSON object.
 pub(crate) const TYPES_HEADER: &str = "AWS.DataTypes";
-/// The group of a message in a FIFO queue.
+/// The header with the group of a message in a FIFO queue.
 pub(crate) const GROUP_HEADER: &str = "AWS.MessageGroupId";
 
-/// When a message was received for the first time, in milliseconds since 1970.
+/// The header with the time of a message's first receive, in milliseconds since 1970.
 pub(crate) const FIRST_RECEIVE_HEADER: &str = "AWS.ApproximateFirstReceiveTimestamp";
-/// The ARN of the queue from which a redrive policy has moved a message.
+/// The header with the ARN of the queue from which a redrive policy has moved a message.
 pub(crate) const SOURCE_ARN_HEADER: &str = "AWS.DeadLetterQueueSourceArn";
 
-/// The longest route that an attribute may name, in bytes; a longer one is not ours.
+/// The longest route that an attribute may have, in bytes; a longer one is not ours.
 const ROUTE_MAX_BYTES: usize = 249;
 
 /// Reads the messages of one queue.
@@ -33,11 +33,11 @@ pub(crate) struct Reader {
     pub(crate) fifo: bool,
     pub(crate) body: Body,
     pub(crate) routes_from_attributes: bool,
-    /// How often the redrive policy lets a message be received.
+    /// How many receives of a message the redrive policy allows.
     pub(crate) max_receives: Option<u32>,
 }
 
-/// A message as it was read.
+/// A converted message.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) message: Message,
@@ -45,12 +45,12 @@ pub(crate) struct Read {
     pub(crate) handle: Arc<str>,
     /// The group of a FIFO queue.
     pub(crate) group: Option<String>,
-    /// The redrive policy takes it before anybody receives it again.
+    /// Whether the redrive policy will move the message before another receive.
     pub(crate) last_receive: bool,
 }
 
 impl Reader {
-    /// `None` when the answer lacks what every message has. Nothing could be done with such a one.
+    /// Converts a message. `None` when it lacks a field that every message has; such a message cannot be handled.
     pub(crate) fn read(&self, raw: aws_sdk_sqs::types::Message) -> Option<Read> {
         let id = MessageId::from(raw.message_id?);
         let handle = Arc::from(raw.receipt_handle?);
@@ -73,7 +73,7 @@ impl Reader {
                 Err(expected) => (body, Some(expected)),
             },
         };
-        // Whatever a sender has named so, these are the queue's own.
+        // A sender's attribute with such a name was removed, so these headers are the queue's own.
         headers
             .extend(system.into_iter().map(|(name, value)| text(&format!("{SYSTEM_PREFIX}{name}"), value)));
 
@@ -93,7 +93,7 @@ impl Reader {
     }
 }
 
-/// The sender's attributes as headers, by name, and what their types were.
+/// Returns the sender's attributes as headers, by name, and their types.
 fn attributes(
     attributes: impl IntoIterator<Item = (String, MessageAttributeValue)>,
     headers: &mut Vec<Header>,
@@ -118,7 +118,7 @@ fn attributes(
     }
 }
 
-/// Whether SQS keeps this name for itself.
+/// Whether SQS reserves this name.
 pub(crate) fn is_system(name: &str) -> bool {
     name.get(..SYSTEM_PREFIX.len()).is_some_and(|prefix| prefix.eq_ignore_ascii_case(SYSTEM_PREFIX))
 }
@@ -127,7 +127,7 @@ pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
     Header { name: name.into(), value: Some(value.into()) }
 }
 
-/// The first route of a message that was dead once.
+/// Returns the first route of a message that was a dead letter.
 fn route(headers: &[Header]) -> Option<Arc<str>> {
     let origin = headers.iter().rev().find(|header| &*header.name == ORIGIN_ATTRIBUTE)?;
     let origin: serde_json::Value = serde_json::from_slice(origin.value.as_deref()?).ok()?;

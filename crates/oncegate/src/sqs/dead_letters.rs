@@ -1,4 +1,4 @@
-//! Dead letters to an SQS queue.
+//! Writes dead letters to an SQS queue.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,20 +20,20 @@ use crate::failure::BoxError;
 use crate::message::{Message, Origin};
 use crate::source::SourceError;
 
-/// The longest group that SQS takes, in bytes.
+/// The longest message group id that SQS accepts, in bytes.
 const GROUP_MAX_BYTES: usize = 128;
 
-/// A queue that keeps the messages that were given up: their bodies and attributes untouched, and two attributes
-/// that say where they came from and why they are here (see [`sqs`](super)).
+/// Writes dead letters to a queue: body and attributes unchanged, and two attributes with their origin and cause (see
+/// [`sqs`](super)).
 ///
-/// A letter counts as sent when SQS has confirmed it. A letter that would be too large for the queue keeps the body
-/// and the attributes, and loses of ours what does not fit. If the attributes do not fit either, the largest of them are left
-/// out, and `oncegate-origin` has their names. The log has each case. The queue's limit is read again before anything is
-/// left out, so that one that was raised counts at once.
+/// A dead letter counts as written when SQS has confirmed it. If it is too large for the queue, it keeps the body and
+/// the message's attributes, and those of oncegate are shortened. If the message's attributes do not fit either, the
+/// largest are left out, and `oncegate-origin` has their names. Each case is logged. The queue's limit is read again
+/// before anything is left out, so that a raised limit applies at once.
 pub struct SqsDeadLetters {
     connection: Connection,
     queue: String,
-    /// The queue that a source consumes, which must not be ours.
+    /// The queue that a source consumes. Our queue must be a different one.
     consumed: Option<String>,
     open: Mutex<Option<Arc<Open>>>,
 }
@@ -45,14 +45,15 @@ struct Open {
 }
 
 impl SqsDeadLetters {
-    /// Dead letters to the queue of this name or URL, reached in the AWS SDK's usual ways.
+    /// Creates dead letters that write to the queue with this name or URL. Credentials, region and endpoint come from
+    /// the AWS SDK's default chain.
     ///
-    /// [`SqsSource::dead_letters`](super::SqsSource::dead_letters) reaches it as the source reaches its own.
+    /// [`SqsSource::dead_letters`](super::SqsSource::dead_letters) uses the connection of the source.
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
     }
 
-    /// The same with a client of one's own.
+    /// Creates dead letters that use this client.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
         Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
     }
@@ -66,8 +67,10 @@ impl SqsDeadLetters {
         self
     }
 
-    /// Looks at the queue as [`open`](DeadLetters::open) does, and says what will surprise somebody, with its remedy: that it
-    /// takes less than the queue that is consumed. Writes nothing.
+    /// Checks the queue as [`open`](DeadLetters::open) does, without writing.
+    ///
+    /// Returns a warning, with what to change, when the queue's `MaximumMessageSize` is too small for the messages of
+    /// the consumed queue.
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
@@ -76,7 +79,7 @@ impl SqsDeadLetters {
         Ok(self.warning(&open).await.into_iter().collect())
     }
 
-    /// The queue's name.
+    /// Returns the queue's name.
     pub fn queue(&self) -> &str {
         name(&self.queue)
     }
@@ -87,7 +90,7 @@ impl SqsDeadLetters {
         Ok(Open { client, queue })
     }
 
-    /// What is wrong with the limits. A consumed queue that cannot be asked is its source's to tell.
+    /// Returns a warning about the size limits. Its source reports a consumed queue that does not answer.
     async fn warning(&self, open: &Open) -> Option<String> {
         let consumed = self.consumed.as_ref()?;
         let client = self.connection.client(consumed).await;
@@ -95,7 +98,7 @@ impl SqsDeadLetters {
         open.queue.letters_warning(&consumed)
     }
 
-    /// Reads the queue's attributes again: its limit may be another one by now. Without an answer, what was known stays.
+    /// Reads the queue's attributes again, because its limit may have changed. Without an answer, the old ones stay.
     async fn read_again(&self, open: &Arc<Open>) -> Arc<Open> {
         let Ok(queue) = queue::find(&open.client, &self.queue).await else { return Arc::clone(open) };
         let open = Arc::new(Open { client: open.client.clone(), queue });
@@ -103,7 +106,7 @@ impl SqsDeadLetters {
         open
     }
 
-    /// The letter as the queue takes it.
+    /// Returns the dead letter in a form that fits into the queue.
     async fn fit(&self, letter: &DeadLetter, open: &mut Arc<Open>) -> Result<Written, BoxError> {
         let written = Letter::of(letter).fit(open.queue.limit());
         if let Ok(written) = written
@@ -116,29 +119,35 @@ impl SqsDeadLetters {
         let limit = open.queue.limit();
         let written = Letter::of(letter).fit(limit).map_err(|bytes| {
             format!(
-                "the message has {bytes} bytes without its attributes, and the dead letters' queue {} takes {limit}: raise \
-                 its `MaximumMessageSize`, which is read again before the next try",
+                "the message has {bytes} bytes without its attributes, and the dead-letter queue {} takes {limit}: raise \
+                 its `MaximumMessageSize`, which is read again before the next attempt",
                 self.queue
             )
         })?;
         let (origin, cause) = (letter.message.origin(), letter.cause.as_str());
         if !written.left_out.is_empty() {
             let left_out = &written.left_out;
-            warn!(%origin, cause, limit, ?left_out, "the dead letter has no room for these attributes of its message; raise the queue's `MaximumMessageSize`");
+            warn!(
+                %origin, cause, limit, ?left_out,
+                "the dead letter has no room for these attributes of its message; raise the queue's `MaximumMessageSize`"
+            );
         } else if written.shortened {
-            warn!(%origin, cause, reason = letter.reason, "the dead letter has no room for all of its reason and origin");
+            warn!(
+                %origin, cause, reason = letter.reason,
+                "the dead letter has no room for all of its reason and origin; raise the queue's `MaximumMessageSize`"
+            );
         }
         Ok(written)
     }
 
-    /// The region; by default that of the environment or profile, or else of the queue's URL.
+    /// Sets the region; by default that of the environment or profile, or else of the queue's URL.
     #[must_use]
     pub fn region(mut self, region: impl Into<String>) -> Self {
         self.connection.region = Some(region.into());
         self
     }
 
-    /// Where SQS is; by default the region's endpoint, or the host of a queue's URL that is not at AWS.
+    /// Sets the endpoint of SQS; by default the region's endpoint, or the host of a queue URL that is not at AWS.
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.connection.endpoint_url = Some(url.into());
@@ -148,8 +157,8 @@ impl SqsDeadLetters {
     fn refuse_loop(&self, consumed: &str) -> Result<(), BoxError> {
         if consumed == name(&self.queue) {
             return Err(format!(
-                "the dead letters' queue {consumed} is consumed by the same consumer: every letter would come \
-                 back as a message"
+                "the dead-letter queue {consumed} is consumed by the same consumer: every dead letter would \
+                 come back as a message; use another queue"
             )
             .into());
         }
@@ -159,7 +168,7 @@ impl SqsDeadLetters {
 
 #[async_trait]
 impl DeadLetters for SqsDeadLetters {
-    /// Checks that the queue exists, and that no source consumes it; says when it takes less than the queue that is consumed.
+    /// Checks that the queue exists and that no source consumes it; logs a warning when its size limit is too small.
     async fn open(&self) -> Result<(), BoxError> {
         if let Some(consumed) = &self.consumed {
             self.refuse_loop(name(consumed))?;
@@ -177,27 +186,27 @@ impl DeadLetters for SqsDeadLetters {
             self.refuse_loop(queue)?;
         }
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut open = open.ok_or("the dead letters have not been opened")?;
+        let mut open = open.ok_or("the dead-letter queue has not been opened")?;
         let written = self.fit(letter, &mut open).await?;
         let mut call = open.client.send_message().queue_url(&open.queue.url).message_body(written.body);
         for (name, (data_type, value)) in written.attributes {
             call = call.message_attributes(name, attribute(data_type, value)?);
         }
         if open.queue.fifo {
-            // Each letter is a message of its own: one that comes a second time must not be dropped as a copy.
+            // Each dead letter is a message of its own: SQS must not drop a second one as a duplicate.
             let once = format!("{:032x}", rand::random::<u128>());
             call = call.message_group_id(group(&letter.message)).message_deduplication_id(once);
         }
         let Err(error) = call.send().await.map_err(|error| CallError::of(&error)) else { return Ok(()) };
         if !error.is_passing() {
-            // It may be the limit, which was lowered.
+            // The cause may be a lowered limit.
             self.read_again(&open).await;
         }
-        Err(format!("dead letter to {}: {error}", self.queue).into())
+        Err(format!("dead letter could not be written to queue {}: {error}", self.queue).into())
     }
 }
 
-/// An attribute as SQS takes it.
+/// Converts an attribute to SQS's type.
 pub(crate) fn attribute(data_type: String, value: Value) -> Result<MessageAttributeValue, BuildError> {
     let attribute = MessageAttributeValue::builder().data_type(data_type);
     let attribute = match value {
@@ -207,7 +216,7 @@ pub(crate) fn attribute(data_type: String, value: Value) -> Result<MessageAttrib
     attribute.build()
 }
 
-/// The message's own group, or one for all of its route.
+/// Returns the message's own group, or one for its whole route.
 pub(crate) fn group(message: &Message) -> String {
     let own = message.header(GROUP_HEADER).and_then(|group| std::str::from_utf8(group).ok());
     let allowed = |c: char| c.is_ascii_graphic();
@@ -217,7 +226,7 @@ pub(crate) fn group(message: &Message) -> String {
 }
 
 impl fmt::Debug for SqsDeadLetters {
-    /// Shows no client: it knows credentials.
+    /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqsDeadLetters").field("queue", &self.queue).finish_non_exhaustive()
     }

@@ -1,6 +1,7 @@
-//! The thread of a queue: receives, extends, deletes, hands back.
+//! The thread of a queue, which receives, extends, deletes and returns messages.
 //!
-//! It shares no runtime with the handlers: one that blocks its thread must not cost the others their messages.
+//! It shares no runtime with the handlers: a handler that blocks its thread must not make the others lose their
+//! messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +17,20 @@ use super::hub::{End, Fetched, Hub};
 use super::receivers::Receivers;
 use crate::observe::Event;
 
-/// The thread looks at what it holds this often.
+/// How often the thread checks the messages that it holds, per visibility timeout.
 const TICKS_PER_VISIBILITY: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
-/// How long a receive is repeated as the same attempt: SQS remembers it for five minutes.
+/// How long a receive is repeated with the same attempt id. SQS remembers it for five minutes.
 const SAME_ANSWER: Duration = Duration::from_secs(4 * 60);
 
-/// What goes on for a queue.
+/// The state of a queue's thread.
 pub(crate) struct Driver {
     hub: Arc<Hub>,
     api: Arc<Api>,
     reader: Reader,
     receivers: Receivers,
     polls: JoinSet<Polled>,
-    /// Receives of a FIFO queue whose answers were lost, and until when the queue gives the same answer again.
+    /// Receives of a FIFO queue whose answers were lost, and until when the queue repeats the same answer.
     unanswered: Vec<(Instant, Attempt)>,
     deletes: JoinSet<Deleted>,
     changes: JoinSet<Changed>,
@@ -61,8 +62,8 @@ impl Driver {
         Self { hub, api, reader, receivers, polls, unanswered, deletes, changes, ticks }
     }
 
-    /// Runs until the source leaves and the queue has been told everything, or the deadline is over. Then it
-    /// says how many finished messages are not deleted.
+    /// Runs until the source leaves and all calls are answered, or the deadline is over. Returns how many finished
+    /// messages are not deleted.
     pub(crate) async fn run(mut self) -> usize {
         let mut ticks: Interval = interval(self.ticks);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -83,20 +84,21 @@ impl Driver {
         }
     }
 
-    /// Whether nothing is left to do, or no time.
+    /// Whether no work or no time is left.
     fn has_left(&self, by: Instant) -> bool {
         if Instant::now() < by {
             return self.receivers.under_way() == 0 && self.hub.lock().held.is_empty();
         }
         if self.receivers.under_way() > 0 {
             info!(
-                "the stop deadline is over: a long poll is cut, and what it would still have brought comes again after its visibility timeout"
+                "the stop deadline is over: a long poll is cancelled, and its messages are redelivered after their \
+                 visibility timeout"
             );
         }
         true
     }
 
-    /// Sends what is due. Returns when something else is, and until when everything must be told.
+    /// Starts the calls that are due. Returns when the next one is due, and the deadline for all calls.
     fn send(&mut self) -> (Option<Instant>, Option<Instant>) {
         let now = Instant::now();
         let hub = Arc::clone(&self.hub);
@@ -111,7 +113,7 @@ impl Driver {
             self.change(changes);
         }
         while !state.is_ended() {
-            // With nothing in hand and nothing to delete, waiting does not make it more.
+            // With nothing in hand and nothing to delete, a wait frees no more room.
             let final_room = state.held.in_hand() == 0 && state.held.undeleted() == 0;
             let free = state.free(self.receivers.asked());
             let Some(asked) = self.receivers.ask(now, free, final_room) else { break };
@@ -132,8 +134,8 @@ impl Driver {
         });
     }
 
-    /// A lost answer of a FIFO queue would block its groups for the visibility timeout: the same attempt gets it
-    /// again.
+    /// Returns the attempt id for a receive from a FIFO queue. A lost answer would block its groups for the visibility
+    /// timeout; the same attempt id returns that answer again.
     fn attempt(&mut self) -> Option<Attempt> {
         let now = Instant::now();
         self.unanswered.retain(|(until, _)| now < *until);
@@ -165,14 +167,14 @@ impl Driver {
         if look.lost > 0 {
             warn!(
                 messages = look.lost,
-                "no extension of their visibility was confirmed in time; their handlers are cancelled"
+                "the visibility timeout of these messages could not be extended in time; cancelling their handlers"
             );
             self.hub.observe(Event::SqsVisibilityLost { count: look.lost });
         }
         if look.undeleted > 0 {
             warn!(
                 messages = look.undeleted,
-                "finished messages could not be deleted in time; their records will answer their next delivery"
+                "finished messages could not be deleted in time; their records will answer the next delivery"
             );
             self.hub.observe(Event::SqsDeleteFailed { count: look.undeleted });
         }
@@ -207,14 +209,14 @@ impl Driver {
         self.hub.failures.failed(Instant::now().into_std(), operation, error);
         self.hub.observe(Event::SourceError { operation });
         if error.is_denied() {
-            error!(operation, %error, failures, "SQS refuses; trying again until somebody grants it");
+            error!(operation, %error, failures, "SQS denies access; check the rights and the credentials; retrying");
         } else {
-            warn!(operation, %error, failures, "SQS does not answer as it should; trying again");
+            warn!(operation, %error, failures, "the call to SQS failed; retrying");
         }
     }
 
-    /// Holds what was received, and hands it to whoever waits. What comes when nobody will take it any more
-    /// goes back at once.
+    /// Holds received messages, and passes them to the receiver. Messages that arrive after the end are returned at
+    /// once.
     fn admit(&mut self, messages: Vec<aws_sdk_sqs::types::Message>) {
         let now = Instant::now();
         let mut groups: Vec<(String, Group)> = Vec::new();
@@ -231,7 +233,8 @@ impl Driver {
                 })
             });
             if read.last_receive {
-                warn!(origin = %read.message.origin(), "it was received for the last time before the redrive policy takes it");
+                let origin = read.message.origin();
+                warn!(%origin, "this is the message's last receive before the redrive policy moves it");
                 self.hub.observe(Event::SqsLastReceive);
             }
             let stays = group.is_some() || read.last_receive;
@@ -255,7 +258,8 @@ impl Driver {
         if gone > 0 {
             warn!(
                 messages = gone,
-                "the queue no longer knows the receipts of finished messages: an earlier try has deleted them, or their records will answer their next delivery"
+                "the receipt handles of finished messages are no longer valid: an earlier call has deleted them, or \
+                 their records will answer the next delivery"
             );
             self.hub.observe(Event::SqsDeleteFailed { count: gone });
         }
@@ -273,7 +277,10 @@ impl Driver {
         }
         drop(state);
         if lost > 0 {
-            warn!(messages = lost, "the queue has taken messages back; their handlers are cancelled");
+            warn!(
+                messages = lost,
+                "messages have become visible again in the queue; cancelling their handlers"
+            );
             self.hub.observe(Event::SqsVisibilityLost { count: lost });
         }
         if extended > 0 {
@@ -284,7 +291,7 @@ impl Driver {
         }
     }
 
-    /// The answers to a batch; when the call has failed, each entry has.
+    /// Returns the answers to a batch. If the call has failed, each entry has.
     fn answers(
         &self,
         operation: &'static str,
@@ -297,10 +304,10 @@ impl Driver {
                 if failed == 0 {
                     self.hub.failures.succeeded(operation);
                 } else {
-                    let error = format!("{failed} of {count} entries of a batch were refused");
+                    let error = format!("{failed} of {count} entries of a batch failed");
                     self.hub.failures.failed(Instant::now().into_std(), operation, &error);
                     self.hub.observe(Event::SourceError { operation });
-                    warn!(operation, entries = failed, "SQS has refused a part of a batch; trying again");
+                    warn!(operation, entries = failed, "some entries of a batch to SQS failed; retrying");
                 }
                 answers
             }
@@ -311,7 +318,7 @@ impl Driver {
         }
     }
 
-    /// A task that panicked is a bug: what it called for is not known, and nobody would ask again.
+    /// Returns the result of a task. A panic is a bug and ends the source, because no other code would repeat the call.
     fn ended<T>(&self, task: Result<T, JoinError>) -> Option<T> {
         task.inspect_err(|panic| {
             error!(%panic, "a call to SQS has panicked");

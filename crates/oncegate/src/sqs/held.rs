@@ -1,7 +1,7 @@
-//! What is held of a queue: received, and neither deleted nor handed back yet.
+//! The messages of a queue that are held: received, and neither deleted nor returned yet.
 //!
-//! Pure bookkeeping: no queue, no clock. It decides when a message's visibility is extended, when it is lost,
-//! and what is due to be deleted or handed back.
+//! This module does no I/O and reads no clock. It decides when a message's visibility is extended, when it is lost, and
+//! which messages are due to be deleted or returned.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,35 +16,35 @@ use crate::backoff::Backoff;
 
 /// The most entries in one call to SQS.
 pub(crate) const BATCH_ENTRIES: usize = 10;
-/// SQS takes a message back 12 hours after it was received, whatever is extended. A minute less, because the
-/// queue's clock began to run before ours.
+/// How long a message can be held. SQS ends its visibility timeout 12 hours after the receive, whatever was extended. A
+/// minute less, because the queue's time began before ours.
 const HOLD_MOST: Duration = Duration::from_secs(12 * 3_600 - 60);
-/// A visibility is extended when half of it is over …
+/// A visibility timeout is extended when half of it is over.
 const EXTENDS_PER_VISIBILITY: u32 = 2;
-/// … and a sixth of it earlier when a call goes out anyway.
+/// It is extended a sixth of it earlier if a call is sent anyway.
 const EARLY_PER_VISIBILITY: u32 = 6;
-/// An extension without an answer is repeated when another tenth of the visibility is over.
+/// An extension without an answer is repeated after another tenth of the visibility timeout.
 const REPEATS_PER_VISIBILITY: u32 = 10;
-/// The handler's cancellation fires when a fifth of the visibility is left.
+/// The handler is cancelled when a fifth of the visibility timeout is left.
 const MARGIN_OF_VISIBILITY: u32 = 5;
-/// The waits between tries to delete or to hand back.
+/// The delays between attempts to delete or return a message.
 const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// The broker's id of a message.
 pub(crate) type MessageId = Arc<str>;
 
-/// The messages of one group that came with one receive. The queue gives out nothing else of the group while
+/// A flag shared by the messages of one group from one receive. The queue delivers no other message of the group while
 /// one of them is held.
 pub(crate) type Group = Arc<AtomicBool>;
 
-/// Every message held.
+/// All messages held.
 #[derive(Debug)]
 pub(crate) struct Held {
     visibility: Duration,
     entries: HashMap<MessageId, Entry>,
     deletes: Outbox<MessageId>,
     returns: Outbox<MessageId>,
-    /// How many are in somebody's hands: those that are neither acknowledged nor handed back.
+    /// How many messages are in hand: neither acknowledged nor returned.
     in_hand: usize,
     acked: usize,
     next_delivery: u64,
@@ -54,17 +54,17 @@ pub(crate) struct Held {
 #[derive(Debug)]
 struct Entry {
     delivery: u64,
-    /// The newest: each receive makes the older ones worthless.
+    /// The newest receipt handle: each receive invalidates the older ones.
     handle: Arc<str>,
     received_at: Instant,
-    /// From then on the queue may show it to others.
+    /// From then on the queue may deliver it to other consumers.
     visible_at: Instant,
     extend_at: Instant,
     extending: bool,
     state: State,
     failures: u32,
     lost: CancellationToken,
-    /// It was lost, and came back to us while its owner had it still.
+    /// Whether it was lost and received again while its owner still had it.
     regained: bool,
     group: Option<Group>,
 }
@@ -79,44 +79,44 @@ enum State {
 /// A delivery that is now held.
 #[derive(Debug)]
 pub(crate) struct Admitted {
-    /// Tells this delivery from a later one of the same message.
+    /// Distinguishes this delivery from a later one of the same message.
     pub(crate) delivery: u64,
-    /// Fires when the queue may have taken it back.
+    /// Fires when the message may be visible again.
     pub(crate) lost: CancellationToken,
 }
 
-/// One entry of a call: a message under the receipt handle that it had then.
+/// One entry of a call: a message and its receipt handle at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) id: MessageId,
     pub(crate) handle: Arc<str>,
 }
 
-/// A visibility to be set.
+/// A visibility timeout to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) target: Target,
     pub(crate) visibility: Duration,
-    /// Whether the message is kept, or handed back.
+    /// Whether the message is kept; otherwise it is returned.
     pub(crate) keep: bool,
 }
 
-/// What a call said of one entry.
+/// The answer of a call for one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done,
-    /// The receipt handle is no longer good: the message was received again, or deleted.
+    /// The receipt handle is no longer valid: the message was received again, or deleted.
     Gone,
-    /// It may be tried again.
+    /// The entry failed and may be retried.
     Failed,
 }
 
-/// What a look at the clock has found.
+/// What is due at a given time.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
-    /// Visibilities to extend, at most [`BATCH_ENTRIES`] in each.
+    /// Visibility timeouts to extend, at most [`BATCH_ENTRIES`] in each batch.
     pub(crate) extends: Vec<Vec<Change>>,
-    /// How many were lost.
+    /// How many messages were lost.
     pub(crate) lost: u64,
     /// How many acknowledged messages will be delivered again, because they could not be deleted in time.
     pub(crate) undeleted: u64,
@@ -135,27 +135,27 @@ impl Held {
         }
     }
 
-    /// How many are in somebody's hands.
+    /// Returns how many messages are neither acknowledged nor returned.
     pub(crate) fn in_hand(&self) -> usize {
         self.in_hand
     }
 
-    /// How many are acknowledged and not deleted yet.
+    /// Returns how many messages are acknowledged and not deleted yet.
     pub(crate) fn undeleted(&self) -> usize {
         self.acked
     }
 
-    /// When the oldest of those that are neither deleted nor handed back was received.
+    /// Returns when the oldest message that is neither deleted nor returned was received.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.entries.values().map(|entry| entry.received_at).min()
     }
 
-    /// Whether nothing is in hand, and nothing left to tell the queue.
+    /// Whether no message is in hand, and no call to the queue is due.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Holds what was received at `now`. `None` when it is held already: then only its handle is news.
+    /// Holds a message received at `now`. `None` when it is held already: then only its receipt handle is updated.
     pub(crate) fn admit(
         &mut self,
         now: Instant,
@@ -171,7 +171,7 @@ impl Held {
                 entry.regained = entry.lost.is_cancelled();
                 return None;
             }
-            // It came back before it was handed back: nothing is left to hand back.
+            // It was received again before it was returned, so there is nothing left to return.
             self.entries.remove(id);
         }
         self.next_delivery += 1;
@@ -198,7 +198,7 @@ impl Held {
         self.entries.get_mut(id).filter(|entry| entry.delivery == delivery && entry.state == State::InHand)
     }
 
-    /// Whether an attempt may begin: the message is still ours, and nothing before it in its group went back.
+    /// Whether an attempt may begin: the message is still ours, and no earlier one of its group was returned.
     pub(crate) fn may_start(&mut self, now: Instant, id: &MessageId, delivery: u64) -> bool {
         let margin = self.visibility / MARGIN_OF_VISIBILITY;
         self.in_hand_mut(id, delivery).is_some_and(|entry| {
@@ -207,7 +207,7 @@ impl Held {
         })
     }
 
-    /// The message is finished: it may be deleted. One that was lost is left to its next delivery, unless that
+    /// Acknowledges a message, so that it is deleted. A lost message is left to its next delivery, unless that delivery
     /// came to us.
     pub(crate) fn ack(&mut self, now: Instant, id: &MessageId, delivery: u64) {
         let Some(entry) = self.in_hand_mut(id, delivery).filter(|entry| entry.is_ours()) else { return };
@@ -217,7 +217,7 @@ impl Held {
         self.deletes.push(now, Arc::clone(id));
     }
 
-    /// The message goes back to the queue, which shows it again after `delay`. `false`: it was not in hand.
+    /// Returns a message to the queue, which delivers it again after `delay`. `false` when it was not in hand.
     pub(crate) fn give_back(&mut self, now: Instant, id: &MessageId, delivery: u64, delay: Duration) -> bool {
         let Some(entry) = self.in_hand_mut(id, delivery) else { return false };
         entry.break_group();
@@ -228,14 +228,14 @@ impl Held {
         }
         entry.state = State::Returning { due_at: now + delay };
         self.in_hand -= 1;
-        // A heartbeat under way would overwrite the delay: its answer puts the message into the outbox.
+        // A heartbeat in flight would overwrite the delay. Its answer will put the message into the outbox.
         if !is_extending {
             self.returns.push(now, Arc::clone(id));
         }
         true
     }
 
-    /// Finds whose visibility is due to be extended, and who has lost it.
+    /// Finds messages whose visibility timeout is due to be extended, and messages that have lost it.
     pub(crate) fn look(&mut self, now: Instant) -> Look {
         let (visibility, mut look) = (self.visibility, Look::default());
         let (mut due, mut early, mut over) = (Vec::new(), Vec::new(), Vec::new());
@@ -252,7 +252,7 @@ impl Held {
             look.undeleted += u64::from(self.forget(&id) == Some(State::Acked));
         }
         if !due.is_empty() {
-            // A call that goes out anyway takes along who would need one soon.
+            // A call that is sent anyway includes messages that would need an extension soon.
             early.truncate(due.len().next_multiple_of(BATCH_ENTRIES) - due.len());
             due.append(&mut early);
         }
@@ -270,8 +270,8 @@ impl Held {
         Some(Change { target, visibility, keep: true })
     }
 
-    /// Deletes that are due, at most [`BATCH_ENTRIES`] in each batch. `all`: the incomplete batch as well,
-    /// because nothing will fill it soon.
+    /// Takes the deletes that are due, at most [`BATCH_ENTRIES`] in each batch. With `all`, the incomplete batch as
+    /// well, because nothing will fill it soon.
     pub(crate) fn take_deletes(&mut self, now: Instant, all: bool) -> Vec<Vec<Target>> {
         let batches = self.deletes.take(now, all || self.in_hand == 0).into_iter();
         let entries = &self.entries;
@@ -283,7 +283,7 @@ impl Held {
         batches.filter(|batch| !batch.is_empty()).collect()
     }
 
-    /// Visibilities to set of what goes back, at most [`BATCH_ENTRIES`] in each batch.
+    /// Takes the visibility changes of returned messages, at most [`BATCH_ENTRIES`] in each batch.
     pub(crate) fn take_returns(&mut self, now: Instant, all: bool) -> Vec<Vec<Change>> {
         let batches = self.returns.take(now, all).into_iter();
         let entries = &self.entries;
@@ -298,7 +298,7 @@ impl Held {
         batches.filter(|batch| !batch.is_empty()).collect()
     }
 
-    /// A delete was answered. Whether it can no longer be done.
+    /// Records the answer to a delete. Returns whether the delete is no longer possible.
     pub(crate) fn note_delete(
         &mut self,
         now: Instant,
@@ -310,11 +310,11 @@ impl Held {
             return false;
         };
         match answer {
-            // It was received again meanwhile: only the newest handle is sure to delete it.
+            // It was received again meanwhile, and only the newest receipt handle is sure to delete it.
             Answer::Done | Answer::Gone if entry.handle != target.handle => {
                 self.deletes.push(now, Arc::clone(&target.id));
             }
-            // Without a good handle, whatever comes of it comes as another delivery, which its record answers.
+            // Without a valid receipt handle, the message may come as another delivery, which its record answers.
             Answer::Done | Answer::Gone => {
                 self.forget(&target.id);
                 return answer == Answer::Gone;
@@ -328,7 +328,7 @@ impl Held {
         false
     }
 
-    /// A change of visibility that was sent at `sent_at` was answered. Whether the message was lost.
+    /// Records the answer to a visibility change sent at `sent_at`. Returns whether the message was lost.
     pub(crate) fn note_change(
         &mut self,
         now: Instant,
@@ -371,7 +371,7 @@ impl Held {
         false
     }
 
-    /// When something is due that no call brings up.
+    /// Returns when something is next due by time.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.deletes.next_wake().into_iter().chain(self.returns.next_wake()).min()
     }
@@ -387,16 +387,16 @@ impl Held {
     }
 }
 
-/// What a message needs at a moment.
+/// What a message needs at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Nothing,
     Extension,
-    /// Only if a call goes out anyway.
+    /// An extension, but only if a call is sent anyway.
     ExtensionSoon,
-    /// Its owner must be told that the queue may take it at any moment.
+    /// Its handler must be cancelled, because the message may become visible at any moment.
     Loss,
-    /// The queue shows it again: there is nothing left to tell.
+    /// Its entry must be removed: the message is visible again, and no call is needed.
     Forgetting,
 }
 
@@ -425,21 +425,21 @@ impl Entry {
         Target { id: Arc::clone(id), handle: Arc::clone(&self.handle) }
     }
 
-    /// For how long from `now` on the queue may be told to hide it: `visibility`, or what is left of the time that the queue
-    /// lets it be held. `None` when it is hidden for nearly that long already.
+    /// Returns the visibility timeout to set at `now`: `visibility`, or the rest of the time that the queue allows a
+    /// message to be held. `None` when it is already hidden for nearly that long.
     fn next_visibility(&self, now: Instant, visibility: Duration) -> Option<Duration> {
         let left = (self.received_at + HOLD_MOST).saturating_duration_since(now);
-        // The queue counts whole seconds, and ours round up.
+        // The queue counts whole seconds, and our calls round up.
         let next = Duration::from_secs(visibility.min(left).as_secs());
         (now + next > self.visible_at + visibility / REPEATS_PER_VISIBILITY).then_some(next)
     }
 
-    /// Whether the queue hides it for us.
+    /// Whether the queue still hides it for us.
     fn is_ours(&self) -> bool {
         self.regained || !self.lost.is_cancelled()
     }
 
-    /// `true` when it was not lost before.
+    /// Marks the message as lost; `true` when it was not lost before.
     fn lose(&mut self) -> bool {
         let first = !self.lost.is_cancelled();
         self.regained = false;
@@ -448,7 +448,7 @@ impl Entry {
         first
     }
 
-    /// Nothing later of its group may run before it comes again.
+    /// Stops later messages of its group from running before this one is received again.
     fn break_group(&self) {
         if let Some(broken) = &self.group {
             broken.store(true, Relaxed);

@@ -117,7 +117,7 @@ fn twelve_hours_after_its_receive_nothing_is_extended() {
     }
     assert!(last_extended + VISIBILITY.as_secs() / 2 < 12 * 3_600);
     assert!(last_extended > 12 * 3_600 - 180);
-    assert!(admitted.lost.is_cancelled(), "and its handler is told before the queue takes it");
+    assert!(admitted.lost.is_cancelled(), "and its handler is cancelled before the message becomes visible");
 }
 
 #[test]
@@ -142,11 +142,11 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
             HOLD_MOST.as_secs(),
             "{visibility} s: hidden for as long as the queue allows"
         );
-        let lost_at = lost_at.expect("its handler is told");
+        let lost_at = lost_at.expect("its handler is cancelled");
         assert_eq!(
             lost_at,
             HOLD_MOST.as_secs() - visibility / 5,
-            "{visibility} s: told when a fifth is left"
+            "{visibility} s: cancelled when a fifth is left"
         );
         assert!(calls <= 2 * 12 * HOUR / visibility + 2, "{visibility} s: {calls} calls");
     }
@@ -197,7 +197,7 @@ fn a_message_received_again_while_it_is_held_is_not_handed_out_twice() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     assert!(world.admit_grouped(20, "a", None).is_none());
-    assert!(world.look(40).extends.is_empty(), "its visibility began anew");
+    assert!(world.look(40).extends.is_empty(), "its visibility timeout began again");
     world.held.ack(world.at(41), &"a".into(), admitted.delivery);
     assert_eq!(&*world.deletes(41)[0].handle, "a@20");
 }
@@ -269,7 +269,7 @@ fn nothing_later_of_a_group_starts_when_an_earlier_one_went_back_or_was_lost() {
             world.give_back(30, "a", &first, 5);
         }
         assert!(!world.may_start(31, "b", &second));
-        assert!(world.may_start(31, "c", &other), "other groups go on");
+        assert!(world.may_start(31, "c", &other), "other groups continue");
         world.give_back(31, "b", &second, 0);
         assert!(world.returns(31).iter().any(|change| &*change.target.id == "b"));
     }

@@ -1,4 +1,4 @@
-//! Where the consumer and the queue's own thread meet.
+//! The state shared by the consumer and the queue's thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,41 +12,41 @@ use crate::health::{FailureLog, PartitionStatus, SourceStatus};
 use crate::message::Message;
 use crate::observe::{Event, Observer};
 
-/// What both sides share.
+/// The state that both sides share.
 #[derive(Debug)]
 pub(crate) struct Hub {
     state: Mutex<State>,
-    /// Something is there for the thread to do.
+    /// Wakes the thread when it has work.
     pub(crate) wake: Notify,
     arrived: Notify,
     observer: Arc<dyn Observer>,
-    /// Which calls fail now.
+    /// The calls that are failing now.
     pub(crate) failures: FailureLog,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) held: Held,
-    /// Received, and not taken yet.
+    /// Messages that are received and not taken yet.
     arrived: VecDeque<Fetched>,
-    /// How many the consumer could run now; 0 while it does not wait.
+    /// How many messages the consumer could run now; 0 while it does not wait.
     wanted: usize,
     end: Option<End>,
-    /// Set when the source is to leave the queue.
+    /// The deadline for leaving the queue, once the source leaves.
     pub(crate) leave_by: Option<Instant>,
-    /// When the thread last had a turn, and when messages last came.
+    /// When the thread last ran, and when messages last arrived.
     pub(crate) turned_at: Instant,
     delivered_at: Option<Instant>,
 }
 
-/// Why nothing more will come.
+/// Why no more messages arrive.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Closed,
     Failed(String),
 }
 
-/// A message that nobody has taken yet.
+/// A message that is not taken yet.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub(crate) message: Message,
@@ -70,7 +70,7 @@ impl Hub {
         Self { state: Mutex::new(state), wake, arrived, observer, failures: FailureLog::default() }
     }
 
-    /// Every change leaves the state whole, so a panic elsewhere spoils nothing.
+    /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,7 @@ impl Hub {
         self.observer.observe(event);
     }
 
-    /// Waits for messages; the queue is asked for up to `most` as long as this is awaited.
+    /// Waits for messages. While this is awaited, up to `most` are requested from the queue.
     pub(crate) async fn take(&self, most: usize) -> Result<Vec<Fetched>, End> {
         let _demand = Demand::new(self, most);
         loop {
@@ -98,7 +98,7 @@ impl Hub {
         }
     }
 
-    /// Hands out what was received, or back what comes when nobody will take it any more.
+    /// Passes received messages to the receiver, or returns them to the queue after the end.
     pub(crate) fn put(&self, fetched: Vec<Fetched>) {
         let mut state = self.lock();
         if !fetched.is_empty() {
@@ -127,7 +127,7 @@ impl Hub {
         }
     }
 
-    /// What is held of the queue. How much waits there is the queue's to say.
+    /// Returns what is held of the queue. Only the queue knows how many messages wait there.
     pub(crate) fn status(&self, queue: &str) -> SourceStatus {
         let (now, state) = (Instant::now(), self.lock());
         let mut held = PartitionStatus::new(queue, 0);
@@ -139,7 +139,7 @@ impl Hub {
         SourceStatus { polled_ago, partitions: vec![held], failures, ..SourceStatus::default() }
     }
 
-    /// Nothing more is handed out; what nobody has taken goes back.
+    /// Ends the source: no further message is passed on, and messages not taken return to the queue.
     pub(crate) fn end(&self, end: End) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
@@ -149,7 +149,7 @@ impl Hub {
         self.wake.notify_one();
     }
 
-    /// Everything is to be told to the queue by then.
+    /// Sets the deadline for all calls to the queue.
     pub(crate) fn leave(&self, by: Instant) {
         self.lock().leave_by.get_or_insert(by);
         self.end(End::Closed);
@@ -168,14 +168,14 @@ impl State {
         }
     }
 
-    /// How many more the queue may be asked for, when answers for `asked` are awaited. A message that is
-    /// finished keeps its place until it is deleted.
+    /// Returns how many more messages may be requested while `asked` are already requested. A finished message keeps
+    /// its permit until it is deleted.
     pub(crate) fn free(&self, asked: usize) -> usize {
         self.wanted.saturating_sub(self.arrived.len() + self.held.undeleted() + asked)
     }
 }
 
-/// The wish for messages, as long as somebody waits for them.
+/// A request for messages, while a receiver waits for them.
 struct Demand<'a>(&'a Hub);
 
 impl<'a> Demand<'a> {

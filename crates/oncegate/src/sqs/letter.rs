@@ -1,4 +1,4 @@
-//! What a dead letter looks like as a message of SQS: what it may hold, and what does not fit.
+//! The format of a dead letter as an SQS message, and what is left out when it is too large.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE};
 use crate::dead_letters::{DeadLetter, millis_since_1970};
 use crate::message::{Header, Message};
 
-/// The most attributes that SQS takes.
+/// The most attributes that SQS accepts.
 const ATTRIBUTES_MOST: usize = 10;
-/// How many of them are ours.
+/// How many of these are ours.
 const OURS: usize = 2;
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
-/// A reason that would be cut shorter than this says nothing.
+/// The shortest useful `oncegate-reason`, in bytes. A reason that would be cut shorter is left out.
 const REASON_MIN_BYTES: usize = 32;
 /// The longest name of an attribute, in bytes.
 const NAME_MAX_BYTES: usize = 256;
@@ -42,7 +42,7 @@ impl Value {
 /// Attributes by name, each with its data type.
 pub(crate) type Attributes = BTreeMap<String, (String, Value)>;
 
-/// A letter before it is known what fits.
+/// A dead letter before it is fitted to a size.
 #[derive(Debug)]
 pub(crate) struct Letter {
     body: String,
@@ -51,18 +51,18 @@ pub(crate) struct Letter {
     provenance: Provenance,
 }
 
-/// A letter as it can be sent.
+/// A dead letter that can be sent.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) body: String,
     pub(crate) attributes: Attributes,
-    /// Something of ours did not fit.
+    /// Whether our attributes were shortened to fit.
     pub(crate) shortened: bool,
     /// The names of the message's own attributes that did not fit.
     pub(crate) left_out: Vec<String>,
 }
 
-/// Where a letter came from.
+/// The origin of a dead letter.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Provenance {
@@ -83,17 +83,17 @@ pub(crate) struct Provenance {
     /// The group of a FIFO queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
-    /// How the body is written, when it is not the payload as it was: `base64`, `empty` or `null`.
+    /// The encoding of the body, if it is not the unchanged payload: `base64`, `empty` or `null`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) encoding: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) attributes: BTreeMap<String, Kept>,
-    /// The names of the message's attributes that are gone, because the queue had no room for them.
+    /// The names of the message's attributes that were dropped because they did not fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) left_out: Vec<String>,
 }
 
-/// An attribute that has no place of its own.
+/// An attribute of the message that is stored in `oncegate-origin`.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Kept {
@@ -128,8 +128,9 @@ impl Letter {
         Self { body, attributes, reason, provenance }
     }
 
-    /// What fits into `limit` bytes: all of it, or as much of ours as fits beside all of the message's own; or else its body
-    /// with those of its attributes that fit, and the names of the others. An error says how many bytes the body alone needs.
+    /// Fits the dead letter into `limit` bytes: unchanged, or with our attributes shortened, or else with only those
+    /// of the message's attributes that fit and the names of the others. The error is how many bytes the body alone
+    /// needs.
     pub(crate) fn fit(mut self, limit: usize) -> Result<Written, usize> {
         loop {
             let (own, origin) = (self.own_bytes(), self.origin());
@@ -143,7 +144,7 @@ impl Letter {
             if self.leave_out_largest() {
                 continue;
             }
-            // Nothing is left but the body, and where it came from.
+            // Only the body and the origin are left.
             return match (own <= limit, self.provenance.encoding.is_some()) {
                 (true, false) => Ok(self.bare()),
                 _ => Err(if self.provenance.encoding.is_some() { with_origin } else { own }),
@@ -151,7 +152,7 @@ impl Letter {
         }
     }
 
-    /// The message's own bytes, without those that are in the origin.
+    /// Returns the size of the message's own parts, in bytes, without those stored in the origin.
     fn own_bytes(&self) -> usize {
         let attribute =
             |(name, (kind, value)): (&String, &(String, Value))| name.len() + kind.len() + value.len();
@@ -159,7 +160,7 @@ impl Letter {
     }
 
     fn origin(&self) -> String {
-        // Text and numbers under names that are text: nothing in it cannot be written.
+        // It has only text and numbers with text as keys, so it can always be serialized.
         serde_json::to_string(&self.provenance).unwrap_or_default()
     }
 
@@ -175,7 +176,7 @@ impl Letter {
         true
     }
 
-    /// With the origin, and as much of the reason as fits into `room` bytes.
+    /// Returns the dead letter with the origin, and as much of the reason as fits into `room` bytes.
     fn written(self, origin: String, room: usize) -> Written {
         let Self { body, mut attributes, reason, provenance } = self;
         let text = |text: &str| (STRING.to_owned(), Value::Text(text.to_owned()));
@@ -188,7 +189,7 @@ impl Letter {
         Written { body, attributes, shortened, left_out: provenance.left_out }
     }
 
-    /// With nothing of ours.
+    /// Returns the dead letter without our attributes.
     fn bare(self) -> Written {
         let Self { body, attributes, provenance, .. } = self;
         Written { body, attributes, shortened: true, left_out: provenance.left_out }
@@ -196,13 +197,13 @@ impl Letter {
 }
 
 impl Provenance {
-    /// Whether the message can be had again without it.
+    /// Whether the message can be restored without the origin.
     fn is_whole(&self) -> bool {
         self.attributes.is_empty() && self.encoding.is_none() && self.left_out.is_empty()
     }
 }
 
-/// The bytes of an attribute with text.
+/// Returns the size of a text attribute, in bytes.
 fn size(name: &str, value: &str) -> usize {
     name.len() + STRING.len() + value.len()
 }
@@ -214,13 +215,13 @@ fn word<'a>(message: &'a Message, header: &str) -> Option<&'a str> {
 pub(crate) const STRING: &str = "String";
 pub(crate) const BINARY: &str = "Binary";
 
-/// The body, and how it is written when SQS does not take it as it is.
+/// Returns the body, and its encoding if SQS does not accept the unchanged payload.
 fn body(message: &Message) -> (String, Option<&'static str>) {
     if let Some(envelope) = message.header(ENVELOPE_HEADER).and_then(|body| std::str::from_utf8(body).ok()) {
         return (envelope.to_owned(), None);
     }
     match std::str::from_utf8(message.payload()) {
-        // SQS takes no message without a body.
+        // SQS accepts no message without a body.
         _ if message.is_tombstone() => ("null".to_owned(), Some("null")),
         Ok("") => ("empty".to_owned(), Some("empty")),
         Ok(text) if text.chars().all(is_allowed) => (text.to_owned(), None),
@@ -228,7 +229,7 @@ fn body(message: &Message) -> (String, Option<&'static str>) {
     }
 }
 
-/// The message's attributes, and those for which there is no room or which SQS would refuse.
+/// Returns the message's attributes, and those beyond `most` or that SQS would reject.
 fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, Kept>) {
     let types = types(message);
     let (mut attributes, mut kept) = (Attributes::new(), BTreeMap::new());
@@ -259,13 +260,13 @@ fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, K
     (attributes, kept)
 }
 
-/// The types of those attributes that are no plain strings.
+/// Returns the types of attributes that are not plain strings.
 pub(crate) fn types(message: &Message) -> BTreeMap<String, String> {
     let types = message.header(TYPES_HEADER).and_then(|types| serde_json::from_slice(types).ok());
     types.unwrap_or_default()
 }
 
-/// A message that was given up, as it goes back to a queue.
+/// A dead-lettered message as it is sent back to a queue.
 #[derive(Debug)]
 pub(crate) struct Redriven {
     pub(crate) body: String,
@@ -273,28 +274,28 @@ pub(crate) struct Redriven {
 }
 
 impl Redriven {
-    /// The message as it was, with its route where the queue's name is not that already. An error says why SQS would
-    /// not take it.
+    /// Restores the message, and adds its route if that is not the queue's name. The error says why SQS would reject
+    /// it.
     pub(crate) fn of(message: &Message, route: Option<&str>, queue: &str) -> Result<Self, String> {
         let (body, None) = body(message) else {
-            return Err("its payload cannot be the body of a message of SQS".to_owned());
+            return Err("its payload cannot be the body of an SQS message".to_owned());
         };
         let (mut attributes, kept) = attributes(message, ATTRIBUTES_MOST);
         if let Some(route) = route.filter(|route| *route != queue) {
             if attributes.len() == ATTRIBUTES_MOST {
-                return Err("it has ten attributes, and no room for its route".to_owned());
+                return Err("it already has ten attributes, so its route cannot be added".to_owned());
             }
             let route = serde_json::json!({ "route": route }).to_string();
             attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), (STRING.to_owned(), Value::Text(route)));
         }
         match kept.keys().next() {
-            Some(name) => Err(format!("its attribute {name:?} cannot be one of SQS")),
+            Some(name) => Err(format!("SQS does not allow the name of its attribute {name:?}")),
             None => Ok(Self { body, attributes }),
         }
     }
 }
 
-/// Whether SQS takes this name of an attribute.
+/// Whether SQS accepts this attribute name.
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     (1..=NAME_MAX_BYTES).contains(&name.len())
@@ -305,12 +306,12 @@ fn is_name(name: &str) -> bool {
         && !name.to_ascii_lowercase().starts_with("amazon.")
 }
 
-/// Whether SQS takes this character in a text.
+/// Whether SQS accepts this character in a text.
 fn is_allowed(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | ' '..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
 }
 
-/// The beginning of a text, cut between characters.
+/// Returns the beginning of a text, cut between characters.
 fn cut(text: &str, most_bytes: usize) -> &str {
     let end = (0..=most_bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     end.and_then(|end| text.get(..end)).unwrap_or_default()

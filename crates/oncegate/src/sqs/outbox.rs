@@ -1,4 +1,4 @@
-//! What waits to be told to the queue, gathered into batches.
+//! Collects pending calls to the queue into batches.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 use super::held::BATCH_ENTRIES;
 
-/// How long an incomplete batch waits for more.
+/// How long an incomplete batch waits for more entries.
 const LINGER: Duration = Duration::from_millis(50);
 
-/// Things to tell, in the order in which they came; those that failed, later.
+/// Pending entries in their order; those that failed come later.
 #[derive(Debug)]
 pub(crate) struct Outbox<T> {
     ready: VecDeque<(Instant, T)>,
@@ -27,7 +27,7 @@ impl<T: Ord> Outbox<T> {
         self.later.push(Reverse((at, what)));
     }
 
-    /// Complete batches, and an incomplete one when it has waited long enough, or when `all` is to go.
+    /// Takes the complete batches, and an incomplete one when it has waited long enough or with `all`.
     pub(crate) fn take(&mut self, now: Instant, all: bool) -> Vec<Vec<T>> {
         while self.later.peek().is_some_and(|Reverse((at, _))| *at <= now) {
             let Some(Reverse((at, what))) = self.later.pop() else { break };
@@ -43,7 +43,7 @@ impl<T: Ord> Outbox<T> {
         batches
     }
 
-    /// When a batch must go, complete or not.
+    /// Returns when a batch must be sent, complete or not.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let ready = self.ready.front().map(|(since, _)| *since + LINGER);
         let later = self.later.peek().map(|Reverse((at, _))| *at);

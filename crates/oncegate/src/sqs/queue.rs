@@ -1,4 +1,4 @@
-//! What is looked at before a queue is used.
+//! The checks before a queue is used.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,34 +13,36 @@ use super::api::CallError;
 use super::settings::{Settings, is_fifo, name};
 use crate::source::{SourceError, Terms};
 
-/// SQS takes a message back so long after its receive.
+/// How long after its receive SQS makes a message visible again, whatever was extended.
 const HELD_AT_MOST: Duration = Duration::from_secs(12 * 3_600);
 
-/// A queue as it was found.
+/// A queue and its attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Queue {
     pub(crate) url: String,
     pub(crate) fifo: bool,
-    /// How often a message may be received before the redrive policy takes it.
+    /// How often a message may be received before the redrive policy moves it.
     pub(crate) max_receives: Option<u32>,
-    /// In seconds.
+    /// How long the queue keeps messages, in seconds.
     retention: Option<u64>,
-    /// In bytes, attributes included.
+    /// The largest message in bytes, including its attributes.
     pub(crate) max_message_bytes: Option<usize>,
 }
 
-/// Why a queue cannot be used, in words that name what to change.
+/// Why a queue cannot be used. Each text names what to change.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     #[error("the queue `{0}` does not exist: create it, or correct its name, the region or the account")]
     Missing(String),
-    #[error("the credentials may not call `sqs:{action}` on the queue `{queue}`: grant it ({error})")]
+    #[error("the credentials may not call `sqs:{action}` on the queue `{queue}`: grant that right ({error})")]
     Denied { queue: String, action: &'static str, error: CallError },
-    #[error("the queue `{queue}` cannot be asked with `sqs:{action}`: {error}")]
+    #[error("the call `sqs:{action}` failed for the queue `{queue}`: {error}")]
     Failed { queue: String, action: &'static str, error: CallError },
-    #[error("nobody answers `sqs:{action}` for the queue `{queue}`: correct its region or endpoint, or wait")]
+    #[error(
+        "no server answers `sqs:{action}` for the queue `{queue}`: correct its region or endpoint, or wait"
+    )]
     Unreachable { queue: String, action: &'static str, error: CallError },
-    #[error("the queue `{0}` is FIFO by its attributes and not by its name; that is no queue of SQS")]
+    #[error("the queue `{0}` is FIFO by its attributes but not by its name; SQS does not allow that")]
     Misnamed(String),
 }
 
@@ -96,14 +98,14 @@ pub(crate) async fn find(client: &Client, queue: &str) -> Result<Queue, QueueErr
     })
 }
 
-/// `maxReceiveCount` is a number for some senders and a string for others.
+/// Reads `maxReceiveCount` of a redrive policy, which is a number for some writers and a string for others.
 fn max_receives(policy: &str) -> Option<u32> {
     let policy: Value = serde_json::from_str(policy).ok()?;
     let count = policy.get("maxReceiveCount")?;
     count.as_u64().and_then(|count| u32::try_from(count).ok()).or_else(|| count.as_str()?.parse().ok())
 }
 
-/// Whether the rights that are needed later are there: asked with a receipt handle that belongs to nothing.
+/// Checks the rights to delete and to change visibility, by calls with a receipt handle that matches no message.
 pub(crate) async fn check_rights(client: &Client, queue: &Queue) -> Result<(), QueueError> {
     const NOTHING: &str = "oncegate-asks-for-its-rights";
     let refused = |action: &'static str, error: CallError| {
@@ -125,7 +127,7 @@ pub(crate) async fn check_rights(client: &Client, queue: &Queue) -> Result<(), Q
 }
 
 impl Queue {
-    /// What weakens the promise, or will surprise somebody.
+    /// Returns warnings for settings that weaken the guarantees or have unexpected effects.
     pub(crate) fn warnings(&self, settings: &Settings, terms: &Terms) -> Vec<Warning> {
         let mut warnings = Vec::new();
         if let Some(receives) = self.max_receives
@@ -151,7 +153,7 @@ impl Queue {
     }
 }
 
-/// Something to know at start-up. Times are in seconds.
+/// A warning at start-up. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Warning {
     Redrive { receives: u32, attempts: u32 },
@@ -165,44 +167,44 @@ impl fmt::Display for Warning {
         match self {
             Self::Redrive { receives, attempts } => write!(
                 f,
-                "the queue's redrive policy takes a message after {receives} receives, and this consumer makes \
-                 {attempts} attempts: the policy may take messages without a reason before they are given up \
-                 with one. Set `maxReceiveCount` above {attempts}, or `max_attempts` below {receives}"
+                "the queue's redrive policy moves a message after {receives} receives, and this consumer makes \
+                 {attempts} attempts: the policy may move messages, without a reason, before they become dead \
+                 letters with one. Set `maxReceiveCount` above {attempts}, or `max_attempts` below {receives}"
             ),
             Self::Visibility { visibility, lease } => write!(
                 f,
-                "`visibility` is {visibility} s and the gate's lease {lease} s: after a crash a message comes \
-                 again before its lease is over, and waits. Set `visibility` to {lease} s or more"
+                "`visibility` is {visibility} s and the gate's lease {lease} s: after a crash a message is \
+                 delivered again before its lease is over, and waits. Set `visibility` to {lease} s or more"
             ),
             Self::MaxRun { max_run } => write!(
                 f,
-                "the gate's `max_run` is {max_run} s, and SQS takes a message back 12 hours after its receive, whatever \
-                 runs: a longer run is cancelled then, and its message comes again. Set `max_run` to 12 h or less, or \
-                 split the work"
+                "the gate's `max_run` is {max_run} s, and SQS makes a message visible 12 hours after its receive, \
+                 even if its handler runs: the handler is cancelled then, and the message is delivered again. \
+                 Set `max_run` to 12 h or less, or split the work"
             ),
             Self::Retention { queue, records } => write!(
                 f,
                 "the queue keeps messages for {queue} s and the gate its records for {records} s: a message \
-                 that comes again after its record is forgotten runs again. Set the gate's `retention` to \
+                 that is delivered again after its record has expired runs again. Set the gate's `retention` to \
                  {queue} s or more"
             ),
         }
     }
 }
 
-/// How much a dead letter may be larger than its message: what is added to it says where it came from, and why it is there.
+/// How much larger than its message a dead letter may be, because its origin and reason are added.
 const LETTER_ROOM_BYTES: usize = 2_048;
-/// The most that SQS lets anybody set as `MaximumMessageSize`: of today, and of servers that speak its protocol of before.
+/// The largest `MaximumMessageSize`: that of older servers with SQS's protocol, and that of SQS today.
 const MESSAGE_MAX_BYTES: [usize; 2] = [262_144, 1_048_576];
 
 impl Queue {
-    /// How many bytes a message may have, attributes included.
+    /// Returns how many bytes a message may have, including its attributes.
     pub(crate) fn limit(&self) -> usize {
         self.max_message_bytes.unwrap_or(MESSAGE_MAX_BYTES[0])
     }
 
-    /// Says when this queue of dead letters does not take each message of `consumed` with all that is added to it, though it
-    /// could be set to.
+    /// Returns a warning when this dead-letter queue does not accept each message of `consumed` with the added
+    /// attributes, although a larger limit is possible.
     pub(crate) fn letters_warning(&self, consumed: &Self) -> Option<String> {
         let (own, largest) = (self.limit(), consumed.limit());
         let is_short =
@@ -210,9 +212,9 @@ impl Queue {
         let enough = (largest + LETTER_ROOM_BYTES).min(MESSAGE_MAX_BYTES[1].max(largest));
         is_short.then(|| {
             format!(
-                "the dead letters' queue takes {own} bytes a message and the consumed queue {largest}: a dead letter is up to \
-                 {LETTER_ROOM_BYTES} bytes larger than its message. One that does not fit loses its attributes; one whose \
-                 body does not fit is not written, and its message stays unacknowledged. Set the dead letters' \
+                "the dead-letter queue takes {own} bytes a message and the consumed queue {largest}: a dead letter is \
+                 up to {LETTER_ROOM_BYTES} bytes larger than its message. One that does not fit loses its attributes; \
+                 one whose body does not fit is not written, and its message stays unacknowledged. Set the dead-letter queue's \
                  `MaximumMessageSize` to {enough}, or as much as the server allows"
             )
         })
@@ -264,14 +266,14 @@ mod tests {
     #[test]
     fn a_queue_of_dead_letters_with_too_little_room_is_said() {
         let queue = |bytes: usize| Queue { max_message_bytes: Some(bytes), ..Queue::default() };
-        let said = |dead: usize, consumed: usize| queue(dead).letters_warning(&queue(consumed));
+        let warning = |dead: usize, consumed: usize| queue(dead).letters_warning(&queue(consumed));
         for (dead, consumed, enough) in [
             (1_024, 2_048, "4096"),
             (2_048, 2_048, "4096"),
             (262_144, 1_048_576, "1048576"),
             (4_000, 2_048, "4096"),
         ] {
-            let text = said(dead, consumed).expect("it is said");
+            let text = warning(dead, consumed).expect("a warning");
             assert!(
                 text.contains(&format!("takes {dead} bytes")) && text.contains(&format!("to {enough},")),
                 "{text}"
@@ -280,7 +282,7 @@ mod tests {
         for (dead, consumed) in
             [(4_096, 2_048), (262_144, 262_144), (1_048_576, 1_048_576), (1_048_576, 262_144)]
         {
-            assert_eq!(said(dead, consumed), None, "{dead} for {consumed}");
+            assert_eq!(warning(dead, consumed), None, "{dead} for {consumed}");
         }
     }
 }

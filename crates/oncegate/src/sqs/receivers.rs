@@ -1,4 +1,4 @@
-//! How many receivers there are, and how much each asks for. Pure: time is a parameter.
+//! Decides how many receivers run, and how many messages each requests. Time is a parameter.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use tokio::time::Instant;
 use super::held::BATCH_ENTRIES;
 use crate::backoff::Backoff;
 
-/// The most long polls at a time.
+/// The most concurrent long polls.
 const RECEIVERS_MOST: usize = 64;
-/// How long a receiver that would ask for less than ten waits for more permits to become free.
+/// How long a receiver that would request fewer than ten messages waits for more free permits.
 const LINGER: Duration = Duration::from_millis(20);
-/// The waits after receives that failed.
+/// The delays after failed receives.
 const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
-/// The receivers of a queue: one while it is empty, and as many as free permits can feed while it is not.
+/// The receivers of a queue: one while it is empty, and otherwise as many as the free permits allow.
 #[derive(Debug)]
 pub(crate) struct Receivers {
     width: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Receivers {
     failures: u32,
     not_before: Option<Instant>,
     few_since: Option<Instant>,
-    /// When a receiver that was not started should be.
+    /// When to start a receiver that was not started yet.
     wake_at: Option<Instant>,
 }
 
@@ -40,7 +40,7 @@ impl Receivers {
         }
     }
 
-    /// For how many messages answers are awaited.
+    /// Returns how many messages are requested and not answered yet.
     pub(crate) fn asked(&self) -> usize {
         self.asked
     }
@@ -49,8 +49,8 @@ impl Receivers {
         self.under_way
     }
 
-    /// For how many messages another receiver should ask now, when `free` more could run. `final_room`: nothing
-    /// is in hand that would soon make it more.
+    /// Returns how many messages another receiver should request now, when `free` more could run. `final_room` means
+    /// that no message in hand will soon free more room.
     pub(crate) fn ask(&mut self, now: Instant, free: usize, final_room: bool) -> Option<usize> {
         self.wake_at = None;
         if free == 0 || free >= BATCH_ENTRIES || final_room {
@@ -73,8 +73,8 @@ impl Receivers {
         Some(ask)
     }
 
-    /// A receiver that asked for `asked` has got `got`. More of them while there is much, fewer when there is
-    /// nothing. `true`: it is the first answer after failures.
+    /// Records that a receiver requested `asked` messages and got `got`. Answers that are at least half full add
+    /// receivers, and empty ones remove them. Returns `true` for the first answer after failures.
     pub(crate) fn answered(&mut self, asked: usize, got: usize) -> bool {
         self.ended(asked);
         let again = self.failures > 0;
@@ -87,7 +87,7 @@ impl Receivers {
         again
     }
 
-    /// A receiver has failed. How many have in a row.
+    /// Records a failed receive. Returns how many have failed in a row.
     pub(crate) fn failed(&mut self, now: Instant, asked: usize, fraction: f64) -> u32 {
         self.ended(asked);
         self.width = 1;
@@ -101,7 +101,7 @@ impl Receivers {
         self.failures > 0
     }
 
-    /// When to ask again, if nothing happens before.
+    /// Returns when to ask again, if nothing happens before.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.wake_at
     }
@@ -116,7 +116,7 @@ impl Receivers {
 mod tests {
     use super::*;
 
-    /// Asks until no further receiver starts; `free` is what could run, those asked for included.
+    /// Asks until no further receiver starts; `free` is how many messages could run, including those requested.
     fn asks(receivers: &mut Receivers, now: Instant, free: usize, final_room: bool) -> Vec<usize> {
         let next = || receivers.ask(now, free.saturating_sub(receivers.asked()), final_room);
         std::iter::from_fn(next).collect()
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(receivers.next_wake(), None, "one is under way");
         assert_eq!(receivers.failed(again_at, 10, 0.0), 2);
         assert_eq!(receivers.ask(again_at, 0, true), None);
-        assert_eq!(receivers.next_wake(), None, "nobody would ask");
+        assert_eq!(receivers.next_wake(), None, "no receiver is due");
         assert_eq!(receivers.ask(again_at, 10, true), None);
         let later = receivers.next_wake().unwrap();
         assert!(receivers.next_wake().unwrap() - again_at > again_at - now, "longer each time");

@@ -1,4 +1,4 @@
-//! How a queue is reached and consumed.
+//! Settings for the connection to a queue and for consuming it.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use super::SqsSource;
 use crate::source::SourceError;
 
-/// What the body of a message is.
+/// How the body of a message is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Body {
-    /// The payload itself. The default; also for SNS with raw message delivery, and for EventBridge, whose
+    /// The body is the payload. The default; also for SNS with raw message delivery, and for EventBridge, whose
     /// bodies are JSON.
     #[default]
     Raw,
-    /// An envelope of SNS: the payload is the message inside it. A body that is none is bad input, and goes to
-    /// the dead letters.
+    /// The body is an SNS envelope, and the payload is the message in it. Any other body is bad input, and becomes a
+    /// dead letter.
     Sns,
 }
 
-/// What a source is set to.
+/// The settings of a source.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) connection: Connection,
-    /// A name or a URL.
+    /// The queue's name or URL.
     pub(crate) queue: String,
     pub(crate) visibility: Duration,
     pub(crate) wait: Duration,
@@ -34,14 +34,14 @@ pub(crate) struct Settings {
     pub(crate) routes_from_attributes: bool,
 }
 
-/// How long a call outside of the source's loop may take, repeats by the client included.
+/// Time limit of a call outside of the source's loop, including the client's retries.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 const VISIBILITY_MIN: Duration = Duration::from_secs(1);
 const VISIBILITY_MAX: Duration = Duration::from_secs(6 * 3_600);
 const WAIT_MIN: Duration = Duration::from_secs(1);
-/// The longest that SQS allows.
+/// The longest wait that SQS allows.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 impl Settings {
@@ -56,7 +56,7 @@ impl Settings {
         }
     }
 
-    /// Every check that needs no queue.
+    /// Runs every check that needs no queue.
     pub(crate) fn check(&self) -> Result<(), SourceError> {
         let whole = |duration: Duration| duration.subsec_nanos() == 0;
         let Self { visibility, wait, .. } = *self;
@@ -74,15 +74,15 @@ impl Settings {
     }
 }
 
-/// How long a receive may wait, so that one that begins right before a stop ends before the stop's deadline: it
-/// cannot be cut without stranding what it may bring.
+/// Returns how long a receive may wait so that one that begins right before a stop ends before the stop deadline.
+/// Cancelling it would hide its messages for the visibility timeout.
 pub(crate) fn wait_within(wait: Duration, stop_deadline: Duration) -> Duration {
     const ANSWER: Duration = Duration::from_secs(1);
     let most = Duration::from_secs(stop_deadline.saturating_sub(ANSWER).as_secs());
     wait.min(most).max(WAIT_MIN)
 }
 
-/// How a client is made, unless there is one.
+/// How a client is created, if none is given.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connection {
     pub(crate) client: Option<Client>,
@@ -91,8 +91,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The client that was given, or one by the usual ways of the AWS SDK, with a limit on each call. What those
-    /// ways do not say, the queue's own URL may.
+    /// Returns the given client, or one from the AWS SDK's default chain with a time limit on each call. If the chain
+    /// has no region or endpoint, the queue's URL may.
     pub(crate) async fn client(&self, queue: &str) -> Client {
         let client = match &self.client {
             Some(client) => client.clone(),
@@ -114,7 +114,7 @@ impl Connection {
         if let Some(endpoint) = self.endpoint_url.clone().or(place.endpoint_url) {
             config = config.endpoint_url(endpoint);
             if shared.region().is_none() {
-                // A server of one's own has no regions, and signatures need one.
+                // A local server has no regions, but signatures need one.
                 config = config.region(Region::new("us-east-1"));
             }
         }
@@ -122,7 +122,7 @@ impl Connection {
     }
 }
 
-/// What a queue's URL says of its place.
+/// The region or endpoint in a queue's URL.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Place {
     region: Option<String>,
@@ -143,12 +143,12 @@ impl Place {
     }
 }
 
-/// The name at the end of a queue's URL, or the name itself.
+/// Returns the name at the end of a queue's URL, or the name itself.
 pub(crate) fn name(queue: &str) -> &str {
     queue.trim_end_matches('/').rsplit('/').next().unwrap_or(queue)
 }
 
-/// Whether it is a FIFO queue: SQS has it in the name.
+/// Whether the queue is FIFO, by the suffix of its name.
 pub(crate) fn is_fifo(queue: &str) -> bool {
     name(queue).ends_with(".fifo")
 }

@@ -1,4 +1,4 @@
-//! Messages that a topic of SNS has put into an envelope.
+//! Reads messages in the envelope of an SNS topic.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::convert::{is_system, text};
 use crate::message::Header;
 
-/// The envelope as it came, signature included.
+/// The header with the unchanged envelope, including its signature.
 pub(crate) const ENVELOPE_HEADER: &str = "AWS.SnsEnvelope";
 
 const EXPECTED: &str = "an SNS notification (JSON with Type, MessageId, TopicArn and Message). If the subscription \
@@ -36,7 +36,8 @@ struct Attribute {
     value: String,
 }
 
-/// The message inside; what the topic says of it becomes headers. An error says what was expected.
+/// Returns the message in the envelope, and adds the topic's attributes to `headers`. The error names what was
+/// expected.
 pub(crate) fn unwrap(body: &Bytes, headers: &mut Vec<Header>) -> Result<Bytes, &'static str> {
     let envelope: Envelope = serde_json::from_slice(body).map_err(|_| EXPECTED)?;
     if envelope.r#type != "Notification" {

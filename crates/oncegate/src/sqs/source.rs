@@ -1,4 +1,4 @@
-//! `SqsSource`: a queue of Amazon SQS as a source.
+//! `SqsSource`: consumes a queue of Amazon SQS.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +16,16 @@ use super::dead_letters::SqsDeadLetters;
 use super::drive::Driver;
 use super::hub::{End, Hub};
 use super::settings::{Body, Connection, Settings, name, wait_within};
-use super::{queue, ticket};
+use super::{ack_handle, queue};
 use crate::health::SourceStatus;
 use crate::observe::Observer;
 use crate::source::{Delivery, Source, SourceError, Supply, Terms};
 
-/// A queue of Amazon SQS, standard or FIFO (by the suffix `.fifo`).
+/// A source that consumes a queue of Amazon SQS, standard or FIFO (by the suffix `.fifo`).
 ///
-/// Only as many messages are received as handlers are free to run. They are held, by a visibility timeout that is
-/// extended in batches, for as long as they run or wait, and deleted in batches behind their completed records.
-/// When the queue has taken a message back, its handler is cancelled and nothing is deleted.
+/// It receives only as many messages as handlers are free. It holds them by extending their visibility timeout in
+/// batches while they run or wait, and deletes them in batches after their records are completed. When a message has
+/// become visible again, its handler is cancelled and the message is not deleted.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -46,22 +46,22 @@ struct Open {
     left: Option<oneshot::Receiver<usize>>,
 }
 
-/// How long the thread goes on telling the queue what it must know when the source is dropped without a close.
+/// Time limit for the thread's last calls when the source is dropped without a close.
 const DROPPED_GRACE: Duration = Duration::from_secs(5);
 
 impl SqsSource {
     /// 60 seconds.
     pub const DEFAULT_VISIBILITY: Duration = Duration::from_secs(60);
 
-    /// The queue of this name or URL.
+    /// Creates a source for the queue with this name or URL.
     ///
-    /// Credentials, region and endpoint are found in the AWS SDK's usual ways: environment, profile, web
-    /// identity, container, instance. Nothing is connected or checked before [`open`](Source::open).
+    /// Credentials, region and endpoint come from the AWS SDK's default chain: environment, profile, web identity,
+    /// container, instance. It does not connect and checks nothing before [`open`](Source::open).
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
     }
 
-    /// The same with a client of one's own, whose time limits are replaced, and whose retries while consuming.
+    /// Creates a source that uses this client. The client's time limits are replaced, and its retries while consuming.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
         Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
     }
@@ -70,35 +70,35 @@ impl SqsSource {
         Self { settings: Settings::new(connection, queue), terms: Mutex::default(), open: Mutex::default() }
     }
 
-    /// The region; by default that of the environment or profile, or else of the queue's URL.
+    /// Sets the region; by default that of the environment or profile, or else of the queue's URL.
     #[must_use]
     pub fn region(mut self, region: impl Into<String>) -> Self {
         self.settings.connection.region = Some(region.into());
         self
     }
 
-    /// Where SQS is, such as `http://127.0.0.1:9324` for a server of one's own; by default the region's endpoint,
-    /// or the host of a queue's URL that is not at AWS.
+    /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324` for a local server; by default the region's
+    /// endpoint, or the host of a queue URL that is not at AWS.
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.settings.connection.endpoint_url = Some(url.into());
         self
     }
 
-    /// How long the queue hides a message without a heartbeat: 60 s by default, whole seconds from 1 s to 6 h.
+    /// Sets the visibility timeout, for which the queue hides a message without a heartbeat: 60 s by default, whole
+    /// seconds from 1 s to 6 h.
     ///
-    /// It is set with every receive, whatever the queue's own setting is, and how long a message waits after its
-    /// worker was killed. It should be no shorter than the gate's lease.
+    /// It is set with every receive, whatever the queue's own setting is. It is also how long a message waits after its
+    /// worker was killed. It should not be shorter than the gate's lease.
     #[must_use]
     pub fn visibility(mut self, visibility: Duration) -> Self {
         self.settings.visibility = visibility;
         self
     }
 
-    /// How long a receive waits for messages while the queue is empty, at most: 20 s by default, whole seconds from
-    /// 1 s.
+    /// Sets the longest wait of a receive while the queue is empty: 20 s by default, whole seconds from 1 s to 20 s.
     ///
-    /// A receive under way cannot be ended without stranding what it may bring. So this is also how long an idle
+    /// Cancelling a receive would hide its messages for the visibility timeout. So this is also how long an idle
     /// consumer may take to stop, and it is kept a second below the consumer's `stop_deadline`.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
@@ -109,37 +109,37 @@ impl SqsSource {
     /// Checks everything that needs no queue.
     ///
     /// # Errors
-    /// The first setting that is wrong, by its name. [`open`](Source::open) says the same.
+    /// Names the first wrong setting. [`open`](Source::open) returns the same error.
     pub fn check(&self) -> Result<(), SourceError> {
         self.settings.check()
     }
 
-    /// What bodies are: the payload itself, by default.
+    /// Sets how message bodies are read: as the payload itself, by default.
     #[must_use]
     pub fn body(mut self, body: Body) -> Self {
         self.settings.body = body;
         self
     }
 
-    /// Takes each message's route from its attribute `oncegate-origin`, where it has one, instead of the queue's
-    /// name.
+    /// Takes each message's route from its attribute `oncegate-origin`, if present, instead of the queue's name.
     ///
-    /// For queues of dead letters that are consumed: such a message keeps its first route, and so its key. Only
-    /// for queues to which nobody else writes.
+    /// Use it to consume a dead-letter queue: such a message keeps its first route, and so its key. Use it only for
+    /// queues that no other service writes to.
     #[must_use]
     pub fn routes_from_attributes(mut self) -> Self {
         self.settings.routes_from_attributes = true;
         self
     }
 
-    /// Dead letters to another queue, by name or URL, reached in the same way.
+    /// Returns dead letters that write to another queue, by name or URL, with the same connection.
     pub fn dead_letters(&self, queue: impl Into<String>) -> SqsDeadLetters {
         SqsDeadLetters::with(self.settings.connection.clone(), queue.into())
             .beside(self.settings.queue.clone())
     }
 
-    /// Looks at the queue as [`open`](Source::open) does for a consumer of these terms, and says what weakens the
-    /// promise or will surprise somebody, each with its remedy. Receives nothing.
+    /// Checks the queue as [`open`](Source::open) does for a consumer with these terms, without receiving.
+    ///
+    /// Returns a warning for each setting that weakens the guarantees or has unexpected effects, with what to change.
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
@@ -152,7 +152,7 @@ impl SqsSource {
         Ok(queue.warnings(settings, terms).iter().map(ToString::to_string).collect())
     }
 
-    /// The queue's name.
+    /// Returns the queue's name.
     pub fn queue(&self) -> &str {
         name(&self.settings.queue)
     }
@@ -175,12 +175,12 @@ impl Source for SqsSource {
         Supply::OnDemand
     }
 
-    /// Finds the queue, checks its attributes and the rights, and says what does not fit together.
+    /// Finds the queue, checks its attributes and the rights, and logs settings that contradict each other.
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         let settings = &self.settings;
         settings.check()?;
         if self.hub().is_ok() {
-            return Err(SourceError::new("the SQS source is open already"));
+            return Err(SourceError::new("the SQS source is already open"));
         }
         let client = settings.connection.client(&settings.queue).await;
         let queue = queue::find(&client, &settings.queue).await?;
@@ -209,14 +209,14 @@ impl Source for SqsSource {
         let hub = self.hub()?;
         match hub.take(most).await {
             Ok(fetched) => {
-                Ok(Some(fetched.into_iter().map(|fetched| ticket::delivery(&hub, fetched)).collect()))
+                Ok(Some(fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched)).collect()))
             }
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),
         }
     }
 
-    /// What nobody has taken goes back, and so does what receives under way still bring.
+    /// Returns messages that were not taken, and those of receives still in flight, to the queue.
     fn stop_receiving(&self) {
         if let Ok(hub) = self.hub() {
             hub.end(End::Closed);
@@ -227,7 +227,7 @@ impl Source for SqsSource {
         self.hub().map(|hub| hub.status(self.queue())).unwrap_or_default()
     }
 
-    /// Deletes what is finished, hands back what is not, and waits for the receives that are under way.
+    /// Deletes finished messages, returns unfinished ones, and waits for receives in flight.
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         let by = Instant::now() + deadline;
         let left = {
@@ -238,37 +238,39 @@ impl Source for SqsSource {
         };
         let Some(left) = left else { return Ok(()) };
         let failed = |why: String| {
-            Err(SourceError::new(format!("{why}; these messages come again, and their records answer them")))
+            Err(SourceError::new(format!(
+                "{why}; they will be delivered again, and their records will answer them"
+            )))
         };
         match timeout_at(by + Duration::from_secs(1), left).await {
             Ok(Ok(0)) => Ok(()),
             Ok(Ok(undeleted)) => {
                 failed(format!("{undeleted} finished messages could not be deleted in time"))
             }
-            Ok(Err(_)) => failed("the queue's thread has ended before the last deletes".to_owned()),
-            Err(_) => failed("the queue's thread has not ended in time".to_owned()),
+            Ok(Err(_)) => failed("the queue's thread ended before the last deletes".to_owned()),
+            Err(_) => failed("the queue's thread did not end in time".to_owned()),
         }
     }
 }
 
 /// Starts the queue's own thread.
 fn spawn(hub: Arc<Hub>, driver: Driver) -> Result<oneshot::Receiver<usize>, SourceError> {
-    let refuse = |error: std::io::Error| SourceError::caused("no thread for the queue", error);
+    let refuse = |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refuse)?;
     let (left, leaving) = oneshot::channel();
     let body = move || {
-        // Whoever receives must not wait for a thread that has panicked.
+        // A receiver must not wait for a thread that has panicked.
         let _end = EndOnDrop(hub);
         let undeleted = runtime.block_on(driver.run());
         drop(runtime);
-        // Whoever dropped the source does not wait for it.
+        // A source that was dropped does not wait for it.
         let _ = left.send(undeleted);
     };
     std::thread::Builder::new().name("oncegate-sqs".to_owned()).spawn(body).map_err(refuse)?;
     Ok(leaving)
 }
 
-/// Ends the receives of a thread that is no more.
+/// Ends the receives when the thread ends.
 struct EndOnDrop(Arc<Hub>);
 
 impl Drop for EndOnDrop {
@@ -278,7 +280,7 @@ impl Drop for EndOnDrop {
 }
 
 impl Drop for SqsSource {
-    /// Leaves as `close` does, but nobody waits for it.
+    /// Leaves the queue as `close` does, without waiting for the end.
     fn drop(&mut self) {
         if let Some(open) = self.open.lock().unwrap_or_else(PoisonError::into_inner).take() {
             open.hub.leave(Instant::now() + DROPPED_GRACE);
@@ -287,7 +289,7 @@ impl Drop for SqsSource {
 }
 
 impl fmt::Debug for SqsSource {
-    /// Shows no client: it knows credentials.
+    /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqsSource").field("queue", &self.settings.queue).finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Events and states as metrics of the facade.
+//! Publishes events and states as metrics through the `metrics` facade.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -10,15 +10,15 @@ use crate::observe::{CATALOGUE, Event, Kind, Metric};
 
 const METADATA: Metadata<'static> = Metadata::new("oncegate", Level::INFO, Some(module_path!()));
 
-/// After how many durations the recorder may tidy up.
+/// The number of durations after which the recorder's upkeep runs.
 const DURATIONS_PER_UPKEEP: u32 = 4_096;
 
-/// Where the handles of metrics stand that belong to no gate. No scope is empty.
+/// The scope of metrics that belong to no gate. No real scope is empty.
 const NO_SCOPE: &str = "";
 
-/// A recorder, and the handles that it gave: names and labels are looked up there once.
+/// A recorder, and a cache of its handles, so that names and labels are looked up there once.
 pub(super) struct Export {
-    /// `None`: the program's own.
+    /// `None` for the program's own recorder.
     recorder: Option<Box<dyn Recorder + Send + Sync>>,
     counters: Handles<Counter>,
     histograms: Handles<Histogram>,
@@ -43,8 +43,8 @@ impl Export {
         export
     }
 
-    /// Has this done now and then, by whoever observes an event: a recorder may keep each duration until somebody
-    /// asks for them, and nobody may ever ask.
+    /// Sets the recorder's upkeep, which runs now and then when an event is observed: a recorder may keep each
+    /// duration until it is scraped, which may never happen.
     #[cfg(feature = "status")]
     pub(super) fn with_upkeep(self, upkeep: impl Fn() + Send + Sync + 'static) -> Self {
         Self { upkeep: Some(Box::new(upkeep)), ..self }
@@ -67,8 +67,8 @@ impl Export {
         });
     }
 
-    /// Has every counter of a scope at zero. One that appeared with its first event would look as if it had always
-    /// been at one, and no alert would see that event.
+    /// Registers every counter of a scope at zero. A counter that appeared with its first event would look as if it
+    /// had always been at one, and no alert would detect that event.
     pub(super) fn begin(&self, scope: &str) {
         let begun = CATALOGUE.iter().filter(|metric| metric.kind == Kind::Counter);
         for metric in begun.filter(|metric| metric.is_scoped() == (scope != NO_SCOPE)) {
@@ -96,7 +96,7 @@ impl Export {
         self.with(|recorder| recorder.register_gauge(key, &METADATA))
     }
 
-    /// Counts the event, and notes how long it took, or how large it was.
+    /// Counts the event, and records its duration or its size.
     pub(super) fn observe(&self, event: Event<'_>) {
         let scope = event.scope().unwrap_or(NO_SCOPE);
         let (name, label, count) = event.metric();
@@ -120,7 +120,7 @@ impl Export {
     }
 }
 
-/// The key of an event's series: its scope, where the metric has scopes, and its kind, where it has kinds.
+/// The key of an event's series: its scope, if the metric has scopes, and its kind, if it has kinds.
 fn key(name: &'static str, scope: &str, label: &'static str) -> Key {
     let Some(metric) = Metric::named(name) else { return Key::from_name(name) };
     let labels = metric.labels.iter().map(|&named| match named {
@@ -143,7 +143,7 @@ impl<H> Default for Handles<H> {
 }
 
 impl<H: Clone> Handles<H> {
-    /// The handle of this series; the first time, what `register` returns.
+    /// The handle of this series; `register` makes it the first time.
     fn get(&self, scope: &str, series: Series, register: impl FnOnce() -> H) -> H {
         let scopes = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = scopes.get(scope).and_then(|known| known.get(&series)) {

@@ -1,4 +1,4 @@
-//! How consumers are, as gauges.
+//! The states of consumers as gauges.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +10,14 @@ use super::export::Export;
 use crate::health::{Health, PartitionStatus, Status};
 use crate::observe::Metric;
 
-/// The gauges that were set so far. The facade forgets none, so those that are no longer true become zero.
+/// The gauges that were set so far. The facade removes none, so those that are no longer reported are set to zero.
 #[derive(Default)]
 pub(super) struct Gauges {
     known: Mutex<HashMap<Key, Gauge>>,
 }
 
 impl Gauges {
-    /// Sets what these consumers say of themselves, and clears what none of them says any more.
+    /// Sets the gauges to the status of these consumers, and sets those that none reports any more to zero.
     pub(super) fn set(&self, export: &Export, statuses: &[Status]) {
         let mut said = Said::default();
         said.say("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
@@ -129,7 +129,7 @@ mod tests {
         (Telemetry::with_recorder(recorder), rendered)
     }
 
-    /// A consumer of two partitions whose store is away.
+    /// A consumer of two partitions whose store is unavailable.
     fn paused() -> Status {
         let partition = |number: i32| PartitionStatus {
             lag: Some(7),
@@ -144,7 +144,7 @@ mod tests {
             ..SourceStatus::default()
         };
         let away = crate::health::StoreOutage {
-            part: 0,
+            shard: 0,
             lasts: Duration::from_secs(5),
             error: "away".to_owned(),
             waiting: 1,
@@ -163,7 +163,7 @@ mod tests {
             max_run: Duration::from_secs(900),
             oldest_expired: Some(Duration::from_secs(75)),
             log_bytes: Some(4_096),
-            parts: 1,
+            shards: 1,
             outages: vec![away],
             handler_paused: false,
         };

@@ -1,5 +1,4 @@
-//! What operators see: metrics through the `metrics` facade, and (feature `status`) an endpoint for Prometheus, for
-//! probes and for a browser.
+//! Metrics through the `metrics` facade, and (feature `status`) an endpoint for Prometheus, probes and a browser.
 //!
 //! One [`Telemetry`] is the observer of every consumer of a process:
 //!
@@ -15,7 +14,19 @@
 //! # }
 //! ```
 //!
-//! What the metrics are called and what they say: [`CATALOGUE`](crate::observe::CATALOGUE), or the table in `docs/OBSERVABILITY.md`.
+//! [`CATALOGUE`](crate::observe::CATALOGUE), and the table in `docs/OBSERVABILITY.md`, describe all metrics.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about metrics and spans that this code depends on.
+//!
+//! - Prometheus treats a counter that appears with its first event as if it had always been at one. So every counter
+//!   of a scope is registered when the scope is first seen.
+//! - The `metrics` facade never removes a gauge. A gauge that a consumer no longer reports is set to zero; otherwise a
+//!   revoked partition would keep its lag forever.
+//! - The Prometheus recorder keeps every duration until it is scraped, which may never happen. So each 4,096th event
+//!   triggers its upkeep.
+//! - A span's parent can be set only before the span is entered.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -37,16 +48,16 @@ mod router;
 use export::Export;
 use gauges::Gauges;
 
-/// How many of the last dead letters are remembered.
+/// The number of recent dead letters that are kept.
 const LETTERS: usize = 20;
 
-/// The most of a dead letter's reason that is remembered, in bytes.
+/// The most bytes of a dead letter's reason that are kept.
 const REASON_BYTES: usize = 256;
 
-/// An observer that counts for people: into metrics, and for the status page.
+/// An observer that counts events for metrics and for the status page.
 ///
-/// Cheap to clone; all clones are one. Each event costs two additions in memory; nothing is allocated but at the
-/// first event of a kind.
+/// Cheap to clone; all clones share their state. Each event costs two additions in memory. Memory is allocated only
+/// at the first event of a kind.
 #[derive(Clone)]
 pub struct Telemetry {
     inner: Arc<Inner>,
@@ -59,17 +70,17 @@ struct Inner {
     gauges: Gauges,
     monitors: Mutex<Vec<Monitor>>,
     counters: Counters,
-    /// The last ones, the newest at the end.
+    /// The last dead letters, the newest at the end.
     letters: Mutex<VecDeque<Letter>>,
 }
 
-/// The metrics as text, where this crate has the exporter.
+/// Renders the metrics as text, if this crate has the exporter.
 #[cfg(feature = "status")]
 type Rendered = metrics_exporter_prometheus::PrometheusHandle;
 #[cfg(not(feature = "status"))]
 type Rendered = std::convert::Infallible;
 
-/// A message that was given up, as far as the page shows it.
+/// A dead letter, as shown on the page.
 #[derive(Clone, Debug, Serialize)]
 struct Letter {
     at_unix_ms: u64,
@@ -80,8 +91,9 @@ struct Letter {
 }
 
 impl Telemetry {
-    /// Publishes through the program's own recorder, the one that [`metrics::set_global_recorder`] was given: set it
-    /// before the first event. Tell its exporter the bounds of the histograms
+    /// Publishes through the program's own recorder, the one set by [`metrics::set_global_recorder`].
+    ///
+    /// Set it before the first event, and configure the bounds of the histograms in its exporter
     /// ([`CATALOGUE`](crate::observe::CATALOGUE)).
     pub fn global() -> Self {
         Self::of(Export::global(), None)
@@ -104,18 +116,19 @@ impl Telemetry {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Observes this consumer from now on, and asks it how it is whenever somebody wants to know. Its own
-    /// [`observer`](Consumer::observer) is replaced.
+    /// Observes this consumer from now on, and reads its status when metrics or the page are requested.
+    ///
+    /// Replaces the consumer's own [`observer`](Consumer::observer).
     #[must_use = "the consumer that is returned is the one that is observed"]
     pub fn watch(&self, consumer: Consumer) -> Consumer {
         self.inner.monitors.lock().unwrap_or_else(PoisonError::into_inner).push(consumer.monitor());
         consumer.observer(Arc::new(self.clone()))
     }
 
-    /// Sets the gauges to what the consumers that are watched say of themselves. Whoever exports through a recorder of
-    /// his own calls this every few seconds; the router's `/metrics` does it by itself.
+    /// Sets the gauges to the status of the watched consumers. Call this every few seconds if the program exports
+    /// through its own recorder; the router's `/metrics` does it by itself.
     ///
-    /// What was set before and is no longer said becomes zero, such as the lag of a partition that was given away.
+    /// A gauge that is no longer reported becomes zero, such as the lag of a revoked partition.
     pub fn record(&self) {
         self.set(&self.statuses());
     }
@@ -138,7 +151,7 @@ impl Telemetry {
         letters.iter().rev().cloned().collect()
     }
 
-    /// Every count so far.
+    /// All counts so far.
     pub fn counters(&self) -> &Counters {
         &self.inner.counters
     }
@@ -175,7 +188,7 @@ fn unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The first `most` bytes of a text, or a little less, so that no character is cut.
+/// The first `most` bytes of a text, or slightly fewer, so that no character is cut.
 fn head(text: &str, most: usize) -> &str {
     text.get(..text.floor_char_boundary(most)).unwrap_or_default()
 }

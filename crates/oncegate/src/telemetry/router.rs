@@ -1,4 +1,4 @@
-//! The endpoint: `/metrics`, `/healthz`, `/readyz`, and a page for people.
+//! The endpoint: `/metrics`, `/healthz`, `/readyz`, and a status page for browsers.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,14 @@ use crate::failure::BoxError;
 use crate::health::{Health, Reason, Status};
 use crate::observe::CATALOGUE;
 
-/// The page, with its style and its script: it loads nothing from elsewhere.
+/// The page with its style and script. It loads nothing from other servers.
 const PAGE: &str = include_str!("page.html");
 
-/// The page may run its own script and style, ask this server, and nothing else.
+/// The page may only run its own script and style, and send requests to this server.
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                            connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The version of what `/status.json` says.
+/// The version of the format of `/status.json`.
 const SCHEMA: &str = "oncegate.status/1";
 
 /// The content type of Prometheus' text format.
@@ -33,7 +33,7 @@ impl Telemetry {
     /// Publishes to Prometheus, by the `/metrics` of its [`router`](Self::router).
     ///
     /// # Errors
-    /// When the exporter does not take the bounds of a histogram: a bug.
+    /// When the exporter refuses the bounds of a histogram, which is a bug.
     pub fn prometheus() -> Result<Self, BoxError> {
         let mut builder = PrometheusBuilder::new();
         for metric in CATALOGUE {
@@ -48,18 +48,18 @@ impl Telemetry {
         Ok(Self::of(export, Some(handle)))
     }
 
-    /// What the consumers that are [watched](Self::watch) do, for people and programs:
+    /// An axum router with the state of the [watched](Self::watch) consumers:
     ///
     /// | path | what |
     /// |---|---|
-    /// | `/` | a page that shows the rest, without anything from elsewhere |
-    /// | `/metrics` | for Prometheus; only of [`Telemetry::prometheus`] |
+    /// | `/` | a page that shows `/status.json`; it loads nothing from other servers |
+    /// | `/metrics` | for Prometheus; only with [`Telemetry::prometheus`] |
     /// | `/healthz` | 200, or 503 when a restart of the process would help |
     /// | `/readyz` | 200 while every consumer takes and handles messages, else 503; either with reasons as JSON |
-    /// | `/status.json` | what the page shows |
+    /// | `/status.json` | the data of the page |
     ///
-    /// It asks for no password and shows nothing of payloads and keys, but for what handlers write into their
-    /// reasons for giving up. Serve it on loopback, or in a network that may know.
+    /// It requires no password. It shows nothing of payloads and keys, except for what handlers write into the reasons
+    /// of their failures. Serve it on loopback, or in a trusted network.
     ///
     /// ```no_run
     /// # async fn serve(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
@@ -90,7 +90,7 @@ impl Telemetry {
     }
 }
 
-/// Answers are about now: nobody may keep them.
+/// Marks a response as not cacheable, because it shows the current state.
 fn fresh(answer: impl IntoResponse) -> Response {
     ([(header::CACHE_CONTROL, "no-store")], answer).into_response()
 }
@@ -106,15 +106,15 @@ async fn metrics(State(telemetry): State<Telemetry>) -> Response {
     fresh(([(header::CONTENT_TYPE, PROMETHEUS_TEXT)], text.unwrap_or_default()))
 }
 
-/// What a probe is told.
+/// The answer to a probe.
 #[derive(Debug, Serialize)]
 struct Probed {
-    /// Whether all is well, as far as was asked.
+    /// Whether all consumers pass the probe.
     ok: bool,
     reasons: Vec<Said>,
 }
 
-/// A reason, for programs and for people.
+/// A reason, as a code and as text.
 #[derive(Debug, Serialize)]
 struct Said {
     consumer: String,
@@ -131,7 +131,7 @@ fn said(status: &Status, reasons: &[Reason]) -> Vec<Said> {
     reasons.iter().map(said).collect()
 }
 
-/// `well` judges one consumer; all of them must be well.
+/// Answers a probe. `well` checks one consumer; all must pass.
 fn probe(telemetry: &Telemetry, well: fn(&Health) -> bool) -> Response {
     let mut probed = Probed { ok: true, reasons: Vec::new() };
     for status in telemetry.statuses() {
@@ -151,16 +151,16 @@ async fn readyz(State(telemetry): State<Telemetry>) -> Response {
     probe(&telemetry, Health::is_ready)
 }
 
-/// What the page shows.
+/// The data of the page.
 #[derive(Debug, Serialize)]
 struct Shown {
     schema: &'static str,
     version: &'static str,
     at_unix_ms: u64,
     consumers: Vec<Consuming>,
-    /// By metric, then by label: since the process began, for all consumers together.
+    /// Counts by metric, then by label, since the process began, for all consumers together.
     counts: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// The last ones, the newest first.
+    /// The last dead letters, the newest first.
     dead_letters: Vec<Letter>,
 }
 

@@ -61,7 +61,7 @@ async fn a_dependency_that_is_down_for_half_an_hour_sends_nothing_to_the_dead_le
 
 #[tokio::test(start_paused = true)]
 async fn of_a_partition_in_order_no_more_is_given_up_than_the_breaker_must_see() {
-    // Nothing tells nineteen bad messages at its head from a dependency that is down.
+    // Nineteen bad messages at its head cannot be distinguished from a dependency that is down.
     assert_eq!(survives(100, Ordering::Partition, 200).await, 19);
 }
 

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::record::State;
 use oncegate::core::rules::Reply;
-use oncegate::core::store::{Checkup, Command, Looked, Store, StoreError};
+use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
 use tokio::time::{Instant, sleep, timeout};
@@ -48,8 +48,8 @@ impl Away {
         self.bench.list.push("orders", "", format!(r#"{{"id":{id}}}"#));
     }
 
-    fn unguarded(&self) -> u64 {
-        self.bench.counters.get("extra_runs", "unguarded")
+    fn fail_open(&self) -> u64 {
+        self.bench.counters.get("extra_runs", "fail_open")
     }
 
     fn is_completed(&self) -> bool {
@@ -87,8 +87,8 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
         (10..40).for_each(|id| away.push(id));
         list.until_acked(31).await;
         assert!(began.elapsed() >= PATIENCE, "they waited for {:?} only", began.elapsed());
-        assert_eq!(away.unguarded(), 30);
-        until("it says so", || {
+        assert_eq!(away.fail_open(), 30);
+        until("the report", || {
             let scopes = monitor.status().scopes;
             scopes[0].outages.first().is_some_and(|outage| outage.open && outage.waiting <= 1)
         })
@@ -109,10 +109,10 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
         })
         .await;
         until("all is done", || monitor.status().messages.in_flight == 0).await;
-        let (before, acked) = (away.unguarded(), list.acked().len());
+        let (before, acked) = (away.fail_open(), list.acked().len());
         away.push(70);
         list.until_acked(acked + 1).await;
-        assert_eq!(away.unguarded(), before, "the store is asked again");
+        assert_eq!(away.fail_open(), before, "the store is asked again");
     };
     consumer.run_until(watched).await.unwrap();
     let told = told.lock().unwrap();
@@ -134,7 +134,7 @@ async fn an_outage_that_ends_in_time_lets_nothing_run_without_the_store() {
         list.until_acked(11).await;
     };
     consumer.run_until(watched).await.unwrap();
-    assert_eq!((away.unguarded(), away.bench.counters.get("claims", "granted")), (0, 11));
+    assert_eq!((away.fail_open(), away.bench.counters.get("claims", "granted")), (0, 11));
 }
 
 #[tokio::test(start_paused = true)]
@@ -157,7 +157,7 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
                     assert_eq!(before, 1, "it was acknowledged before it succeeded");
                     Err(Failure::retry("not yet"))
                 }
-                11 => Err(Failure::permanent("hopeless")),
+                11 => Err(Failure::permanent("rejected")),
                 _ => Ok(()),
             }
         }
@@ -169,7 +169,7 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
         away.store.begin_outage();
         away.push(10);
         list.until_acked(2).await;
-        assert_eq!((runs.load(SeqCst), away.unguarded()), (3, 3));
+        assert_eq!((runs.load(SeqCst), away.fail_open()), (3, 3));
         away.push(11);
         list.until_acked(3).await;
     };
@@ -192,7 +192,7 @@ async fn a_completion_that_was_under_way_is_not_waited_for_and_is_written_later(
         let began = Instant::now();
         list.until_acked(1).await;
         assert!(began.elapsed() >= PATIENCE, "it was not even tried");
-        assert_eq!((away.unguarded(), away.is_completed()), (1, false));
+        assert_eq!((away.fail_open(), away.is_completed()), (1, false));
         away.store.end_outage();
         until("it is written", || away.is_completed()).await;
     };
@@ -210,13 +210,13 @@ struct Refusing {
 impl Store for Refusing {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         match self.refuses.load(SeqCst) {
-            true => commands.iter().map(|_| Err(StoreError::refused("somebody must change this"))).collect(),
+            true => commands.iter().map(|_| Err(StoreError::refused("a setting must change"))).collect(),
             false => self.inner.execute(commands).await,
         }
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
-        self.inner.look(keys).await
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
     }
 
     async fn describe(&self, scope: &Scope, held: Option<&str>, new: &str) -> Result<String, StoreError> {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::health::SourceStatus;
 use oncegate::observe::Observer;
-use oncegate::source::{Delivery, Source, SourceError, Ticket};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{BoxError, Message, Origin};
 use tokio::sync::{Notify, watch};
 
@@ -21,7 +21,7 @@ pub(crate) struct List {
     next_offset: AtomicI64,
     /// The offsets that were acknowledged, in that order.
     acked: watch::Sender<Vec<i64>>,
-    /// What it says of itself.
+    /// What it reports as its status.
     pub(crate) status: Mutex<SourceStatus>,
 }
 
@@ -98,7 +98,7 @@ impl Source for Listed {
         };
         let deliver = |message: Message| {
             let Origin::Kafka { offset, .. } = *message.origin() else { panic!("a list gives offsets") };
-            Delivery { message, ticket: Arc::new(Receipt { offset, list: Arc::clone(&self.0) }) }
+            Delivery { message, ack_handle: Arc::new(Receipt { offset, list: Arc::clone(&self.0) }) }
         };
         Ok(Some(messages.into_iter().map(deliver).collect()))
     }
@@ -118,7 +118,7 @@ struct Receipt {
     list: Arc<List>,
 }
 
-impl Ticket for Receipt {
+impl AckHandle for Receipt {
     fn start(&self) -> bool {
         true
     }
@@ -130,7 +130,7 @@ impl Ticket for Receipt {
     fn stop(&self) {}
 }
 
-/// Keeps letters: where each came from, and why.
+/// Dead letters in memory: the origin and the reason of each.
 #[derive(Debug, Default)]
 pub(crate) struct Letters(Mutex<Vec<(String, &'static str)>>);
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use list::{Letters, List, Listed};
-use oncegate::consumer::{BadKeys, FloodLimit};
+use oncegate::consumer::{BadKeys, DeadLetterLimit};
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
 use oncegate::core::store::Store;
@@ -30,7 +30,7 @@ use tokio::time::sleep;
 
 const LEASE: Duration = Duration::from_secs(1);
 
-/// A consumer to be, with what its test wants to look at.
+/// The parts of a consumer, and what its test inspects.
 struct Bench {
     list: Arc<List>,
     store: Arc<MemoryStore>,
@@ -123,7 +123,7 @@ async fn a_claim_is_made_only_with_a_permit_in_hand() {
     assert!(most_pending.load(SeqCst) <= 4, "no claim waits for a permit");
 }
 
-/// In which order the handlers of these messages begin and end.
+/// Records the order in which the handlers of these messages begin and end.
 async fn order_of(ordering: Ordering, messages: &[(&'static str, u64, u64)]) -> Vec<String> {
     let payload = |id: u64, ms: u64| format!(r#"{{"id":{id},"ms":{ms}}}"#);
     let bench = Bench::of(messages.iter().map(|(key, id, ms)| (*key, payload(*id, *ms))));
@@ -188,10 +188,11 @@ async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
 async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
     let typo = (0..100).map(|id| ("", format!(r#"{{"identity":{id}}}"#)));
     let bench = Bench::of(typo);
-    let limit = FloodLimit { in_a_row: 10, ..FloodLimit::default() };
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).flood_limit(limit).concurrency(1);
+    let limit = DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() };
+    let consumer =
+        bench.consumer(async |_: Message, _: Attempt| Ok(())).dead_letter_limit(limit).concurrency(1);
     let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::Flood { .. }), "{error}");
+    assert!(matches!(error, ConsumerError::TooManyDeadLetters { .. }), "{error}");
     assert_eq!(bench.letters.causes(), ["bad_key"; 10]);
     assert_eq!(bench.list.acked().len(), 10, "only what is in the dead letters is acknowledged");
 }
@@ -220,7 +221,7 @@ async fn a_result_that_is_too_large_is_not_kept_and_the_work_does_not_run_again(
     assert_eq!(bench.counters.total("results_not_kept"), 1);
 }
 
-/// Answers duplicates in its own way.
+/// A handler with its own `duplicate`.
 struct Answering {
     asked: Arc<AtomicUsize>,
 }
@@ -235,7 +236,7 @@ impl Handler for Answering {
     async fn duplicate(&self, _: &Message, result: u64) -> Result<(), Failure> {
         assert_eq!(result, 42);
         self.asked.fetch_add(1, SeqCst);
-        Err("nobody listens".into())
+        Err("no listener".into())
     }
 }
 
@@ -254,7 +255,7 @@ async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_be
     let bench = Bench::of(numbered(6));
     let (store, most_pending) = (Arc::clone(&bench.store), Arc::new(AtomicUsize::new(0)));
     let gauge = Arc::new(Gauge::default());
-    // Two owners claim message 3, one after the other, and end without a word.
+    // Two owners claim message 3, one after the other, and crash.
     let gate = bench.gate("runtime");
     let origin = oncegate::Origin::Other("an earlier delivery".into());
     let suspect = Message::new("orders", origin, Some(r#"{"id":3}"#.into()));
@@ -284,7 +285,7 @@ async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_be
         }
     };
     bench.run(bench.consumer(handler).concurrency(6), 6).await.unwrap();
-    assert_eq!(alone.load(SeqCst), 1, "nobody ran beside it");
+    assert_eq!(alone.load(SeqCst), 1, "no other handler ran at the same time");
     assert_eq!(most_pending.load(SeqCst), 5, "a death of the five others would cost it no attempt");
     assert_eq!(bench.counters.total("quarantined"), 1);
     assert!(gauge.most.load(SeqCst) > 1, "the others ran side by side");
@@ -441,7 +442,7 @@ async fn no_handler_begins_on_a_lease_that_is_over() {
         let store_key = key.derive(message.route(), &message).unwrap();
         let memory = Arc::clone(&memory);
         async move {
-            let looked = memory.look(vec![store_key]).await.remove(0).unwrap().expect("a record of its own");
+            let looked = memory.read(vec![store_key]).await.remove(0).unwrap().expect("a record of its own");
             assert!(
                 looked.record.protected_for(looked.now).is_some(),
                 "the lease was over when the handler began"

@@ -1,4 +1,4 @@
-//! What a consumer says of itself while something is wrong.
+//! What a consumer reports while something is wrong.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -198,7 +198,7 @@ async fn a_store_that_is_away_holds_back_only_the_routes_that_use_it() {
         assert_eq!(
             bench.counters.get("store_paused", "resumed"),
             0,
-            "nobody took the other store's answer for its own"
+            "an answer of the other store does not resume this one"
         );
         down.end_outage();
         bench.list.until_acked(46).await;

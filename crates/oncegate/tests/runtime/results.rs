@@ -163,7 +163,7 @@ impl Scene {
     async fn run(&self, acks: usize, fails: u32) {
         self.results.fails.store(fails, SeqCst);
         let consumer = self.bench.consumer_behind(self.gate(), Shared(Arc::clone(&self.report)));
-        // Small batches, so that there is something to look ahead to.
+        // Small batches, so that there is something to prefetch.
         let consumer = consumer.in_flight(16, 1 << 20);
         let acked = self.bench.list.acked().len();
         self.bench.run(consumer, acked + acks).await.unwrap();
@@ -265,7 +265,7 @@ async fn a_lost_or_damaged_result_goes_to_the_raw_hook_and_is_acknowledged() {
         scene.again(1);
         scene.run(1, 0).await;
         let told = scene.duplicates();
-        assert!(matches!(&told[..], [Err(error)] if error.contains(says)), "{told:?} does not say `{says}`");
+        assert!(matches!(&told[..], [Err(error)] if error.contains(says)), "{told:?} has not `{says}`");
         assert_eq!(scene.count("results_lost", ""), 1);
         assert_eq!(scene.report.runs.load(SeqCst), 1, "never a second run");
         assert_eq!(scene.bench.letters.causes(), Vec::<&str>::new(), "never a dead letter");
@@ -310,7 +310,7 @@ async fn survives_chaos(seed: u64) -> [u64; 3] {
     assert_eq!(scene.bench.letters.causes(), Vec::<&str>::new(), "seed {seed}");
     assert_eq!(scene.count("results_lost", ""), 0, "seed {seed}: what is referred to is there");
     let told = scene.duplicates();
-    assert_eq!(told.len() as u64, 3 * IDS, "seed {seed}: every duplicate is told, once");
+    assert_eq!(told.len() as u64, 3 * IDS, "seed {seed}: every duplicate gets the result, once");
     let whole: Vec<String> = (0..IDS).map(expected).collect();
     for told in told {
         match told {
@@ -349,7 +349,7 @@ async fn limits_decide_where_a_result_goes() {
             panic!("{id} is done")
         };
         if id < 4 {
-            assert_eq!(completed.unwrap(), Completion::Held);
+            assert_eq!(completed.unwrap(), Completion::Applied);
             assert_eq!(stored.decode::<String>().unwrap(), result);
         } else {
             assert!(completed.unwrap_err().to_string().contains("max_large_result_bytes"));

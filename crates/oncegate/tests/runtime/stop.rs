@@ -51,7 +51,7 @@ async fn a_second_signal_counts_only_after_the_first() {
     let list = Arc::clone(&bench.list);
     let first = async move {
         list.until_acked(100).await;
-        assert!(!asked.load(SeqCst), "nobody has been told to stop");
+        assert!(!asked.load(SeqCst), "stop was not requested yet");
     };
     consumer.run_until(first).await.unwrap();
 }
@@ -90,6 +90,6 @@ async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for
     assert_eq!(bench.list.acked(), [1], "the other one has ended");
     let pending = |state: &State| matches!(state, State::Pending { .. });
     let held = bench.store.records().iter().filter(|(_, record)| pending(&record.state)).count();
-    assert_eq!(held, 1, "nobody else gets what still runs");
+    assert_eq!(held, 1, "the running attempt keeps its claim");
     drop(release);
 }

@@ -62,7 +62,7 @@ async fn a_tenant_has_no_more_handlers_than_its_limit_and_the_others_go_on() {
     assert_eq!(most["big"], 3);
     let last_small = ended.iter().rposition(|tenant| tenant == "small").unwrap();
     assert!(last_small < 20, "the small tenant waited for the big one: {ended:?}");
-    assert_eq!(ended.len(), 44, "everybody is served in the end");
+    assert_eq!(ended.len(), 44, "every message of every tenant is handled");
 }
 
 #[tokio::test(start_paused = true)]

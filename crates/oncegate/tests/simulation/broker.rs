@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fastrand::Rng;
 use oncegate::observe::Observer;
-use oncegate::source::{Delivery, RetryQueue, Source, SourceError, Supply, Terms, Ticket};
+use oncegate::source::{AckHandle, Delivery, RetryQueue, Source, SourceError, Supply, Terms};
 use oncegate::{BoxError, Message, Origin};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     Queue,
 }
 
-/// What was produced, what was acknowledged, and who reads it now.
+/// What was produced, what was acknowledged, and which members read it now.
 #[derive(Debug)]
 pub(crate) struct Broker {
     kind: Kind,
@@ -115,7 +115,7 @@ impl Broker {
         self.moved.notify_waiters();
     }
 
-    /// The queue takes a message back whose worker is at it. `false`: nobody holds one.
+    /// Takes back a message that a consumer holds. `false`: no consumer holds one.
     pub(crate) fn lose_one(&self, which: usize) -> bool {
         let mut state = self.state.lock().unwrap();
         let held: Vec<usize> = state.held.keys().copied().collect();
@@ -162,7 +162,7 @@ impl Broker {
 }
 
 impl State {
-    /// Deals the messages out to the members in turn; whoever gets one back gets it delivered again.
+    /// Assigns the messages to the members in turn. A member that gets one back receives it again.
     fn deal(&mut self) {
         let members: Vec<usize> = self.members.iter().copied().collect();
         for message in 0..self.payloads.len() {
@@ -303,11 +303,11 @@ impl Member {
             let origin = Origin::Other(n.to_string().into());
             let message = Message::new("payments", origin, Some(state.payloads[n].clone().into()));
             let member = self.clone();
-            let ticket: Arc<dyn Ticket> = match hold {
+            let ack_handle: Arc<dyn AckHandle> = match hold {
                 None => Arc::new(Receipt { n, member }),
                 Some(hold) => Arc::new(Handle { n, hold, member }),
             };
-            Delivery { message, ticket }
+            Delivery { message, ack_handle }
         };
         (taken.into_iter().map(deliver).collect(), next)
     }
@@ -319,7 +319,7 @@ struct Receipt {
     member: Member,
 }
 
-impl Ticket for Receipt {
+impl AckHandle for Receipt {
     fn start(&self) -> bool {
         self.member.broker.state.lock().unwrap().owner.get(&self.n) == Some(&self.member.id)
     }
@@ -361,7 +361,7 @@ impl Handle {
     }
 }
 
-impl Ticket for Handle {
+impl AckHandle for Handle {
     fn start(&self) -> bool {
         !self.hold.lost.is_cancelled()
     }
@@ -375,7 +375,7 @@ impl Ticket for Handle {
 
     fn stop(&self) {}
 
-    fn hand_back(&self, delay: Duration) -> bool {
+    fn nack_after(&self, delay: Duration) -> bool {
         let goes = delay >= SHORTEST_RETRY;
         if goes {
             self.give_back(delay);

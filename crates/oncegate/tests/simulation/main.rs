@@ -77,7 +77,7 @@ const REACHED: [(&str, &str); 22] = [
     ("extra_runs", "lease_lost"),
     ("extra_runs", "complete_unknown"),
     ("extra_runs", "store_loss"),
-    ("extra_runs", "unguarded"),
+    ("extra_runs", "fail_open"),
     ("complete_lost", ""),
     ("dead_letters", "bad_key"),
     ("dead_letters", "permanent"),

@@ -23,7 +23,7 @@ pub(crate) enum Behaviour {
     FailsAlways,
     GivesUp,
     PanicsAtFirst,
-    /// Does not look at its cancellation.
+    /// Ignores its cancellation.
     Stubborn {
         ms: u64,
     },
@@ -43,7 +43,7 @@ pub(crate) enum Manner {
     Plain,
     /// It announces a completion at its first attempt, and drops the transaction.
     Forgets,
-    /// It says that all is well, whatever the commit answers.
+    /// It returns success, whatever the commit returns.
     Overlooks,
     /// It tries another transaction in the same run when the first one has failed.
     Insists,
@@ -137,7 +137,7 @@ impl Handler for Pay {
             }
             Behaviour::FailsAtFirst { times } if attempt.number() <= times => return Err("not yet".into()),
             Behaviour::FailsAlways => return Err("never".into()),
-            Behaviour::GivesUp => return Err(Failure::permanent("hopeless")),
+            Behaviour::GivesUp => return Err(Failure::permanent("rejected")),
             Behaviour::PanicsAtFirst if attempt.number() == 1 => panic!("simulated"),
             Behaviour::Hangs if attempt.number() == 1 => std::future::pending().await,
             Behaviour::Stubborn { ms } => {

@@ -10,7 +10,7 @@ use oncegate::core::store::{Command, Store as _};
 use oncegate::{BoxError, Completing, MemoryStore, SqlTransaction};
 use tokio::time::sleep;
 
-/// The longest that a transaction takes on its way to the server or back, in milliseconds.
+/// Maximum latency of a transaction to the server or back, in milliseconds.
 pub(crate) const LONGEST_MS: u64 = 1_500;
 
 /// Committed charges, and the records beside them.
@@ -28,7 +28,7 @@ pub(crate) struct Till {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Answered,
-    /// The server rolls back and says so.
+    /// The server rolls back and reports it.
     RolledBack,
     /// The connection breaks before the server has got it.
     RequestLost,
@@ -90,7 +90,7 @@ impl Till {
     /// Nothing else happens meanwhile: no future in here ever waits.
     async fn commit(&self, id: u64, completing: &Completing) -> Result<(), BoxError> {
         let key = completing.key().clone();
-        let looked = self.memory.look(vec![key.clone()]).await.remove(0)?;
+        let looked = self.memory.read(vec![key.clone()]).await.remove(0)?;
         let (now, record) = looked.map_or_else(Default::default, |looked| (looked.now, Some(looked.record)));
         completing.apply(now, record)?;
         self.memory.execute(vec![Command { key, operation: completing.operation() }]).await.remove(0)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fastrand::Rng;
-use oncegate::consumer::FloodLimit;
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::Scope;
 use oncegate::core::record::{Record, State};
 use oncegate::core::store::Store;
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// An ack is just when the key's record is COMPLETED, or the message is with the dead letters or has a copy that waits.
+    /// An ack is justified when the key's record is COMPLETED, the message is dead-lettered, or a copy of it waits.
     fn judge(&self) -> Judge {
         let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
         let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
@@ -145,7 +145,7 @@ impl World {
             let records = memory.records();
             let completed =
                 records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
-            let buried = ledger.letters.lock().unwrap().contains_key(&n.to_string());
+            let given_up = ledger.letters.lock().unwrap().contains_key(&n.to_string());
             // A store that lost its data may have lost this record between its completion and the ack.
             let lost = losses.load(Relaxed) > 0;
             // Without a record, its handler must have run. What shares the store's transaction cannot.
@@ -153,7 +153,7 @@ impl World {
             let ran = |payment: Payment| ledger.effects.lock().unwrap().contains_key(&payment.id);
             let ran_open = fails_open && payment.is_some_and(ran);
             assert!(
-                completed || buried || lost || ran_open || broker.is_copied(n),
+                completed || given_up || lost || ran_open || broker.is_copied(n),
                 "seed {seed}: message {n} was acknowledged without COMPLETED, a dead letter or a copy"
             );
         })
@@ -179,7 +179,7 @@ impl World {
             .max_attempts(MAX_ATTEMPTS)
             .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(5)))
             .in_flight(self.rng.usize(1..50), 1 << 20)
-            .flood_limit(FloodLimit { in_a_row: 1_000, share: 1.1 })
+            .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
             .overtaking_retries()
             .stop_deadline(Duration::from_secs(3))
             .dead_letters(letters)
@@ -211,14 +211,14 @@ impl World {
         sleep(Duration::from_millis(LONGEST_MS)).await;
         let before = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
         let dead = self.ledger.letters.lock().unwrap().len();
-        if self.losses() == 0 && self.unguarded() == 0 {
+        if self.losses() == 0 && self.fail_open() == 0 {
             self.broker.rewind();
             self.finish().await;
             let after = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
             assert_eq!(before, after, "seed {}: a replay had effects", self.seed);
             assert!(
                 self.ledger.letters.lock().unwrap().len() == dead,
-                "seed {}: a replay buried more",
+                "seed {}: a replay dead-lettered more",
                 self.seed
             );
         }
@@ -346,8 +346,8 @@ impl World {
         self.seed.is_multiple_of(5).then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
     }
 
-    fn unguarded(&self) -> u64 {
-        self.counters.get("extra_runs", "unguarded")
+    fn fail_open(&self) -> u64 {
+        self.counters.get("extra_runs", "fail_open")
     }
 
     fn losses(&self) -> u32 {
@@ -359,7 +359,7 @@ impl World {
         let effects = self.ledger.effects.lock().unwrap();
         let letters = self.ledger.letters.lock().unwrap();
         // What ran without the store has left nothing there.
-        let (charges, lost) = (self.till.charges(), self.losses() > 0 || self.unguarded() > 0);
+        let (charges, lost) = (self.till.charges(), self.losses() > 0 || self.fail_open() > 0);
         // No fault explains a second one.
         assert!(charges.values().all(|count| *count == 1), "seed {}: charged {charges:?}", self.seed);
         let explained = self.counters.total("extra_runs");
@@ -367,19 +367,19 @@ impl World {
         if self.losses() == 0 {
             assert!(extra <= explained, "seed {}: {extra} extra effects, {explained} explained", self.seed);
         }
-        // One letter speaks for a key: later messages of a key that was given up get no letter of their own.
+        // A key has one dead letter: later messages of a key that was given up get none.
         let payloads = self.broker.payloads();
         let id = |n: usize| serde_json::from_str::<Payment>(&payloads[n]).ok().map(|payment| payment.id);
-        let buried: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
+        let given_up: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
         for n in 0..payloads.len() {
             let settled = match id(n) {
                 Some(id) if self.transacts(id) => {
                     let charged = charges.contains_key(&id);
-                    let letter = buried.contains(&Some(id));
+                    let letter = given_up.contains(&Some(id));
                     assert!(!charged || !letter || lost, "seed {}: {id} is charged and given up", self.seed);
                     charged || letter || lost
                 }
-                Some(id) => effects.contains_key(&id) || buried.contains(&Some(id)),
+                Some(id) => effects.contains_key(&id) || given_up.contains(&Some(id)),
                 None => letters.contains_key(&n.to_string()),
             };
             assert!(settled, "seed {}: message {n} is lost", self.seed);

@@ -24,7 +24,7 @@ impl Bench for SqliteBench {
         self.store.pass(key, time).await.expect("the file can be written");
     }
 
-    /// That would take SQL of one's own; the store's own tests do it.
+    /// That would need SQL of this test; the store's own tests do it.
     async fn spoil(&self, _: &StoreKey) -> bool {
         false
     }

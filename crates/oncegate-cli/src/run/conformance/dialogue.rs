@@ -1,4 +1,4 @@
-//! One worker on standard streams, line by line.
+//! Tests one worker on standard streams, line by line.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::config::values::Program;
 /// How many lines may wait in either direction.
 const LINES_WAITING: usize = 64;
 
-/// A worker that is started when it does not run.
+/// A worker that is started when it is not running.
 pub(super) struct Dialogue {
     program: Program,
     patience: Duration,
@@ -39,7 +39,7 @@ impl Dialogue {
         Self { program, patience, running: None, next_id: 0 }
     }
 
-    /// Starts it, unless it runs, and waits until it says that it is ready.
+    /// Starts the worker unless it is running, and waits until it reports that it is ready.
     pub(super) async fn ready(&mut self) -> Result<(), String> {
         if let Some(running) = &mut self.running
             && running.process.is_running()
@@ -50,7 +50,7 @@ impl Dialogue {
         let mut running = Running::start(&self.program).await?;
         let first = timeout(self.patience, running.said.recv()).await;
         match first {
-            Err(_) => return Err(format!("it has not said that it is ready within {:?}", self.patience)),
+            Err(_) => return Err(format!("it has not reported that it is ready within {:?}", self.patience)),
             Ok(None) => return Err("it ended before it was ready".to_owned()),
             Ok(Some(line)) => match parse(&line)? {
                 Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, .. }) => {}
@@ -72,10 +72,10 @@ impl Dialogue {
         self.answer(&id, give_up_at).await
     }
 
-    /// Gives it the message and takes it back at once.
+    /// Sends the worker a message and cancels it at once.
     ///
     /// # Errors
-    /// In words: it does not answer it, so that `oncegate run` would take it to hang.
+    /// As text: the worker does not answer the message, so `oncegate run` would treat it as hung.
     pub(super) async fn cancel(&mut self, lease: &Lease) -> Result<(), String> {
         let give_up_at = Instant::now() + self.patience;
         let Some(id) = self.give(lease).await else { return Err("it does not run".to_owned()) };
@@ -98,7 +98,7 @@ impl Dialogue {
         Some(id)
     }
 
-    /// Waits for the answer to this message; those to others may come before it.
+    /// Waits for the answer to this message; answers to others may come before it.
     async fn answer(&mut self, id: &str, give_up_at: Instant) -> Reply {
         let Some(running) = &mut self.running else { return Reply::unknown("it does not run") };
         loop {
@@ -114,18 +114,18 @@ impl Dialogue {
             };
             match parse(&line) {
                 Err(why) => {
-                    // As `oncegate run` does with whoever breaks the protocol.
+                    // As `oncegate run` does with a worker that breaks the protocol.
                     self.running = None;
                     return Reply::unknown(why);
                 }
-                Ok(Said::Ready(_)) => return Reply::unknown("it said twice that it is ready"),
+                Ok(Said::Ready(_)) => return Reply::unknown("it reported twice that it is ready"),
                 Ok(Said::Answer(answer)) if answer.id == id => return answer.into(),
                 Ok(Said::Answer(_)) => {}
             }
         }
     }
 
-    /// Closes its input: it must end with code 0.
+    /// Closes the worker's input: it must end with code 0.
     pub(super) async fn end_by_input(&mut self) -> Result<String, String> {
         self.ready().await?;
         let Some(Running { mut process, tell, said: _said, _streams }) = self.running.take() else {
@@ -134,7 +134,7 @@ impl Dialogue {
         drop(tell);
         match timeout(END_GRACE, process.wait()).await {
             Err(_) => Err(format!("it goes on for {END_GRACE:?} after the end of its standard input")),
-            Ok(Err(error)) => Err(format!("nobody knows how it ended: {error}")),
+            Ok(Err(error)) => Err(format!("its exit status is unknown: {error}")),
             Ok(Ok(status)) if status.success() => Ok("it ends with its standard input".to_owned()),
             Ok(Ok(status)) => Err(format!("it ends with its standard input, but by {status}")),
         }

@@ -1,7 +1,7 @@
-//! `oncegate worker-test`: does a worker keep the protocol?
+//! `oncegate worker-test`: tests whether a worker keeps the protocol.
 //!
-//! `subject` is the worker as the test sees it, over HTTP, on standard streams or as a command; `dialogue` speaks with one
-//! on standard streams, and sees how its process ends.
+//! `subject` is the worker under test, over HTTP, on standard streams or as a command; `dialogue` exchanges lines with
+//! a worker on standard streams, and checks how its process ends.
 
 mod dialogue;
 mod subject;
@@ -21,18 +21,19 @@ use crate::exit::{Exit, Problem};
 use crate::output::{self, plain};
 use subject::{Interrupted, Subject};
 
-/// Names the form of the document that `--json` prints.
+/// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.worker-test/1";
 
-/// What no worker can read: neither JSON nor UTF-8.
+/// A payload that no worker can read: neither JSON nor UTF-8.
 const GARBAGE: &[u8] = b"\xff\x00{worker-test";
-/// How long a claim lasts here: how long the second attempt of a message has to wait.
+/// The lease of the test: the second attempt of a message has to wait this long.
 const LEASE: Duration = Duration::from_millis(200);
 
-/// Test a worker before it meets a broker: does it keep what docs/RUN.md asks of it?
+/// Test whether a worker meets the requirements of docs/RUN.md, without a broker
 ///
-/// It is called as `oncegate run` would call it, with the payload given, which must be one that it can do: the work is
-/// done, twice. Nothing is consumed, and no store is asked. Exit code 1: a check has failed.
+/// The worker is called as `oncegate run` would call it, with the given payload. The payload must be one that the
+/// worker can handle: the work is done, twice. No topic is consumed and no store is used. Exit code 1: a check has
+/// failed.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker").required(true))]
 pub(crate) struct Args {
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COMMAND", group = "worker")]
     handler_command: Option<String>,
 
-    /// Asked until it answers with 2xx, before the first message
+    /// A URL that is requested until it answers with 2xx, before the first message
     #[arg(long, value_name = "URL", requires = "handler")]
     ready_url: Option<String>,
 
@@ -56,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "handler")]
     content_type: String,
 
-    /// A file with the token that --handler wants
+    /// A file with the token that --handler requires
     #[arg(long, value_name = "FILE", requires = "handler")]
     token_file: Option<PathBuf>,
 
@@ -64,7 +65,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "handler")]
     handler_tls_root: Option<PathBuf>,
 
-    /// Allow --handler to be another machine although nobody encrypts it
+    /// Allow --handler to be another machine over unencrypted http
     #[arg(long, requires = "handler")]
     allow_remote: bool,
 
@@ -75,20 +76,20 @@ pub(crate) struct Args {
     #[command(flatten)]
     answer: AnswerArgs,
 
-    /// The file that holds a payload which the worker can do [default: standard input]
+    /// The file with a payload that the worker can handle [default: standard input]
     #[arg(value_name = "PAYLOAD")]
     payload: Option<PathBuf>,
 }
 
-/// One thing that a worker must do.
+/// One requirement of a worker.
 #[derive(Debug, Serialize)]
 struct Check {
-    /// One word.
+    /// The name of the check: one word.
     name: &'static str,
     ok: bool,
-    /// What it is about, or what was seen instead.
+    /// The requirement, or what happened instead.
     found: String,
-    /// What to change; nothing when it is well.
+    /// What to change; absent when the check passed.
     #[serde(skip_serializing_if = "str::is_empty")]
     fix: &'static str,
 }
@@ -130,7 +131,7 @@ impl Args {
     }
 }
 
-/// The checks so far, and what they need.
+/// The checks so far, and the state that they need.
 struct Exam {
     subject: Subject,
     messages: Messages,
@@ -142,7 +143,7 @@ async fn examine(args: &Args, payload: Bytes) -> Result<Vec<Check>, Problem> {
     let subject = Subject::of(&args.handler(), args.patience).map_err(refuse)?;
     let mut exam = Exam { subject, messages: Messages::new(payload)?, checks: Vec::new() };
     if !exam.is_ready().await || !exam.does_the_work().await? {
-        // Whatever else could be said would follow from that.
+        // Any further failure would only be a consequence.
         return Ok(exam.checks);
     }
     exam.survives_garbage().await?;
@@ -175,14 +176,14 @@ impl Exam {
         self.note("ready", ready, fix)
     }
 
-    /// The same message twice, as after a crash: the second time it is said to be recovered.
+    /// Sends the same message twice, as after a crash: the second time it is marked as recovered.
     async fn does_the_work(&mut self) -> Result<bool, Problem> {
         let mut lease = self.messages.good().await?;
         let first = self.tell(&lease).await;
         let done = self.note(
             "completes",
             completed(&first),
-            "answer the payload with 2xx, \"outcome\":\"complete\" or exit code 0; give one that it can do as PAYLOAD",
+            "answer the payload with 2xx, \"outcome\":\"complete\" or exit code 0; give a payload that it can handle as PAYLOAD",
         );
         if !done {
             return Ok(false);
@@ -194,7 +195,7 @@ impl Exam {
         self.note(
             "repeats",
             completed(&second).map(|_| "the same message again, as recovered, is completed again".to_owned()),
-            "a message that comes again under its idempotency key must get the same outcome: it is done already",
+            "a message that comes again with the same idempotency key must get the same outcome: its work is done already",
         );
         Ok(true)
     }
@@ -206,7 +207,7 @@ impl Exam {
     async fn survives_garbage(&mut self) -> Result<(), Problem> {
         let lease = self.messages.garbage().await?;
         let reply = self.tell(&lease).await;
-        let fix = "catch what cannot be read, and give it up: 400 or 422, \"outcome\":\"dead-letter\", exit code 65";
+        let fix = "catch a payload that cannot be read, and give the message up: 400 or 422, \"outcome\":\"dead-letter\", exit code 65";
         let answered = match &reply {
             Reply::Unknown { reason } | Reply::NotRun { reason } => {
                 Err(format!("a payload that it cannot read: {}", short(reason)))
@@ -214,29 +215,30 @@ impl Exam {
             _ => Ok(format!("a payload that it cannot read: {}", outcome(&reply))),
         };
         self.note("garbage", answered, fix);
-        self.goes_on("after-garbage", "it goes on after that", fix).await
+        self.goes_on("after-garbage", "it continues after that", fix).await
     }
 
     async fn survives_a_cancellation(&mut self) -> Result<(), Problem> {
         let lease = self.messages.good().await?;
         let interrupted = self.subject.interrupt(&lease).await;
-        let fix = "a message that nobody waits for any more must end nothing but itself";
+        let fix = "a cancelled message must end nothing but its own work";
         match interrupted {
             Interrupted::Told => {
-                self.goes_on("cancelled", "it goes on after a message that was cancelled", fix).await
+                self.goes_on("cancelled", "it continues after a message that was cancelled", fix).await
             }
             Interrupted::Silent(why) => {
-                let fix = "answer a message that was cancelled, too, with any outcome: its place is taken until then, and a worker that stays silent is killed";
+                let fix = "answer a cancelled message, too, with any outcome: it counts as in flight until then, and a worker that stays silent is killed";
                 self.note("cancelled", Err(why), fix);
                 Ok(())
             }
             Interrupted::Answered => {
-                self.goes_on("cancelled", "it was done before it could be cancelled, and goes on", fix).await
+                self.goes_on("cancelled", "it finished before it could be cancelled, and continues", fix)
+                    .await
             }
         }
     }
 
-    /// It must still do what it did.
+    /// Checks that the worker still handles the payload.
     async fn goes_on(&mut self, name: &'static str, what: &str, fix: &'static str) -> Result<(), Problem> {
         if let Err(why) = self.subject.ready().await {
             self.note(name, Err(why), fix);
@@ -270,7 +272,7 @@ fn completed(reply: &Reply) -> Result<String, String> {
     }
 }
 
-/// In words.
+/// The outcome as text.
 fn outcome(reply: &Reply) -> String {
     match reply {
         Reply::Complete(_) => "complete".to_owned(),
@@ -299,12 +301,12 @@ fn text(checks: &[Check]) -> String {
     text
 }
 
-/// Makes messages with attempts as a gate gives them.
+/// Makes messages with attempts through a gate.
 struct Messages {
     gate: Gate,
     payload: Bytes,
     made: u32,
-    /// Another one at each test, so that a worker that remembers keys has never seen it.
+    /// A new scope for each test, so that a worker that stores keys has never seen it.
     test: String,
 }
 

@@ -1,4 +1,4 @@
-//! The worker that is tested, however it is reached.
+//! The worker under test, over any protocol.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use super::LEASE;
 use super::dialogue::Dialogue;
 use crate::config::shape;
 
-/// How often a worker is asked whether it is ready.
+/// The time between two checks whether a worker is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a worker has a message before it is cancelled.
+/// The time after which a message is cancelled.
 const CANCEL_AFTER: Duration = Duration::from_millis(20);
 
 #[expect(clippy::large_enum_variant, reason = "there is one")]
@@ -26,18 +26,18 @@ pub(super) enum Subject {
     Command(Commands, Duration),
 }
 
-/// What became of a cancellation.
+/// The outcome of a cancellation.
 pub(super) enum Interrupted {
     Told,
-    /// The answer was quicker.
+    /// The answer came first.
     Answered,
-    /// It has not said anything of the message, in words.
+    /// The worker has not answered the message; the reason as text.
     Silent(String),
 }
 
 impl Subject {
     /// # Errors
-    /// In words: what is wrong with its settings.
+    /// As text: what is wrong with the settings.
     pub(super) fn of(handler: &shape::Handler, patience: Duration) -> Result<Self, String> {
         const MOST: usize = Gate::DEFAULT_MAX_LARGE_RESULT_BYTES;
         if let Some(program) = &handler.exec {
@@ -49,7 +49,7 @@ impl Subject {
         let content_type = handler.content_type.as_deref().unwrap_or_default();
         let told = Told {
             content_type: HeaderValue::try_from(content_type)
-                .map_err(|_| format!("--content-type is {content_type:?}, which is none"))?,
+                .map_err(|_| format!("--content-type is {content_type:?}, which is not a content type"))?,
             token: handler.token.as_ref().map(|token| bearer(&token.resolve()?)).transpose()?,
             lease_ms: LEASE.as_millis(),
             cloudevents: false,
@@ -57,7 +57,7 @@ impl Subject {
         Ok(Self::Http(Caller::of(handler, told, MOST)?, patience))
     }
 
-    /// Waits until it is; a worker on standard streams is started if it does not run.
+    /// Waits until the worker is ready; a worker on standard streams is started if it is not running.
     pub(super) async fn ready(&mut self) -> Result<(), String> {
         match self {
             Self::Command(..) => Ok(()),
@@ -77,7 +77,7 @@ impl Subject {
         }
     }
 
-    /// Gives it the message, and waits for its answer.
+    /// Sends the worker the message, and waits for its answer.
     pub(super) async fn tell(&mut self, lease: &Lease) -> Reply {
         let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
         let call = Call::default();
@@ -96,12 +96,12 @@ impl Subject {
         }
     }
 
-    /// Whether a worker of its kind learns that nobody waits for a message any more.
+    /// Whether a worker of this kind is notified when a message is cancelled.
     pub(super) fn is_told_to_stop(&self) -> bool {
         !matches!(self, Self::Command(..))
     }
 
-    /// Gives it the message, and then waits for it no longer.
+    /// Sends the worker the message, and then cancels it.
     pub(super) async fn interrupt(&mut self, lease: &Lease) -> Interrupted {
         let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
         match self {

@@ -1,4 +1,4 @@
-//! What each message makes is tabled in `vectors/keys.json`; here is what a table cannot say.
+//! Tests that the table of test vectors in `vectors/keys.json` cannot express.
 
 mod properties;
 mod specification;
@@ -19,7 +19,7 @@ fn derive(spec: &str, payload: impl AsRef<[u8]>) -> Result<StoreKey, KeyError> {
     compiled(spec).derive("orders", &KeyInput::payload(&payload))
 }
 
-/// `ONCEGATE_BLESS_VECTORS=1` writes the file anew, after the format itself has changed.
+/// With `ONCEGATE_BLESS_VECTORS=1`, rewrites the file. Use it only after a change of the format.
 #[test]
 fn published_vectors_hold() {
     if std::env::var_os("ONCEGATE_BLESS_VECTORS").is_some() {
@@ -94,8 +94,8 @@ fn nothing_of_a_payload_gets_into_errors_or_debug() {
             let derived = compiled(spec).derive("orders", &input);
             let explained = compiled(spec).explain("orders", &input);
             let display = derived.as_ref().map_or_else(ToString::to_string, ToString::to_string);
-            let said = format!("{derived:?} {display} {explained:?} {input:?} {:?}", input.header("h"));
-            assert!(!said.contains(CANARY), "{said}");
+            let shown = format!("{derived:?} {display} {explained:?} {input:?} {:?}", input.header("h"));
+            assert!(!shown.contains(CANARY), "{shown}");
         }
     }
 }

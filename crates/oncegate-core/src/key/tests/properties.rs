@@ -1,4 +1,4 @@
-//! Random documents against a model of what "the same" means. Every failure prints its seed.
+//! Compares the keys of random documents with a model of equality. Every failure prints its seed.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use super::*;
 
-/// A document, as its meaning: numbers as `digits * 10^exponent` without trailing zeros.
+/// The meaning of a document: numbers are `digits * 10^exponent` without trailing zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tree {
     Null,
@@ -19,7 +19,7 @@ enum Tree {
     Object(Vec<(String, Tree)>),
 }
 
-/// Small alphabets, so that two documents are often almost the same.
+/// Generates values from small alphabets, so that two documents are often nearly equal.
 const TEXTS: [&str; 14] =
     ["a", "b", "ab", "1", "10", ":", "a:b", "\"", "\\", "\u{0}", "é", "e\u{301}", "😀", "null"];
 
@@ -53,7 +53,7 @@ fn tree(rng: &mut Rng, depth: usize) -> Tree {
     }
 }
 
-/// Writes a document in one of its many spellings.
+/// Writes a document in a random spelling.
 fn spell(tree: &Tree, rng: &mut Rng, out: &mut String) {
     blanks(rng, out);
     match tree {
@@ -100,7 +100,7 @@ fn spell_number(digits: i64, exponent: i32, rng: &mut Rng, out: &mut String) {
         out.push('-');
     }
     let mut text = digits.unsigned_abs().to_string();
-    // Trailing zeros, a point somewhere, and the exponent that makes up for both.
+    // Trailing zeros, a random decimal point, and the exponent that compensates for both.
     let zeros = rng.usize(..4);
     text.push_str(&"0".repeat(zeros));
     let fraction = rng.usize(..=text.len() + 2);
@@ -223,7 +223,7 @@ fn exceptions_are_as_if_they_were_not_there() {
     }
 }
 
-/// Everything that goes into a key, with separators, prefixes and look-alikes on both sides of every boundary.
+/// All inputs of a key, with separators, prefixes and look-alikes on both sides of every boundary.
 #[test]
 fn no_two_inputs_share_a_key() {
     const PARTS: [&str; 7] = ["a", "b", "ab", ":", "a:", "b\u{0}", "\u{0}\u{0}\u{0}\u{1}a"];
@@ -316,7 +316,7 @@ fn no_bytes_make_it_panic() {
         }
         let input = KeyInput::payload(&payload);
         let accepted = keys.iter().filter(|key| key.explain("orders", &input).is_ok()).count();
-        // Whatever we take as JSON, an independent reader takes too.
+        // An independent parser accepts every document that the scanner accepts.
         if accepted > 0 || fingerprint.derive(&input).is_ok() {
             let value = serde_json::from_slice::<serde::de::IgnoredAny>(&payload);
             assert!(value.is_ok(), "seed {seed}: {}", payload.escape_ascii());

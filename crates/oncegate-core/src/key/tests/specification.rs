@@ -51,7 +51,7 @@ fn one_specification_from_rust_file_and_command_line() {
         r#"{"json":["id"],"tenant":{"json":{"path":"org","as":"lowercase"}}}"#,
         None,
     );
-    // Words that mean something else need the prefix.
+    // A field with the name of a reserved word needs the prefix.
     check(&Key::json(["payload"]), r#"{"json":["payload"]}"#, Some("json:payload"));
     check(&Key::json(["a\\:b\\,c", "d"]), r#"{"json":["a\\:b\\,c","d"]}"#, Some("a\\:b\\,c,d"));
 }

@@ -1,6 +1,6 @@
-//! How attempts are counted, and how a crash is remembered.
+//! Cases for the counting of attempts and the recovery after a crash.
 
-use super::{HELD, LEASE, STEP, Subject};
+use super::{APPLIED, LEASE, STEP, Subject};
 use crate::record::{MAX_ATTEMPTS_COUNTED, Recovery, State, TAIL};
 
 pub(super) async fn recovery_is_flagged_and_stays(subject: &Subject<'_>) {
@@ -12,10 +12,10 @@ pub(super) async fn recovery_is_flagged_and_stays(subject: &Subject<'_>) {
     assert_eq!(subject.granted(&key, second).await.recovery, Recovery::Takeover);
     for counted in [false, true, false] {
         let mut owner = second;
-        if subject.release(&key, owner, LEASE, counted).await != HELD {
+        if subject.release(&key, owner, LEASE, counted).await != APPLIED {
             owner = subject.token();
             assert_eq!(subject.granted(&key, owner).await.recovery, Recovery::Earlier);
-            assert_eq!(subject.release(&key, owner, LEASE, counted).await, HELD);
+            assert_eq!(subject.release(&key, owner, LEASE, counted).await, APPLIED);
         }
         let record = subject.look(&key).await.expect("a released key has a record");
         assert!(matches!(record.state, State::Released { recovered: true, .. }), "{:?}", record.state);
@@ -32,7 +32,7 @@ pub(super) async fn attempts_count_failures_and_crashes(subject: &Subject<'_>) {
         let token = subject.token();
         assert_eq!(subject.granted(&key, token).await.attempt, attempt);
         if attempt % 2 == 0 {
-            assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+            assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
         }
         subject.pass(&key, 2 * STEP).await;
     }
@@ -44,7 +44,7 @@ pub(super) async fn an_uncounted_release_counts_nothing(subject: &Subject<'_>) {
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
-        assert_eq!(subject.release(&key, token, LEASE, false).await, HELD);
+        assert_eq!(subject.release(&key, token, LEASE, false).await, APPLIED);
         let record = subject.look(&key).await.expect("a released key has a record");
         assert!(matches!(record.state, State::Released { attempt: 0, .. }), "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
@@ -59,7 +59,7 @@ pub(super) async fn attempts_stay_at_the_limit(subject: &Subject<'_>) {
     }
     let token = subject.token();
     assert_eq!(subject.granted(&key, token).await.attempt, MAX_ATTEMPTS_COUNTED);
-    assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
     subject.pass(&key, 2 * STEP).await;
     assert_eq!(subject.granted(&key, subject.token()).await.attempt, MAX_ATTEMPTS_COUNTED);
 }
@@ -82,7 +82,7 @@ pub(super) async fn a_release_is_remembered_for_days(subject: &Subject<'_>) {
     for key in [&remembered, &forgotten] {
         let token = subject.token();
         subject.granted(key, token).await;
-        assert_eq!(subject.release(key, token, LEASE, true).await, HELD);
+        assert_eq!(subject.release(key, token, LEASE, true).await, APPLIED);
     }
     subject.pass(&remembered, TAIL + STEP).await;
     assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);

@@ -1,14 +1,14 @@
-//! Many keys at once, and many callers at once.
+//! Cases for many keys in one batch, and for many concurrent callers.
 
 use std::sync::Arc;
 
-use super::{HELD, LEASE, STEP, Subject, completion, join_all};
+use super::{APPLIED, LEASE, STEP, Subject, completion, join_all};
 use crate::key::StoreKey;
 use crate::record::Token;
 use crate::rules::{Grant, Operation, Reply, Verdict};
 use crate::store::Command;
 
-/// More than fits into a small page, less than any store's limit for a batch.
+/// A batch that is larger than a small page and smaller than any store's limit.
 const MANY: usize = 400;
 
 fn claim(key: &StoreKey, token: Token) -> Command {
@@ -27,7 +27,7 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject
         let reply = answer.expect("the store answers");
         assert!(matches!(reply, Reply::Verdict { verdict: Verdict::Granted(Grant { attempt: 1, .. }), .. }));
     }
-    // Every third is completed, every third extended, every third is asked for by a stranger.
+    // Every third key is completed, every third is extended, every third is claimed by another owner.
     let mixed = keys.iter().enumerate().map(|(index, (key, token))| match index % 3 {
         0 => Command { key: key.clone(), operation: completion(*token, "done") },
         1 => Command { key: key.clone(), operation: Operation::Extend { token: *token, lease: 4 * LEASE } },
@@ -36,7 +36,7 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject
     let answers = subject.store.execute(mixed.collect()).await;
     assert_eq!(answers.len(), MANY);
     for (index, answer) in answers.into_iter().enumerate() {
-        let expected = if index % 3 == 2 { Reply::Lost } else { HELD };
+        let expected = if index % 3 == 2 { Reply::NotOwner } else { APPLIED };
         assert_eq!(answer.expect("the store answers"), expected, "command {index}");
     }
     let claims = keys.iter().map(|(key, _)| claim(key, subject.token())).collect();
@@ -53,7 +53,7 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject
 
 pub(super) async fn empty_batches_are_answered(subject: &Subject<'_>) {
     assert!(subject.store.execute(Vec::new()).await.is_empty());
-    assert!(subject.store.look(Vec::new()).await.is_empty());
+    assert!(subject.store.read(Vec::new()).await.is_empty());
 }
 
 pub(super) async fn many_keys_are_looked_up_at_once(subject: &Subject<'_>) {
@@ -65,8 +65,8 @@ pub(super) async fn many_keys_are_looked_up_at_once(subject: &Subject<'_>) {
 
     let mut asked: Vec<StoreKey> = keys.iter().map(|(key, _)| key.clone()).collect();
     asked.extend(keys.first().map(|(key, _)| key.clone()));
-    let found = subject.store.look(asked).await;
-    assert_eq!(found.len(), MANY + 1, "a key that is asked for twice is answered twice");
+    let found = subject.store.read(asked).await;
+    assert_eq!(found.len(), MANY + 1, "a key that is read twice is returned twice");
     for (index, answer) in found.into_iter().enumerate() {
         let record = answer.expect("the store answers");
         assert_eq!(record.is_some(), present(index % MANY), "key {index}");
@@ -89,7 +89,7 @@ pub(super) async fn one_of_many_takes_over(subject: &Subject<'_>) {
     }
 }
 
-/// How many of so many concurrent claimants of one key are granted; the others must be told to wait.
+/// Claims one key concurrently. Returns how many claims are granted; all others must be busy.
 async fn granted_among(subject: &Subject<'_>, key: &StoreKey, claimants: usize) -> usize {
     let claims = (0..claimants).map(|_| {
         let (store, command) = (Arc::clone(&subject.store), claim(key, subject.token()));
@@ -100,7 +100,7 @@ async fn granted_among(subject: &Subject<'_>, key: &StoreKey, claimants: usize) 
         match answer.expect("one answer").expect("the store answers") {
             Reply::Verdict { verdict: Verdict::Granted(_), .. } => granted += 1,
             Reply::Verdict { verdict: Verdict::Busy { .. }, .. } => {}
-            other => panic!("a claimant was told {other:?}"),
+            other => panic!("unexpected reply to a claim: {other:?}"),
         }
     }
     granted
@@ -115,7 +115,7 @@ pub(super) async fn concurrent_repeats_of_a_complete_are_held(subject: &Subject<
         async move { store.execute(vec![command]).await.pop() }
     });
     for answer in join_all(repeats).await {
-        assert_eq!(answer.expect("one answer").expect("the store answers"), HELD);
+        assert_eq!(answer.expect("one answer").expect("the store answers"), APPLIED);
     }
 }
 

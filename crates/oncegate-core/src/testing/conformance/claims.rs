@@ -1,6 +1,6 @@
-//! Claims, leases and fences.
+//! Cases for claims, leases and fencing tokens.
 
-use super::{HELD, LEASE, SLACK, STEP, Subject};
+use super::{APPLIED, LEASE, SLACK, STEP, Subject};
 use crate::record::{Recovery, State};
 use crate::rules::{Grant, Reply, Verdict};
 
@@ -22,10 +22,10 @@ pub(super) async fn a_live_claim_is_busy(subject: &Subject<'_>) {
     assert!(retry_in.as_millis() <= LEASE.as_millis() + 1, "{retry_in:?} is too late");
     subject.pass(&key, STEP).await;
     let retry_in = subject.busy(&key).await;
-    assert!(!retry_in.is_zero(), "asking again at once is a spin");
+    assert!(!retry_in.is_zero(), "a zero wait would make callers spin");
     assert!(retry_in.as_millis() <= (LEASE - STEP).as_millis() + 1, "{retry_in:?} is too late");
     assert_eq!(subject.content(&key).await, before, "a busy answer changes nothing");
-    assert_eq!(subject.complete(&key, token, "done").await, HELD);
+    assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
 }
 
 pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &Subject<'_>) {
@@ -35,8 +35,8 @@ pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &Subject<
     let grant = subject.granted(&key, second).await;
     assert_eq!(grant, Grant { attempt: 2, recovery: Recovery::Takeover, fence: None, reopened: false });
     assert!(matches!(subject.claim(&key, first).await, Verdict::Busy { .. }), "the first owner waits");
-    assert_eq!(subject.extend(&key, first, LEASE).await, Reply::Lost);
-    assert_eq!(subject.extend(&key, second, LEASE).await, HELD);
+    assert_eq!(subject.extend(&key, first, LEASE).await, Reply::NotOwner);
+    assert_eq!(subject.extend(&key, second, LEASE).await, APPLIED);
 }
 
 pub(super) async fn the_same_token_gets_the_same_grant_again(subject: &Subject<'_>) {
@@ -44,7 +44,7 @@ pub(super) async fn the_same_token_gets_the_same_grant_again(subject: &Subject<'
     let first = subject.granted_fenced(&key, token).await;
     assert_eq!(subject.granted_fenced(&key, token).await, first);
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.granted_fenced(&key, token).await, first, "nobody took over in the meantime");
+    assert_eq!(subject.granted_fenced(&key, token).await, first, "no other owner took over in the meantime");
 
     let next = subject.token();
     let takeover = subject.granted_fenced(&key, next).await;
@@ -57,7 +57,7 @@ pub(super) async fn an_extend_keeps_a_claim_alive(subject: &Subject<'_>) {
     subject.granted(&key, token).await;
     for _ in 0..5 {
         subject.pass(&key, STEP).await;
-        assert_eq!(subject.extend(&key, token, LEASE).await, HELD);
+        assert_eq!(subject.extend(&key, token, LEASE).await, APPLIED);
     }
     subject.pass(&key, STEP).await;
     subject.busy(&key).await;
@@ -68,7 +68,7 @@ pub(super) async fn an_extend_keeps_a_claim_alive(subject: &Subject<'_>) {
 pub(super) async fn an_extend_never_moves_a_lease_back(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.extend(&key, token, LEASE - STEP).await, HELD);
+    assert_eq!(subject.extend(&key, token, LEASE - STEP).await, APPLIED);
     subject.pass(&key, STEP).await;
     subject.busy(&key).await;
 }
@@ -77,25 +77,25 @@ pub(super) async fn an_extend_revives_a_lease_that_nobody_took(subject: &Subject
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     subject.pass(&key, 3 * STEP).await;
-    assert_eq!(subject.extend(&key, token, LEASE).await, HELD);
+    assert_eq!(subject.extend(&key, token, LEASE).await, APPLIED);
     subject.busy(&key).await;
 }
 
 pub(super) async fn an_extend_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.extend(&key, subject.token(), 9 * LEASE).await, Reply::Lost, "{state}");
+        assert_eq!(subject.extend(&key, subject.token(), 9 * LEASE).await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
 }
 
 pub(super) async fn an_extend_recreates_nothing(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost);
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, None);
     subject.granted(&key, token).await;
     subject.pass(&key, LEASE + crate::record::TAIL + STEP).await;
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost, "the record had expired");
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner, "the record had expired");
     assert_eq!(subject.look(&key).await, None);
 }
 
@@ -108,11 +108,11 @@ pub(super) async fn an_extend_after_the_own_end_is_held(subject: &Subject<'_>) {
             "release" => subject.release(&key, token, LEASE, true).await,
             _ => subject.fail(&key, token, "broken").await,
         };
-        assert_eq!(reply, HELD, "{end}");
+        assert_eq!(reply, APPLIED, "{end}");
         let before = subject.look(&key).await;
         assert_eq!(
             subject.extend(&key, token, 9 * LEASE).await,
-            HELD,
+            APPLIED,
             "a late heartbeat lost nothing: {end}"
         );
         assert_eq!(subject.look(&key).await, before, "{end}");
@@ -125,12 +125,12 @@ pub(super) async fn a_fence_only_grows(subject: &Subject<'_>) {
     for round in 0..6 {
         let token = subject.token();
         let fence = subject.granted_fenced(&key, token).await.fence;
-        assert!(fence.is_some(), "a fenced claim gets a fence");
+        assert!(fence.is_some(), "a fenced claim gets a fencing token");
         assert!(fence > last, "{fence:?} after {last:?}");
         last = fence;
         match round % 3 {
-            0 => assert_eq!(subject.release(&key, token, LEASE, true).await, HELD),
-            1 => assert_eq!(subject.release(&key, token, LEASE, false).await, HELD),
+            0 => assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED),
+            1 => assert_eq!(subject.release(&key, token, LEASE, false).await, APPLIED),
             _ => {}
         }
         subject.pass(&key, 2 * STEP).await;
@@ -140,7 +140,7 @@ pub(super) async fn a_fence_only_grows(subject: &Subject<'_>) {
 pub(super) async fn a_fence_grows_over_a_lost_record(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let first = subject.granted_fenced(&key, token).await.fence;
-    assert_eq!(subject.complete(&key, token, "done").await, HELD);
+    assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
     subject.pass(&key, super::RETENTION + STEP).await;
     let second = subject.granted_fenced(&key, subject.token()).await.fence;
     assert!(second > first, "{second:?} after {first:?}");

@@ -1,23 +1,23 @@
-//! Complete, release and fail.
+//! Cases for complete, release and fail.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{HELD, LEASE, RETENTION, SLACK, STEP, Subject, completion, done};
+use super::{APPLIED, LEASE, RETENTION, SLACK, STEP, Subject, completion, done};
 use crate::record::{MAX_REASON_BYTES, Recovery, State};
 use crate::rules::{Operation, Reply, Verdict};
 
 pub(super) async fn a_completed_key_answers_with_its_result(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.complete(&key, token, "first").await, HELD);
+    assert_eq!(subject.complete(&key, token, "first").await, APPLIED);
     let result = Bytes::from_static(b"first");
     let record = subject.look(&key).await.expect("a completed key has a record");
     assert_eq!(record.state, State::Completed { by: token.tag(), result });
     for _ in 0..2 {
         assert_eq!(subject.claim(&key, subject.token()).await, done("first"));
-        assert_eq!(subject.claim(&key, token).await, done("first"), "its own token is no exception");
+        assert_eq!(subject.claim(&key, token).await, done("first"), "also with the owner's token");
     }
 }
 
@@ -25,7 +25,7 @@ pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &Sub
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.complete(&key, token, "late").await, HELD);
+    assert_eq!(subject.complete(&key, token, "late").await, APPLIED);
     assert_eq!(subject.claim(&key, subject.token()).await, done("late"));
 }
 
@@ -35,25 +35,25 @@ pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &Subject<'_>) {
     subject.pass(&key, 2 * STEP).await;
     subject.granted(&key, second).await;
     let before = subject.look(&key).await;
-    assert_eq!(subject.complete(&key, first, "stale").await, Reply::Lost);
-    assert_eq!(subject.look(&key).await, before, "a lost complete changes nothing");
-    assert_eq!(subject.complete(&key, second, "fresh").await, HELD);
-    assert_eq!(subject.complete(&key, first, "stale").await, Reply::Lost);
+    assert_eq!(subject.complete(&key, first, "stale").await, Reply::NotOwner);
+    assert_eq!(subject.look(&key).await, before, "a complete without ownership changes nothing");
+    assert_eq!(subject.complete(&key, second, "fresh").await, APPLIED);
+    assert_eq!(subject.complete(&key, first, "stale").await, Reply::NotOwner);
     assert_eq!(subject.claim(&key, subject.token()).await, done("fresh"));
 }
 
 pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.complete(&key, token, "first").await, HELD);
-    assert_eq!(subject.complete(&key, token, "second").await, HELD);
+    assert_eq!(subject.complete(&key, token, "first").await, APPLIED);
+    assert_eq!(subject.complete(&key, token, "second").await, APPLIED);
     assert_eq!(subject.claim(&key, subject.token()).await, done("first"));
 }
 
 pub(super) async fn a_complete_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.complete(&key, subject.token(), "stolen").await, Reply::Lost, "{state}");
+        assert_eq!(subject.complete(&key, subject.token(), "stolen").await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
 }
@@ -62,11 +62,11 @@ pub(super) async fn a_complete_after_another_end_is_lost(subject: &Subject<'_>) 
     let (released, failed) = (subject.key("released"), subject.key("failed"));
     let (first, second) = (subject.token(), subject.token());
     subject.granted(&released, first).await;
-    assert_eq!(subject.release(&released, first, LEASE, true).await, HELD);
-    assert_eq!(subject.complete(&released, first, "late").await, Reply::Lost);
+    assert_eq!(subject.release(&released, first, LEASE, true).await, APPLIED);
+    assert_eq!(subject.complete(&released, first, "late").await, Reply::NotOwner);
     subject.granted(&failed, second).await;
-    assert_eq!(subject.fail(&failed, second, "broken").await, HELD);
-    assert_eq!(subject.complete(&failed, second, "late").await, Reply::Lost);
+    assert_eq!(subject.fail(&failed, second, "broken").await, APPLIED);
+    assert_eq!(subject.complete(&failed, second, "late").await, Reply::NotOwner);
 }
 
 pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Subject<'_>) {
@@ -78,13 +78,13 @@ pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Su
         result: Bytes::from_static(b"kept"),
         retention: LEASE,
     };
-    assert_eq!(subject.apply(&key, complete.clone()).await, Reply::Held { recreated: true });
-    assert_eq!(subject.apply(&key, complete).await, HELD, "a repeat finds the record");
-    let record = subject.look(&key).await.expect("the effect is on record");
+    assert_eq!(subject.apply(&key, complete.clone()).await, Reply::Applied { recreated: true });
+    assert_eq!(subject.apply(&key, complete).await, APPLIED, "a repeat finds the record");
+    let record = subject.look(&key).await.expect("the record is recreated");
     assert_eq!(record.fingerprint, Some(print));
     assert_eq!(record.state, State::Completed { by: token.tag(), result: Bytes::from_static(b"kept") });
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.look(&key).await, None, "what is recreated expires too");
+    assert_eq!(subject.look(&key).await, None, "a recreated record expires too");
 }
 
 pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &Subject<'_>) {
@@ -92,7 +92,7 @@ pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &Subject
     subject.granted(&key, token).await;
     let result = Bytes::from_static(b"done");
     let complete = Operation::Complete { token, fingerprint: None, result, retention: LEASE };
-    assert_eq!(subject.apply(&key, complete).await, HELD);
+    assert_eq!(subject.apply(&key, complete).await, APPLIED);
     subject.pass(&key, STEP).await;
     assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
     subject.pass(&key, STEP).await;
@@ -107,7 +107,7 @@ pub(super) async fn a_very_long_retention_is_kept(subject: &Subject<'_>) {
     subject.granted(&key, token).await;
     let result = Bytes::from_static(b"done");
     let complete = Operation::Complete { token, fingerprint: None, result, retention };
-    assert_eq!(subject.apply(&key, complete).await, HELD);
+    assert_eq!(subject.apply(&key, complete).await, APPLIED);
     subject.pass(&key, retention - LEASE).await;
     assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
 }
@@ -115,7 +115,7 @@ pub(super) async fn a_very_long_retention_is_kept(subject: &Subject<'_>) {
 pub(super) async fn a_released_key_waits_for_its_delay(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
     let record = subject.look(&key).await.expect("a released key has a record");
     let reason = "later".to_owned();
     let state = State::Released { by: token.tag(), attempt: 1, recovered: false, fence: None, reason };
@@ -133,27 +133,27 @@ pub(super) async fn a_released_key_waits_for_its_delay(subject: &Subject<'_>) {
 pub(super) async fn a_repeated_release_changes_nothing(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.release(&key, token, LEASE, true).await, HELD);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
     let before = subject.look(&key).await;
-    assert_eq!(subject.release(&key, token, 9 * LEASE, false).await, HELD);
+    assert_eq!(subject.release(&key, token, 9 * LEASE, false).await, APPLIED);
     assert_eq!(subject.look(&key).await, before);
 }
 
 pub(super) async fn a_release_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::Lost, "{state}");
+        assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::Lost);
+    assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 }
 
 pub(super) async fn a_failed_key_says_why(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.fail(&key, token, "no such account").await, HELD);
+    assert_eq!(subject.fail(&key, token, "no such account").await, APPLIED);
     let failed = Verdict::Failed { reason: "no such account".to_owned(), handed_over: false };
     assert_eq!(subject.claim(&key, subject.token()).await, failed);
     assert_eq!(subject.claim(&key, token).await, failed);
@@ -166,7 +166,7 @@ pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &Subject<'_
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     let fail = Operation::Fail { token, reason: String::new(), retention: LEASE };
-    assert_eq!(subject.apply(&key, fail).await, HELD);
+    assert_eq!(subject.apply(&key, fail).await, APPLIED);
     subject.pass(&key, STEP).await;
     assert!(matches!(subject.claim(&key, subject.token()).await, Verdict::Failed { .. }));
     subject.pass(&key, STEP).await;
@@ -176,21 +176,21 @@ pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &Subject<'_
 pub(super) async fn a_repeated_fail_changes_nothing(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.fail(&key, token, "first").await, HELD);
-    assert_eq!(subject.apply(&key, Operation::HandOver).await, HELD);
+    assert_eq!(subject.fail(&key, token, "first").await, APPLIED);
+    assert_eq!(subject.apply(&key, Operation::HandOver).await, APPLIED);
     let before = subject.look(&key).await;
-    assert_eq!(subject.fail(&key, token, "second").await, HELD);
+    assert_eq!(subject.fail(&key, token, "second").await, APPLIED);
     assert_eq!(subject.look(&key).await, before, "the hand-over mark stays");
 }
 
 pub(super) async fn a_fail_by_a_stranger_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.look(&key).await;
-        assert_eq!(subject.fail(&key, subject.token(), "broken").await, Reply::Lost, "{state}");
+        assert_eq!(subject.fail(&key, subject.token(), "broken").await, Reply::NotOwner, "{state}");
         assert_eq!(subject.look(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.fail(&absent, subject.token(), "broken").await, Reply::Lost);
+    assert_eq!(subject.fail(&absent, subject.token(), "broken").await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 }
 
@@ -207,13 +207,13 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &Subject<'_>) {
         let (key, token) = (subject.key(&format!("release-{index}")), subject.token());
         subject.granted(&key, token).await;
         let release = Operation::Release { token, delay: LEASE, counted: true, reason: given.clone() };
-        assert_eq!(subject.apply(&key, release).await, HELD);
+        assert_eq!(subject.apply(&key, release).await, APPLIED);
         let state = subject.look(&key).await.map(|record| record.state);
         assert!(matches!(&state, Some(State::Released { reason, .. }) if *reason == kept), "{state:?}");
 
         let (key, token) = (subject.key(&format!("fail-{index}")), subject.token());
         subject.granted(&key, token).await;
-        assert_eq!(subject.fail(&key, token, &given).await, HELD);
+        assert_eq!(subject.fail(&key, token, &given).await, APPLIED);
         let failed = Verdict::Failed { reason: kept, handed_over: false };
         assert_eq!(subject.claim(&key, subject.token()).await, failed);
     }
@@ -236,18 +236,18 @@ pub(super) async fn results_of_every_size_come_back(subject: &Subject<'_>) {
         subject.granted(&key, token).await;
         let complete =
             Operation::Complete { token, fingerprint: None, result: result.clone(), retention: RETENTION };
-        assert_eq!(subject.apply(&key, complete).await, HELD);
+        assert_eq!(subject.apply(&key, complete).await, APPLIED);
         let verdict = subject.claim(&key, subject.token()).await;
-        assert!(verdict == Verdict::Completed { result: result.clone() }, "a claim shows it changed: {name}");
-        let ahead = subject.store.look_ahead(vec![key.clone()]).await;
+        assert!(verdict == Verdict::Completed { result: result.clone() }, "a claim alters it: {name}");
+        let ahead = subject.store.prefetch(vec![key.clone()]).await;
         let ahead = ahead.into_iter().next().expect("one answer").expect("the store answers");
-        assert!(ahead.is_some_and(|ahead| ahead.result == result), "a look ahead shows it changed: {name}");
-        let looked = subject.look(&key).await.and_then(crate::store::Completed::of);
-        assert!(looked.is_some_and(|looked| looked.result == result), "a look shows it changed: {name}");
+        assert!(ahead.is_some_and(|ahead| ahead.result == result), "a prefetch alters it: {name}");
+        let found = subject.look(&key).await.and_then(crate::store::Completed::of);
+        assert!(found.is_some_and(|found| found.result == result), "a read alters it: {name}");
     }
     let (key, token) = (subject.key("after"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.apply(&key, completion(token, "done")).await, HELD);
+    assert_eq!(subject.apply(&key, completion(token, "done")).await, APPLIED);
 }
 
 pub(super) async fn the_shortest_retention_ends(subject: &Subject<'_>) {
@@ -257,10 +257,10 @@ pub(super) async fn the_shortest_retention_ends(subject: &Subject<'_>) {
     subject.granted(&completed, first).await;
     let result = Bytes::from_static(b"done");
     let complete = Operation::Complete { token: first, fingerprint: None, result, retention };
-    assert_eq!(subject.apply(&completed, complete).await, HELD);
+    assert_eq!(subject.apply(&completed, complete).await, APPLIED);
     subject.granted(&failed, second).await;
     let fail = Operation::Fail { token: second, reason: String::new(), retention };
-    assert_eq!(subject.apply(&failed, fail).await, HELD);
+    assert_eq!(subject.apply(&failed, fail).await, APPLIED);
     for key in [completed, failed] {
         subject.pass(&key, STEP).await;
         assert_eq!(subject.look(&key).await, None);

@@ -1,7 +1,7 @@
-//! The same key with other content.
+//! Cases for the same key with other content.
 
 use super::super::fingerprint;
-use super::{HELD, STEP, Subject};
+use super::{APPLIED, STEP, Subject};
 use crate::rules::{Reply, Verdict};
 
 pub(super) async fn another_fingerprint_is_a_mismatch_in_every_state(subject: &Subject<'_>) {
@@ -52,12 +52,12 @@ pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &Subj
     subject.pass(&key, 2 * STEP).await;
     let token = subject.token();
     subject.claim_as(&key, token, Some(second)).await;
-    assert_eq!(subject.complete(&key, token, "done").await, HELD);
+    assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
     let record = subject.look(&key).await.expect("a completed key has a record");
     assert_eq!(record.fingerprint, Some(second), "the content that ran is the content on record");
 }
 
-/// A verdict without its details.
+/// The kind of a claim outcome, without its details.
 #[derive(Debug, PartialEq)]
 enum Answer {
     Granted,

@@ -1,8 +1,8 @@
-//! One suite that every store passes, whatever it is made of.
+//! The conformance suite that every store must pass.
 //!
-//! It drives a store through its public port alone and knows nothing of its clock: what a store must
-//! offer besides is a way to let time pass for a key, see [`Bench`]. All leases and delays stand half a
-//! step beside the time that passes, so that the real time a slow server takes never decides.
+//! The suite uses only the [`Store`] trait and makes no assumption about the store's clock. In addition, a store must
+//! offer a way to let time pass for a key; see [`Bench`]. All leases and delays differ by half a step from the time
+//! that passes, so the real time of a slow server decides nothing.
 
 mod attempts;
 mod batches;
@@ -26,34 +26,34 @@ use crate::record::{Record, Token};
 use crate::rules::{Grant, Operation, Reply, Verdict};
 use crate::store::{Command, Store, StoreError};
 
-/// A store on the bench, and the hooks that the suite needs besides the store's own port.
+/// The store under test, with hooks that the suite needs besides the [`Store`] trait.
 #[async_trait]
 pub trait Bench: Send + Sync {
-    /// The store. Asked once for every case.
+    /// The store. Called once for every case.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Lets `time` pass for `key`, and perhaps for other keys too. Nobody waits: the record's expiry
-    /// moves towards now, or the store's clock goes on.
+    /// Simulates that `time` passes for `key`, and possibly for other keys, without waiting: moves the record's expiry
+    /// towards now, or advances the store's clock.
     async fn pass(&self, key: &StoreKey, time: Duration);
 
-    /// Puts something under `key` that is no record of a known format. Returns `false` if the store
-    /// cannot hold such a thing; then the case about it proves nothing for this store.
+    /// Stores a value under `key` that is not a record of a known format. Returns `false` if the store cannot hold such
+    /// a value; then the case about it proves nothing for this store.
     async fn spoil(&self, key: &StoreKey) -> bool;
 
-    /// The key of this name. A bench on a server that others use too makes its keys unlike theirs.
+    /// The key of this name. On a shared server, the bench makes its keys distinct from those of others.
     fn key(&self, name: &str) -> StoreKey {
         super::key(name)
     }
 
-    /// The scope of this name, likewise.
+    /// The scope of this name, made distinct in the same way.
     fn scope(&self, name: &str) -> Scope {
         super::scope(name)
     }
 }
 
-/// One thing that every store must do.
+/// A test case that every store must pass.
 pub struct Case {
-    /// Its name, as a failure shows it.
+    /// The name of the case, as a failure reports it.
     pub name: &'static str,
     run: for<'a> fn(&'a Subject<'a>) -> Running<'a>,
 }
@@ -72,7 +72,7 @@ macro_rules! cases {
     };
 }
 
-/// Every case, in the order in which they run.
+/// All cases, in the order in which they run.
 pub const CASES: &[Case] = cases![
     claims::an_absent_key_is_granted,
     claims::a_live_claim_is_busy,
@@ -137,10 +137,10 @@ pub const CASES: &[Case] = cases![
     batches::batches_that_cross_each_other_all_end,
 ];
 
-/// Runs every case on `bench`.
+/// Runs all cases on `bench`.
 ///
 /// # Panics
-/// When the store breaks a rule; the name of the case stands on standard error.
+/// When the store breaks a rule. The name of the case is printed on standard error.
 pub async fn conformance(bench: &dyn Bench) {
     for case in CASES {
         check_case(bench, case).await;
@@ -150,14 +150,14 @@ pub async fn conformance(bench: &dyn Bench) {
 /// Runs one case on `bench`.
 ///
 /// # Panics
-/// When the store breaks the rule; the name of the case stands on standard error.
+/// When the store breaks the rule. The name of the case is printed on standard error.
 pub async fn check_case(bench: &dyn Bench, case: &Case) {
     let _named = Named(case.name);
     let subject = Subject { bench, store: bench.store(), case: case.name, tokens: AtomicU64::new(1) };
     (case.run)(&subject).await;
 }
 
-/// Names the case when it panics.
+/// Prints the name of the case when it panics.
 struct Named(&'static str);
 
 impl Drop for Named {
@@ -168,21 +168,21 @@ impl Drop for Named {
     }
 }
 
-/// What the cases count time in.
+/// The unit of time in the cases.
 const STEP: Duration = Duration::from_secs(10);
 
-/// One step and a half: alive after one step, over after two.
+/// A lease of one and a half steps: it is live after one step and has expired after two.
 const LEASE: Duration = Duration::from_secs(15);
 
-/// Longer than any case takes.
+/// A retention longer than any case takes.
 const RETENTION: Duration = Duration::from_secs(86_400);
 
-/// The most real time that may pass unnoticed: half a step.
+/// The real time that may pass without an influence on a case: half a step.
 const SLACK: Duration = Duration::from_secs(5);
 
-const HELD: Reply = Reply::Held { recreated: false };
+const APPLIED: Reply = Reply::Applied { recreated: false };
 
-/// The store under test, and short words for what the cases do with it.
+/// The store under test, with short methods for the operations of the cases.
 struct Subject<'a> {
     bench: &'a dyn Bench,
     store: Arc<dyn Store>,
@@ -196,13 +196,13 @@ impl Subject<'_> {
         self.bench.key(&format!("{}-{name}", self.case))
     }
 
-    /// A token that no other call of this case got. Its tag is unlike the others' too.
+    /// A token that no other call in this case returns. Its tag is unique too.
     fn token(&self) -> Token {
         let count = u128::from(self.tokens.fetch_add(1, Ordering::Relaxed));
         Token::from_bits((count << 96) | count)
     }
 
-    /// Lets time pass for a key.
+    /// Simulates that time passes for a key.
     async fn pass(&self, key: &StoreKey, time: Duration) {
         self.bench.pass(key, time).await;
     }
@@ -222,7 +222,7 @@ impl Subject<'_> {
     async fn claim(&self, key: &StoreKey, token: Token) -> Verdict {
         match self.claim_as(key, token, None).await {
             Reply::Verdict { verdict, uncompared: false } => verdict,
-            other => panic!("a claim was answered with {other:?}"),
+            other => panic!("unexpected reply to a claim: {other:?}"),
         }
     }
 
@@ -243,7 +243,7 @@ impl Subject<'_> {
         }
     }
 
-    /// A claim that must be told to wait, and for how long.
+    /// A claim that must be busy. Returns how long to wait.
     async fn busy(&self, key: &StoreKey) -> Duration {
         match self.claim(key, self.token()).await {
             Verdict::Busy { retry_in } => retry_in,
@@ -268,19 +268,19 @@ impl Subject<'_> {
     }
 
     async fn look(&self, key: &StoreKey) -> Option<Record> {
-        let mut answers = self.store.look(vec![key.clone()]).await;
+        let mut answers = self.store.read(vec![key.clone()]).await;
         assert_eq!(answers.len(), 1, "one key, one answer");
-        answers.pop().expect("one answer").expect("the store answers").map(|looked| looked.record)
+        answers.pop().expect("one answer").expect("the store answers").map(|snapshot| snapshot.record)
     }
 
-    /// The record's fingerprint and state: what is left of its time depends on the store's clock.
+    /// The record's fingerprint and state, without its expiry, which depends on the store's clock.
     async fn content(&self, key: &StoreKey) -> Option<(Option<Fingerprint>, crate::record::State)> {
         self.look(key).await.map(|record| (record.fingerprint, record.state))
     }
 
-    /// Brings a fresh key into each state, for rules that hold in all of them.
+    /// Brings a new key into each state, for rules that hold in all states.
     ///
-    /// The states that time brings about come first: on some benches it passes for all keys.
+    /// States that need time to pass come first, because on some benches time passes for all keys.
     async fn in_every_state(&self, fingerprint: Option<Fingerprint>) -> Vec<(StoreKey, &'static str)> {
         let names = ["over", "due", "pending", "released", "completed", "failed"];
         let mut keys = Vec::new();
@@ -290,13 +290,13 @@ impl Subject<'_> {
             self.claim_as(&key, token, fingerprint).await;
             match name {
                 "over" => self.pass(&key, 2 * STEP).await,
-                "released" => assert_eq!(self.release(&key, token, LEASE, true).await, HELD),
+                "released" => assert_eq!(self.release(&key, token, LEASE, true).await, APPLIED),
                 "due" => {
-                    assert_eq!(self.release(&key, token, LEASE, true).await, HELD);
+                    assert_eq!(self.release(&key, token, LEASE, true).await, APPLIED);
                     self.pass(&key, 2 * STEP).await;
                 }
-                "completed" => assert_eq!(self.complete(&key, token, "done").await, HELD),
-                "failed" => assert_eq!(self.fail(&key, token, "broken").await, HELD),
+                "completed" => assert_eq!(self.complete(&key, token, "done").await, APPLIED),
+                "failed" => assert_eq!(self.fail(&key, token, "broken").await, APPLIED),
                 _ => {}
             }
             keys.push((key, name));
@@ -311,14 +311,14 @@ fn completion(token: Token, result: &'static str) -> Operation {
     Operation::Complete { token, fingerprint: None, result, retention: RETENTION }
 }
 
-/// The answer to a claim of a completed key.
+/// The reply to a claim of a completed key.
 fn done(result: &'static str) -> Verdict {
     Verdict::Completed { result: Bytes::from_static(result.as_bytes()) }
 }
 
-/// Drives all futures at once and returns what they return, in their order.
+/// Runs all futures concurrently. Returns their outputs in order.
 ///
-/// A suite that every runtime can run spawns nothing.
+/// The suite must run on every async runtime, so it spawns no tasks.
 async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T> + Send>) -> Vec<T> {
     let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
     poll_fn(|context| {
@@ -343,7 +343,7 @@ mod tests {
     use crate::record::StoreTime;
     use crate::store::MemoryStore;
 
-    /// A memory store whose clock goes on when the suite says so.
+    /// A memory store whose clock is advanced by the suite.
     struct MemoryBench {
         store: Arc<MemoryStore>,
         now_ms: Arc<AtomicU64>,

@@ -1,8 +1,8 @@
-//! Hand over, reopen, look, the descriptor and the check.
+//! Cases for hand-over, reopen, read, the descriptor and the check.
 
 use bytes::Bytes;
 
-use super::{HELD, LEASE, RETENTION, STEP, Subject, completion};
+use super::{APPLIED, LEASE, RETENTION, STEP, Subject, completion};
 use crate::record::{Recovery, State};
 use crate::rules::{Operation, REOPENED, Reply, Verdict};
 use crate::store::StoreError;
@@ -10,33 +10,33 @@ use crate::store::StoreError;
 pub(super) async fn a_hand_over_marks_a_failed_record(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.fail(&key, token, "broken").await, HELD);
+    assert_eq!(subject.fail(&key, token, "broken").await, APPLIED);
     for _ in 0..2 {
-        assert_eq!(subject.apply(&key, Operation::HandOver).await, HELD);
+        assert_eq!(subject.apply(&key, Operation::HandOver).await, APPLIED);
         let failed = Verdict::Failed { reason: "broken".to_owned(), handed_over: true };
         assert_eq!(subject.claim(&key, subject.token()).await, failed);
     }
     subject.pass(&key, RETENTION + STEP).await;
-    assert_eq!(subject.look(&key).await, None, "the mark prolongs nothing");
+    assert_eq!(subject.look(&key).await, None, "the mark does not extend the retention");
 }
 
 pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         if state != "failed" {
             let before = subject.look(&key).await;
-            assert_eq!(subject.apply(&key, Operation::HandOver).await, Reply::Lost, "{state}");
+            assert_eq!(subject.apply(&key, Operation::HandOver).await, Reply::NotOwner, "{state}");
             assert_eq!(subject.look(&key).await, before, "{state}");
         }
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.apply(&absent, Operation::HandOver).await, Reply::Lost);
+    assert_eq!(subject.apply(&absent, Operation::HandOver).await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 }
 
 pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Subject<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let expected = subject.look(&key).await.expect("every state has a record");
-        assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD, "{state}");
+        assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED, "{state}");
         let record = subject.look(&key).await.expect("a reopened key has a record");
         let State::Released { attempt: 0, recovered: false, reason, .. } = &record.state else {
             panic!("{state}: {:?}", record.state);
@@ -44,7 +44,7 @@ pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Subje
         assert_eq!(reason, REOPENED);
         let grant = subject.granted(&key, subject.token()).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None), "due at once: {state}");
-        assert!(grant.reopened, "the first attempt knows of it: {state}");
+        assert!(grant.reopened, "the first attempt reports it: {state}");
     }
 }
 
@@ -52,26 +52,30 @@ pub(super) async fn a_reopen_compares_the_record(subject: &Subject<'_>) {
     let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
     subject.granted(&key, first).await;
     let seen = subject.look(&key).await.expect("a claimed key has a record");
-    assert_eq!(subject.fail(&key, first, "broken").await, HELD);
+    assert_eq!(subject.fail(&key, first, "broken").await, APPLIED);
     let before = subject.look(&key).await;
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::Lost);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before);
 
     let mut altered = before.clone().expect("a failed key has a record");
     altered.fingerprint = Some(super::super::fingerprint(1, 1));
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered }).await, Reply::Lost);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
     let mut altered = before.clone().expect("a failed key has a record");
     altered.state = State::Completed { by: first.tag(), result: Bytes::new() };
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::Lost);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before);
 
     let absent = subject.key("absent");
-    assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::Lost);
+    assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
     assert_eq!(subject.look(&absent).await, None);
 
     let expected = before.expect("a failed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: expected.clone() }).await, HELD);
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, Reply::Lost, "it is open already");
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected: expected.clone() }).await, APPLIED);
+    assert_eq!(
+        subject.apply(&key, Operation::Reopen { expected }).await,
+        Reply::NotOwner,
+        "it is open already"
+    );
     subject.granted(&key, second).await;
 }
 
@@ -80,20 +84,20 @@ pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &Subject<'_>
     subject.granted(&key, token).await;
     let expected = subject.look(&key).await.expect("a claimed key has a record");
     subject.pass(&key, STEP).await;
-    assert_eq!(subject.extend(&key, token, 3 * LEASE).await, HELD);
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
+    assert_eq!(subject.extend(&key, token, 3 * LEASE).await, APPLIED);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
 }
 
 pub(super) async fn a_reopen_takes_the_claim_away(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     let expected = subject.look(&key).await.expect("a claimed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
     let before = subject.look(&key).await;
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::Lost);
-    assert_eq!(subject.complete(&key, token, "stale").await, Reply::Lost);
-    assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::Lost);
-    assert_eq!(subject.fail(&key, token, "stale").await, Reply::Lost);
+    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
+    assert_eq!(subject.complete(&key, token, "stale").await, Reply::NotOwner);
+    assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::NotOwner);
+    assert_eq!(subject.fail(&key, token, "stale").await, Reply::NotOwner);
     assert_eq!(subject.look(&key).await, before);
 }
 
@@ -101,7 +105,7 @@ pub(super) async fn a_fence_grows_over_a_reopen(subject: &Subject<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let first = subject.granted_fenced(&key, token).await.fence;
     let expected = subject.look(&key).await.expect("a claimed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, HELD);
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
     let second = subject.granted_fenced(&key, subject.token()).await.fence;
     assert!(second > first, "{second:?} after {first:?}");
 }
@@ -138,7 +142,7 @@ pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &Subject<'_
     }
     store.describe(&scope, None, "one").await.expect("the store answers");
     let held = store.descriptor(&scope).await.expect("the store answers");
-    assert_eq!(held.as_deref(), Some("one"), "asking leaves the scope to the first gate");
+    assert_eq!(held.as_deref(), Some("one"), "a read creates no descriptor");
 }
 
 pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
@@ -164,9 +168,9 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
         let what = format!("{operation:?}");
         unreadable(subject.try_apply(&key, operation).await.map(|_| ()), &what);
     }
-    let mut looked = subject.store.look(vec![key.clone()]).await;
-    unreadable(looked.pop().expect("one answer").map(|_| ()), "look");
-    // Nothing of the above has overwritten it, and other keys are none the worse.
+    let mut answers = subject.store.read(vec![key.clone()]).await;
+    unreadable(answers.pop().expect("one answer").map(|_| ()), "read");
+    // The calls above have not overwritten the value, and they have no effect on other keys.
     unreadable(subject.try_apply(&key, Operation::HandOver).await.map(|_| ()), "afterwards");
     subject.granted(&subject.key("b"), subject.token()).await;
 }

@@ -10,16 +10,16 @@ use crate::record::{Fence, MAX_REASON_BYTES, Record, Recovery, State, StoreTime,
 use crate::rules::Operation;
 use crate::testing::fingerprint;
 
-/// A past fence: any clock has gone on since.
+/// A fencing token in the past of any clock.
 const PAST_FENCE: u64 = 1_600_000_000_000_000;
 
-/// What reasons may say: also what looks like a fence, and what must be cut within a character.
+/// Possible reasons. One looks like a fencing token, one contains multi-byte characters.
 const REASONS: [&str; 4] = ["", "card declined", "1700000000000000", "später, wenn überhaupt"];
 
-/// What results may be: also nothing, and bytes that are no text.
+/// Possible results, including an empty one and bytes that are not text.
 const RESULTS: [&[u8]; 4] = [b"", b"{\"charged\":1}", b"\0\xff\r\n", &[b'x'; 300]];
 
-/// A sequence's source of choices.
+/// The random choices of a sequence.
 pub(super) struct Choices {
     random: fastrand::Rng,
     tokens: [Token; 4],
@@ -31,14 +31,14 @@ impl Choices {
     pub(super) fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let token = random.u128(1 << 100..);
-        // The second shares the first one's tag, the third all but its tag.
+        // The second token has the first one's tag; the third differs from it only in the tag.
         let tokens = [token, token ^ 1, token ^ (1 << 96), random.u128(1 << 100..)].map(Token::from_bits);
         let fingerprint = any_fingerprint(&mut random);
         let fenced = random.bool();
         Self { random, tokens, fingerprint, fenced }
     }
 
-    /// What the key holds at the start; usually nothing.
+    /// The record of the key at the start; usually none.
     pub(super) fn planted(&mut self) -> Option<Record> {
         if self.random.u8(..) < 160 {
             return None;
@@ -68,7 +68,7 @@ impl Choices {
         Some(Record { expires_at, fingerprint: self.fingerprint, state })
     }
 
-    /// What an operator saw: usually the record as it is.
+    /// The record that an operator has read: usually the current one.
     pub(super) fn expected(
         &mut self,
         current: Option<(Record, Record)>,
@@ -80,14 +80,14 @@ impl Choices {
         self.random.choice(seen).cloned()
     }
 
-    /// The next operation, usually by whoever owns the record.
+    /// The next operation, usually with the record's owner token.
     pub(super) fn operation(&mut self, record: Option<&Record>, expected: Option<&Record>) -> Operation {
         let token = self.token(record);
         match self.random.u8(..100) {
             0..36 => {
                 let fingerprint = self.fingerprint();
                 let fenced = if self.random.u8(..5) > 0 { self.fenced } else { !self.fenced };
-                // Claimants are often strangers.
+                // A claim often comes from another owner.
                 let token = if self.random.bool() { token } else { self.pick(self.tokens) };
                 Operation::Claim { token, lease: self.half_steps(), fingerprint, fenced }
             }
@@ -113,7 +113,7 @@ impl Choices {
         }
     }
 
-    /// How long nothing happens: whole steps, sometimes so many that a claim is forgotten.
+    /// The pause before the next operation: whole steps, sometimes so many that a claimed record expires.
     pub(super) fn wait(&mut self) -> Duration {
         let tail = u32::try_from(TAIL.as_secs() / STEP.as_secs()).unwrap_or(u32::MAX);
         match self.random.u8(..100) {

@@ -1,4 +1,4 @@
-//! The comparison against a port that is right by construction, and against ports that are not.
+//! Tests of the comparison: with a port that is correct by construction, and with wrong ports.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use crate::store::{Checkup, StoreError};
 
 type Rules = fn(StoreTime, Option<Record>, &Operation) -> (Option<Record>, Reply);
 
-/// Some rules on the wall clock.
+/// A store with given rules on the wall clock.
 #[derive(Debug)]
 struct Port {
     rules: Rules,
@@ -18,8 +18,8 @@ struct Port {
 }
 
 fn wall_clock() -> StoreTime {
-    let now = SystemTime::UNIX_EPOCH.elapsed().expect("it is later than 1970");
-    StoreTime::from_micros(u64::try_from(now.as_micros()).expect("and not by ages"))
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is after 1970");
+    StoreTime::from_micros(u64::try_from(now.as_micros()).expect("the time fits 64 bits"))
 }
 
 #[async_trait]
@@ -34,10 +34,10 @@ impl Store for Port {
         commands.into_iter().map(execute).collect()
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let (now, records) = (wall_clock(), self.records.lock().unwrap());
-        let look = |key| Ok(records.get(&key).map(|record| Looked { now, record: record.clone() }));
-        keys.into_iter().map(look).collect()
+        let read = |key| Ok(records.get(&key).map(|record| RecordSnapshot { now, record: record.clone() }));
+        keys.into_iter().map(read).collect()
     }
 
     async fn describe(&self, _: &Scope, _: Option<&str>, _: &str) -> Result<String, StoreError> {

@@ -72,7 +72,7 @@ async fn a_stray_arrives_with_a_later_call() {
     let store = FaultStore::new(inner.clone(), faults, 1);
     assert!(one(&store, claim("a", 1)).await.is_err());
     while store.injected().strays == 0 {
-        store.look(vec![key("b")]).await;
+        store.read(vec![key("b")]).await;
     }
     let (_, record) = inner.records().pop().expect("the stray was executed");
     assert!(matches!(record.state, State::Pending { token, .. } if token == Token::from_bits(1)));
@@ -83,7 +83,7 @@ async fn an_outage_refuses_everything_until_it_ends() {
     let store = FaultStore::new(memory(), Faults::default(), 1);
     store.begin_outage();
     assert!(one(&store, claim("a", 1)).await.is_err());
-    assert!(store.look(vec![key("a")]).await.pop().expect("one answer").is_err());
+    assert!(store.read(vec![key("a")]).await.pop().expect("one answer").is_err());
     assert!(store.check().await.is_err());
     store.end_outage();
     let reply = one(&store, claim("a", 2)).await.expect("the outage is over");
@@ -91,7 +91,7 @@ async fn an_outage_refuses_everything_until_it_ends() {
     assert_eq!(store.injected().outage, 3);
 }
 
-/// Everything that one seed does to a long run of calls.
+/// The faults and replies of a long run of calls with one seed.
 async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
     let (inner, slept_us) = (memory(), Arc::new(AtomicU64::new(0)));
     let (forgetful, counter) = (inner.clone(), slept_us.clone());
@@ -105,7 +105,7 @@ async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
     for turn in 0..1_000_u128 {
         let commands = vec![claim(&format!("{}", turn % 7), turn), claim("hot", turn)];
         answered.extend(store.execute(commands).await.iter().map(Result::is_ok));
-        answered.extend(store.look(vec![key("hot")]).await.iter().map(Result::is_ok));
+        answered.extend(store.read(vec![key("hot")]).await.iter().map(Result::is_ok));
     }
     store.stop_faults();
     for turn in 0..100_u128 {

@@ -1,4 +1,4 @@
-//! The engine's look at everything that waits, once a second, for the monitor.
+//! Counts everything that waits in the engine, once a second, for the monitor.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use tokio::time::Instant;
 
 use super::super::watch::{Look, Seen, SeenOutage, see};
 use super::super::{Item, watch};
-use super::{Engine, part_of};
+use super::{Engine, shard_of};
 use crate::health::{Messages, Stage, WaitCause};
 
-/// The most messages that are named as waiting.
+/// The most waiting messages that are listed.
 const MOST_WAITING: usize = 16;
 
 impl Engine {
-    /// Counts what waits and why. What is under way has notes of its own.
+    /// Counts what waits and why. Attempts in progress have notes of their own.
     pub(super) fn look(&mut self) {
-        let mut look = Look { parts: self.asked_parts(), outages: self.seen_outages(), ..Look::default() };
+        let mut look = Look { shards: self.asked_shards(), outages: self.seen_outages(), ..Look::default() };
         for (item, is_behind) in self.lanes.iter() {
             let seen = self.seen(item, is_behind);
             count(&mut look.messages, seen.stage);
@@ -43,8 +43,8 @@ impl Engine {
         let (stage, since) = match &item.wait {
             Some(wait) if wait.until > Instant::now() => (Stage::Parked(wait.cause), wait.since),
             _ if is_behind => (Stage::Behind, item.received_at),
-            _ if part_of(item)
-                .is_some_and(|part| self.outages.get(&part).is_some_and(|outage| !outage.open)) =>
+            _ if shard_of(item)
+                .is_some_and(|shard| self.outages.get(&shard).is_some_and(|outage| !outage.open)) =>
             {
                 (Stage::HeldBack, item.received_at)
             }
@@ -63,9 +63,9 @@ impl Engine {
         }
     }
 
-    fn asked_parts(&self) -> Vec<(usize, u32)> {
+    fn asked_shards(&self) -> Vec<(usize, u32)> {
         let of_route = |number: usize| {
-            let asked = self.parts.iter().filter(|part| part.route == number).count();
+            let asked = self.shards.iter().filter(|shard| shard.route == number).count();
             (number, u32::try_from(asked).unwrap_or(u32::MAX))
         };
         self.shared.routes().map(|route| of_route(route.number)).collect()
@@ -74,9 +74,9 @@ impl Engine {
     fn seen_outages(&self) -> Vec<SeenOutage> {
         let outages = self.outages.iter();
         outages
-            .map(|(part, outage)| SeenOutage {
-                route: part.route,
-                part: part.number,
+            .map(|(shard, outage)| SeenOutage {
+                route: shard.route,
+                shard: shard.number,
                 since: outage.since,
                 error: Arc::clone(&outage.error),
                 waiting: outage.waiting.len() + usize::from(outage.probing.is_some()),

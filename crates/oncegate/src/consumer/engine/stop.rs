@@ -1,5 +1,5 @@
-//! How the engine ends: what has started gets its time, what ignores its cancellation is dropped, and what blocks its thread
-//! is named.
+//! How the engine ends: what has started may finish, what ignores its cancellation is dropped, and what blocks its
+//! thread is named.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use super::{Done, Engine};
 
 /// How long handlers get between their cancellation and their end when the stop deadline is over.
 const STOP_GRACE: Duration = Duration::from_secs(1);
-/// How long dropped handlers get to be gone, before they are taken to block their threads.
+/// How long dropped handlers have to end before they count as blocking their threads.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// Drops what has not started, waits for what has, within the deadline.
+    /// Drops what has not started, and waits for what has, within the deadline.
     pub(super) async fn stop(mut self) -> Result<(), ConsumerError> {
         self.ready.clear();
         self.found.clear();
@@ -32,10 +32,10 @@ impl Engine {
         self.failed.map_or(Ok(()), Err)
     }
 
-    /// Ends what has not ended in time. What blocks its thread cannot be ended, so it is named.
+    /// Cancels what has not ended in time. A handler that blocks its thread cannot be ended, so it is named.
     async fn cut_short(&mut self) {
         let handlers = self.shared.watch.named();
-        warn!(?handlers, "the time to stop is over; handlers that still run are cancelled");
+        warn!(?handlers, "the stop deadline is over; handlers that still run are cancelled");
         self.shared.routes().for_each(|route| route.cancel_all());
         if self.drain_until(Instant::now() + STOP_GRACE).await {
             return;
@@ -49,7 +49,7 @@ impl Engine {
         }
     }
 
-    /// The same as `drain`, unless the stop is to end at once.
+    /// Like `drain`, but returns early when the stop is to end at once.
     async fn drain_until(&mut self, deadline: Instant) -> bool {
         let at_once = self.shared.at_once.clone();
         tokio::select! {
@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// Whether everything has ended before `deadline`.
+    /// Waits until everything has ended, and returns whether it has before `deadline`.
     async fn drain(&mut self, deadline: Instant) -> bool {
         loop {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! What runs in tasks of its own: attempts, and answers to what was found completed.
+//! What runs in its own task: attempts, and answers to messages found completed.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use super::super::attempt::{answer, attempt};
 use super::super::lanes::{LaneId, PlaceId};
 use super::super::settle::{Outcome, settle};
 use super::super::{Item, Route, Shared};
-use super::{Done, Part, breaker_key};
-use crate::source::Ticket;
+use super::{Done, Shard, breaker_key};
+use crate::source::AckHandle;
 
-/// Tells the ticket when the attempt is over, whatever became of it.
-struct Started(Arc<dyn Ticket>);
+/// Calls the ack handle's `stop` when the attempt is over, whatever its outcome.
+struct Started(Arc<dyn AckHandle>);
 
 impl Drop for Started {
     fn drop(&mut self) {
@@ -20,7 +20,7 @@ impl Drop for Started {
     }
 }
 
-/// Tells the breaker when the attempt is over, whether or not the handler has run.
+/// Calls the breaker's `over` when the attempt is over, whether or not the handler has run.
 struct Asked {
     route: Arc<Route>,
     key: Option<LaneId>,
@@ -38,15 +38,15 @@ pub(super) async fn attempt_one(
     shared: Arc<Shared>,
     place: PlaceId,
     mut item: Item,
-    asked: Option<Part>,
+    asked: Option<Shard>,
     permit: OwnedSemaphorePermit,
 ) -> Done {
     let bytes = item.bytes;
     let _asked = Asked { route: Arc::clone(&item.route), key: breaker_key(&item) };
-    if shared.stopping.is_cancelled() || !item.delivery.ticket.start() {
+    if shared.stopping.is_cancelled() || !item.delivery.ack_handle.start() {
         return Done::Attempted { place, bytes, asked: None, outcome: Outcome::NotOurs };
     }
-    let _started = Started(Arc::clone(&item.delivery.ticket));
+    let _started = Started(Arc::clone(&item.delivery.ack_handle));
     let ending = attempt(&shared, &mut item, permit).await;
     let outcome = settle(&shared, item, ending).await;
     Done::Attempted { place, bytes, asked, outcome }
@@ -57,10 +57,10 @@ pub(super) async fn answer_all(shared: Arc<Shared>, items: Vec<Item>, permit: Ow
     for mut item in items {
         messages.push(item.bytes);
         let Some(stored) = item.found.take() else { continue };
-        if !item.delivery.ticket.start() {
+        if !item.delivery.ack_handle.start() {
             continue;
         }
-        let _started = Started(Arc::clone(&item.delivery.ticket));
+        let _started = Started(Arc::clone(&item.delivery.ack_handle));
         let ending = answer(&item, stored).await;
         settle(&shared, item, ending).await;
     }

@@ -1,4 +1,4 @@
-//! Transactions of sqlx.
+//! Completes a record inside a transaction of sqlx.
 
 use oncegate_core::record::StoreTime;
 use oncegate_core::store::StoreError;
@@ -16,9 +16,9 @@ impl SqlTransaction for Transaction<'_, Postgres> {
     }
 }
 
-/// Completes the record; the transaction goes on.
+/// Completes the record; the transaction stays open.
 async fn complete(connection: &mut PgConnection, completing: &Completing) -> Result<(), BoxError> {
-    // Nothing but numbers is put into it.
+    // Only numbers are inserted into it.
     let limits = sqlx::raw_sql(AssertSqlSafe(limits(completing)));
     limits.execute(&mut *connection).await.map_err(|error| not_executed(&error))?;
     let complete = sqlx::query(row::COMPLETE)
@@ -60,15 +60,15 @@ fn column<'r, T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>>(
     row.try_get(name).map_err(|_| format!("column {name} holds something else"))
 }
 
-/// What an error means while no commit was sent.
+/// Converts an error from before a commit was sent.
 fn not_executed(error: &Error) -> StoreError {
     match answered(error) {
         Some((state, message)) => errors::answered_with(&state, message).error,
-        None => StoreError::unavailable("the conversation with the server broke"),
+        None => StoreError::unavailable("the exchange with the server broke"),
     }
 }
 
-/// What an error of a commit means: an answer of the server settles it, silence does not.
+/// Converts an error of a commit: an answer of the server settles the outcome, silence does not.
 fn in_doubt(error: &Error) -> StoreError {
     match answered(error) {
         Some((state, message)) if !errors::is_about_the_session(&state) => {
@@ -78,7 +78,7 @@ fn in_doubt(error: &Error) -> StoreError {
     }
 }
 
-/// The server's SQLSTATE and words, if it was the server that answered.
+/// The SQLSTATE and text of the error, if the server returned it.
 fn answered(error: &Error) -> Option<(String, &str)> {
     let answered = error.as_database_error()?;
     Some((answered.code()?.into_owned(), answered.message()))

@@ -141,12 +141,12 @@ async fn a_slow_archive_is_in_nobodys_way_and_what_is_claimed_meanwhile_stays() 
     let archived = tokio::task::spawn_blocking(move || is_entered.recv().unwrap()).await.unwrap();
     assert_eq!(archived.len(), 2);
     assert!(archived.iter().all(|expired| matches!(expired.record.state, State::Completed { .. })));
-    // The archive holds the purge up, and nobody else.
+    // The archive delays the purge, and nothing else.
     let granted = one(&store, claim("0", 2)).await.unwrap();
     assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "its time was over");
     leave.send(()).unwrap();
     until_purged(&store, 1).await;
-    let found = store.look(vec![key("0"), key("1")]).await;
+    let found = store.read(vec![key("0"), key("1")]).await;
     let found: Vec<bool> = found.into_iter().map(|record| record.unwrap().is_some()).collect();
     assert_eq!(found, [true, false], "the new claim stays");
     drop(leave);

@@ -1,10 +1,10 @@
-//! The proof: would a replay of these messages run anything a second time?
+//! The dry run: checks whether a replay of these messages would run any handler a second time.
 //!
-//! It derives the key of every message as a consumer would, asks the store what a claim would be answered, and
-//! counts. It claims nothing and writes nothing, so it may run beside the consumers, at any time.
+//! It derives the key of every message as a consumer would, reads the record from the store, and counts what a claim
+//! would return. It claims nothing and writes nothing, so it can run beside the consumers at any time.
 //!
-//! Its memory does not grow with the number of messages: what it holds is a few batches, two sets of bounded size,
-//! and a few examples.
+//! Its memory does not grow with the number of messages: it holds a few batches, two sets of bounded size, and a few
+//! examples.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use oncegate_core::key::{
 };
 use oncegate_core::record::{State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
-use oncegate_core::store::{Looked, ScopeDescriptor, Store, StoreError};
+use oncegate_core::store::{RecordSnapshot, ScopeDescriptor, Store, StoreError};
 use serde::Deserialize;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -26,28 +26,28 @@ use crate::message::{Message, Origin};
 mod distinct;
 mod report;
 
-pub use report::{EXAMPLES_MAX, Example, Examples, Report};
+pub use report::{EXAMPLES_MAX, Example, Examples, ReplayReport};
 
 use distinct::Distinct;
 use report::Standing;
 
-/// How many keys one look asks for.
+/// The number of keys of one read.
 const LOOK_KEYS_MAX: usize = 1_000;
 
-/// How many looks are on their way at once.
+/// The most reads in flight.
 const LOOKS_IN_FLIGHT_MAX: usize = 8;
 
-/// How often a look is repeated that got no answer, waiting as long as [`PATIENCE`] says: some ten seconds in all.
+/// The most tries of a read without an answer, with the waits of [`PATIENCE`] between: some ten seconds in all.
 const LOOK_TRIES: u32 = 8;
 const PATIENCE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4));
 
-/// How many different keys that would run again are counted exactly; beyond it they are estimated.
+/// The number of distinct keys that are counted exactly; more are estimated.
 const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 
-/// What to prove: that the messages of a scope, by this key, are done in this store.
+/// Settings of a dry run, which checks that the messages of a scope, by this key, are completed in this store.
 ///
 /// ```
-/// use oncegate::proof::Proof;
+/// use oncegate::dry_run::DryRun;
 /// use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
 /// use std::sync::Arc;
 ///
@@ -60,10 +60,10 @@ const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 /// let store = Arc::new(MemoryStore::new());
 /// let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store));
 /// if let Entry::Granted(lease) = gate.enter(&message(7)).await? {
-///     assert_eq!(lease.complete(&()).await?, Completion::Held);
+///     assert_eq!(lease.complete(&()).await?, Completion::Applied);
 /// }
 ///
-/// let mut examination = Proof::new("billing", Key::json(["order_id"]), store).open().await?;
+/// let mut examination = DryRun::new("billing", Key::json(["order_id"]), store).open().await?;
 /// examination.add(vec![message(7), message(7), message(8)]).await?;
 /// let report = examination.finish().await?;
 /// assert_eq!((report.messages, report.completed, report.would_run_again), (3, 2, 1));
@@ -72,7 +72,7 @@ const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Proof {
+pub struct DryRun {
     scope: String,
     key: Key,
     fingerprint: Option<FingerprintSpec>,
@@ -80,11 +80,11 @@ pub struct Proof {
     exact_keys_max: usize,
 }
 
-impl Proof {
+impl DryRun {
     /// 1,000,000: the set of their digests takes 36 MB at the most.
     pub const DEFAULT_EXACT_KEYS_MAX: usize = 1_000_000;
 
-    /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is to be proved.
+    /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is to be checked.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         Self {
             scope: scope.into(),
@@ -95,15 +95,15 @@ impl Proof {
         }
     }
 
-    /// Compares the rest of the payload as well, as the gate does. Off by default: then a message that would be a
+    /// Compares the rest of the payload as well, as the gate does. Default: off. Then a message that would be a
     /// mismatch counts by the state of its record.
     pub fn fingerprint(mut self, fingerprint: FingerprintSpec) -> Self {
         self.fingerprint = Some(fingerprint);
         self
     }
 
-    /// How many different keys are counted exactly, with 20 to 39 bytes each; beyond it they are estimated, with a
-    /// standard error of 0.81 %. [`DEFAULT_EXACT_KEYS_MAX`](Self::DEFAULT_EXACT_KEYS_MAX) by default.
+    /// The number of distinct keys that are counted exactly, with 20 to 39 bytes each. More keys are estimated, with a
+    /// standard error of 0.81 %. Default: [`DEFAULT_EXACT_KEYS_MAX`](Self::DEFAULT_EXACT_KEYS_MAX).
     pub fn exact_keys_max(mut self, keys: usize) -> Self {
         self.exact_keys_max = keys;
         self
@@ -112,29 +112,28 @@ impl Proof {
     /// Checks the specifications, and compares them with those that the scope's records were made with.
     ///
     /// # Errors
-    /// [`ProofError`] says what to change.
-    pub async fn open(self) -> Result<Examination, ProofError> {
+    /// The text of the [`DryRunError`] names what to change.
+    pub async fn open(self) -> Result<Examination, DryRunError> {
         let scope = Scope::new(&self.scope)?;
         let key = self.key.compile(&scope)?;
         let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
         let ours = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
-        let known = match self.store.descriptor(&scope).await? {
-            None => Known::Nothing,
-            Some(held) => {
-                let held = ScopeDescriptor::parse(&scope, &held)?.keys;
-                compare(&held, &ours, self.fingerprint.is_some()).ok_or_else(|| ProofError::OtherKey {
-                    scope: self.scope,
-                    held,
-                    ours: ours.to_string(),
-                })?
-            }
-        };
+        let known =
+            match self.store.descriptor(&scope).await? {
+                None => Known::Nothing,
+                Some(held) => {
+                    let held = ScopeDescriptor::parse(&scope, &held)?.keys;
+                    compare(&held, &ours, self.fingerprint.is_some()).ok_or_else(|| {
+                        DryRunError::OtherKey { scope: self.scope, held, ours: ours.to_string() }
+                    })?
+                }
+            };
         let judge = Judge { key, fingerprint, store: self.store };
         Ok(Examination {
             judge: Arc::new(judge),
             known,
             looks: VecDeque::new(),
-            report: Report::default(),
+            report: ReplayReport::default(),
             distinct: Distinct::new(self.exact_keys_max),
             rerun: Distinct::new(EXACT_RERUN_KEYS_MAX),
         })
@@ -144,16 +143,16 @@ impl Proof {
 /// What the store knows of the scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// Its records were made with these very specifications.
+    /// Its records were made with exactly these specifications.
     Same,
-    /// Its keys are the same, but its gate compares content by another fingerprint than this proof: none, or one
+    /// Its keys are the same, but its gate compares content by another fingerprint than this dry run: none, or one
     /// that was not given here.
     OtherFingerprint,
     /// No gate has ever opened the scope in this store: every message would run.
     Nothing,
 }
 
-/// `None` when the keys differ. A custom key has its name and version in there, which is all that can be compared.
+/// `None` when the keys differ. A custom key is compared by its name and version only.
 fn compare(held: &str, ours: &Descriptor, fingerprinted: bool) -> Option<Known> {
     /// The parts of a [`Descriptor`].
     #[derive(Deserialize, PartialEq)]
@@ -165,20 +164,20 @@ fn compare(held: &str, ours: &Descriptor, fingerprinted: bool) -> Option<Known> 
         return Some(Known::Same);
     }
     let parts = |text: &str| serde_json::from_str::<Parts>(text).ok();
-    // With another fingerprint than the gate's, every comparison would be without meaning.
+    // With another fingerprint than the gate's, every comparison would be meaningless.
     let same_keys = !fingerprinted && parts(held)? == parts(ours.as_str())?;
     same_keys.then_some(Known::OtherFingerprint)
 }
 
-/// A proof that takes messages.
+/// An open dry run, to which messages are added.
 ///
-/// What has been added is examined by tasks of its own while more is fetched. Dropping it ends them.
+/// Separate tasks examine the added messages while more are fetched. Dropping it ends them.
 #[derive(Debug)]
 pub struct Examination {
     judge: Arc<Judge>,
     known: Known,
     looks: VecDeque<AbortOnDropHandle<Result<Vec<Finding>, StoreError>>>,
-    report: Report,
+    report: ReplayReport,
     distinct: Distinct,
     rerun: Distinct,
 }
@@ -189,13 +188,13 @@ impl Examination {
         self.known
     }
 
-    /// Examines messages; waits while more than a few thousand are under way.
+    /// Examines messages; waits while more than a few thousand are in flight.
     ///
-    /// A future that is dropped leaves some of them out.
+    /// If the future is dropped, some of them are not counted.
     ///
     /// # Errors
-    /// When the store gave no answer for some ten seconds, or refuses: then there is no report.
-    pub async fn add(&mut self, messages: Vec<Message>) -> Result<(), ProofError> {
+    /// When the store did not answer for some ten seconds, or refuses: then there is no report.
+    pub async fn add(&mut self, messages: Vec<Message>) -> Result<(), DryRunError> {
         let mut messages = messages.into_iter();
         loop {
             let some: Vec<Message> = messages.by_ref().take(LOOK_KEYS_MAX).collect();
@@ -211,11 +210,11 @@ impl Examination {
         }
     }
 
-    /// Waits for what is under way, and returns the report.
+    /// Waits for the messages in flight, and returns the report.
     ///
     /// # Errors
     /// As [`add`](Self::add).
-    pub async fn finish(mut self) -> Result<Report, ProofError> {
+    pub async fn finish(mut self) -> Result<ReplayReport, DryRunError> {
         while !self.looks.is_empty() {
             self.settle_oldest().await?;
         }
@@ -226,8 +225,8 @@ impl Examination {
         Ok(self.report)
     }
 
-    /// In the order of the messages, so that the examples are the first ones.
-    async fn settle_oldest(&mut self) -> Result<(), ProofError> {
+    /// Counts in the order of the messages, so that the examples are the first ones.
+    async fn settle_oldest(&mut self) -> Result<(), DryRunError> {
         let Some(oldest) = self.looks.front_mut() else { return Ok(()) };
         let findings = match oldest.await {
             Ok(findings) => findings?,
@@ -259,7 +258,7 @@ impl Examination {
     }
 }
 
-/// What was found out about one message.
+/// The result for one message.
 #[derive(Debug)]
 struct Finding {
     origin: Origin,
@@ -268,7 +267,7 @@ struct Finding {
     uncompared: bool,
 }
 
-/// Tells what a claim would be answered.
+/// Finds out what a claim would return.
 #[derive(Debug)]
 struct Judge {
     key: CompiledKey,
@@ -276,17 +275,17 @@ struct Judge {
     store: Arc<dyn Store>,
 }
 
-/// What identifies a message.
+/// The identity of a message.
 type Identity = (StoreKey, Option<Fingerprint>);
 
 impl Judge {
     async fn examine(&self, messages: Vec<Message>) -> Result<Vec<Finding>, StoreError> {
         let identified: Vec<(Origin, Result<Identity, KeyError>)> =
             messages.iter().map(|message| (message.origin().clone(), self.identify(message))).collect();
-        // The payloads are not needed any more, and looks may take their time.
+        // The payloads are not needed any more, and reads may take long.
         drop(messages);
         let keys = identified.iter().filter_map(|(_, identity)| Some(identity.as_ref().ok()?.0.clone()));
-        let mut records = self.look(keys.collect()).await?.into_iter();
+        let mut records = self.read(keys.collect()).await?.into_iter();
         let find = |(origin, identity)| match identity {
             Ok((key, fingerprint)) => {
                 let record = records.next().expect("there is one answer for each key");
@@ -301,7 +300,7 @@ impl Judge {
         Ok(identified.into_iter().map(find).collect())
     }
 
-    /// As a gate does it.
+    /// Derives key and fingerprint as a gate does.
     fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
         let key = self.key.derive(message.route(), message)?;
         let fingerprint =
@@ -309,8 +308,8 @@ impl Judge {
         Ok((key, fingerprint))
     }
 
-    /// The records of the keys, in their order; a record that is none of ours is an answer too.
-    async fn look(&self, keys: Vec<StoreKey>) -> Result<Vec<Seen>, StoreError> {
+    /// The records of the keys, in their order; an unreadable record is an answer too.
+    async fn read(&self, keys: Vec<StoreKey>) -> Result<Vec<Seen>, StoreError> {
         let mut seen: Vec<Option<Seen>> = keys.iter().map(|_| None).collect();
         let mut failures = 0;
         loop {
@@ -324,7 +323,7 @@ impl Judge {
                 return Ok(seen.into_iter().flatten().collect());
             }
             let asked = open.len();
-            let answers = self.store.look(open).await;
+            let answers = self.store.read(open).await;
             if answers.len() != asked {
                 return Err(StoreError::refused(format!(
                     "it gave {} answers for {asked} keys",
@@ -352,11 +351,11 @@ impl Judge {
 }
 
 /// A record, or why it cannot be read.
-type Seen = Result<Option<Looked>, Arc<str>>;
+type Seen = Result<Option<RecordSnapshot>, Arc<str>>;
 
-/// Asks the rules themselves what a claim would be answered, and throws away what it would change.
+/// Returns what a claim would return by the rules, and discards its changes.
 ///
-/// Also says whether the contents could not be compared although a fingerprint was asked for.
+/// Also returns whether the contents could not be compared although a fingerprint was given.
 fn judge(seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
     let looked = match seen {
         Ok(looked) => looked,
@@ -370,7 +369,7 @@ fn judge(seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
         Some(State::Pending { .. }) => (Standing::Abandoned, Standing::InProgress),
         Some(_) => (Standing::RetryDue, Standing::Waiting),
     };
-    // No owner has this token: they are random.
+    // No owner has this token, because tokens are random.
     let stranger = Token::from_bits(0);
     let claim = Operation::Claim { token: stranger, lease: Duration::ZERO, fingerprint, fenced: false };
     let (_, Reply::Verdict { verdict, uncompared }) = apply(now, record, &claim) else {
@@ -389,23 +388,23 @@ fn judge(seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ProofError {
-    /// The scope, key or fingerprint specification makes no sense.
+pub enum DryRunError {
+    /// The scope, key or fingerprint specification is invalid.
     #[error(transparent)]
     Specification(#[from] KeySpecError),
-    /// The records of this scope were made by another specification: with this one, none would be found.
+    /// The records of this scope were made with another specification: with this one, none would be found.
     #[error(
         "the records of scope `{scope}` were made by another specification of key or fingerprint; give that one.\n  the store has: {held}\n  given:         {ours}"
     )]
     OtherKey {
         /// The scope.
         scope: String,
-        /// What the store has.
+        /// The specification in the store.
         held: String,
-        /// What was given.
+        /// The specification that was given.
         ours: String,
     },
-    /// The store gave no answer.
+    /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

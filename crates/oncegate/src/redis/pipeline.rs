@@ -1,4 +1,4 @@
-//! One pipeline: out, back, and repaired where the server had forgotten a script.
+//! Sends one pipeline, reads its answers, and reloads scripts that the server no longer has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,29 +18,30 @@ use super::shortcut::{Abilities, First, Kind};
 use super::{errors, no_answer};
 use crate::batch::{Batch, Item as _};
 
-/// How often scripts that vanished from under a pipeline are loaded again before it gives up.
+/// How often scripts that are missing on the server are loaded again for one pipeline before it gives up.
 const MAX_REPAIRS: usize = 3;
 
-/// What each command adds to the time that a pipeline is given.
+/// The time that each command adds to the time limit of a pipeline.
 const TIMEOUT_PER_COMMAND: Duration = Duration::from_millis(1);
 
-/// What each kibibyte adds to the time that a pipeline is given.
+/// The time that each kibibyte adds to the time limit of a pipeline.
 const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
 
 /// A connection whose server has the scripts.
 #[derive(Clone)]
-pub(super) struct Greeted {
+pub(super) struct ReadyConnection {
     connection: MultiplexedConnection,
     abilities: Abilities,
 }
 
-/// Connects and loads the scripts, which also shows that the server answers; and looks whether it has forgotten
-/// anything before anybody relies on it.
+/// Connects, loads the scripts and checks whether the server has lost records, before the connection is used.
+///
+/// Loading the scripts also shows that the server answers.
 pub(super) async fn connect(
     connector: &Connector,
     shared: &Shared,
     address: &str,
-) -> Result<Greeted, StoreError> {
+) -> Result<ReadyConnection, StoreError> {
     let question = shared.losses.question();
     let mut connection = connector.connect().await?;
     let mut greeting = Pipeline::new();
@@ -54,7 +55,7 @@ pub(super) async fn connect(
     }
     let deadline = Instant::now() + shared.response_timeout;
     let answers = send(&mut connection, &greeting, deadline).await.map_err(StoreError::unavailable)?;
-    // Keys that are elsewhere, or of other scopes, are answered by an error, and that is fine.
+    // Reads of keys that are on another server, or of other scopes, may return an error, which is ignored.
     for answer in answers.iter().take(loads + 1) {
         if let Value::ServerError(error) = answer {
             return Err(errors::store_error(error, None));
@@ -62,7 +63,7 @@ pub(super) async fn connect(
     }
     let (info, held) = match answers.get(loads..).and_then(<[_]>::split_first) {
         Some((Value::BulkString(info), held)) => (String::from_utf8_lossy(info), held),
-        _ => return Err(StoreError::unavailable("INFO said something unheard of")),
+        _ => return Err(StoreError::unavailable("INFO returned an unexpected answer")),
     };
     let info = Info(&info);
     if connector.wants_primary() && info.is_replica() {
@@ -72,34 +73,35 @@ pub(super) async fn connect(
         return Err(refusal);
     }
     shared.losses.judge(&question, address, &info, held);
-    Ok(Greeted { connection, abilities: Abilities::of(&info) })
+    Ok(ReadyConnection { connection, abilities: Abilities::of(&info) })
 }
 
-/// Sends a batch as one pipeline and hands the answers to the callers; tells why the connection should be
-/// replaced, if it should.
-pub(super) async fn fly(
+/// Sends a batch as one pipeline and returns the answers to the callers.
+///
+/// Returns why the connection should be replaced, if it should.
+pub(super) async fn send_pipeline(
     shared: Shared,
     address: Arc<str>,
-    greeted: Greeted,
+    ready: ReadyConnection,
     mut batch: Batch<Request, Answer>,
 ) -> Option<StoreError> {
-    let Greeted { mut connection, abilities } = greeted;
+    let ReadyConnection { mut connection, abilities } = ready;
     let requests = batch.take_items();
     let deadline = deadline(shared.response_timeout + shared.durability.patience(), &requests);
-    let freight = Freight::of(requests, &shared, abilities);
-    let mut values = match send(&mut connection, &freight.pipeline, deadline).await {
+    let builder = PipelineBuilder::of(requests, &shared, abilities);
+    let mut values = match send(&mut connection, &builder.pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
             batch.answer_all(&Err(StoreError::unknown(&lost)));
-            // Whoever calls before there is another connection was surely not heard.
+            // Calls until there is another connection were certainly not sent.
             return Some(StoreError::unavailable(lost));
         }
     };
-    let mut missing = freight.missing(&mut values, shared.durability);
+    let mut missing = builder.missing(&mut values, shared.durability);
     let mut lost = None;
     if values.iter().any(lacks_script) {
-        match repair(&shared, &mut connection, &freight, &mut values, deadline).await {
-            // It came later on the same connection, so it speaks for what was before, too.
+        match repair(&shared, &mut connection, &builder, &mut values, deadline).await {
+            // The confirmation came later on the same connection, so it also covers the commands before.
             Ok(again) => missing = again,
             Err(error) => lost = Some(error),
         }
@@ -109,77 +111,77 @@ pub(super) async fn fly(
         _ => None,
     };
     let broken = lost.as_ref().map(StoreError::unavailable).or_else(|| values.iter().find_map(ends));
-    let answers = freight.unload(values, |value| match (&lost, &missing) {
-        // It was sent again, and that answer is lost.
+    let answers = builder.unload(values, |value| match (&lost, &missing) {
+        // The command was sent again, and that answer is lost.
         (Some(lost), _) if lacks_script(value) => Some(StoreError::unknown(lost)),
-        // An error was no write, and is as good as ever.
+        // An error wrote nothing, so it needs no confirmation.
         (_, Some(missing)) if !matches!(value, Value::ServerError(_)) => Some(missing.clone()),
         _ => None,
     });
-    if let Some(witness) = freight.witness(&shared.scripts, &answers) {
+    if let Some(witness) = builder.witness(&shared.scripts, &answers) {
         shared.losses.note_completed(&address, witness);
     }
     batch.answer(answers);
     broken
 }
 
-/// Requests as one pipeline.
+/// Builds one pipeline from requests, and assigns its answers to them.
 #[derive(Default)]
-struct Freight {
+struct PipelineBuilder {
     pipeline: Pipeline,
-    /// What each command carries.
+    /// What each command is for.
     carried: Vec<Carried>,
-    /// How many requests there are.
+    /// The number of requests.
     count: usize,
-    /// The completions, each with the place of its request.
+    /// The completions, each with the index of its request.
     completed: Vec<(usize, Completed)>,
-    /// Whether the last command asks how far the others have gone.
+    /// Whether the last command asks for the durability of the others.
     confirmed: bool,
 }
 
 /// What a command of a pipeline is for.
 enum Carried {
-    /// `ASKING` is no request, and whether it was heard, the answer to the next one tells.
+    /// `ASKING` is not a request. The answer to the next command shows whether it took effect.
     Asking,
-    /// It loads a script.
+    /// Loads a script.
     Load,
-    /// The request at this place.
+    /// The request at this index.
     One(usize),
-    /// The requests at these places, in one call.
+    /// The requests at these indexes, in one call.
     Many(Kind, Vec<usize>),
 }
 
-impl Freight {
+impl PipelineBuilder {
     fn of(requests: Vec<Request>, shared: &Shared, abilities: Abilities) -> Self {
         let count = requests.len();
-        let mut freight = Self { pipeline: Pipeline::with_capacity(count + 1), count, ..Self::default() };
+        let mut builder = Self { pipeline: Pipeline::with_capacity(count + 1), count, ..Self::default() };
         let mut groups: Vec<(Kind, Vec<(usize, First)>)> = Vec::new();
         let mut confirm = false;
         for (place, request) in requests.into_iter().enumerate() {
             let Request { what, asking, completed, .. } = request;
             confirm |= request.confirm;
-            freight.completed.extend(completed.map(|completed| (place, completed)));
+            builder.completed.extend(completed.map(|completed| (place, completed)));
             match what {
-                What::Cmd(cmd) => freight.push(place, cmd, asking),
+                What::Cmd(cmd) => builder.push(place, cmd, asking),
                 What::First(first) => match first.kind(abilities) {
                     Some(kind) => match groups.iter_mut().find(|(known, _)| *known == kind) {
                         Some((_, group)) => group.push((place, first)),
                         None => groups.push((kind, vec![(place, first)])),
                     },
-                    None => freight.push_alone(place, first, asking, shared, abilities),
+                    None => builder.push_alone(place, first, asking, shared, abilities),
                 },
             }
         }
         for (kind, group) in groups {
             match <[_; 1]>::try_from(group) {
-                Ok([(place, first)]) => freight.push_alone(place, first, false, shared, abilities),
-                Err(group) => freight.push_together(kind, group, shared),
+                Ok([(place, first)]) => builder.push_alone(place, first, false, shared, abilities),
+                Err(group) => builder.push_together(kind, group, shared),
             }
         }
         if confirm {
-            freight.confirm(shared.durability);
+            builder.confirm(shared.durability);
         }
-        freight
+        builder
     }
 
     fn push_alone(
@@ -222,7 +224,9 @@ impl Freight {
         matches!(before, Some(Carried::Asking))
     }
 
-    /// Asks at the end how far all of it has gone: on another connection, the answer would mean nothing.
+    /// Appends the command that confirms the durability of all commands before it.
+    ///
+    /// On another connection, its answer would mean nothing.
     fn confirm(&mut self, durability: Durability) {
         if let Some(question) = durability.question() {
             self.pipeline.add_command(question);
@@ -230,13 +234,13 @@ impl Freight {
         }
     }
 
-    /// Takes the last value away if it says how far the others have gone: why they do not count yet, if so.
+    /// Removes the confirmation, if there is one, from the values. Returns why the others do not count yet, if so.
     fn missing(&self, values: &mut Vec<Value>, durability: Durability) -> Option<StoreError> {
         let said = if self.confirmed { values.pop() } else { None };
         durability.missing(&said?)
     }
 
-    /// One answer for each request, in their order; `spoilt` says which values are none, and why.
+    /// Returns one answer per request, in their order. `spoilt` returns the error that replaces a value, if any.
     fn unload(&self, values: Vec<Value>, spoilt: impl Fn(&Value) -> Option<StoreError>) -> Vec<Answer> {
         let mut answers: Vec<Option<Answer>> = Vec::new();
         answers.resize_with(self.count, || None);
@@ -263,7 +267,7 @@ impl Freight {
         answers.into_iter().map(|answer| answer.unwrap_or_else(no_answer)).collect()
     }
 
-    /// The last completion that the server has said yes to.
+    /// The last completion that the server has applied.
     fn witness(&self, scripts: &Scripts, answers: &[Answer]) -> Option<Witness> {
         let is_held = |(place, _): &&(usize, Completed)| match answers.get(*place) {
             Some(Ok(Value::BulkString(said))) => matches!(said.as_slice(), b"H" | b"R"),
@@ -285,30 +289,30 @@ fn lacks_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if errors::lacks_script(error))
 }
 
-/// Loads the scripts again and sends those commands again that found none: the others were executed. Returns why
-/// nothing counts yet, if so.
+/// Loads the scripts again and repeats the commands that lacked one; the others were executed.
 ///
-/// Fails when what was sent again is lost, and tells how; slots that still lack their script were not executed.
+/// Returns why nothing counts yet, if so. Fails with the reason when the answers to the repeated commands are lost.
+/// Commands whose value still reports a missing script were not executed.
 async fn repair(
     shared: &Shared,
     connection: &mut MultiplexedConnection,
-    freight: &Freight,
+    builder: &PipelineBuilder,
     values: &mut [Value],
     deadline: Instant,
 ) -> Result<Option<StoreError>, String> {
     let mut missing = None;
     for _ in 0..MAX_REPAIRS {
-        let mut again = Freight::default();
+        let mut again = PipelineBuilder::default();
         if !values.iter().any(lacks_script) {
             break;
         }
         shared.scripts.load().for_each(|load| again.push_load(load));
-        // Here a place is that of a command.
-        let commands = freight.pipeline.cmd_iter().enumerate().zip(values.iter());
+        // Here a place is the index of a command.
+        let commands = builder.pipeline.cmd_iter().enumerate().zip(values.iter());
         for ((place, cmd), _) in commands.filter(|(_, value)| lacks_script(value)) {
-            again.push(place, cmd.clone(), freight.is_asking(place));
+            again.push(place, cmd.clone(), builder.is_asking(place));
         }
-        if freight.confirmed {
+        if builder.confirmed {
             again.confirm(shared.durability);
         }
         let mut answers = send(connection, &again.pipeline, deadline).await?;
@@ -324,7 +328,7 @@ async fn repair(
     Ok(missing)
 }
 
-/// The server's answers, its errors among them; or how they were lost.
+/// Returns the server's answers, errors included, or why they were lost.
 async fn send(
     connection: &mut MultiplexedConnection,
     pipeline: &Pipeline,
@@ -333,7 +337,7 @@ async fn send(
     let count = pipeline.len();
     match timeout_at(deadline, connection.send_packed_commands(pipeline, 0, count)).await {
         Ok(Ok(values)) if values.len() == count => Ok(values),
-        Ok(Ok(_)) => Err("the server answered another number of commands".to_owned()),
+        Ok(Ok(_)) => Err("the server returned the wrong number of answers".to_owned()),
         Ok(Err(error)) => Err(format!("the connection broke: {}", error.category())),
         Err(_) => Err("no answer in time".to_owned()),
     }

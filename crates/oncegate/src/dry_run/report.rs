@@ -1,64 +1,65 @@
-//! What came out.
+//! The report of a dry run.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// How many examples of each kind a [`Report`] keeps: the first ones.
+/// The number of examples of each kind in a [`ReplayReport`]: the first ones.
 pub const EXAMPLES_MAX: usize = 10;
 
-/// What a replay would meet, counted by message.
+/// What a replay would do, counted by message.
 ///
 /// Each message counts in exactly one of `completed`, `would_run_again`, `in_progress`, `waiting`,
 /// `failed_handed_over`, `failed_not_handed_over`, `mismatched`, `unreadable` and `undecodable`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Report {
+pub struct ReplayReport {
     /// Messages examined.
     pub messages: u64,
-    /// Different keys among them.
+    /// Distinct keys among them.
     pub distinct_keys: u64,
-    /// Whether `distinct_keys` was counted one by one. Otherwise it is an estimate with a standard error of 0.81 %.
+    /// Whether `distinct_keys` is exact. Otherwise it is an estimate with a standard error of 0.81 %.
     pub distinct_keys_exact: bool,
-    /// Done: they would get the stored result.
+    /// Completed messages: they would get the stored result.
     pub completed: u64,
-    /// A handler would run for them.
+    /// Messages for which a handler would run.
     pub would_run_again: u64,
-    /// Different keys among those that would run again: a handler would run about as often.
+    /// Distinct keys among those that would run again: a handler would run about as often.
     pub would_run_again_keys: u64,
-    /// Whether `would_run_again_keys` was counted one by one.
+    /// Whether `would_run_again_keys` is exact.
     pub would_run_again_keys_exact: bool,
-    /// Of those that would run again: the store has no record, because none was ever made, or because it was
-    /// forgotten after its retention.
+    /// Of those that would run again: the store has no record, because none was ever made, or because its retention
+    /// is over.
     pub without_record: u64,
-    /// Of those that would run again: an attempt ended without a word, and its lease is over.
+    /// Of those that would run again: an attempt ended without a report, and its lease is over.
     pub abandoned: u64,
     /// Of those that would run again: an attempt failed or was interrupted, and its retry is due.
     pub retry_due: u64,
-    /// A handler runs for them now.
+    /// Messages for which a handler runs now.
     pub in_progress: u64,
-    /// An attempt failed, and the retry is not due yet.
+    /// Messages whose attempt failed, and whose retry is not due yet.
     pub waiting: u64,
-    /// Given up, and durably in the dead letters.
+    /// Messages that were given up, and are durably in the dead letters.
     pub failed_handed_over: u64,
-    /// Given up, and not known to be in the dead letters: a replay would put them there.
+    /// Messages that were given up, and are not known to be in the dead letters: a replay would put them there.
     pub failed_not_handed_over: u64,
-    /// Their key is known with other content: a replay would put them into the dead letters. Only with a fingerprint.
+    /// Messages whose key is known with other content: a replay would put them into the dead letters. Only with a
+    /// fingerprint.
     pub mismatched: u64,
-    /// The store holds something under their key that is no record: they would wait until somebody looks.
+    /// Messages whose key holds data that is not a record: they would wait until an operator acts.
     pub unreadable: u64,
-    /// No key can be made of them: a replay would put them into the dead letters.
+    /// Messages without a valid key: a replay would put them into the dead letters.
     pub undecodable: u64,
     /// The undecodable ones by [kind](oncegate_core::key::KeyError::kind).
     pub undecodable_by_kind: BTreeMap<&'static str, u64>,
     /// Messages whose content was not compared, because record and message have no fingerprint of one specification.
-    /// They count elsewhere too.
+    /// They are also counted in another field.
     pub uncompared: u64,
-    /// The first ones that are not as they should be.
+    /// The first messages of each unexpected kind.
     pub examples: Examples,
 }
 
-/// The first messages of each kind that is not as it should be, at most [`EXAMPLES_MAX`] of each.
+/// The first messages of each unexpected kind, at most [`EXAMPLES_MAX`] of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Examples {
@@ -74,46 +75,46 @@ pub struct Examples {
     pub undecodable: Vec<Example>,
 }
 
-/// One message. It holds nothing of a payload.
+/// One message. It contains nothing of the payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Example {
-    /// Where the message stands, such as `orders/3@42`.
+    /// The position of the message, such as `orders/3@42`.
     pub origin: String,
-    /// Its store key, when one could be made.
+    /// Its store key, if one could be derived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Why it is here, in words.
+    /// The reason, as text.
     pub why: String,
 }
 
-impl Report {
-    /// Messages for which a handler would run, or runs at this moment, or will.
+impl ReplayReport {
+    /// Messages for which a handler would run, runs now, or will run.
     #[must_use]
     pub fn handler_runs(&self) -> u64 {
         self.would_run_again + self.in_progress + self.waiting
     }
 
-    /// Messages that a replay would put into the dead letters. Those that are there already are not among them,
-    /// except for the undecodable ones, of which nobody keeps a record.
+    /// Messages that a replay would put into the dead letters. Those that are there already are not included, except
+    /// for the undecodable ones, which have no record.
     #[must_use]
     pub fn dead_letters(&self) -> u64 {
         self.failed_not_handed_over + self.mismatched + self.undecodable
     }
 
-    /// Whether a replay would change nothing: no handler would run, nothing would go to the dead letters, and
-    /// the store can tell of every message.
+    /// Whether a replay would change nothing: no handler would run, no message would go to the dead letters, and
+    /// the store can answer for every message.
     #[must_use]
     pub fn changes_nothing(&self) -> bool {
         self.handler_runs() + self.dead_letters() + self.unreadable == 0
     }
 
-    /// The messages by where they ended; always as many as were examined.
+    /// The sum of the fields; always the number of examined messages.
     fn accounted(&self) -> u64 {
         self.completed + self.handler_runs() + self.dead_letters() + self.failed_handed_over + self.unreadable
     }
 }
 
-/// What one message came to.
+/// The result for one message.
 #[derive(Debug)]
 pub(super) enum Standing {
     Completed,
@@ -128,7 +129,7 @@ pub(super) enum Standing {
     Undecodable { kind: &'static str, why: String },
 }
 
-impl Report {
+impl ReplayReport {
     /// Counts a message; `example` is only called when it is worth keeping.
     pub(super) fn count(&mut self, standing: &Standing, example: impl Fn(&str) -> Example) {
         self.messages += 1;

@@ -1,63 +1,63 @@
-//! Stops a consumer before it drains a topic into the dead letters.
+//! Stops a consumer before it writes a whole topic to the dead letters.
 
 use std::collections::VecDeque;
 
 use crate::health::Refusals;
 
-/// How many messages may be given up before something is wrong with the consumer instead of the messages: a
-/// typo in a key's path, a downstream that answers everything with "bad request".
+/// How many messages may be given up before the consumer counts as faulty instead of the messages. Examples: a typo in
+/// a key's path, a downstream that answers everything with "bad request".
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FloodLimit {
+pub struct DeadLetterLimit {
     /// This many in a row. 100 by default.
     pub in_a_row: u32,
     /// This share of the last [`WINDOW`](Self::WINDOW) messages. 0.5 by default.
     pub share: f64,
 }
 
-impl FloodLimit {
-    /// Over how many of the last messages the share is taken; nothing is judged before that many were seen.
+impl DeadLetterLimit {
+    /// The share is taken over this many of the last messages; it is not applied before that many were seen.
     pub const WINDOW: usize = 1_000;
 }
 
-impl Default for FloodLimit {
+impl Default for DeadLetterLimit {
     fn default() -> Self {
         Self { in_a_row: 100, share: 0.5 }
     }
 }
 
-/// Counts what became of the last messages.
+/// Counts the outcomes of the last messages.
 #[derive(Debug)]
-pub(super) struct FloodGuard {
-    limit: FloodLimit,
+pub(super) struct DeadLetterGuard {
+    limit: DeadLetterLimit,
     in_a_row: u32,
     window: VecDeque<bool>,
     given_up: usize,
 }
 
-impl FloodGuard {
-    pub(super) fn new(limit: FloodLimit) -> Self {
-        Self { limit, in_a_row: 0, window: VecDeque::with_capacity(FloodLimit::WINDOW), given_up: 0 }
+impl DeadLetterGuard {
+    pub(super) fn new(limit: DeadLetterLimit) -> Self {
+        Self { limit, in_a_row: 0, window: VecDeque::with_capacity(DeadLetterLimit::WINDOW), given_up: 0 }
     }
 
-    /// A message was handled, or was a duplicate.
+    /// Counts a message that was handled, or was a duplicate.
     pub(super) fn passed(&mut self) {
         self.in_a_row = 0;
         self.push(false);
     }
 
-    /// A message is about to be given up; `Err` says in words why it must not be.
+    /// Counts a message that is about to be given up; `Err` holds the reason why it must not be.
     pub(super) fn giving_up(&mut self) -> Result<(), String> {
         if self.in_a_row >= self.limit.in_a_row {
             return Err(format!("{} messages in a row were given up", self.in_a_row));
         }
-        let full = self.window.len() >= FloodLimit::WINDOW;
+        let full = self.window.len() >= DeadLetterLimit::WINDOW;
         #[expect(clippy::cast_precision_loss, reason = "both are at most the window")]
-        let share = self.given_up as f64 / FloodLimit::WINDOW as f64;
+        let share = self.given_up as f64 / DeadLetterLimit::WINDOW as f64;
         if full && share >= self.limit.share {
             return Err(format!(
                 "{} of the last {} messages were given up",
                 self.given_up,
-                FloodLimit::WINDOW
+                DeadLetterLimit::WINDOW
             ));
         }
         self.in_a_row += 1;
@@ -65,13 +65,13 @@ impl FloodGuard {
         Ok(())
     }
 
-    /// What a monitor wants to know.
+    /// Returns the counts for the monitor.
     pub(super) fn refusals(&self) -> Refusals {
         Refusals { in_a_row: self.in_a_row, most_in_a_row: self.limit.in_a_row }
     }
 
     fn push(&mut self, given_up: bool) {
-        if self.window.len() >= FloodLimit::WINDOW && self.window.pop_front() == Some(true) {
+        if self.window.len() >= DeadLetterLimit::WINDOW && self.window.pop_front() == Some(true) {
             self.given_up -= 1;
         }
         self.window.push_back(given_up);
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn too_many_in_a_row_stop_it() {
-        let mut guard = FloodGuard::new(FloodLimit { in_a_row: 3, share: 1.0 });
+        let mut guard = DeadLetterGuard::new(DeadLetterLimit { in_a_row: 3, share: 1.0 });
         assert!((0..3).all(|_| guard.giving_up().is_ok()));
         assert!(guard.giving_up().unwrap_err().contains("3 messages in a row"));
         guard.passed();
@@ -94,12 +94,12 @@ mod tests {
 
     #[test]
     fn too_large_a_share_stops_it_once_the_window_is_full() {
-        let mut guard = FloodGuard::new(FloodLimit { in_a_row: 1_000, share: 0.25 });
-        for n in 0..FloodLimit::WINDOW {
+        let mut guard = DeadLetterGuard::new(DeadLetterLimit { in_a_row: 1_000, share: 0.25 });
+        for n in 0..DeadLetterLimit::WINDOW {
             if n % 4 == 0 { guard.giving_up().unwrap() } else { guard.passed() }
         }
         assert!(guard.giving_up().unwrap_err().contains("250 of the last 1000"));
-        (0..FloodLimit::WINDOW).for_each(|_| guard.passed());
+        (0..DeadLetterLimit::WINDOW).for_each(|_| guard.passed());
         assert!(guard.giving_up().is_ok());
     }
 }

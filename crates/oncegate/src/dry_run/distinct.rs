@@ -1,21 +1,21 @@
-//! How many different keys there were, in memory that does not grow with their number.
+//! Counts distinct keys, in memory that does not grow with their number.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use oncegate_core::key::Digest;
 
-/// Counts different digests: exactly up to a limit, beyond it by an estimate.
+/// Counts distinct digests: exactly up to a limit, above it by an estimate.
 #[derive(Debug)]
 pub(super) struct Distinct {
-    /// `None` once there were more than the limit.
+    /// `None` above the limit.
     exact: Option<HashSet<u128, BuildHasherDefault<Uniform>>>,
     exact_max: usize,
     estimate: HyperLogLog,
 }
 
 impl Distinct {
-    /// The set takes 20 to 39 bytes a key: 17 a slot, of which seven eighths at the most are filled.
+    /// The set takes 20 to 39 bytes per key: 17 per slot, of which at most seven eighths are filled.
     pub(super) fn new(exact_max: usize) -> Self {
         Self { exact: Some(HashSet::default()), exact_max, estimate: HyperLogLog::new() }
     }
@@ -31,7 +31,7 @@ impl Distinct {
         }
     }
 
-    /// How many, and whether that is exact.
+    /// Returns the number, and whether it is exact.
     pub(super) fn count(&self) -> (u64, bool) {
         match &self.exact {
             Some(exact) => (u64::try_from(exact.len()).unwrap_or(u64::MAX), true),
@@ -40,7 +40,7 @@ impl Distinct {
     }
 }
 
-/// A digest is uniform already: hashing it again would only take time.
+/// A hasher that uses the digest itself, which is already uniform.
 #[derive(Default)]
 struct Uniform(u64);
 
@@ -106,7 +106,7 @@ impl HyperLogLog {
     }
 }
 
-/// What empty buckets add: x + Σ x^(2^k) · 2^(k-1).
+/// The contribution of empty buckets: x + Σ x^(2^k) · 2^(k-1).
 fn sigma(mut x: f64) -> f64 {
     let (mut weight, mut sum) = (1.0, x);
     if x >= 1.0 {
@@ -123,7 +123,7 @@ fn sigma(mut x: f64) -> f64 {
     }
 }
 
-/// What full buckets add: (1 − x − Σ (1 − x^(2^-k))² · 2^-k) / 3.
+/// The contribution of full buckets: (1 − x − Σ (1 − x^(2^-k))² · 2^-k) / 3.
 fn tau(mut x: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return 0.0;

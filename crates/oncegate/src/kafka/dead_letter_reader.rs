@@ -1,4 +1,4 @@
-//! A topic of dead letters, looked through and redriven.
+//! Reads and redrives the dead letters of a topic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,20 +17,21 @@ use rdkafka::topic_partition_list::Offset;
 use super::dead_letters::{self, Context, PREFIX};
 use super::settings::{self, Property};
 use super::{ROUTE_HEADER, TopicReader, topics};
+use crate::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use crate::dead_letters::{DeadLetter, time_of};
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::message::{Header, Message, Origin};
 use crate::source::SourceError;
 
-/// How long one question to the brokers may take.
+/// Time limit of one request to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A topic of dead letters: those it has when it is opened, partition by partition.
+/// Reads the dead letters that a topic has when it is opened, in order within each partition.
 ///
-/// Letters stay in the topic, whatever becomes of them. What was settled is remembered as the offsets of a consumer
-/// group, if one is named by [`progress`](Self::progress): the next letter box with its name goes on from there.
-pub struct KafkaLetterBox {
+/// Dead letters stay in the topic, also after a redrive. If a consumer group is set with
+/// [`progress`](Self::progress), the settled positions are saved as its offsets, and the next reader with the same
+/// group continues there.
+pub struct KafkaDeadLetterReader {
     brokers: String,
     topic: String,
     properties: Vec<Property>,
@@ -44,17 +45,17 @@ struct Open {
     progress: Option<Progress>,
 }
 
-/// Offsets that are behind us, in memory and as the group has them.
+/// The settled offsets, in memory and as committed by the group.
 struct Progress {
     client: Arc<BaseConsumer>,
-    /// By partition, the first offset that is not settled; those that have moved since the last save.
+    /// The first unsettled offset by partition, for partitions that have moved since the last save.
     moved: BTreeMap<i32, i64>,
-    /// Partitions with a letter that must be seen again: nothing behind it is passed.
+    /// Partitions with a dead letter that must be read again. Their offsets do not move past it.
     held: BTreeSet<i32>,
 }
 
-impl KafkaLetterBox {
-    /// The letters in `topic` of the cluster at `brokers` (`"host:port,host:port"`).
+impl KafkaDeadLetterReader {
+    /// Creates a reader for `topic` in the cluster at `brokers` (`"host:port,host:port"`).
     pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
         let (brokers, topic) = (brokers.into(), topic.into());
         Self { brokers, topic, properties: Vec::new(), group: None, open: None }
@@ -67,11 +68,10 @@ impl KafkaLetterBox {
         self
     }
 
-    /// Remembers what was settled as the offsets of this consumer group, which nobody joins. Nothing is remembered
-    /// unless this is set.
+    /// Saves settled positions as the offsets of this consumer group, which has no members. Not set by default:
+    /// nothing is saved.
     ///
-    /// It needs the right to read the group. Brokers forget the offsets of a group that nobody uses, after a week
-    /// unless they are set otherwise.
+    /// It needs the right to read the group. Brokers delete the offsets of an unused group, after a week by default.
     #[must_use]
     pub fn progress(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
@@ -79,12 +79,12 @@ impl KafkaLetterBox {
     }
 
     fn opened(&mut self) -> Result<&mut Open, SourceError> {
-        self.open.as_mut().ok_or_else(|| SourceError::new("the letter box has not been opened"))
+        self.open.as_mut().ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
     }
 }
 
 #[async_trait]
-impl LetterBox for KafkaLetterBox {
+impl DeadLetterReader for KafkaDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
         settings::check_topic(&self.topic)?;
         let producer = dead_letters::producer(&self.brokers, &self.properties)?;
@@ -109,52 +109,54 @@ impl LetterBox for KafkaLetterBox {
         Ok(())
     }
 
-    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
+    async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let batch = self.opened()?.reader.next_batch().await?;
-        Ok(batch.map(|messages| messages.into_iter().map(|message| Buried::of(message, read)).collect()))
+        Ok(batch.map(|messages| {
+            messages.into_iter().map(|message| StoredDeadLetter::of(message, read)).collect()
+        }))
     }
 
-    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
-        let topic = match (to, buried.message().origin()) {
+    fn destination(&self, stored: &StoredDeadLetter, to: Option<&str>) -> Result<String, String> {
+        let topic = match (to, stored.message().origin()) {
             (Some(to), _) => to,
-            (None, Origin::Kafka { topic, .. }) if buried.letter().is_some() => topic,
-            (None, Origin::Queue { .. } | Origin::Other(_)) if buried.letter().is_some() => {
+            (None, Origin::Kafka { topic, .. }) if stored.letter().is_some() => topic,
+            (None, Origin::Queue { .. } | Origin::Other(_)) if stored.letter().is_some() => {
                 return Err(format!(
-                    "it came from {}, not from a topic: name one",
-                    buried.message().origin()
+                    "its origin is {}, which is not a topic: name a topic",
+                    stored.message().origin()
                 ));
             }
-            (None, _) => return Err("it does not say where it came from: name a topic".to_owned()),
+            (None, _) => return Err("it has no origin: name a topic".to_owned()),
         };
         if topic == self.topic {
-            return Err(format!("{topic} is the topic of the dead letters itself"));
+            return Err(format!("{topic} is the dead-letter topic itself: name another topic"));
         }
         Ok(topic.to_owned())
     }
 
-    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError> {
-        let open = self.open.as_ref().ok_or("the letter box has not been opened")?;
-        let message = buried.message();
+    async fn send(&self, stored: &StoredDeadLetter, destination: &str) -> Result<(), BoxError> {
+        let open = self.open.as_ref().ok_or("the dead-letter reader has not been opened")?;
+        let message = stored.message();
         let mut headers = dead_letters::own_headers(message);
-        // Of what oncegate did not write, the topic decides the route.
-        if buried.letter().is_some() {
+        // A message that oncegate did not write gets its route from the topic.
+        if stored.letter().is_some() {
             headers = headers.insert(OwnedHeader { key: ROUTE_HEADER, value: Some(message.route()) });
         }
         let delivered = dead_letters::deliver(&open.producer, destination, message, headers).await;
-        delivered.map_err(|error| format!("{} to {destination}: {error}", buried.place).into())
+        delivered.map_err(|error| format!("{} to {destination}: {error}", stored.place).into())
     }
 
-    fn settle(&mut self, buried: &Buried, settled: Settled) {
-        let Origin::Kafka { partition, offset, .. } = buried.place else { return };
+    fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {
+        let Origin::Kafka { partition, offset, .. } = stored.place else { return };
         let Some(progress) = self.open.as_mut().and_then(|open| open.progress.as_mut()) else { return };
         match settled {
-            Settled::Left => {
+            Disposition::Left => {
                 progress.held.insert(partition);
             }
-            Settled::Sent | Settled::Passed if !progress.held.contains(&partition) => {
+            Disposition::Sent | Disposition::Passed if !progress.held.contains(&partition) => {
                 progress.moved.insert(partition, offset + 1);
             }
-            Settled::Sent | Settled::Passed => {}
+            Disposition::Sent | Disposition::Passed => {}
         }
     }
 
@@ -177,7 +179,7 @@ impl LetterBox for KafkaLetterBox {
         if self.open.is_some() {
             self.save().await?;
         }
-        // Clients wait for their threads when they go.
+        // A client that is dropped waits for its threads.
         let open = self.open.take();
         blocking(move || {
             drop(open);
@@ -187,17 +189,17 @@ impl LetterBox for KafkaLetterBox {
     }
 }
 
-impl fmt::Debug for KafkaLetterBox {
-    /// Shows no property values: they hold passwords.
+impl fmt::Debug for KafkaDeadLetterReader {
+    /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KafkaLetterBox")
+        f.debug_struct("KafkaDeadLetterReader")
             .field("brokers", &self.brokers)
             .field("topic", &self.topic)
             .finish_non_exhaustive()
     }
 }
 
-/// Runs what librdkafka can only do by blocking.
+/// Runs a blocking call of librdkafka on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SourceError> + Send + 'static,
 ) -> Result<T, SourceError> {
@@ -205,7 +207,7 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
 }
 
-/// What the group has committed of the topic.
+/// Returns the offsets that the group has committed for the topic.
 fn committed(client: &BaseConsumer, brokers: &str, topic: &str) -> Result<BTreeMap<i32, i64>, SourceError> {
     topics::check(client, brokers, &[topic.to_owned()], ANSWER_TIMEOUT)?;
     let mut asked = TopicPartitionList::new();
@@ -230,7 +232,7 @@ fn commit(client: &BaseConsumer, topic: &str, moved: &BTreeMap<i32, i64>) -> Res
     client.commit(&list, CommitMode::Sync)
 }
 
-/// The letter as it was before it was written.
+/// Decodes a dead letter that oncegate wrote; `None` for other messages.
 fn read(kept: &Message) -> Option<DeadLetter> {
     let word = |name: &str| std::str::from_utf8(kept.header(&format!("{PREFIX}{name}"))?).ok();
     let time = |name: &str| time_of(word(name)?.parse().ok()?);

@@ -1,14 +1,14 @@
-//! What a message's owner holds of its partition.
+//! The handle that acknowledges one message of a partition.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::assignment::{Assignment, Receipt};
 use super::buffer::Fetched;
-use crate::source::{Delivery, Ticket};
+use crate::source::{AckHandle, Delivery};
 
-/// The right to finish one message. Dropped without an ack, it leaves the offset unfinished for as long as
-/// the partition is ours, and the next owner gets the message again.
+/// Acknowledges one message. When it is dropped without an ack, the offset stays unfinished while the partition is
+/// ours, and the partition's next owner gets the message again.
 #[derive(Debug)]
 struct KafkaTicket {
     assignment: Arc<Assignment>,
@@ -18,15 +18,15 @@ struct KafkaTicket {
 
 pub(crate) fn delivery(fetched: Fetched) -> Delivery {
     let Fetched { message, assignment, receipt, .. } = fetched;
-    let ticket = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
-    Delivery { message, ticket: Arc::new(ticket) }
+    let ack_handle = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
+    Delivery { message, ack_handle: Arc::new(ack_handle) }
 }
 
-impl Ticket for KafkaTicket {
+impl AckHandle for KafkaTicket {
     fn start(&self) -> bool {
         let started = self.assignment.start();
         if started && self.running.swap(true, Ordering::AcqRel) {
-            // One attempt at a time is counted; a second start without a stop is the same attempt.
+            // One attempt at a time is counted, so a second start without a stop is the same attempt.
             self.assignment.stop();
         }
         started
@@ -44,7 +44,7 @@ impl Ticket for KafkaTicket {
 }
 
 impl Drop for KafkaTicket {
-    /// Ends the attempt of a task that was dropped, so that no revoke waits for it.
+    /// Ends the attempt of a dropped task, so that no revoke waits for it.
     fn drop(&mut self) {
         self.stop();
     }

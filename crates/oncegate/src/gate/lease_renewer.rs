@@ -1,7 +1,7 @@
-//! Keeps leases alive, and finishes what a caller left behind.
+//! Renews leases, and finishes operations whose callers are gone.
 //!
-//! One keeper serves a gate, on a thread of its own: a handler that blocks its runtime's threads must not
-//! starve the heartbeats of others, nor its own.
+//! Each gate has one lease renewer, on its own thread: a handler that blocks its runtime's threads must not
+//! stop its own heartbeats, nor those of others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,16 +29,16 @@ const EXTENDS_PER_LEASE: u32 = 3;
 const REPEATS_PER_LEASE: u32 = 10;
 /// The handler's cancellation fires when a fifth of the lease is left.
 const MARGIN_OF_LEASE: u32 = 5;
-/// The keeper looks at its leases this often.
+/// How often per lease the lease renewer checks its leases.
 const TICKS_PER_LEASE: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// The most extends in one call to the store.
 const EXTENDS_PER_CALL: usize = 256;
 
-/// The waits between repeats of an operation whose outcome is not known.
+/// The delays between repeats of an operation whose outcome is unknown.
 pub(super) const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
-/// Where the keeper runs.
+/// Where the lease renewer runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     OwnThread,
@@ -46,7 +46,7 @@ pub(super) enum Place {
     CallersRuntime,
 }
 
-/// What a keeper is told when it starts.
+/// The parameters of a lease renewer.
 #[derive(Debug)]
 pub(super) struct Duty {
     pub(super) scope: Scope,
@@ -60,22 +60,22 @@ pub(super) struct Duty {
     pub(super) losses: Option<Arc<LossWatch>>,
 }
 
-/// The handle to a running keeper; it ends with the handle.
+/// The handle to a running lease renewer, which ends when the handle is dropped.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct LeaseRenewer {
     leases: Arc<Leases>,
-    errands: mpsc::UnboundedSender<Command>,
+    pending: mpsc::UnboundedSender<Command>,
     closed: CancellationToken,
     thread: Option<std::thread::JoinHandle<()>>,
     lease: Duration,
     max_run: Duration,
 }
 
-impl Keeper {
+impl LeaseRenewer {
     pub(super) fn start(duty: Duty) -> Result<Self, GateError> {
         let leases = Arc::new(Leases::default());
         let closed = CancellationToken::new();
-        let (errands, inbox) = mpsc::unbounded_channel();
+        let (pending, inbox) = mpsc::unbounded_channel();
         let (lease, max_run, place) = (duty.lease, duty.max_run, duty.place);
         let scope = duty.scope.as_str().to_owned();
         let rounds = Rounds {
@@ -99,15 +99,15 @@ impl Keeper {
                     Ok(runtime) => runtime,
                     Err(error) => return Err(refuse(error)),
                 };
-                let named = std::thread::Builder::new().name("oncegate-keeper".to_owned());
+                let named = std::thread::Builder::new().name("oncegate-leases".to_owned());
                 Some(named.spawn(move || runtime.block_on(rounds.run())).map_err(refuse)?)
             }
         };
-        Ok(Self { leases, errands, closed, thread, lease, max_run })
+        Ok(Self { leases, pending, closed, thread, lease, max_run })
     }
 
-    /// Keeps a lease alive from now on that was asked for at `sent_at`, until the returned guard is dropped.
-    pub(super) fn keep(&self, key: StoreKey, token: Token, sent_at: Instant) -> Kept {
+    /// Renews a lease, whose claim was sent at `sent_at`, until the returned guard is dropped.
+    pub(super) fn keep(&self, key: StoreKey, token: Token, sent_at: Instant) -> LeaseGuard {
         let cancelled = CancellationToken::new();
         let held = Held {
             key,
@@ -121,7 +121,7 @@ impl Keeper {
         };
         let slot = self.leases.insert(held);
         let extended_from = sent_at + self.lease / EXTENDS_PER_LEASE;
-        Kept {
+        LeaseGuard {
             leases: Arc::clone(&self.leases),
             slot,
             token,
@@ -133,17 +133,17 @@ impl Keeper {
 
     /// Releases, uncounted, what `token` was granted or will be.
     pub(super) fn release_later(&self, key: StoreKey, token: Token) {
-        let reason = "given back".to_owned();
+        let reason = "the claim was abandoned".to_owned();
         self.finish_later(key, Operation::Release { token, delay: Duration::ZERO, counted: false, reason });
     }
 
     /// Repeats an operation until its outcome is known.
     pub(super) fn finish_later(&self, key: StoreKey, operation: Operation) {
-        // The inbox is gone only when the gate is: then the lease lapses by itself.
-        _ = self.errands.send(Command { key, operation });
+        // The inbox is closed only when the gate is dropped: then the lease lapses by itself.
+        _ = self.pending.send(Command { key, operation });
     }
 
-    /// The least that is left of a lease; the whole one when there is none.
+    /// The least time that is left of a lease; the whole lease when there is none.
     pub(super) fn least_remaining(&self) -> Duration {
         let ends = self.leases.lock().iter().flatten().map(|held| held.valid_until).min();
         ends.map_or(self.lease, |end| end.saturating_duration_since(Instant::now()))
@@ -156,20 +156,20 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LeaseRenewer {
     fn drop(&mut self) {
         self.closed.cancel();
-        // The keeper itself may drop the last gate; nobody waits for himself.
+        // The lease renewer itself may drop the last gate, and a thread must not join itself.
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
             && thread.join().is_err()
         {
-            warn!("the keeper's thread has panicked");
+            warn!("the lease renewer's thread has panicked");
         }
     }
 }
 
-/// The leases of a gate, each in a slot that is used again.
+/// The leases of a gate, each in a slot that is reused.
 #[derive(Debug, Default)]
 struct Leases {
     slots: Mutex<Slots>,
@@ -193,7 +193,7 @@ impl Slots {
 }
 
 impl Leases {
-    /// Every change below leaves the slots whole, so a panic elsewhere spoils nothing.
+    /// Each change below leaves the slots consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,36 +218,36 @@ impl Leases {
     }
 }
 
-/// One lease, by the owner's own monotonic clock.
+/// One lease, by the owner's monotonic clock.
 #[derive(Debug)]
 struct Held {
     key: StoreKey,
     token: Token,
     cancelled: CancellationToken,
-    /// Counted from before the claim or extend was sent: the store's end is never earlier.
+    /// Counted from before the claim or extend was sent: the lease never ends earlier in the store.
     valid_until: Instant,
     extend_at: Instant,
     run_until: Instant,
-    /// An extend is under way.
+    /// An extend is in progress.
     waiting: bool,
-    /// The handler has ended, and the store was asked in vain to complete.
+    /// The handler has ended, and the store did not answer its completion.
     completing: bool,
 }
 
 /// Ends the heartbeats of a lease when it is dropped.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct LeaseGuard {
     leases: Arc<Leases>,
     slot: usize,
     token: Token,
     cancelled: CancellationToken,
-    /// Until then nothing can have become of the lease, and nobody needs to look.
+    /// Until then the lease cannot have changed, and no lock is needed.
     extended_from: Instant,
     margin: Duration,
 }
 
-impl Kept {
-    /// Whether no more than the margin is left of the lease, or of the time that the run may take.
+impl LeaseGuard {
+    /// Whether no more than the margin is left of the lease, or the run has reached `max_run`.
     pub(super) fn is_over(&self) -> bool {
         let now = Instant::now();
         if now < self.extended_from {
@@ -259,7 +259,7 @@ impl Kept {
             .is_none_or(|held| now + self.margin >= held.valid_until || now >= held.run_until)
     }
 
-    /// How long the lease lasts without another heartbeat. The store's end of it may be a little later.
+    /// How long the lease lasts without another heartbeat. In the store it may end a little later.
     pub(super) fn remaining(&self) -> Duration {
         let mut slots = self.leases.lock();
         let valid_until = slots.get_mut(self.slot, self.token).map(|held| held.valid_until);
@@ -270,8 +270,8 @@ impl Kept {
         &self.cancelled
     }
 
-    /// Says that the handler has ended and nobody knows whether its completion is there: what is lost from now on is no
-    /// running handler's lease.
+    /// Notes that the handler has ended and the outcome of its completion is unknown: a lease lost from now on is not
+    /// that of a running handler.
     pub(super) fn completing(&self) {
         if let Some(held) = self.leases.lock().get_mut(self.slot, self.token) {
             held.completing = true;
@@ -279,18 +279,18 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         self.leases.remove(self.slot);
     }
 }
 
-/// What the keeper's thread goes through again and again.
+/// The loop of the lease renewer's thread.
 struct Rounds {
     duty: Arc<Duty>,
     leases: Arc<Leases>,
     inbox: mpsc::UnboundedReceiver<Command>,
-    /// When the next look for a loss of records is due.
+    /// When the next check for a loss of records is due.
     next_look: Instant,
     closed: CancellationToken,
 }
@@ -306,7 +306,7 @@ enum Cause {
     NotOwner,
 }
 
-/// Extends that were sent together, and their answers.
+/// Extends that were sent together, with their answers.
 struct Extended {
     sent_at: Instant,
     leases: Vec<(usize, Token)>,
@@ -318,7 +318,7 @@ impl Rounds {
         let mut ticks = interval((self.duty.lease / TICKS_PER_LEASE).min(LONGEST_TICK));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut extends = JoinSet::new();
-        let mut errands = JoinSet::new();
+        let mut finishing = JoinSet::new();
         let mut looks = JoinSet::new();
         loop {
             tokio::select! {
@@ -335,20 +335,20 @@ impl Rounds {
                     self.look_for_loss(&mut looks);
                 }
                 Some(command) = self.inbox.recv() => {
-                    errands.spawn(finish(Arc::clone(&self.duty), command));
+                    finishing.spawn(finish(Arc::clone(&self.duty), command));
                 }
-                Some(_) = errands.join_next() => {}
+                Some(_) = finishing.join_next() => {}
                 Some(_) = looks.join_next() => {}
             }
         }
     }
 
-    /// Looks for a loss of records when it is time, one look after the other: between half and one and a half intervals, so
-    /// that the processes of a fleet do not all ask at once.
+    /// Starts a check for a loss of records when it is due, one at a time: between half and one and a half intervals
+    /// after the last, so that the processes of a fleet do not all ask at once.
     fn look_for_loss(&mut self, looks: &mut JoinSet<()>) {
         let Some(losses) = self.duty.losses.as_ref().filter(|_| looks.is_empty()) else { return };
         let now = Instant::now();
-        // A loss that the store itself has noticed holds up claims until it has been looked at.
+        // A loss that the store itself has noticed holds up claims until it was checked.
         if now < self.next_look && !losses.is_behind() {
             return;
         }
@@ -357,7 +357,7 @@ impl Rounds {
         looks.spawn(async move { losses.look().await });
     }
 
-    /// Sends the extends that are due, and cancels what is out of time.
+    /// Sends the extends that are due, and cancels the runs whose time is over.
     fn look(&self, extends: &mut JoinSet<Extended>) {
         let now = Instant::now();
         let mut due = Vec::new();
@@ -372,11 +372,11 @@ impl Rounds {
                 due.push((slot, held.token, held.key.clone()));
             }
         }
-        // A part of the store that hangs delays the answers of its own keys alone.
-        let part = |(_, _, key): &(usize, Token, StoreKey)| self.duty.store.part(key);
-        due.sort_by_key(part);
-        let by_part = due.chunk_by(|one, other| part(one) == part(other));
-        for due in by_part.flat_map(|due| due.chunks(EXTENDS_PER_CALL)) {
+        // A shard of the store that hangs delays only the answers of its own keys.
+        let shard = |(_, _, key): &(usize, Token, StoreKey)| self.duty.store.shard(key);
+        due.sort_by_key(shard);
+        let by_shard = due.chunk_by(|one, other| shard(one) == shard(other));
+        for due in by_shard.flat_map(|due| due.chunks(EXTENDS_PER_CALL)) {
             let leases = due.iter().map(|(slot, token, _)| (*slot, *token)).collect();
             let lease = self.duty.lease;
             let command = |(_, token, key): &(usize, Token, StoreKey)| {
@@ -411,14 +411,14 @@ impl Rounds {
                 warn!(scope, %key, completing, "no heartbeat was confirmed in time; the handler is cancelled");
             }
             Cause::NotOwner => {
-                warn!(scope, %key, completing, "the store says that this process no longer owns the record: it was deleted, or another process has claimed it; the handler is cancelled");
+                warn!(scope, %key, completing, "the store reports that this process no longer owns the record: it was deleted, or another process has claimed it; the handler is cancelled");
             }
         }
         let cause = if completing { ExtraRunCause::CompleteUnknown } else { ExtraRunCause::LeaseLost };
         self.duty.observer.observe(Event::ExtraRun { scope, cause });
     }
 
-    /// A store that panics has answered nobody: everyone who waits for an extend is due again.
+    /// A store that panicked has answered no extend: all that wait for an answer are due again.
     fn note_panic(&self, panic: &JoinError) {
         error!(scope = self.duty.scope.as_str(), %panic, "the store has panicked in a heartbeat");
         self.leases.lock().held.iter_mut().flatten().for_each(|held| held.waiting = false);
@@ -432,13 +432,13 @@ impl Rounds {
             let Some(held) = slots.get_mut(slot, token) else { continue };
             held.waiting = false;
             match reply {
-                Ok(Reply::Held { .. }) => {
+                Ok(Reply::Applied { .. }) => {
                     held.valid_until = extended.sent_at + self.duty.lease;
                     held.extend_at = extended.sent_at + self.duty.lease / EXTENDS_PER_LEASE;
                 }
-                Ok(Reply::Lost | Reply::Verdict { .. }) => {
+                Ok(Reply::NotOwner | Reply::Verdict { .. }) => {
                     self.cancel(held, Cause::NotOwner);
-                    // Nothing is left to extend; the owner finds out for himself when he completes.
+                    // Nothing is left to extend; the owner learns it from its completion.
                     held.extend_at = held.run_until;
                 }
                 Err(error) => {
@@ -450,7 +450,7 @@ impl Rounds {
     }
 }
 
-/// Repeats until the outcome is known. Whoever left it behind is gone, so nobody waits for the answer.
+/// Repeats until the outcome is known. The caller is gone, so no answer is returned.
 async fn finish(duty: Arc<Duty>, command: Command) {
     let mut failures = 0;
     let reply = loop {

@@ -1,4 +1,4 @@
-//! What a message's owner holds of the queue.
+//! The handle that acknowledges one message of a queue.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,29 +8,30 @@ use tokio_util::sync::CancellationToken;
 
 use super::held::MessageId;
 use super::hub::{Fetched, Hub};
-use crate::source::{Delivery, Ticket};
+use crate::source::{AckHandle, Delivery};
 
-/// A queue counts visibility in whole seconds: a retry that comes sooner waits here.
+/// The shortest retry that returns to the queue, which counts visibility in whole seconds. An earlier one waits here.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 
-/// The right to delete one message. Dropped without an ack, it hands the message back at once.
+/// Acknowledges one message, which is then deleted. When dropped without an ack, it returns the message at once.
 #[derive(Debug)]
 struct SqsTicket {
     hub: Arc<Hub>,
     id: MessageId,
     delivery: u64,
     lost: CancellationToken,
-    /// Its retries wait here: the order of its group would break, or the redrive policy would take it.
+    /// Whether its retries wait here, because otherwise the order of its group would break, or the redrive policy would
+    /// move the message.
     stays: bool,
 }
 
 pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
     let Fetched { message, id, admitted, stays } = fetched;
     let (hub, delivery, lost) = (Arc::clone(hub), admitted.delivery, admitted.lost);
-    Delivery { message, ticket: Arc::new(SqsTicket { hub, id, delivery, lost, stays }) }
+    Delivery { message, ack_handle: Arc::new(SqsTicket { hub, id, delivery, lost, stays }) }
 }
 
-impl Ticket for SqsTicket {
+impl AckHandle for SqsTicket {
     fn start(&self) -> bool {
         self.hub.may_start(&self.id, self.delivery)
     }
@@ -41,7 +42,7 @@ impl Ticket for SqsTicket {
 
     fn stop(&self) {}
 
-    fn hand_back(&self, delay: Duration) -> bool {
+    fn nack_after(&self, delay: Duration) -> bool {
         if self.stays || delay < SHORTEST_RETRY {
             return false;
         }
@@ -56,7 +57,7 @@ impl Ticket for SqsTicket {
 
 impl Drop for SqsTicket {
     fn drop(&mut self) {
-        // Nothing happens to what was acknowledged or handed back before.
+        // This has no effect on a message that was already acknowledged or returned.
         self.hub.give_back(&self.id, self.delivery, Duration::ZERO);
     }
 }

@@ -1,4 +1,4 @@
-//! A queue of dead letters, looked through and redriven.
+//! Reads and redrives the dead letters of a queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,32 +18,32 @@ use super::letter::{self, Provenance, Redriven};
 use super::queue::{self, Queue};
 use super::settings::{Connection, name};
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE, SqsSource};
+use crate::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use crate::dead_letters::{DeadLetter, time_of};
 use crate::failure::BoxError;
-use crate::letter_box::{Buried, LetterBox, Settled};
 use crate::message::{Header, Message, Origin};
 use crate::observe::Counters;
-use crate::source::{Delivery, Source as _, SourceError, Ticket};
+use crate::source::{AckHandle, Delivery, Source as _, SourceError};
 
-/// How long the queue hides what was received, unless it is extended; what a killed process leaves hidden for.
+/// The visibility timeout of received messages; also how long they stay hidden after the process is killed.
 const VISIBILITY: Duration = Duration::from_secs(60);
 /// How long a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
-/// After so long without a message, there are no more.
+/// After this long without a message, the queue counts as empty.
 const QUIET: Duration = Duration::from_secs(6);
-/// How many messages are asked for at a time.
+/// How many messages are requested at a time.
 const RECEIVE_MOST: usize = 100;
-/// How many letters are held at the most; a queue with more shows its rest the next time.
+/// The most dead letters that are held; the rest of a longer queue is read the next time.
 const HELD_MOST: usize = 100_000;
-/// How long everything may take to go back, or to be deleted.
+/// Time limit for returning and deleting messages at the end.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A queue of dead letters: what is visible in it.
+/// Reads the visible dead letters of a queue.
 ///
-/// A queue cannot be read without receiving: that hides its messages until the letter box is closed, and uses up one
-/// receive of each. Letters that were sent are deleted, the others become visible again. A FIFO queue shows nothing
-/// behind a letter of the same group that was not sent.
-pub struct SqsLetterBox {
+/// A queue cannot be read without receiving. That hides its messages until the reader is closed, and uses up one
+/// receive of each. Dead letters whose message was sent are deleted, and the others become visible again. A FIFO
+/// queue delivers nothing after a dead letter of the same group that was not sent.
+pub struct SqsDeadLetterReader {
     connection: Connection,
     queue: String,
     most: usize,
@@ -53,19 +53,20 @@ pub struct SqsLetterBox {
 struct Open {
     source: SqsSource,
     client: Client,
-    /// Tickets of what was received and is not settled, by id.
-    held: HashMap<Arc<str>, Arc<dyn Ticket>>,
+    /// Ack handles of messages that are received and not settled, by id.
+    held: HashMap<Arc<str>, Arc<dyn AckHandle>>,
     seen: usize,
     destinations: tokio::sync::Mutex<BTreeMap<String, Queue>>,
 }
 
-impl SqsLetterBox {
-    /// The letters in the queue of this name or URL, reached in the AWS SDK's usual ways.
+impl SqsDeadLetterReader {
+    /// Creates a reader for the queue with this name or URL. Credentials, region and endpoint come from the AWS SDK's
+    /// default chain.
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
     }
 
-    /// The same with a client of one's own.
+    /// Creates a reader that uses this client.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
         Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
     }
@@ -74,14 +75,14 @@ impl SqsLetterBox {
         Self { connection, queue, most: HELD_MOST, open: None }
     }
 
-    /// Where SQS is, such as `http://127.0.0.1:9324`; by default as for [`SqsSource::endpoint_url`].
+    /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324`; by default as for [`SqsSource::endpoint_url`].
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.connection.endpoint_url = Some(url.into());
         self
     }
 
-    /// How many letters are received at the most: 100,000 by default, and no more than that.
+    /// Sets the most dead letters to receive: 100,000 by default, which is also the limit.
     #[must_use]
     pub fn most(mut self, most: usize) -> Self {
         self.most = most.min(HELD_MOST);
@@ -89,12 +90,12 @@ impl SqsLetterBox {
     }
 
     fn opened(&self) -> Result<&Open, SourceError> {
-        self.open.as_ref().ok_or_else(|| SourceError::new("the letter box has not been opened"))
+        self.open.as_ref().ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
     }
 }
 
 #[async_trait]
-impl LetterBox for SqsLetterBox {
+impl DeadLetterReader for SqsDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
         let client = self.connection.client(&self.queue).await;
         let source = SqsSource::from_client(client.clone(), self.queue.as_str());
@@ -105,51 +106,49 @@ impl LetterBox for SqsLetterBox {
         Ok(())
     }
 
-    async fn next_batch(&mut self) -> Result<Option<Vec<Buried>>, SourceError> {
+    async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let most = self.most;
         let Some(open) = self.open.as_mut() else {
-            return Err(SourceError::new("the letter box has not been opened"));
+            return Err(SourceError::new("the dead-letter reader has not been opened"));
         };
         let room = most.saturating_sub(open.seen);
         if room == 0 {
             return Ok(None);
         }
-        // Whoever stops waiting loses nothing: what comes later goes back with the rest.
+        // A timeout loses nothing: messages that arrive later are returned with the rest.
         let received = tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
         let Ok(received) = received else { return Ok(None) };
         let Some(deliveries) = received? else { return Ok(None) };
         open.seen += deliveries.len();
         let mut letters = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ticket } in deliveries {
-            let buried = Buried::of(message, read);
-            if let Origin::Queue { id, .. } = &buried.place {
-                open.held.insert(Arc::clone(id), ticket);
+        for Delivery { message, ack_handle } in deliveries {
+            let stored = StoredDeadLetter::of(message, read);
+            if let Origin::Queue { id, .. } = &stored.place {
+                open.held.insert(Arc::clone(id), ack_handle);
             }
-            letters.push(buried);
+            letters.push(stored);
         }
         Ok(Some(letters))
     }
 
-    fn destination(&self, buried: &Buried, to: Option<&str>) -> Result<String, String> {
-        let message = buried.message();
+    fn destination(&self, stored: &StoredDeadLetter, to: Option<&str>) -> Result<String, String> {
+        let message = stored.message();
         let arn = || std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?).ok()?.rsplit(':').next();
-        let queue = match (to, message.origin(), buried.letter()) {
+        let queue = match (to, message.origin(), stored.letter()) {
             (Some(to), ..) => to,
             (None, Origin::Queue { queue, .. }, Some(_)) => queue,
             (None, origin, Some(_)) => {
-                return Err(format!("it came from {origin}, not from a queue: name one"));
+                return Err(format!("its origin is {origin}, which is not a queue: name a queue"));
             }
-            (None, _, None) => {
-                arn().ok_or_else(|| "it does not say where it came from: name a queue".to_owned())?
-            }
+            (None, _, None) => arn().ok_or_else(|| "it has no origin: name a queue".to_owned())?,
         };
         if name(queue) == name(&self.queue) {
-            return Err(format!("{queue} is the queue of the dead letters itself"));
+            return Err(format!("{queue} is the dead-letter queue itself: name another queue"));
         }
-        redriven(buried, queue).map(|_| queue.to_owned())
+        redriven(stored, queue).map(|_| queue.to_owned())
     }
 
-    async fn send(&self, buried: &Buried, destination: &str) -> Result<(), BoxError> {
+    async fn send(&self, stored: &StoredDeadLetter, destination: &str) -> Result<(), BoxError> {
         let open = self.opened()?;
         let queue = {
             let mut known = open.destinations.lock().await;
@@ -162,72 +161,72 @@ impl LetterBox for SqsLetterBox {
                 }
             }
         };
-        let Redriven { body, attributes } = redriven(buried, destination)?;
+        let Redriven { body, attributes } = redriven(stored, destination)?;
         let mut call = open.client.send_message().queue_url(&queue.url).message_body(body);
         for (name, (data_type, value)) in attributes {
             call = call.message_attributes(name, attribute(data_type, value)?);
         }
         if queue.fifo {
-            // A letter that is sent again, because its first answer was lost, is the same message.
-            let once = match &buried.place {
+            // A message that is sent again because the first answer was lost keeps its deduplication id.
+            let once = match &stored.place {
                 Origin::Queue { id, .. } => id.to_string(),
                 place => place.to_string(),
             };
-            let group = super::dead_letters::group(buried.message());
+            let group = super::dead_letters::group(stored.message());
             call = call.message_group_id(group).message_deduplication_id(once);
         }
         let sent = call.send().await;
-        sent.map_err(|error| format!("{} to {destination}: {}", buried.place, CallError::of(&error)))?;
+        sent.map_err(|error| format!("{} to {destination}: {}", stored.place, CallError::of(&error)))?;
         Ok(())
     }
 
-    fn settle(&mut self, buried: &Buried, settled: Settled) {
-        let Origin::Queue { id, .. } = &buried.place else { return };
+    fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {
+        let Origin::Queue { id, .. } = &stored.place else { return };
         let Some(open) = self.open.as_mut() else { return };
-        // What stays is held until the end, or it would come again at once.
-        if settled == Settled::Sent
-            && let Some(ticket) = open.held.remove(id)
+        // Dead letters that stay are held until the end. Otherwise the queue would deliver them again at once.
+        if settled == Disposition::Sent
+            && let Some(ack_handle) = open.held.remove(id)
         {
-            ticket.ack();
+            ack_handle.ack();
         }
     }
 
-    /// Nothing: the queue's own deletes are under way, and whatever is not deleted comes again.
+    /// Does nothing: the queue's thread deletes settled messages, and a message that is not deleted is delivered again.
     async fn save(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
 
     async fn close(&mut self) -> Result<(), SourceError> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        // A ticket that is dropped without an ack hands its message back.
+        // An ack handle that is dropped without an ack returns its message.
         drop(open.held);
         open.source.close(CLOSE_LIMIT).await
     }
 }
 
-impl fmt::Debug for SqsLetterBox {
-    /// Shows no client: it knows credentials.
+impl fmt::Debug for SqsDeadLetterReader {
+    /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqsLetterBox").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("SqsDeadLetterReader").field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 
-/// The names of the attributes that a letter had no room for.
+/// The header with the names of attributes that did not fit into the dead letter.
 const LEFT_OUT_HEADER: &str = "AWS.AttributesLeftOut";
 
-/// The message on its first route; of what oncegate did not write, the queue decides the route.
-fn redriven(buried: &Buried, destination: &str) -> Result<Redriven, String> {
-    if let Some(names) = buried.message().header(LEFT_OUT_HEADER) {
+/// Returns the message with its first route. A message that oncegate did not write gets its route from the queue.
+fn redriven(stored: &StoredDeadLetter, destination: &str) -> Result<Redriven, String> {
+    if let Some(names) = stored.message().header(LEFT_OUT_HEADER) {
         let names = String::from_utf8_lossy(names);
         return Err(format!(
-            "its letter had no room for its attributes {names}: send the message again by hand"
+            "its dead letter had no room for its attributes {names}: send the message again by hand"
         ));
     }
-    let route = buried.letter().map(|letter| letter.message.route());
-    Redriven::of(buried.message(), route, name(destination))
+    let route = stored.letter().map(|letter| letter.message.route());
+    Redriven::of(stored.message(), route, name(destination))
 }
 
-/// The letter as it was before it was written.
+/// Decodes a dead letter that oncegate wrote; `None` for other messages.
 fn read(kept: &Message) -> Option<DeadLetter> {
     let provenance: Provenance = serde_json::from_slice(kept.header(ORIGIN_ATTRIBUTE)?).ok()?;
     let payload = match provenance.encoding.as_deref() {
@@ -260,7 +259,7 @@ fn read(kept: &Message) -> Option<DeadLetter> {
     })
 }
 
-/// The sender's attributes, those included for which there was no room, with their types; and the group.
+/// Returns the sender's attributes with their types, including those stored in `oncegate-origin`, and the group.
 fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
     let ours = |name: &str| [REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&name) || is_system(name);
     let mut headers: Vec<Header> =

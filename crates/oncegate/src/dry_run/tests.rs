@@ -23,8 +23,8 @@ fn order(id: u64) -> Message {
     message(id, format!(r#"{{"id": {id}, "amount": 10}}"#))
 }
 
-async fn report(proof: Proof, messages: Vec<Message>) -> Report {
-    let mut examination = proof.open().await.unwrap();
+async fn report(dry_run: DryRun, messages: Vec<Message>) -> ReplayReport {
+    let mut examination = dry_run.open().await.unwrap();
     examination.add(messages).await.unwrap();
     examination.finish().await.unwrap()
 }
@@ -37,7 +37,7 @@ async fn granted(gate: &Gate, message: &Message) -> crate::Lease {
 }
 
 async fn complete(gate: &Gate, message: &Message) {
-    assert_eq!(granted(gate, message).await.complete(&()).await.unwrap(), Completion::Held);
+    assert_eq!(granted(gate, message).await.complete(&()).await.unwrap(), Completion::Applied);
 }
 
 /// A store with one key in each state, by the plain rules.
@@ -75,7 +75,7 @@ async fn every_state_has_a_counter_of_its_own() {
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;
     tokio::time::advance(Duration::from_secs(2)).await;
-    let report = report(Proof::new("billing", key(), store), (0..8).map(order).collect()).await;
+    let report = report(DryRun::new("billing", key(), store), (0..8).map(order).collect()).await;
 
     assert_eq!((report.messages, report.distinct_keys, report.distinct_keys_exact), (8, 8, true));
     assert_eq!((report.completed, report.in_progress, report.waiting), (1, 1, 1));
@@ -92,7 +92,7 @@ async fn every_state_has_a_counter_of_its_own() {
 async fn a_lease_that_ends_while_we_read_is_over() {
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;
-    let mut examination = Proof::new("billing", key(), store).open().await.unwrap();
+    let mut examination = DryRun::new("billing", key(), store).open().await.unwrap();
     // The claim of 1 s is over by now.
     tokio::time::advance(Duration::from_secs(2)).await;
     examination.add(vec![order(2)]).await.unwrap();
@@ -107,9 +107,9 @@ async fn a_topic_that_is_done_changes_nothing_and_is_not_changed() {
         complete(&gate, &order(id)).await;
     }
     let before = store.records();
-    let proof = Proof::new("billing", key(), Arc::clone(&store));
+    let dry_run = DryRun::new("billing", key(), Arc::clone(&store));
     let messages = (0..10_000).map(|n| order(n % 700)).collect();
-    let report = report(proof, messages).await;
+    let report = report(dry_run, messages).await;
     assert_eq!((report.messages, report.completed, report.distinct_keys), (10_000, 10_000, 700));
     assert!(report.changes_nothing());
     assert_eq!(store.records().len(), before.len());
@@ -121,7 +121,7 @@ async fn what_has_no_key_is_counted_by_kind() {
     let bad = ["{", "{}", r#"{"id":null}"#, r#"{"id":1,"id":1}"#, "{"];
     let mut messages: Vec<Message> = bad.into_iter().zip(0..).map(|(text, n)| message(n, text)).collect();
     messages.push(Message::new("orders", Origin::Other("tombstone".into()), None));
-    let report = report(Proof::new("billing", key(), MemoryStore::new()), messages).await;
+    let report = report(DryRun::new("billing", key(), MemoryStore::new()), messages).await;
     assert_eq!((report.messages, report.undecodable, report.distinct_keys), (6, 6, 0));
     let kinds: Vec<_> = report.undecodable_by_kind.into_iter().collect();
     assert_eq!(
@@ -142,7 +142,7 @@ async fn what_has_no_key_is_counted_by_kind() {
 #[tokio::test]
 async fn examples_are_the_first_ones_and_no_more() {
     let messages = (0..5_000).map(order).collect();
-    let report = report(Proof::new("billing", key(), MemoryStore::new()), messages).await;
+    let report = report(DryRun::new("billing", key(), MemoryStore::new()), messages).await;
     assert_eq!((report.would_run_again, report.without_record), (5_000, 5_000));
     let origins = report.examples.would_run_again.iter().map(|example| example.origin.clone());
     assert_eq!(origins.collect::<Vec<_>>(), (0..10).map(|n| format!("orders/0@{n}")).collect::<Vec<_>>());
@@ -150,8 +150,8 @@ async fn examples_are_the_first_ones_and_no_more() {
 
 #[tokio::test]
 async fn beyond_the_limit_keys_are_estimated_and_it_says_so() {
-    let proof = Proof::new("billing", key(), MemoryStore::new()).exact_keys_max(1_000);
-    let report = report(proof, (0..20_000).map(order).collect()).await;
+    let dry_run = DryRun::new("billing", key(), MemoryStore::new()).exact_keys_max(1_000);
+    let report = report(dry_run, (0..20_000).map(order).collect()).await;
     assert!(!report.distinct_keys_exact && report.would_run_again_keys_exact);
     assert_eq!(report.would_run_again_keys, 20_000);
     assert!(report.distinct_keys.abs_diff(20_000) < 700, "{}", report.distinct_keys);
@@ -164,38 +164,38 @@ async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
     complete(&gate, &order(1)).await;
     let messages = || vec![order(1), message(2, r#"{"id": 1, "amount": 11}"#)];
 
-    let blind = Proof::new("billing", key(), Arc::clone(&store));
+    let blind = DryRun::new("billing", key(), Arc::clone(&store));
     let examination = blind.open().await.unwrap();
     assert_eq!(examination.known(), Known::OtherFingerprint);
-    let blind = report(Proof::new("billing", key(), Arc::clone(&store)), messages()).await;
+    let blind = report(DryRun::new("billing", key(), Arc::clone(&store)), messages()).await;
     assert_eq!((blind.completed, blind.mismatched, blind.uncompared), (2, 0, 0));
 
-    let proof = || Proof::new("billing", key(), Arc::clone(&store));
-    let seeing = report(proof().fingerprint(FingerprintSpec::payload()), messages()).await;
+    let dry_run = || DryRun::new("billing", key(), Arc::clone(&store));
+    let seeing = report(dry_run().fingerprint(FingerprintSpec::payload()), messages()).await;
     assert_eq!((seeing.completed, seeing.mismatched, seeing.uncompared), (1, 1, 0));
     assert_eq!(seeing.examples.mismatched[0].origin, "orders/0@2");
 
-    let other = proof().fingerprint(FingerprintSpec::payload().except(["amount"])).open().await;
-    assert!(matches!(other, Err(ProofError::OtherKey { .. })));
+    let other = dry_run().fingerprint(FingerprintSpec::payload().except(["amount"])).open().await;
+    assert!(matches!(other, Err(DryRunError::OtherKey { .. })));
 }
 
 #[tokio::test]
 async fn another_key_than_the_stores_is_refused_and_nothing_is_written() {
     let store = Arc::new(MemoryStore::new());
     let scope = Scope::new("billing").unwrap();
-    let stranger = Proof::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
+    let stranger = DryRun::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
     assert_eq!(stranger.known(), Known::Nothing);
     assert_eq!(store.descriptor(&scope).await.unwrap(), None);
 
     Gate::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
-    let same = Proof::new("billing", Key::json(["id"]), Arc::clone(&store)).open().await.unwrap();
+    let same = DryRun::new("billing", Key::json(["id"]), Arc::clone(&store)).open().await.unwrap();
     assert_eq!(same.known(), Known::Same);
-    let other = Proof::new("billing", Key::json(["amount"]), Arc::clone(&store)).open().await;
+    let other = DryRun::new("billing", Key::json(["amount"]), Arc::clone(&store)).open().await;
     let text = other.unwrap_err().to_string();
     assert!(text.contains(r#"["id"]"#) && text.contains(r#"["amount"]"#), "{text}");
 }
 
-/// Fails, refuses or does not understand, as often as it is told.
+/// A store that fails, refuses or returns unreadable records, a set number of times.
 #[derive(Debug)]
 struct Moody {
     inner: store::MemoryStore,
@@ -214,10 +214,10 @@ impl Moody {
 #[async_trait]
 impl Store for Moody {
     async fn execute(&self, _: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        panic!("a proof changes nothing");
+        panic!("a dry run changes nothing");
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let left = self.outages.load(Ordering::Relaxed);
         if left > 0 {
             self.outages.store(left - 1, Ordering::Relaxed);
@@ -232,11 +232,11 @@ impl Store for Moody {
         if self.garbage {
             return keys.into_iter().map(|key| Err(StoreError::unreadable(key, "garbage"))).collect();
         }
-        self.inner.look(keys).await
+        self.inner.read(keys).await
     }
 
     async fn describe(&self, _: &Scope, _: Option<&str>, _: &str) -> Result<String, StoreError> {
-        panic!("a proof changes nothing");
+        panic!("a dry run changes nothing");
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
@@ -251,7 +251,7 @@ impl Store for Moody {
 #[tokio::test(start_paused = true)]
 async fn a_look_without_an_answer_is_repeated_and_no_message_is_lost() {
     let store = Moody { outages: AtomicU32::new(LOOK_TRIES - 1), ..Moody::new() };
-    let report = report(Proof::new("billing", key(), store), (0..100).map(order).collect()).await;
+    let report = report(DryRun::new("billing", key(), store), (0..100).map(order).collect()).await;
     assert_eq!((report.messages, report.would_run_again, report.distinct_keys), (100, 100, 100));
 }
 
@@ -260,10 +260,10 @@ async fn a_store_that_stays_away_or_refuses_ends_the_proof() {
     let gone = Moody { outages: AtomicU32::new(u32::MAX), ..Moody::new() };
     let refusing = Moody { refuses: true, ..Moody::new() };
     for (store, class) in [(gone, "unknown"), (refusing, "refused")] {
-        let mut examination = Proof::new("billing", key(), store).open().await.unwrap();
+        let mut examination = DryRun::new("billing", key(), store).open().await.unwrap();
         examination.add((0..100).map(order).collect()).await.unwrap();
         match examination.finish().await {
-            Err(ProofError::Store(error)) => assert_eq!(error.class(), class),
+            Err(DryRunError::Store(error)) => assert_eq!(error.class(), class),
             other => panic!("{other:?}"),
         }
     }
@@ -272,7 +272,7 @@ async fn a_store_that_stays_away_or_refuses_ends_the_proof() {
 #[tokio::test]
 async fn what_is_no_record_is_neither_new_nor_completed() {
     let store = Moody { garbage: true, ..Moody::new() };
-    let report = report(Proof::new("billing", key(), store), vec![order(1)]).await;
+    let report = report(DryRun::new("billing", key(), store), vec![order(1)]).await;
     assert_eq!((report.unreadable, report.would_run_again, report.completed), (1, 0, 0));
     assert!(!report.changes_nothing());
     assert_eq!(report.examples.unreadable[0].why, "garbage");
@@ -283,7 +283,7 @@ fn a_claim_is_judged_by_the_owners_lease() {
     let state = State::Pending { token: token(), attempt: 1, recovery: Default::default(), fence: None };
     let record = Record { expires_at: StoreTime::from_millis(50) + TAIL, fingerprint: None, state };
     let standing = |now| {
-        let looked = Looked { now: StoreTime::from_millis(now), record: record.clone() };
+        let looked = RecordSnapshot { now: StoreTime::from_millis(now), record: record.clone() };
         judge(Ok(Some(looked)), None).0
     };
     assert!(matches!(standing(50), Standing::InProgress));

@@ -1,4 +1,4 @@
-//! What answers in the store's place while it is away and its consumer fails open.
+//! A store in memory that takes the store's place while it is away and the consumer fails open.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,21 +7,21 @@ use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, State, StoreTime};
 use oncegate_core::rules::{Reply, apply};
-use oncegate_core::store::{Checkup, Command, Looked, Store, StoreError, Survives};
+use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Survives};
 use tokio::time::Instant;
 
 /// The most messages whose attempts are remembered while they wait for their retry.
 const REMEMBERED_MOST: usize = 100_000;
 
-/// The rules over what this process runs now. It forgets a message as soon as it has ended, so it takes no more room
-/// than what runs and what waits for a retry, and answers no repetition.
+/// The rules applied to what this process runs now. It forgets a message as soon as it has ended, so it holds only
+/// what runs and what waits for a retry, and answers no repetition.
 #[derive(Debug)]
-pub(super) struct StandIn {
+pub(super) struct FailOpenStore {
     began: Instant,
     records: Mutex<HashMap<StoreKey, Record>>,
 }
 
-impl StandIn {
+impl FailOpenStore {
     pub(super) fn new() -> Self {
         Self { began: Instant::now(), records: Mutex::default() }
     }
@@ -36,10 +36,10 @@ impl StandIn {
 }
 
 #[async_trait]
-impl Store for StandIn {
+impl Store for FailOpenStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let now = self.now();
-        // A panic elsewhere leaves the map whole: each change is one insert or remove.
+        // A panic elsewhere leaves the map consistent: each change is one insert or remove.
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let execute = |Command { key, operation }| {
             let (record, reply) = apply(now, records.remove(&key), &operation);
@@ -47,7 +47,7 @@ impl Store for StandIn {
                 |record: &Record| matches!(record.state, State::Pending { .. } | State::Released { .. });
             if let Some(record) = record.filter(goes_on) {
                 if records.len() >= REMEMBERED_MOST {
-                    // Their next attempts are first ones again.
+                    // Their next attempts are numbered from one again.
                     records.retain(|_, record| matches!(record.state, State::Pending { .. }));
                 }
                 records.insert(key, record);
@@ -57,10 +57,10 @@ impl Store for StandIn {
         commands.into_iter().map(execute).collect()
     }
 
-    async fn look(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Looked>, StoreError>> {
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = self.now();
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let look = |key| Ok(records.get(&key).map(|record| Looked { now, record: record.clone() }));
+        let look = |key| Ok(records.get(&key).map(|record| RecordSnapshot { now, record: record.clone() }));
         keys.into_iter().map(look).collect()
     }
 
