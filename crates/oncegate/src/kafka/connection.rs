@@ -133,7 +133,7 @@ impl Watch {
             match thread.spawn(move || answers(&config)) {
                 Ok(probe) => self.probe = Some(probe),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot start the thread that checks whether the brokers answer")
+                    tracing::warn!(%error, "cannot start the thread that checks whether the brokers answer");
                 }
             }
         }

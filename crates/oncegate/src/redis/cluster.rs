@@ -311,7 +311,7 @@ async fn keep_map(nodes: Arc<Nodes>) {
         match nodes.ask_around().await {
             Ok(ranges) => nodes.install(ranges),
             Err(reason) => {
-                tracing::warn!(%reason, "cannot read the cluster's slots; using the last known ones")
+                tracing::warn!(%reason, "cannot read the cluster's slots; using the last known ones");
             }
         }
         sleep(REFRESH_PAUSE.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
