@@ -138,8 +138,8 @@ impl Handler for Dependent {
                 headers: message.headers().to_vec(),
             },
         };
-        self.runs.lock().unwrap().entry(id(&message)).or_default().push(seen);
-        if id(&message).is_multiple_of(10) && !self.is_up.load(Relaxed) {
+        self.runs.lock().unwrap().entry(id(message)).or_default().push(seen);
+        if id(message).is_multiple_of(10) && !self.is_up.load(Relaxed) {
             return Err(Failure::retry_after(Duration::from_secs(2), "the dependency is down"));
         }
         Ok(attempt.number())

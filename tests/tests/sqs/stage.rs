@@ -212,7 +212,7 @@ impl Handler for Clerk {
 
     /// Writes `start 7` and `charge 7`, or `cancelled 7` in place of the charge.
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<u32, Failure> {
-        let id = id(&message)?;
+        let id = id(message)?;
         if let Some(valve) = &self.valve {
             self.book.write(format!("start {id}"));
             tokio::select! {
@@ -231,7 +231,7 @@ impl Handler for Clerk {
 
     /// Writes `answer 7, receive 2`.
     async fn duplicate(&self, message: &Message, id: u32) -> Result<(), Failure> {
-        self.book.write(format!("answer {id}, receive {}", receives(&message)));
+        self.book.write(format!("answer {id}, receive {}", receives(message)));
         Ok(())
     }
 }
