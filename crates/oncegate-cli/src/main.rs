@@ -50,7 +50,7 @@ use exit::{Exit, Problem};
 #[command(
     name = "oncegate",
     version,
-    about = "Run a Kafka or SQS consumer with a worker in any language, and inspect and repair its records"
+    about = "Run a Kafka or SQS consumer with a worker in any language (run), and inspect and repair its records"
 )]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
