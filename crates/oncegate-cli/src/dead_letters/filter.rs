@@ -186,7 +186,7 @@ mod tests {
         }
         for no in [
             "--cause mismatch",
-            "--reason nobody",
+            "--reason absent",
             "--scope refunds",
             "--origin refunds",
             "--at dead/0@4",
