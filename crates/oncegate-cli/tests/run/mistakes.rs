@@ -61,7 +61,7 @@ for line in sys.stdin: pass
 "#;
     let command = stage.python(script);
     let running = stage.start(&["--handler-exec", &command]);
-    stage.until_logged("has not said that it is ready for 5s").await;
+    stage.until_logged("has not reported that it is ready for 5s").await;
     stage.until_logged("standard output must be flushed").await;
     running.stop().await;
 }

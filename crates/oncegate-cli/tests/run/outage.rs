@@ -32,7 +32,7 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
         if asked >= 25 { Ok(()) } else { Err(format!("asked {asked} times\n{}", stage.log())) }
     })
     .await;
-    assert!(stage.log().contains("it is paused"), "{}", stage.log());
+    assert!(stage.log().contains("the handler is paused"), "{}", stage.log());
     assert!(stage.letters().await.is_empty(), "the dead letters have some already");
     down.store(false, SeqCst);
     stage.until_consumed(&running.group).await;

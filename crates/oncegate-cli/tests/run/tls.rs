@@ -64,7 +64,7 @@ async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
     let flags = ["--handler", &url(&worker), "--handler-tls-root", &root, "--ready-url", &ready.url()];
     let limits = ["--max-attempts", "2", "--concurrency", "4", "--set", &breaker, "--set", &backoff];
     let running = stage.start(&[&flags[..], &limits].concat());
-    until_said(&stage, "it is paused").await;
+    until_said(&stage, "the handler is paused").await;
     assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 0));
     wrong.store(false, SeqCst);
     stage.until_consumed(&running.group).await;
