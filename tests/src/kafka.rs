@@ -14,7 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders, OwnedMessage};
 use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord};
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionListElem};
 use tokio::sync::OnceCell;
 
 use crate::broker::{self, KafkaBroker};
@@ -320,24 +320,11 @@ impl Kafka {
     /// # Panics
     /// When the topic does not exist, or the broker does not answer.
     pub async fn committed_offsets(&self, group: &str, topic: &str) -> BTreeMap<i32, i64> {
-        let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
-        blocking(move || {
-            let client = kafka.witness(&group);
-            let mut asked = TopicPartitionList::new();
-            for partition in partitions(&client, &topic) {
-                asked.add_partition(&topic, partition);
-            }
-            let ask = || client.committed_offsets(asked.clone(), ANSWER_LIMIT);
-            let committed = patiently(&format!("offsets of group {group}"), ask);
-            let elements = committed.elements();
-            let offset = |one: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match one.offset()
-            {
-                Offset::Offset(offset) => Some((one.partition(), offset)),
-                _ => None,
-            };
-            elements.iter().filter_map(offset).collect()
-        })
-        .await
+        let offset = |one: &TopicPartitionListElem<'_>| match one.offset() {
+            Offset::Offset(offset) => Some((one.partition(), offset)),
+            _ => None,
+        };
+        self.committed(group, topic, offset).await.into_iter().collect()
     }
 
     /// The texts that the group keeps with its commits.
@@ -345,6 +332,16 @@ impl Kafka {
     /// # Panics
     /// When the topic does not exist, or the broker does not answer.
     pub async fn commit_metadata(&self, group: &str, topic: &str) -> Vec<String> {
+        self.committed(group, topic, |one| Some(one.metadata().to_owned())).await
+    }
+
+    /// What `read` finds in the group's commit of each partition.
+    async fn committed<T: Send + 'static>(
+        &self,
+        group: &str,
+        topic: &str,
+        read: impl Fn(&TopicPartitionListElem<'_>) -> Option<T> + Send + 'static,
+    ) -> Vec<T> {
         let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
         blocking(move || {
             let client = kafka.witness(&group);
@@ -354,7 +351,7 @@ impl Kafka {
             }
             let ask = || client.committed_offsets(asked.clone(), ANSWER_LIMIT);
             let committed = patiently(&format!("offsets of group {group}"), ask);
-            committed.elements().iter().map(|one| one.metadata().to_owned()).collect()
+            committed.elements().iter().filter_map(read).collect()
         })
         .await
     }

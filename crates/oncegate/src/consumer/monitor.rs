@@ -22,7 +22,7 @@ use crate::source::Source;
 /// # let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new());
 /// let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok(()));
 /// let monitor = consumer.monitor();
-/// … pass clones of it to the tasks that answer probes …
+/// // … pass clones of it to the tasks that answer probes …
 /// consumer.run_until(oncegate::shutdown_signal()).await?;
 /// println!("{}", monitor.health()); // "degraded: it was stopped"
 /// # Ok(())
