@@ -7,16 +7,16 @@
 //!
 //! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it starts.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use oncegate_core::key::{Scope, StoreKey};
-use oncegate_core::rules::Operation;
-use oncegate_core::store::{Command, Epoch, Halt, ScopeDescriptor, Store, StoreError};
+use oncegate_core::key::Scope;
+use oncegate_core::store::{Epoch, Halt, ScopeDescriptor, Store, StoreError};
 
 use super::GateError;
+use super::shard_markers;
+use super::store_position::StorePosition;
 use super::witnesses::Witnesses;
 use crate::entropy::Entropy;
 use crate::observe::{Event, Observer};
@@ -27,12 +27,6 @@ pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 const MAX_WRITES: u32 = 8;
 /// The shards are counted again after this many checks.
 const LOOKS_PER_SHARD_COUNT: u32 = 64;
-/// Marker numbers are below this limit.
-const MAX_MARKER_NUMBER: u16 = 4_096;
-/// All shards are known after this many numbers without a new shard.
-const NUMBERS_WITHOUT_A_NEW_SHARD: u16 = 512;
-/// How long a marker is kept: as long as the longest retention.
-const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// What a gate does when its store has lost records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,27 +40,6 @@ pub enum OnStoreLoss {
     /// Report the loss and continue: messages whose records are lost run again when they are delivered again. Choose
     /// the same for every process of a scope.
     Continue,
-}
-
-/// A position of the store that a broker stores with its commits: an epoch, and a sequence number reached in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StorePosition {
-    epoch: Epoch,
-    sequence: u64,
-}
-
-impl StorePosition {
-    /// Reads `epoch:sequence`.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (epoch, sequence) = text.split_once(':')?;
-        Some(Self { epoch: epoch.parse().ok()?, sequence: sequence.parse().ok()? })
-    }
-}
-
-impl std::fmt::Display for StorePosition {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.epoch, self.sequence)
-    }
 }
 
 /// Watches one scope of a store for losses.
@@ -452,17 +425,11 @@ impl LossWatch {
             let state = self.lock();
             (state.known.clone(), state.looks)
         };
-        let keys: Vec<StoreKey> =
-            known.markers.iter().map(|number| known.marker(&self.scope, *number)).collect();
-        if !keys.is_empty() {
-            let found = self.store.read(keys).await;
-            if found.iter().any(|found| matches!(found, Ok(None))) {
-                return Some("a shard of the store was emptied");
-            }
+        if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
+            return Some("a shard of the store was emptied");
         }
         if looks % LOOKS_PER_SHARD_COUNT == 1 {
-            // A shard without a marker gets one at the next count; until then the other evidence covers it.
-            _ = self.mark_shards(&known).await;
+            self.mark_shards(&known).await;
         }
         let asked = self.witnesses.ask();
         if asked.is_empty() {
@@ -473,47 +440,15 @@ impl LossWatch {
         self.witnesses.check(asked, found).then_some("a completed record is missing")
     }
 
-    /// Writes a marker into each shard that has none. A store with one shard needs none: its descriptor serves as one.
-    async fn mark_shards(&self, known: &ScopeDescriptor) -> Result<(), StoreError> {
-        let shard = |number: u16| self.store.shard(&known.marker(&self.scope, number));
-        let marked: BTreeSet<u64> = known.markers.iter().map(|number| shard(*number)).collect();
-        let mut unmarked: HashMap<u64, u16> = HashMap::new();
-        let (mut seen, mut since_new) = (BTreeSet::new(), 0);
-        for number in 0..MAX_MARKER_NUMBER {
-            let shard = shard(number);
-            since_new = if seen.insert(shard) { 0 } else { since_new + 1 };
-            if !marked.contains(&shard) {
-                unmarked.entry(shard).or_insert(number);
-            }
-            if since_new >= NUMBERS_WITHOUT_A_NEW_SHARD {
-                break;
-            }
-        }
-        if seen.len() <= 1 || unmarked.is_empty() {
-            return Ok(());
-        }
-        let mut next = known.clone();
-        for number in unmarked.into_values() {
-            self.write_marker(known.marker(&self.scope, number)).await?;
-            next.markers.push(number);
-        }
-        next.markers.sort_unstable();
-        if self.replace(Some(known), &next).await? {
+    /// Notes new markers in the descriptor. A shard that gets none now gets one at the next count; until then the other
+    /// evidence covers it.
+    async fn mark_shards(&self, known: &ScopeDescriptor) {
+        let markers = shard_markers::write_missing(&*self.store, &self.scope, known, &self.entropy).await;
+        let Ok(Some(markers)) = markers else { return };
+        let next = ScopeDescriptor { markers, ..known.clone() };
+        if self.replace(Some(known), &next).await.is_ok_and(|replaced| replaced) {
             self.lock().known = next;
         }
-        Ok(())
-    }
-
-    async fn write_marker(&self, key: StoreKey) -> Result<(), StoreError> {
-        let token = self.entropy.token();
-        // Completing an absent record writes it; an existing one stays as it is.
-        let operation = Operation::Complete {
-            token,
-            fingerprint: None,
-            result: bytes::Bytes::new(),
-            retention: MARKER_RETENTION,
-        };
-        self.store.execute_one(Command { key, operation }).await.map(drop)
     }
 }
 
@@ -529,4 +464,31 @@ fn millis_of(time: SystemTime) -> u64 {
 
 fn time_of(millis: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_difference_of_two_descriptors_has_its_finding() {
+        let known = ScopeDescriptor { sequence: 7, ..ScopeDescriptor::new("{}", Epoch::from_bits(1)) };
+        let halted = ScopeDescriptor { halt: Some(Halt::new(1, "gone", Vec::new())), ..known.clone() };
+        let remade = ScopeDescriptor::new("{}", Epoch::from_bits(2));
+        let accepted = known.succeed(Epoch::from_bits(2), &[], 1);
+        let at = |sequence| ScopeDescriptor { sequence, ..known.clone() };
+        let is_lost = |finding| matches!(finding, Finding::Lost(_));
+        assert!(is_lost(compare(&known, 6, None)), "an absent descriptor is never new");
+        assert!(is_lost(compare(&known, 6, Some(remade))));
+        assert!(is_lost(compare(&known, 6, Some(at(5)))), "restored to an earlier state");
+        assert!(is_lost(compare(&halted, 6, Some(known.clone()))), "a halt ends by acceptance alone");
+        // The last number may be lost with a replica that lagged behind nothing else.
+        for later in [6, 7, 8] {
+            assert_eq!(compare(&known, 6, Some(at(later))), Finding::Same(at(later)));
+        }
+        for adopted in [halted.clone(), accepted.clone()] {
+            assert_eq!(compare(&known, 6, Some(adopted.clone())), Finding::Adopt(adopted));
+        }
+        assert_eq!(compare(&halted, 6, Some(accepted.clone())), Finding::Adopt(accepted));
+    }
 }

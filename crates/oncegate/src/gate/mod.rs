@@ -31,6 +31,8 @@ mod lease_renewer;
 mod loss;
 mod open;
 mod results;
+mod shard_markers;
+mod store_position;
 mod witnesses;
 
 pub(crate) use claim::{Claim, Claimed};
@@ -38,9 +40,9 @@ pub(crate) use committed::Committed;
 pub use committed::NotCommitted;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 pub use loss::OnStoreLoss;
-pub(crate) use loss::StorePosition;
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
+pub(crate) use store_position::StorePosition;
 
 use fail_open::FailOpenStore;
 use journal::Notes;

@@ -1,0 +1,26 @@
+//! How far a scope has come in its store, as a broker keeps it with its commits.
+
+use std::fmt;
+
+use oncegate_core::store::Epoch;
+
+/// A position of the store that a broker stores with its commits: an epoch, and a sequence number reached in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StorePosition {
+    pub(super) epoch: Epoch,
+    pub(super) sequence: u64,
+}
+
+impl StorePosition {
+    /// Reads `epoch:sequence`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (epoch, sequence) = text.split_once(':')?;
+        Some(Self { epoch: epoch.parse().ok()?, sequence: sequence.parse().ok()? })
+    }
+}
+
+impl fmt::Display for StorePosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.epoch, self.sequence)
+    }
+}
