@@ -12,8 +12,10 @@ local server, bucket, field = redis, KEYS[2], table.remove(ARGV, 1)
 local no_fingerprint = string.rep('\0', 7)
 -- Set by `find` and `keep`: the record in the form that the scripts expect, when it expires, and the current time.
 local kept, ends, now
+-- Set by `find`: whether the bucket has the record and it has expired.
+local expired = false
 
-local function look_at_the_clock()
+local function read_clock()
   local time = server.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
@@ -24,7 +26,7 @@ local function find()
   if not value then
     return false
   end
-  look_at_the_clock()
+  read_clock()
   if #value ~= 10 and #value ~= 17 then
     -- Every script refuses an empty record as unreadable.
     kept, ends = '', now
@@ -32,6 +34,7 @@ local function find()
   end
   ends = struct.unpack('>I6', value, #value - 5)
   if now > ends then
+    expired = true
     return false
   end
   kept = 'C' .. string.sub(value, 1, 4) .. (#value == 17 and string.sub(value, 5, 11) or no_fingerprint)
@@ -50,7 +53,7 @@ local function tidy()
 end
 
 local function keep(record, retention)
-  look_at_the_clock()
+  read_clock()
   ends = now + retention
   local fingerprint = string.sub(record, 6, 12)
   local value = string.sub(record, 2, 5) .. (fingerprint ~= no_fingerprint and fingerprint or '') .. struct.pack('>I6', ends)
@@ -67,9 +70,21 @@ local function keep(record, retention)
   end
 end
 
+-- Deletes the record from its bucket: it gets a key of its own.
+local function leave()
+  if kept or expired then
+    server.call('HDEL', bucket, field)
+  end
+end
+
 local function set(key, record, how, left, ...)
   if how == 'NX' then
-    return find() or server.pcall('SET', key, record, how, left, ...)
+    local found = find()
+    if found then
+      return found
+    end
+    leave()
+    return server.pcall('SET', key, record, how, left, ...)
   end
   if how == 'KEEPTTL' then
     if kept then
@@ -81,9 +96,7 @@ local function set(key, record, how, left, ...)
     keep(record, tonumber(left))
     return server.call('DEL', key)
   end
-  if kept then
-    server.call('HDEL', bucket, field)
-  end
+  leave()
   return server.call('SET', key, record, how, left)
 end
 

@@ -25,11 +25,10 @@ if not old then
   return 'R'
 end
 
-local state = string.sub(old, 1, 1)
-if state == 'P' or state == 'Q' or state == 'R' then
-  if #old ~= 25 and #old ~= 41 then
-    return redis.error_reply('UNREADABLE no record of format 1')
-  end
+-- include lib/record.lua
+
+local kind = kind_of(old)
+if kind == 'pending' then
   if string.sub(old, 2, 17) ~= string.sub(ARGV[1], 2, 17) then
     return 'L'
   end
@@ -38,12 +37,9 @@ if state == 'P' or state == 'Q' or state == 'R' then
   redis.call('SET', KEYS[1], new, 'PX', ARGV[3])
   return 'H'
 end
-if state == 'C' and #old >= 12 then
+if kind == 'completed' then
   -- Written again, because WAIT covers only writes of its own connection.
   redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5) and 'H' or 'L'
 end
-if ((state == 'S' or state == 'T') and #old >= 29) or ((state == 'F' or state == 'G') and #old >= 13) then
-  return 'L'
-end
-return redis.error_reply('UNREADABLE no record of format 1')
+return kind and 'L' or unreadable()

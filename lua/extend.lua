@@ -16,17 +16,18 @@ if not old then
   return 'L'
 end
 
-local state = string.sub(old, 1, 1)
-if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41) then
+-- include lib/record.lua
+
+local kind = kind_of(old)
+if kind == 'pending' then
   if string.sub(old, 2, 17) ~= ARGV[1] then
     return 'L'
   end
   redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
   return 'H'
 end
-if (state == 'C' and #old >= 12) or ((state == 'F' or state == 'G') and #old >= 13)
-    or ((state == 'S' or state == 'T') and #old >= 29) then
+if kind then
   -- A heartbeat that arrives after the end of its own attempt is not a lost lease.
   return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
 end
-return redis.error_reply('UNREADABLE no record of format 1')
+return unreadable()

@@ -17,8 +17,10 @@ if not old then
   return 'L'
 end
 
-local state = string.sub(old, 1, 1)
-if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41) then
+-- include lib/record.lua
+
+local kind = kind_of(old)
+if kind == 'pending' then
   if string.sub(old, 2, 17) ~= ARGV[1] then
     return 'L'
   end
@@ -26,12 +28,9 @@ if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)
   redis.call('SET', KEYS[1], new, 'PX', ARGV[2])
   return 'H'
 end
-if (state == 'F' or state == 'G') and #old >= 13 then
+if kind == 'failed' then
   -- Written again, because WAIT covers only writes of its own connection.
   redis.call('SET', KEYS[1], old, 'KEEPTTL')
   return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
 end
-if (state == 'C' and #old >= 12) or ((state == 'S' or state == 'T') and #old >= 29) then
-  return 'L'
-end
-return redis.error_reply('UNREADABLE no record of format 1')
+return kind and 'L' or unreadable()

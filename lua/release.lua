@@ -18,8 +18,10 @@ if not old then
   return 'L'
 end
 
-local state = string.sub(old, 1, 1)
-if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41) then
+-- include lib/record.lua
+
+local kind = kind_of(old)
+if kind == 'pending' then
   if string.sub(old, 2, 17) ~= ARGV[1] then
     return 'L'
   end
@@ -27,16 +29,14 @@ if (state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)
   if ARGV[3] == '0' and attempt > 0 then
     attempt = attempt - 1
   end
-  local fence = #old == 41 and string.sub(old, 26) or '0000000000000000'
+  local fencing_token = #old == 41 and string.sub(old, 26) or '0000000000000000'
+  local state = string.sub(old, 1, 1)
   local new = (state == 'P' and 'S' or 'T') .. string.sub(old, 2, 5) .. string.sub(old, 18, 24)
-    .. string.char(attempt) .. fence .. ARGV[4]
+    .. string.char(attempt) .. fencing_token .. ARGV[4]
   redis.call('SET', KEYS[1], new, 'PX', ARGV[2])
   return 'H'
 end
-if (state == 'S' or state == 'T') and #old >= 29 then
+if kind == 'released' then
   return string.sub(old, 2, 5) == string.sub(ARGV[1], 1, 4) and 'H' or 'L'
 end
-if (state == 'C' and #old >= 12) or ((state == 'F' or state == 'G') and #old >= 13) then
-  return 'L'
-end
-return redis.error_reply('UNREADABLE no record of format 1')
+return kind and 'L' or unreadable()

@@ -21,10 +21,6 @@ if old == ARGV[1] then
   return 'H'
 end
 
-local state = string.sub(old, 1, 1)
-if (state == 'C' and #old >= 12) or ((state == 'F' or state == 'G') and #old >= 13)
-    or ((state == 'S' or state == 'T') and #old >= 29)
-    or ((state == 'P' or state == 'Q' or state == 'R') and (#old == 25 or #old == 41)) then
-  return 'L'
-end
-return redis.error_reply('UNREADABLE no record of format 1')
+-- include lib/record.lua
+
+return kind_of(old) and 'L' or unreadable()

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::TAIL;
-use oncegate_tests::Redis;
+use oncegate_testkit::Redis;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, Value};
 
-/// The scripts of this release.
+/// The line of a script that the shared file replaces, and that file.
+const INCLUDED: (&str, &str) = ("-- include lib/record.lua\n", include_str!("../../lua/lib/record.lua"));
+/// The scripts of this release, as [`assembled`] takes them.
 pub(crate) const CLAIM: &str = include_str!("../../lua/claim.lua");
 pub(crate) const COMPLETE: &str = include_str!("../../lua/complete.lua");
 pub(crate) const FIRST_CLAIMS: &str = include_str!("../../lua/first_claims.lua");
@@ -19,6 +21,11 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// A lease of 30 s in the form that is sent.
 pub(crate) const LEASE_MILLIS: u64 = 30_000 + TAIL.as_millis() as u64;
 pub(crate) const RETENTION_MILLIS: u64 = 7 * 86_400_000;
+
+/// A script as the store sends it.
+pub(crate) fn assembled(script: &str) -> String {
+    script.replace(INCLUDED.0, INCLUDED.1)
+}
 
 /// How a key is claimed and completed.
 #[derive(Clone, Debug)]
@@ -74,7 +81,7 @@ impl Bare {
     pub(crate) async fn load(&mut self, claim: &str, complete: &str, fenced: bool) -> Pair {
         let mut pipeline = redis::pipe();
         for script in [claim, complete] {
-            pipeline.cmd("SCRIPT").arg("LOAD").arg(script);
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(assembled(script));
         }
         let loaded: Result<(String, String), _> = pipeline.query_async(&mut self.connection).await;
         let (claim, complete) = loaded.expect("the scripts are valid");

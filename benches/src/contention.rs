@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use oncegate_tests::RedisServer;
+use oncegate_testkit::RedisServer;
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::Barrier;
 
-use crate::bare::{Bare, CLAIM, COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, completed_record, first_record};
+use crate::bare::{
+    Bare, CLAIM, COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, assembled, completed_record, first_record,
+};
 use crate::cores::Cores;
 use crate::figure::{Figure, Unit};
 use crate::messages::fresh_scope;
@@ -38,7 +40,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut bare = Bare::connect(&server).await;
     let _loaded = bare.load(CLAIM, COMPLETE, false).await;
     let shas: Arc<[String; 2]> =
-        Arc::new([CLAIM, COMPLETE].map(|text| redis::Script::new(text).get_hash().to_owned()));
+        Arc::new([CLAIM, COMPLETE].map(|text| redis::Script::new(&assembled(text)).get_hash().to_owned()));
     let keys = plan.size(4_000, 100);
     let names: Vec<&'static str> = CASES.iter().flat_map(|(scripts, watch, ..)| [*scripts, *watch]).collect();
     let mut rounds = plan.rounds("contention", &names);

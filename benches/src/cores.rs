@@ -21,11 +21,11 @@ impl Cores {
         let (Cores::Apart, Some(first), Some(_)) = (self, cores.next(), cores.next()) else { return work() };
         let mut others = all;
         others.unset(first);
-        oncegate_tests::run_servers_on(Some(first));
+        oncegate_testkit::run_servers_on(Some(first));
         sched_setaffinity(None, &others).expect("a thread may set its affinity");
         let done = work();
         sched_setaffinity(None, &all).expect("a thread may restore its affinity");
-        oncegate_tests::run_servers_on(None);
+        oncegate_testkit::run_servers_on(None);
         done
     }
 }

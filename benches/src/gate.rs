@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate::{Completion, Entry, Gate, MemoryStore, Message, OnStoreLoss};
-use oncegate_tests::{Redis, RedisServer};
+use oncegate_testkit::{Redis, RedisServer};
 use tokio::task::JoinSet;
 
 use crate::bare::{Bare, CLAIM, COMPLETE};

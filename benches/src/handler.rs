@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{Attempt, Consumer, Failure, Gate, Message, Observer};
-use oncegate_tests::RedisServer;
+use oncegate_testkit::RedisServer;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -91,13 +91,13 @@ async fn without_gate(messages: &[Message]) -> f64 {
 
 /// A source without a broker.
 #[derive(Debug)]
-struct Queue {
+pub(crate) struct Queue {
     waiting: Mutex<VecDeque<Message>>,
     ack_handle: Arc<NoBroker>,
 }
 
 impl Queue {
-    fn of(messages: &[Message]) -> Self {
+    pub(crate) fn of(messages: &[Message]) -> Self {
         Self { waiting: Mutex::new(messages.iter().cloned().collect()), ack_handle: Arc::new(NoBroker) }
     }
 }

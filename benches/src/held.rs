@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use oncegate::{Completion, Entry, Gate, Message};
-use oncegate_tests::RedisServer;
+use oncegate_testkit::RedisServer;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 

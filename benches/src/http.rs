@@ -12,11 +12,11 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use oncegate::MemoryStore;
 use oncegate::core::store::Store;
-use oncegate::http::{IdempotencyLayer, Principal};
+use oncegate::http::{IdempotencyLayer, Principal, request_gate};
 use oncegate::redis::RedisStore;
-use oncegate::{Gate, MemoryStore};
-use oncegate_tests::{HttpServer, RedisServer};
+use oncegate_testkit::{HttpServer, RedisServer};
 use tokio::task::JoinSet;
 
 use crate::cores::Cores;
@@ -61,7 +61,7 @@ fn route() -> Router {
 }
 
 fn guarded(store: impl Store + 'static) -> Router {
-    let layer = IdempotencyLayer::new(Gate::http(fresh_scope(), store), Principal::single_tenant());
+    let layer = IdempotencyLayer::new(request_gate(fresh_scope(), store), Principal::single_tenant());
     route().layer(layer)
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use oncegate::Message;
-use oncegate_tests::RedisServer;
+use oncegate_testkit::RedisServer;
 
 use crate::bare::{Bare, CLAIM, COMPLETE, Pair};
 use crate::cores::Cores;

@@ -8,7 +8,7 @@ use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::{Attempt, Consumer, Counters, Failure, Gate, Message, Observer};
-use oncegate_tests::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
+use oncegate_testkit::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 
 use crate::bare::Bare;

@@ -27,7 +27,7 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease"),
             redis: redis_version(),
             kafka: kafka_version(),
-            postgres: oncegate_tests::postgres_version(),
+            postgres: oncegate_testkit::postgres_version(),
             load_before: read("/proc/loadavg")
                 .split(' ')
                 .next()

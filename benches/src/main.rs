@@ -12,6 +12,7 @@ mod report;
 mod rounds;
 mod stopwatch;
 
+mod batches;
 mod contention;
 mod gate;
 mod handler;
@@ -47,7 +48,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 16] = [
+const BENCHMARKS: [Benchmark; 17] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -57,6 +58,7 @@ const BENCHMARKS: [Benchmark; 16] = [
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
+    batches::BENCHMARK,
     sqs::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,

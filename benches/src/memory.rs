@@ -1,7 +1,7 @@
 //! Measures the server's memory and processor time per completed key, with its own key and in a bucket.
 
 use oncegate::redis::RedisBuilder;
-use oncegate_tests::RedisServer;
+use oncegate_testkit::RedisServer;
 
 use crate::bare::Bare;
 use crate::cores::Cores;

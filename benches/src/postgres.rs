@@ -2,21 +2,26 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use oncegate::postgres::PostgresStore;
-use oncegate::{Completion, Entry, Gate, Message};
-use oncegate_tests::{Postgres, PostgresServer};
+use oncegate::postgres::{PostgresStore, PostgresTransaction, PostgresTransactions};
+use oncegate::{
+    Attempt, Completion, Consumer, Entry, Failure, Gate, Message, Observer, Transactional,
+    TransactionalHandler,
+};
+use oncegate_testkit::{Postgres, PostgresServer};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use crate::Benchmark;
 use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
-use crate::gate::{IN_FLIGHT, rate};
+use crate::gate::{IN_FLIGHT, rate as gate_rate};
+use crate::handler::Queue;
 use crate::machine::own_cpu_micros;
 use crate::messages::{fresh_scope, key, messages};
 use crate::rounds::Plan;
+use crate::stopwatch::{Stopwatch, Timed};
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "postgres",
@@ -72,6 +77,38 @@ CREATE TABLE by_hand (
 const EFFECTS: &str = "CREATE TABLE effects (id text NOT NULL, amount bigint NOT NULL)";
 const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
 const HANDLERS: usize = 16;
+const MANY_HANDLERS: usize = 64;
+
+/// An effect in the one transaction of a transactional handler, and the same effect alone.
+struct Series {
+    ours: &'static str,
+    alone: &'static str,
+    server: &'static str,
+    server_alone: &'static str,
+    handlers: usize,
+}
+
+const SERIES: [Series; 2] = [
+    Series {
+        ours: "one transaction, 16",
+        alone: "effect alone",
+        server: "server, 16",
+        server_alone: "server alone, 16",
+        handlers: HANDLERS,
+    },
+    Series {
+        ours: "one transaction, 64",
+        alone: "effect alone, 64",
+        server: "server, 64",
+        server_alone: "server alone, 64",
+        handlers: MANY_HANDLERS,
+    },
+];
+
+/// Microseconds of processor time for each message.
+fn per_message(time: Duration, messages: &[Message]) -> f64 {
+    time.as_micros() as f64 / messages.len() as f64
+}
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let mut server = PostgresServer::start().await;
@@ -80,14 +117,30 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
     store.create_schema().await.expect("new tables");
     let messages: Arc<[Message]> = messages(plan.size(40_000, 2_000)).into();
-    let contestants = ["public API", "same rows", "least rows", "effect, with the gate", "effect alone"];
+    let contestants = [
+        "public API",
+        "same rows",
+        "least rows",
+        "effect, with the gate",
+        "one transaction, 16",
+        "effect alone",
+        "one transaction, 64",
+        "effect alone, 64",
+    ];
     let some: Arc<[Message]> = messages.iter().take(messages.len() / 4).cloned().collect();
+    let mut pools = Vec::new();
+    for Series { handlers, .. } in SERIES {
+        let pool = store.transactions().expect("a store with a URL").connections(handlers);
+        // Every connection is opened before the clock starts, as those of the baseline are.
+        one_transaction(&store, &pool, handlers, &some).await;
+        pools.push(pool);
+    }
     let mut rounds = plan.rounds("postgres", &contestants);
     while rounds.next() {
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
         let cpu = Cpu::now(&mut server);
-        rounds.measure("public API", rate(gate, &messages, IN_FLIGHT)).await;
+        rounds.measure("public API", gate_rate(gate, &messages, IN_FLIGHT)).await;
         rounds.note("CPU, client and server", cpu.since(&mut server, messages.len()));
         for (name, cpu_name, rows) in
             [("same rows", "CPU, same rows", SAME_ROWS), ("least rows", "CPU, least rows", LEAST_ROWS)]
@@ -99,16 +152,29 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         }
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
-        rounds.measure("effect, with the gate", effects(&server, Some(gate), &some)).await;
-        empty(&client).await;
-        rounds.measure("effect alone", effects(&server, None, &some)).await;
+        rounds.measure("effect, with the gate", effects(&server, Some(gate), HANDLERS, &some)).await;
+        for (pool, series) in pools.iter().zip(&SERIES) {
+            empty(&client).await;
+            let before = server.cpu_time();
+            rounds.measure(series.ours, one_transaction(&store, pool, series.handlers, &messages)).await;
+            rounds.note(series.server, per_message(server.cpu_time() - before, &messages));
+            empty(&client).await;
+            let before = server.cpu_time();
+            rounds.measure(series.alone, effects(&server, None, series.handlers, &messages)).await;
+            rounds.note(series.server_alone, per_message(server.cpu_time() - before, &messages));
+        }
     }
+    let rate = Unit::MessagesPerSecond;
     vec![
         rounds.against("public API", Unit::MessagesPerSecond, "same rows").target(Bound::RatioAtLeast, 0.7),
         rounds.against("CPU, client and server", Unit::MicrosPerMessage, "CPU, same rows"),
         rounds.against("public API", Unit::MessagesPerSecond, "least rows"),
         rounds.against("CPU, client and server", Unit::MicrosPerMessage, "CPU, least rows"),
-        rounds.against("effect, with the gate", Unit::MessagesPerSecond, "effect alone"),
+        rounds.against("effect, with the gate", rate, "effect alone"),
+        rounds.against("one transaction, 16", rate, "effect alone").target(Bound::RatioAtLeast, 0.75),
+        rounds.against("one transaction, 64", rate, "effect alone, 64").target(Bound::RatioAtLeast, 0.75),
+        rounds.against("server, 16", Unit::MicrosPerMessage, "server alone, 16"),
+        rounds.against("server, 64", Unit::MicrosPerMessage, "server alone, 64"),
     ]
 }
 
@@ -172,12 +238,17 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
 
 /// Messages per second, with one effect in its own transaction each. With a gate, the message is claimed before, and
 /// completed in the effect's transaction.
-async fn effects(postgres: &Postgres, gate: Option<Gate>, messages: &Arc<[Message]>) -> f64 {
+async fn effects(
+    postgres: &Postgres,
+    gate: Option<Gate>,
+    connections: usize,
+    messages: &Arc<[Message]>,
+) -> f64 {
     if let Some(gate) = &gate {
         gate.open().await.expect("the gate opens");
     }
     let mut clients = Vec::new();
-    for _ in 0..HANDLERS {
+    for _ in 0..connections {
         clients.push(postgres.connection().await);
     }
     let (gate, next) = (Arc::new(gate), Arc::new(AtomicUsize::new(0)));
@@ -215,4 +286,41 @@ async fn handle(mut client: Client, gate: Option<&Gate>, next: &AtomicUsize, mes
             }
         }
     }
+}
+
+/// The effect as a transactional handler.
+struct Effect;
+
+impl TransactionalHandler<PostgresTransaction> for Effect {
+    type Output = ();
+
+    async fn handle(
+        &self,
+        message: &Message,
+        _: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<(), Failure> {
+        let effect = transaction.prepare_cached(EFFECT).await?;
+        let id = message.origin().to_string();
+        transaction.execute(&effect, &[&id]).await?;
+        Ok(())
+    }
+}
+
+/// Messages per second through a consumer whose handler is given its transaction, with as many connections as handlers.
+async fn one_transaction(
+    store: &PostgresStore,
+    pool: &PostgresTransactions,
+    handlers: usize,
+    messages: &Arc<[Message]>,
+) -> f64 {
+    let gate = Gate::new(fresh_scope(), key(), store.clone());
+    let stopwatch = Stopwatch::new(messages.len());
+    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let handlers = u32::try_from(handlers).expect("few connections");
+    let consumer =
+        Consumer::new(source, gate, Transactional::new(pool.clone(), Effect)).concurrency(handlers);
+    let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
+    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    stopwatch.rate()
 }

@@ -8,7 +8,7 @@ use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store as _};
-use oncegate_tests::RedisServer;
+use oncegate_testkit::RedisServer;
 
 use crate::bare::Bare;
 use crate::cores::Cores;
@@ -109,8 +109,13 @@ async fn prefetch(store: &RedisStore, keys: &[StoreKey]) {
 
 async fn claim(store: &RedisStore, keys: &[StoreKey]) {
     let token = Token::from_bits(fastrand::u128(1..));
-    let operation =
-        Operation::Claim { token, lease: Duration::from_secs(30), fingerprint: None, fenced: false };
+    let operation = Operation::Claim {
+        token,
+        lease: Duration::from_secs(30),
+        fingerprint: None,
+        fenced: false,
+        longest_lease: Duration::MAX,
+    };
     let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
     let is_completed =
         |reply| matches!(reply, &Ok(Reply::Verdict { verdict: Verdict::Completed { .. }, .. }));

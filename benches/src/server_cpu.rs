@@ -1,6 +1,6 @@
 //! Measures what the rules cost the server, compared with two minimal scripts.
 
-use oncegate_tests::{Redis, RedisServer};
+use oncegate_testkit::{Redis, RedisServer};
 
 use crate::bare::{Bare, CLAIM, COMPLETE, FIRST_CLAIMS, FIRST_COMPLETIONS, Pair};
 use crate::cores::Cores;

@@ -1,6 +1,7 @@
 //! Measures the size of results by codec, and of completed keys in each store.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate::codec::{Codec, ToStored};
@@ -12,7 +13,7 @@ use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Gate, Raw};
-use oncegate_tests::{PostgresServer, RedisServer};
+use oncegate_testkit::{PostgresServer, RedisServer};
 use rusqlite::Connection;
 use serde::Serialize;
 
@@ -198,7 +199,13 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
         let keys: Vec<(StoreKey, Token)> = numbers.map(|_| random_key(&scope)).collect();
         let claims = keys.iter().map(|(key, token)| {
             let (token, lease) = (*token, Gate::DEFAULT_LEASE);
-            let operation = Operation::Claim { token, lease, fingerprint: None, fenced: false };
+            let operation = Operation::Claim {
+                token,
+                lease,
+                fingerprint: None,
+                fenced: false,
+                longest_lease: Duration::MAX,
+            };
             Command { key: key.clone(), operation }
         });
         for reply in store.execute(claims.collect()).await {

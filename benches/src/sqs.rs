@@ -8,7 +8,7 @@ use aws_sdk_sqs::types::{DeleteMessageBatchRequestEntry, MessageSystemAttributeN
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
 use oncegate::{Attempt, Consumer, Counters, Event, Failure, Gate, Message, Observer};
-use oncegate_tests::{ElasticmqServer, Queue, Redis, RedisServer, Sqs};
+use oncegate_testkit::{ElasticmqServer, Queue, Redis, RedisServer, Sqs};
 use tokio::task::JoinSet;
 
 use crate::bare::Bare;

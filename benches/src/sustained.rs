@@ -11,7 +11,7 @@ use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store};
-use oncegate_tests::{PostgresServer, RedisServer};
+use oncegate_testkit::{PostgresServer, RedisServer};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
@@ -165,7 +165,8 @@ async fn message(store: &dyn Store, scope: &Scope) {
     let key = StoreKey::new(scope, Digest::from_bytes(fastrand::u128(..).to_be_bytes()));
     let token = Token::from_bits(fastrand::u128(1..));
     let lease = Duration::from_secs(30);
-    let claim = Operation::Claim { token, lease, fingerprint: None, fenced: false };
+    let claim =
+        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX };
     let claimed = store.execute_one(Command { key: key.clone(), operation: claim }).await;
     let is_granted = matches!(claimed, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }));
     assert!(is_granted, "a fresh key is {claimed:?}");

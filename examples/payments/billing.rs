@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncegate::{Attempt, Failure, Field, Handler, Key, Message};
-use oncegate_examples::payments::{Entry, Ledger};
+use oncegate_examples::payments::{Bank, Entry, Ledger};
 use serde::{Deserialize, Serialize};
 
 /// The fields that make two payments the same, whatever else the messages contain.
@@ -25,6 +25,7 @@ pub(crate) struct Receipt {
 }
 
 pub(crate) struct Billing {
+    pub(crate) bank: Bank,
     pub(crate) ledger: Ledger,
 }
 
@@ -34,8 +35,10 @@ impl Handler for Billing {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
         tokio::time::sleep(BANK_TAKES).await;
+        // The same for every attempt: after a crash the bank recognises the request, and charges no second time.
         let charge = attempt.idempotency_key("charge");
-        self.ledger.append(&Entry::charge(payment.order_id, &charge, attempt.recovered()))?;
+        self.ledger.append(&Entry::request(payment.order_id, &charge, attempt.recovered()))?;
+        self.bank.charge(&charge)?;
         Ok(Receipt { charge })
     }
 

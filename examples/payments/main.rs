@@ -15,32 +15,23 @@ use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
 use oncegate_examples::crew::Crew;
-use oncegate_examples::payments::{Ledger, Payments, Proof};
-use oncegate_examples::show::{Show, exit_code};
-
-const WORKERS: usize = 3;
-/// The kill comes when this share of the payments is charged.
-const KILL_AT: f64 = 0.4;
+use oncegate_examples::payments::{Bank, Ledger, Proof, bank_place, store_place};
+use oncegate_examples::show::exit_code;
+use oncegate_examples::stage::{Stage, StageArgs};
 
 #[derive(Debug, Parser)]
 #[command(
     about = "Consumes payments with duplicates, kills a worker, replays the topic, and proves that each was charged once"
 )]
 struct Args {
-    /// How many messages to produce; about a third of them are duplicates.
-    #[arg(long, default_value_t = 6_000)]
-    messages: u32,
+    #[command(flatten)]
+    stage: StageArgs,
     /// A Kafka broker, `host:port`; without it one is started in this process.
     #[arg(long)]
     bootstrap: Option<String>,
     /// A Redis server, `redis://host:port`; without it the records are in one SQLite file.
     #[arg(long)]
     redis: Option<String>,
-    #[command(flatten)]
-    show: Show,
-    /// Makes the same messages again.
-    #[arg(long)]
-    seed: Option<u64>,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -63,39 +54,37 @@ fn main() -> ExitCode {
 /// Produces, consumes, kills, replays, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let folder = tempfile::tempdir()?;
-    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let run = format!("payments-{seed:x}");
-    let topic = format!("{run}-topic");
-    let stages = args.show.stages();
+    let stage = Stage::new(&args.stage);
+    let topic = format!("{}-topic", stage.name);
 
-    let bar = stages.begin("producing", args.messages.into());
+    let bar = stage.sending("producing");
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
-    let payments = Payments::new(args.messages, seed);
-    broker.produce(&topic, &payments.payloads, bar)?;
-    let store =
-        args.redis.clone().unwrap_or_else(|| folder.path().join("records.sqlite").display().to_string());
-    let start = |pass: &str| Pass::start(&broker, &topic, &store, &run, folder.path(), pass);
+    broker.produce(&topic, &stage.payments.payloads, bar)?;
+    let store = store_place(args.redis.as_deref(), folder.path());
+    let bank = Bank::open(&bank_place(folder.path()))?;
+    let start = |pass: &str| Pass::start(&broker, &topic, &store, &stage.name, folder.path(), pass);
 
-    let bar = stages.begin("consuming; one worker is killed on the way", payments.distinct());
+    let bar = stage.charging("consuming; one worker is killed on the way");
     let mut first = start("first")?;
-    let some = (payments.distinct() as f64 * KILL_AT) as u64;
+    let some = stage.charged_before_the_kill();
     let progress = || first.ledger.progress();
     let charged = first.crew.wait_for(bar, progress, |progress| progress.charges >= some)?;
     let killed = first.crew.kill_one(charged)?;
     first.finish(&broker, &topic, bar)?;
 
-    let bar = stages.begin("replaying the whole topic", payments.messages());
+    let bar = stage.sending("replaying the whole topic");
     let mut second = start("replay")?;
     second.finish(&broker, &topic, bar)?;
-    stages.end();
+    stage.end();
 
-    let proof = Proof::new(&payments, killed, &first.ledger.read()?, &second.ledger.read()?);
-    args.show.proof(&proof)?;
+    let (first, second) = (first.ledger.read()?, second.ledger.read()?);
+    let proof = Proof::new(&stage.payments, killed, &bank.charges()?, &first, &second);
+    stage.print(&proof)?;
     Ok(proof.holds())
 }
 
-/// One pass over the topic: worker processes, and what they write down.
+/// One pass over the topic: worker processes, and their ledger.
 struct Pass {
     group: String,
     ledger: Ledger,
@@ -114,19 +103,18 @@ impl Pass {
         let group = format!("{run}-{pass}");
         let path = folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let path = path.display().to_string();
-        let arguments = ["worker", "--bootstrap", broker.bootstrap(), "--topic", topic, "--group", &group];
+        let (path, bank) = (path.display().to_string(), bank_place(folder).display().to_string());
+        let arguments = ["--bootstrap", broker.bootstrap(), "--topic", topic, "--group", &group];
         let arguments = arguments.into_iter().chain(["--store", store, "--scope", run, "--ledger", &path]);
-        let crew = Crew::start(WORKERS, &arguments.map(str::to_owned).collect::<Vec<_>>())?;
+        let crew = Crew::start_workers(arguments.chain(["--bank", &bank]))?;
         Ok(Self { group, ledger, crew })
     }
 
     /// Waits until every message of the topic is acknowledged, and stops the workers.
     fn finish(&mut self, broker: &Broker, topic: &str, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = broker.asker(&self.group)?;
-        let progress = || self.ledger.progress();
         // A question that fails is asked again; that nothing moves any more is noticed all the same.
-        self.crew.wait_for(bar, progress, |_| broker.is_consumed(&asker, topic).unwrap_or(false))?;
-        self.crew.stop()
+        let is_consumed = || broker.is_consumed(&asker, topic).unwrap_or(false);
+        self.crew.finish(bar, || self.ledger.progress(), is_consumed)
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use oncegate::kafka::KafkaSource;
 use oncegate::{BoxError, Consumer, Gate};
 use oncegate_examples::crew::{start_logging, told_to_stop};
-use oncegate_examples::payments::{Ledger, open_store};
+use oncegate_examples::payments::{Bank, Ledger, open_store};
 
 use crate::billing::{self, Billing};
 
@@ -27,6 +27,8 @@ pub(crate) struct Worker {
     #[arg(long)]
     scope: String,
     #[arg(long)]
+    bank: PathBuf,
+    #[arg(long)]
     ledger: PathBuf,
 }
 
@@ -38,8 +40,8 @@ impl Worker {
         let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
         let source =
             KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
-        let ledger = Ledger::open(&self.ledger)?;
-        Consumer::new(source, gate, Billing { ledger }).concurrency(16).run_until(told_to_stop()).await?;
+        let billing = Billing { bank: Bank::open(&self.bank)?, ledger: Ledger::open(&self.ledger)? };
+        Consumer::new(source, gate, billing).concurrency(16).run_until(told_to_stop()).await?;
         Ok(())
     }
 }

@@ -10,9 +10,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Extension, Json, Router};
-use oncegate::http::{Attempt, IdempotencyLayer, Principal};
+use oncegate::BoxError;
+use oncegate::http::{Attempt, IdempotencyLayer, Principal, request_gate};
 use oncegate::sqlite::SqliteStore;
-use oncegate::{BoxError, Gate};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -64,7 +64,7 @@ async fn pay(
 /// Serves until its standard input ends. Writes its address to the standard output.
 pub(crate) async fn serve(folder: &Path) -> Result<(), BoxError> {
     let store = SqliteStore::open(folder.join("gate.db")).await?;
-    let gate = Gate::http("payments", store).lease(LEASE);
+    let gate = request_gate("payments", store).lease(LEASE);
     // The principal comes from authentication; this service has a single client.
     let idempotency = IdempotencyLayer::new(gate, Principal::single_tenant());
     idempotency.open().await?;

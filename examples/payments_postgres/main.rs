@@ -19,14 +19,10 @@ use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
 use oncegate_examples::crew::{Crew, Progress};
 use oncegate_examples::database::Database;
-use oncegate_examples::payments::Payments;
-use oncegate_examples::show::{Show, exit_code};
+use oncegate_examples::show::exit_code;
+use oncegate_examples::stage::{Stage, StageArgs};
 
 use proof::Proof;
-
-const WORKERS: usize = 3;
-/// The kill comes when this share of the payments is charged.
-const KILL_AT: f64 = 0.4;
 
 /// No constraint here prevents a second charge of an order: oncegate must.
 const TABLES: &str = "\
@@ -35,9 +31,8 @@ CREATE TABLE IF NOT EXISTS charges (
     order_id  text    NOT NULL,
     amount    text    NOT NULL,
     charge    text    NOT NULL,
-    recovered boolean NOT NULL,              -- an earlier attempt had crashed
     pid       integer NOT NULL,
-    made      bigint  GENERATED ALWAYS AS IDENTITY
+    made      bigint  GENERATED ALWAYS AS IDENTITY   -- a rolled back charge leaves a gap
 );
 CREATE TABLE IF NOT EXISTS answers (
     run      text NOT NULL,
@@ -50,20 +45,14 @@ CREATE TABLE IF NOT EXISTS answers (
     about = "Consumes payments with duplicates into PostgreSQL, kills a worker, replays the topic, and proves that each was charged exactly once"
 )]
 struct Args {
-    /// How many messages to produce; about a third of them are duplicates.
-    #[arg(long, default_value_t = 6_000)]
-    messages: u32,
+    #[command(flatten)]
+    stage: StageArgs,
     /// A Kafka broker, `host:port`; without it one is started in this process.
     #[arg(long)]
     bootstrap: Option<String>,
     /// A PostgreSQL database, `postgres://user@host:port/database`; without it a server is started.
     #[arg(long)]
     postgres: Option<String>,
-    #[command(flatten)]
-    show: Show,
-    /// Makes the same messages again.
-    #[arg(long)]
-    seed: Option<u64>,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -85,46 +74,43 @@ fn main() -> ExitCode {
 
 /// Produces, consumes, kills, replays, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
-    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let run = format!("payments-{seed:x}");
-    let topic = format!("{run}-topic");
-    let stages = args.show.stages();
+    let stage = Stage::new(&args.stage);
+    let topic = format!("{}-topic", stage.name);
 
-    let bar = stages.begin("producing", args.messages.into());
+    let bar = stage.sending("producing");
     let database = Database::open(args.postgres.as_deref(), TABLES)?;
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
-    let payments = Payments::new(args.messages, seed);
-    broker.produce(&topic, &payments.payloads, bar)?;
-    let stage_set = Stage { broker: &broker, database: &database, topic: &topic, run: &run };
+    broker.produce(&topic, &stage.payments.payloads, bar)?;
+    let servers = Servers { broker: &broker, database: &database, topic: &topic, run: &stage.name };
 
-    let bar = stages.begin("consuming; a kill and cut connections on the way", payments.distinct());
-    let mut first = stage_set.start("first")?;
-    let some = (payments.distinct() as f64 * KILL_AT) as u64;
+    let bar = stage.charging("consuming; a kill and cut connections on the way");
+    let mut first = servers.start("first")?;
+    let some = stage.charged_before_the_kill();
     // One that has charged since the last look: on a busy machine, the last charge may be old and its worker idle.
     let before = Cell::new(u64::MAX);
     let is_moving = |progress: &Progress| {
         let before = before.replace(progress.charges);
         progress.charges >= some && progress.charges > before
     };
-    let charged = first.crew.wait_for(bar, || stage_set.progress(), is_moving)?;
+    let charged = first.crew.wait_for(bar, || servers.progress(), is_moving)?;
     first.crew.kill_one(charged)?;
-    let cut = stage_set.cut_connections()?;
-    stage_set.finish(&mut first, bar)?;
-    let before_replay = stage_set.progress()?;
+    let cut = servers.cut_connections()?;
+    servers.finish(&mut first, bar)?;
+    let before_replay = servers.progress()?;
 
-    let bar = stages.begin("replaying the whole topic", payments.messages());
-    let mut second = stage_set.start("replay")?;
-    stage_set.finish(&mut second, bar)?;
-    stages.end();
+    let bar = stage.sending("replaying the whole topic");
+    let mut second = servers.start("replay")?;
+    servers.finish(&mut second, bar)?;
+    stage.end();
 
-    let proof = Proof::new(&database, &run, &payments, before_replay, cut)?;
-    args.show.proof(&proof)?;
+    let proof = Proof::new(&database, &stage.name, &stage.payments, before_replay, cut)?;
+    stage.print(&proof)?;
     Ok(proof.holds())
 }
 
 /// What all workers share.
-struct Stage<'a> {
+struct Servers<'a> {
     broker: &'a Broker,
     database: &'a Database,
     topic: &'a str,
@@ -137,14 +123,13 @@ struct Pass {
     crew: Crew,
 }
 
-impl Stage<'_> {
+impl Servers<'_> {
     fn start(&self, pass: &str) -> Result<Pass, BoxError> {
         let group = format!("{}-{pass}", self.run);
-        let arguments = ["worker", "--bootstrap", self.broker.bootstrap(), "--topic", self.topic];
+        let arguments = ["--bootstrap", self.broker.bootstrap(), "--topic", self.topic];
         let url = self.database.url_named(self.run);
         let arguments = arguments.into_iter().chain(["--group", &group, "--postgres", &url]);
-        let arguments = arguments.chain(["--run", self.run]).map(str::to_owned);
-        let crew = Crew::start(WORKERS, &arguments.collect::<Vec<_>>())?;
+        let crew = Crew::start_workers(arguments.chain(["--run", self.run]))?;
         Ok(Pass { group, crew })
     }
 
@@ -152,9 +137,8 @@ impl Stage<'_> {
     fn finish(&self, pass: &mut Pass, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = self.broker.asker(&pass.group)?;
         // A question that fails is asked again; that nothing moves any more is noticed all the same.
-        let is_consumed = |_: &Progress| self.broker.is_consumed(&asker, self.topic).unwrap_or(false);
-        pass.crew.wait_for(bar, || self.progress(), is_consumed)?;
-        pass.crew.stop()
+        let is_consumed = || self.broker.is_consumed(&asker, self.topic).unwrap_or(false);
+        pass.crew.finish(bar, || self.progress(), is_consumed)
     }
 
     fn progress(&self) -> Result<Progress, BoxError> {

@@ -17,7 +17,7 @@ pub(crate) struct Proof {
     connections_cut: u64,
     charges: u64,
     answered_from_the_store: u64,
-    recoveries: u64,
+    taken_back: u64,
     lost: u64,
     charged_twice: u64,
     wrong_answers: u64,
@@ -43,7 +43,9 @@ impl Proof {
             connections_cut,
             charges: before_replay.charges,
             answered_from_the_store: before_replay.answers,
-            recoveries: count("SELECT count(*) FROM charges WHERE run = $1 AND recovered")?,
+            taken_back: count(
+                "SELECT coalesce(max(made) - min(made) + 1 - count(*), 0) FROM charges WHERE run = $1",
+            )?,
             lost: produced.distinct().saturating_sub(charged),
             charged_twice: count(
                 "SELECT count(*) FROM (SELECT FROM charges WHERE run = $1 GROUP BY order_id HAVING count(*) > 1) AS t",
@@ -77,7 +79,7 @@ impl fmt::Display for Proof {
             ("connections cut", self.connections_cut, "those of the other workers, after the kill"),
             ("charges in the table", self.charges, "must be the distinct payments"),
             ("duplicates answered from the store", self.answered_from_the_store, ""),
-            ("recoveries", self.recoveries, "payments that a worker had begun and not finished"),
+            ("charges taken back", self.taken_back, "rolled back by the kill and the cut connections"),
             ("lost", self.lost, "must be 0"),
             ("charged twice", self.charged_twice, "must be 0"),
             ("wrong answers", self.wrong_answers, "must be 0"),

@@ -6,8 +6,10 @@ use std::time::Duration;
 use clap::Args;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use oncegate::kafka::KafkaSource;
-use oncegate::postgres::PostgresStore;
-use oncegate::{Attempt, BoxError, Consumer, Failure, Field, Gate, Handler, Key, Message};
+use oncegate::postgres::{PostgresStore, PostgresTransaction};
+use oncegate::{
+    Attempt, BoxError, Consumer, Failure, Field, Gate, Key, Message, Transactional, TransactionalHandler,
+};
 use oncegate_examples::crew::{start_logging, told_to_stop};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
@@ -49,27 +51,27 @@ struct Receipt {
 }
 
 struct Billing {
+    /// For the answers to duplicates, which need no transaction.
     pool: Pool,
     run: String,
 }
 
-impl Handler for Billing {
+impl TransactionalHandler<PostgresTransaction> for Billing {
     type Output = Receipt;
 
-    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
         let receipt = Receipt { charge: attempt.idempotency_key("charge") };
-        let mut client = self.pool.get().await?;
-        let transaction = client.transaction().await?;
-        let insert = "INSERT INTO charges (run, order_id, amount, charge, recovered, pid) \
-                      VALUES ($1, $2, $3, $4, $5, $6)";
+        let insert = "INSERT INTO charges (run, order_id, amount, charge, pid) VALUES ($1, $2, $3, $4, $5)";
         let (amount, pid) = (payment.amount.to_string(), i32::try_from(std::process::id())?);
-        let charge: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-            [&self.run, &payment.order_id, &amount, &receipt.charge, &attempt.recovered(), &pid];
-        transaction.execute(insert, &charge).await?;
+        transaction.execute(insert, &[&self.run, &payment.order_id, &amount, &receipt.charge, &pid]).await?;
         // A kill here takes the charge back.
         tokio::time::sleep(BOOKING_TAKES).await;
-        attempt.commit_with(transaction, &receipt).await?;
         Ok(receipt)
     }
 
@@ -87,16 +89,18 @@ impl Worker {
     pub(crate) async fn run(self) -> Result<(), BoxError> {
         start_logging();
         let store = PostgresStore::connect(&self.postgres).await?;
-        let gate = Gate::new(&*self.run, key(), store).lease(LEASE).transactional();
+        let transactions = store.transactions()?.connections(CONCURRENCY as usize);
+        let gate = Gate::new(&*self.run, key(), store).lease(LEASE);
         let source =
             KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
         let billing = Billing { pool: pool(&self.postgres)?, run: self.run };
+        let billing = Transactional::new(transactions, billing);
         Consumer::new(source, gate, billing).concurrency(CONCURRENCY).run_until(told_to_stop()).await?;
         Ok(())
     }
 }
 
-/// The connections of the handlers; the store has its own.
+/// The connections for answers to duplicates; the store and its transactions have their own.
 fn pool(url: &str) -> Result<Pool, BoxError> {
     let config = tokio_postgres::Config::from_str(url)?;
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };

@@ -18,34 +18,25 @@ use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::crew::{Crew, Progress};
-use oncegate_examples::payments::{Ledger, Payments, Proof};
-use oncegate_examples::show::{Show, exit_code};
+use oncegate_examples::payments::{Bank, Ledger, Proof, bank_place, store_place};
+use oncegate_examples::show::exit_code;
+use oncegate_examples::stage::{Stage, StageArgs};
 
 use queue::Queue;
-
-const WORKERS: usize = 3;
-/// The bank hangs on the payment at this share of all, and its worker is killed meanwhile.
-const KILL_AT: f64 = 0.4;
 
 #[derive(Debug, Parser)]
 #[command(
     about = "Consumes payments with duplicates from a queue, kills a worker, sends everything again, and proves that each was charged once"
 )]
 struct Args {
-    /// How many messages to send; about a third of them are duplicates.
-    #[arg(long, default_value_t = 6_000)]
-    messages: u32,
+    #[command(flatten)]
+    stage: StageArgs,
     /// An SQS server of your own, `http://host:port`; without it an ElasticMQ is started.
     #[arg(long)]
     endpoint: Option<String>,
     /// A Redis server, `redis://host:port`; without it the records are in one SQLite file.
     #[arg(long)]
     redis: Option<String>,
-    #[command(flatten)]
-    show: Show,
-    /// Makes the same messages again.
-    #[arg(long)]
-    seed: Option<u64>,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -68,40 +59,39 @@ fn main() -> ExitCode {
 /// Sends, consumes, kills, sends again, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let folder = tempfile::tempdir()?;
-    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let run = format!("payments-{seed:x}");
-    let stages = args.show.stages();
+    let stage = Stage::new(&args.stage);
 
-    let bar = stages.begin("sending", args.messages.into());
-    let queue = Queue::create(args.endpoint.as_deref(), &run)?;
-    let payments = Payments::new(args.messages, seed);
-    queue.send(&payments.payloads, bar);
-    let store =
-        args.redis.clone().unwrap_or_else(|| folder.path().join("records.sqlite").display().to_string());
-    let slow_order = format!("order-{}", (payments.distinct() as f64 * KILL_AT) as u64);
-    let stage_set = Stage { queue: &queue, store, run, slow_order, folder: folder.path() };
+    let bar = stage.sending("sending");
+    let queue = Queue::create(args.endpoint.as_deref(), &stage.name)?;
+    queue.send(&stage.payments.payloads, bar);
+    let store = store_place(args.redis.as_deref(), folder.path());
+    let bank = Bank::open(&bank_place(folder.path()))?;
+    // The bank hangs on this payment, and its worker is killed meanwhile.
+    let slow_order = format!("order-{}", stage.charged_before_the_kill());
+    let shared = Shared { queue: &queue, store, run: &stage.name, slow_order, folder: folder.path() };
 
-    let bar = stages.begin("consuming; one worker is killed on the way", payments.distinct());
-    let mut first = stage_set.start("first")?;
+    let bar = stage.charging("consuming; one worker is killed on the way");
+    let mut first = shared.start("first")?;
     let killed = first.kill_who_has_begun(bar)?;
     first.finish(&queue, bar)?;
 
-    let bar = stages.begin("everything comes a second time", payments.messages());
-    queue.send(&payments.payloads, bar);
-    let mut second = stage_set.start("replay")?;
+    let bar = stage.sending("everything comes a second time");
+    queue.send(&stage.payments.payloads, bar);
+    let mut second = shared.start("replay")?;
     second.finish(&queue, bar)?;
-    stages.end();
+    stage.end();
 
-    let proof = Proof::new(&payments, killed, &first.ledger.read()?, &second.ledger.read()?);
-    args.show.proof(&proof)?;
+    let (first, second) = (first.ledger.read()?, second.ledger.read()?);
+    let proof = Proof::new(&stage.payments, killed, &bank.charges()?, &first, &second);
+    stage.print(&proof)?;
     Ok(proof.holds())
 }
 
 /// What all workers share.
-struct Stage<'a> {
+struct Shared<'a> {
     queue: &'a Queue,
     store: String,
-    run: String,
+    run: &'a str,
     slow_order: String,
     folder: &'a Path,
 }
@@ -114,17 +104,17 @@ struct Pass {
     begun: PathBuf,
 }
 
-impl Stage<'_> {
+impl Shared<'_> {
     fn start(&self, pass: &str) -> Result<Pass, BoxError> {
         let path = self.folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
         let begun = self.folder.join(format!("{pass}.begun"));
         let (path, begun_path) = (path.display().to_string(), begun.display().to_string());
-        let arguments = ["worker", "--endpoint", self.queue.endpoint(), "--queue", self.queue.url()];
-        let arguments = arguments.into_iter().chain(["--store", &self.store, "--scope", &self.run]);
+        let arguments = ["--endpoint", self.queue.endpoint(), "--queue", self.queue.url()];
+        let arguments = arguments.into_iter().chain(["--store", &self.store, "--scope", self.run]);
         let arguments = arguments.chain(["--ledger", &path, "--slow-order", &self.slow_order]);
-        let arguments = arguments.chain(["--begun", &begun_path]).map(str::to_owned);
-        let crew = Crew::start(WORKERS, &arguments.collect::<Vec<_>>())?;
+        let bank = bank_place(self.folder).display().to_string();
+        let crew = Crew::start_workers(arguments.chain(["--begun", &begun_path, "--bank", &bank]))?;
         Ok(Pass { ledger, crew, begun })
     }
 }
@@ -141,7 +131,6 @@ impl Pass {
 
     /// Waits until the queue is empty, and stops the workers.
     fn finish(&mut self, queue: &Queue, bar: &ProgressBar) -> Result<(), BoxError> {
-        self.crew.wait_for(bar, || self.ledger.progress(), |_| queue.is_empty())?;
-        self.crew.stop()
+        self.crew.finish(bar, || self.ledger.progress(), || queue.is_empty())
     }
 }

@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use oncegate::BoxError;
-use oncegate_tests::{ElasticmqServer, Sqs};
+use oncegate_testkit::{ElasticmqServer, Sqs};
 use tokio::runtime::Runtime;
 
 /// How many messages are sent before the bar moves.
@@ -11,7 +11,7 @@ const CHUNK: usize = 500;
 pub(crate) struct Queue {
     runtime: Runtime,
     sqs: Sqs,
-    queue: oncegate_tests::Queue,
+    queue: oncegate_testkit::Queue,
     /// The server stops when this is dropped.
     _server: Option<ElasticmqServer>,
 }

@@ -7,8 +7,8 @@ use clap::Args;
 use oncegate::sqs::SqsSource;
 use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Message};
 use oncegate_examples::crew::{start_logging, told_to_stop};
-use oncegate_examples::payments::{Ledger, open_store};
-use oncegate_tests::Sqs;
+use oncegate_examples::payments::{Bank, Ledger, open_store};
+use oncegate_testkit::Sqs;
 
 use crate::billing::{self, Billing, Payment, Receipt};
 
@@ -30,6 +30,8 @@ pub(crate) struct Worker {
     store: String,
     #[arg(long)]
     scope: String,
+    #[arg(long)]
+    bank: PathBuf,
     #[arg(long)]
     ledger: PathBuf,
     /// The order on which the bank hangs.
@@ -75,7 +77,7 @@ impl Worker {
         let source = SqsSource::from_client(Sqs::at(self.endpoint).client().clone(), self.queue)
             .visibility(VISIBILITY)
             .wait(WAIT);
-        let billing = Billing { ledger: Ledger::open(&self.ledger)? };
+        let billing = Billing { bank: Bank::open(&self.bank)?, ledger: Ledger::open(&self.ledger)? };
         let billing = SlowBilling { billing, slow_order: self.slow_order, begun: self.begun };
         Consumer::new(source, gate, billing).concurrency(16).run_until(told_to_stop()).await?;
         Ok(())

@@ -11,13 +11,16 @@ use tokio::io::AsyncReadExt as _;
 /// When nothing moves for this long, something is wrong.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
+/// How many worker processes the programs about payments have.
+const WORKERS: usize = 3;
+
 /// Interval at which the workers' progress is read.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How far the workers are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// How many charges there are.
+    /// How many charges were asked for.
     pub charges: u64,
     /// How many duplicates were answered.
     pub answers: u64,
@@ -32,6 +35,15 @@ pub struct Crew {
 }
 
 impl Crew {
+    /// Starts the workers of a program about payments: three, as `worker` with these arguments.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn start_workers<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Result<Self, BoxError> {
+        let arguments = ["worker"].into_iter().chain(arguments).map(str::to_owned);
+        Self::start(WORKERS, &arguments.collect::<Vec<String>>())
+    }
+
     /// Starts so many workers; `arguments` is what each is given.
     ///
     /// # Errors
@@ -88,6 +100,20 @@ impl Crew {
         worker.kill()?;
         worker.wait()?;
         Ok(self.workers.swap_remove(busiest).id())
+    }
+
+    /// Waits until everything is done, showing progress, and stops the workers.
+    ///
+    /// # Errors
+    /// When nothing moves, or a worker ends by itself or not well.
+    pub fn finish(
+        &mut self,
+        bar: &ProgressBar,
+        progress: impl Fn() -> Result<Progress, BoxError>,
+        is_done: impl Fn() -> bool,
+    ) -> Result<(), BoxError> {
+        self.wait_for(bar, progress, |_| is_done())?;
+        self.stop()
     }
 
     /// Closing a worker's standard input asks it to stop; it finishes what it has started, commits and leaves.

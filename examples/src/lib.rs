@@ -1,18 +1,25 @@
-//! Shared parts of the examples: a broker, a database, and worker processes that can be killed.
+//! Shared parts of the examples: their stage, a broker, a database, and worker processes that can be killed.
 //!
 //! What you would write yourself is in `payments/{billing,worker}.rs`, `payments_sqs/worker.rs`, `payments_http/`,
-//! `payments_postgres/worker.rs` and `outbox/`.
+//! `payments_postgres/worker.rs`, `batch/` and `outbox/`.
 
 pub mod broker;
 pub mod crew;
 pub mod database;
 pub mod payments;
 pub mod show;
+pub mod stage;
 
 /// The guide's programs, compiled and run as documentation tests.
 #[cfg(all(doctest, feature = "sqs"))]
 #[doc = include_str!("../../docs/GUIDE.md")]
 pub mod guide {}
+
+/// The programs of the manuals of SQLite and SQS, compiled as documentation tests.
+#[cfg(all(doctest, feature = "sqs"))]
+#[doc = include_str!("../../docs/SQLITE.md")]
+#[doc = include_str!("../../docs/SQS.md")]
+pub mod manuals {}
 
 /// The programs of the HTTP manual, compiled as documentation tests.
 #[cfg(all(doctest, feature = "sqs"))]

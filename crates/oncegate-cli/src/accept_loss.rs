@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use oncegate::admin::{self, AcceptedLoss};
 use oncegate::core::key::Scope;
 use oncegate::core::store::Halt;
-use oncegate::journal::Entry;
-use oncegate::operate::{self, AcceptedLoss};
+use oncegate::journal::JournalEntry;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
@@ -24,7 +24,7 @@ const SCHEMA: &str = "oncegate.accept-loss/1";
 ///
 /// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct AcceptLossArgs {
     #[command(flatten)]
     store: StoreArgs,
 
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct AcceptLossDocument<'a> {
     schema: &'static str,
     scope: &'a str,
     /// Whether it was halted.
@@ -54,10 +54,10 @@ struct Document<'a> {
     done: bool,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &AcceptLossArgs) -> Result<Exit, Problem> {
     let found = async {
         let store = args.store.open().await?;
-        let halt = operate::halt_of(&*store, &args.scope).await?;
+        let halt = admin::halt_of(&*store, &args.scope).await?;
         Ok((store, halt))
     };
     let (store, halt) = within(args.answer.timeout, found).await?;
@@ -74,11 +74,11 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     }
     let question = "messages whose records are lost will run again: accept the loss?";
     let journal = args.change.begin(question, "accept the loss").await?;
-    journal.note_now(Entry::now("accept_loss_begins").key(&args.scope))?;
-    let accept = async { Ok(operate::accept_loss(&*store, &args.scope, &halt).await?) };
+    journal.note_now(JournalEntry::now("accept_loss_begins").key(&args.scope))?;
+    let accept = async { Ok(admin::accept_loss(&*store, &args.scope, &halt).await?) };
     match within(args.answer.timeout, accept).await? {
         AcceptedLoss::Accepted(_) => {
-            journal.note_now(Entry::now("accept_loss").key(&args.scope))?;
+            journal.note_now(JournalEntry::now("accept_loss").key(&args.scope))?;
             tell(args, Some(&halt), true)?;
             Ok(Exit::Yes)
         }
@@ -97,7 +97,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     }
 }
 
-fn words(args: &Args, halt: &Halt) -> String {
+fn words(args: &AcceptLossArgs, halt: &Halt) -> String {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(halt.at_ms);
     format!(
         "scope      {}\nhalted     {}\nreason     {}\n",
@@ -107,9 +107,9 @@ fn words(args: &Args, halt: &Halt) -> String {
     )
 }
 
-fn tell(args: &Args, halt: Option<&Halt>, done: bool) -> Result<(), Problem> {
+fn tell(args: &AcceptLossArgs, halt: Option<&Halt>, done: bool) -> Result<(), Problem> {
     if args.answer.json {
-        return output::answer_json(&Document {
+        return output::answer_json(&AcceptLossDocument {
             schema: SCHEMA,
             scope: args.scope.as_str(),
             halted: halt.is_some(),

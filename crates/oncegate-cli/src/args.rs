@@ -7,13 +7,32 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::admin::dry_run::DryRun;
 use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
 use oncegate::core::store::Store;
-use oncegate::dry_run::DryRun;
 use oncegate::{FingerprintSpec, Key};
 
 use crate::exit::{Exit, Problem};
 use crate::store::StoreArgs;
+
+/// What `--key` takes, in a line.
+pub(crate) const KEY_HELP: &str = "The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or \
+                                   message-key or message-id, or JSON, which may have a tenant";
+
+/// What `--key` takes.
+pub(crate) const KEY_FORMS: &str = r#"The key: the parts of a message that identify it. Its forms are
+
+order_id,amount:decimal
+    fields of a JSON payload, nested ones as customer.id or items.0.sku; each may have normalisers:
+    trim, lowercase, nfc, decimal, timestamp-days, timestamp-seconds, timestamp-millis,
+    timestamp-micros, timestamp-nanos, as in email:trim:lowercase,taken_at:timestamp-seconds
+payload-except:sent_at,trace.id
+    the JSON payload without these fields; payload is the whole of it
+header:x-id, message-key, message-id
+    a header, the broker's key of the message, the queue's id of the message
+{"json":["order_id",{"path":"amount","as":"decimal"}],"tenant":{"header":"x-tenant"}}
+    the same as JSON, as in a configuration file; only this form has a tenant, which is a header
+    or a field ({"json":"customer.tenant"})"#;
 
 /// How the answer is printed.
 #[derive(Debug, clap::Args)]
@@ -37,9 +56,7 @@ pub(crate) struct GateArgs {
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     pub(crate) scope: Scope,
 
-    /// The key of the consumer's gate: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
-    /// or message-id
-    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     pub(crate) key: Key,
 
     /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use oncegate::journal::{Entry, JournalFile};
+use oncegate::journal::{JournalEntry, JournalFile};
 
 use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
@@ -27,7 +27,7 @@ pub(crate) struct ChangeArgs {
     #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
     journal: Option<PathBuf>,
 
-    /// Who does it, for the journal [default: the user's name]
+    /// Who does it, for the journal [default: the user's name, or number]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_OPERATOR")]
     by: Option<String>,
 }
@@ -63,13 +63,13 @@ pub(crate) struct Written {
 
 impl Written {
     /// Writes an entry with who and why.
-    pub(crate) fn note(&self, entry: Entry) -> Result<(), Problem> {
+    pub(crate) fn note(&self, entry: JournalEntry) -> Result<(), Problem> {
         let entry = entry.by(self.by.as_str()).reason(&self.why);
         self.file.append(&entry).map_err(|error| self.failed(&error))
     }
 
     /// Writes an entry, and waits until it is on the disk.
-    pub(crate) fn note_now(&self, entry: Entry) -> Result<(), Problem> {
+    pub(crate) fn note_now(&self, entry: JournalEntry) -> Result<(), Problem> {
         self.note(entry)?;
         self.file.sync().map_err(|error| self.failed(&error))
     }
@@ -87,6 +87,8 @@ fn default_path() -> Option<PathBuf> {
 }
 
 fn user() -> String {
-    let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
-    named.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+    let set = |name: &&str| std::env::var(name).ok().filter(|name| !name.is_empty());
+    // Services and containers often have none of these.
+    let number = || format!("uid {}", rustix::process::getuid().as_raw());
+    ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(set).unwrap_or_else(number)
 }

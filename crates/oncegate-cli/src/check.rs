@@ -20,7 +20,7 @@ const SCHEMA: &str = "oncegate.check/1";
 /// brokers are checked as by `oncegate doctor`, once there are no errors. Exit code 1: the configuration has errors, or
 /// there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct CheckArgs {
     /// The configuration
     #[arg(value_name = "FILE")]
     config: PathBuf,
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct CheckDocument<'a> {
     schema: &'static str,
     ok: bool,
     findings: &'a [Finding],
@@ -54,7 +54,7 @@ struct Document<'a> {
     online: Option<&'a Report>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
     let loaded = config::load(Some(&args.config), |_| Vec::new(), secrets)?;
     let findings = &loaded.findings;
@@ -74,7 +74,13 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     };
     if args.answer.json {
         let (findings, online) = (&*findings.all, online.as_ref());
-        output::answer_json(&Document { schema: SCHEMA, ok: exit == Exit::Yes, findings, settings, online })?;
+        output::answer_json(&CheckDocument {
+            schema: SCHEMA,
+            ok: exit == Exit::Yes,
+            findings,
+            settings,
+            online,
+        })?;
         return Ok(exit);
     }
     if !findings.all.is_empty() {

@@ -4,9 +4,10 @@ use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
+use oncegate::BoxError;
+use oncegate::admin::dry_run::DryRunError;
 use oncegate::core::key::KeySpecError;
 use oncegate::core::store::StoreError;
-use oncegate::dry_run::DryRunError;
 use oncegate::source::SourceError;
 
 /// The exit codes, the same for every command. From 65 on they are those of BSD's `sysexits`.
@@ -68,6 +69,11 @@ impl Problem {
         Self { text: format!("{consumer}: {}", self.text), ..self }
     }
 
+    /// The same problem, followed by the text of another one.
+    pub(crate) fn and(self, other: &Self) -> Self {
+        Self { text: format!("{}\n{}", self.text, other.text), ..self }
+    }
+
     /// Prints the problem to standard error, and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("oncegate: {}", self.text);
@@ -86,6 +92,15 @@ impl fmt::Display for Problem {
 pub(crate) fn not_opened(error: &SourceError) -> Problem {
     let exit = if error.source().is_some() { Exit::Unreachable } else { Exit::Configuration };
     Problem::caused(exit, error)
+}
+
+/// As for a source; an error of another kind comes from the server.
+pub(crate) fn dead_letters_not_opened(error: &BoxError) -> Problem {
+    let problem = match error.downcast_ref::<SourceError>() {
+        Some(error) => not_opened(error),
+        None => Problem::caused(Exit::Unreachable, &**error),
+    };
+    problem.of("dead letters")
 }
 
 impl From<SourceError> for Problem {

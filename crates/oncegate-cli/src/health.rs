@@ -24,7 +24,7 @@ const ANSWER_MAX_BYTES: usize = 1024 * 1024;
 /// For container health checks and scripts: it requests /readyz once and prints the answer, with its reasons. Exit code
 /// 0: the consumer is ready; 1: it is not ready; 69: there is no answer.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct HealthArgs {
     /// The URL of the consumer's readiness probe
     #[arg(long, value_name = "URL", env = "ONCEGATE_HEALTH", default_value = "http://127.0.0.1:9464/readyz")]
     url: Uri,
@@ -40,7 +40,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document {
+struct HealthDocument {
     schema: &'static str,
     ready: bool,
     status: u16,
@@ -48,7 +48,7 @@ struct Document {
     said: serde_json::Value,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &HealthArgs) -> Result<Exit, Problem> {
     if args.url.scheme_str() != Some("http") || args.url.host().is_none() {
         return Err(Problem::new(Exit::Usage, "--url must be http://host:port/path; there is no TLS here"));
     }
@@ -56,7 +56,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let ready = status.is_success();
     if args.json {
         let said = serde_json::from_str(&said).unwrap_or(serde_json::Value::String(said));
-        output::answer_json(&Document { schema: SCHEMA, ready, status: status.as_u16(), said })?;
+        output::answer_json(&HealthDocument { schema: SCHEMA, ready, status: status.as_u16(), said })?;
     } else {
         let word = if ready { "ready" } else { "not ready" };
         output::answer(&format!("{word} ({status})\n{}", output::plain(said.trim())))?;
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if ready { Exit::Yes } else { Exit::No })
 }
 
-async fn ask(args: &Args) -> Result<(StatusCode, String), Problem> {
+async fn ask(args: &HealthArgs) -> Result<(StatusCode, String), Problem> {
     let away = |error: &dyn std::error::Error| {
         let why = Problem::caused(Exit::Unreachable, error);
         Problem::new(Exit::Unreachable, format!("no answer from {}: {why}", args.url))

@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use oncegate::codec::describe_stored;
 use oncegate::core::key::StoreKey;
-use oncegate::core::record::{Fence, Recovery, State};
+use oncegate::core::record::{FencingToken, Recovery, State};
 use oncegate::core::store::RecordSnapshot;
-use oncegate::journal::{Entry, JournalFile};
+use oncegate::journal::{JournalEntry, JournalFile};
 use serde::Serialize;
 use tracing::warn;
 
@@ -28,7 +28,7 @@ const ENTRIES_MOST: u32 = 100;
 ///
 /// The key is given as it appears in logs and dead letters, or derived from a message. Exit code 1: there is no record.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct InspectArgs {
     #[command(flatten)]
     record: RecordArgs,
 
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`. Times are in milliseconds from now, on the store's clock.
 #[derive(Debug, Default, Serialize)]
-struct Document {
+struct InspectDocument {
     schema: &'static str,
     key: String,
     /// `absent`, `pending`, `released`, `completed` or `failed`.
@@ -56,7 +56,7 @@ struct Document {
     #[serde(skip_serializing_if = "Option::is_none")]
     protected_for_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    fence: Option<u64>,
+    fencing_token: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,15 +73,15 @@ struct Document {
     promise: Option<Promised>,
     /// The journals' entries for the key, the oldest first.
     #[serde(skip_serializing_if = "Option::is_none")]
-    journal: Option<Vec<Entry>>,
+    journal: Option<Vec<JournalEntry>>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
-    let (key, found, promise) = within(args.answer.timeout, look(args)).await?;
+pub(crate) async fn run(args: &InspectArgs) -> Result<Exit, Problem> {
+    let (key, found, promise) = within(args.answer.timeout, read(args)).await?;
     let of_store = within(args.answer.timeout, of_store(args, &key)).await?;
     let journal = told(args.journal.as_deref().map(|path| entries(path, &key)).transpose()?, of_store);
     if args.answer.json {
-        let document = Document { promise: Some(promise), journal, ..document(&key, found.as_ref()) };
+        let document = InspectDocument { promise: Some(promise), journal, ..document(&key, found.as_ref()) };
         output::answer_json(&document)?;
     } else {
         let mut store = Table::default();
@@ -92,7 +92,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
 
-async fn look(args: &Args) -> Result<(StoreKey, Option<RecordSnapshot>, Promised), Problem> {
+async fn read(args: &InspectArgs) -> Result<(StoreKey, Option<RecordSnapshot>, Promised), Problem> {
     let (store, key, found) = args.record.find().await?;
     Ok((key, found, Promised::by(&*store).await))
 }
@@ -107,11 +107,11 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
     };
     let protected = record.protected_for(*now);
     let next = match &record.state {
-        State::Pending { token, attempt, recovery, fence } => {
+        State::Pending { token, attempt, recovery, fencing_token } => {
             table.text("state", "pending: claimed, and not finished");
             table.text("attempt", format!("{attempt}{}", recovery_words(*recovery)));
             table.text("owner", format!("{:?}", token.tag()));
-            fence_words(&mut table, *fence);
+            fencing_token_words(&mut table, *fencing_token);
             let (lease, next) = match protected {
                 Some(left) => (
                     format!("{} left, unless its owner extends it", span(left)),
@@ -126,11 +126,11 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
             table.text("lease", lease);
             next
         }
-        State::Released { attempt, recovered, fence, reason, .. } => {
+        State::Released { attempt, recovered, fencing_token, reason, .. } => {
             table.text("state", "released: waiting for its next attempt");
             let earlier = if *recovered { ", one of which ended without an outcome" } else { "" };
             table.text("attempts", format!("{attempt} counted{earlier}"));
-            fence_words(&mut table, *fence);
+            fencing_token_words(&mut table, *fencing_token);
             table.text("reason", if reason.is_empty() { "none given" } else { reason });
             match protected {
                 Some(left) => format!("a delivery would run the handler after {}", span(left)),
@@ -171,14 +171,14 @@ fn recovery_words(recovery: Recovery) -> &'static str {
     }
 }
 
-fn fence_words(table: &mut Table, fence: Option<Fence>) {
-    if let Some(Fence(fence)) = fence {
-        table.text("fence", fence.to_string());
+fn fencing_token_words(table: &mut Table, fencing_token: Option<FencingToken>) {
+    if let Some(FencingToken(number)) = fencing_token {
+        table.text("fencing token", number.to_string());
     }
 }
 
 /// The last entries for the key in the store's own journal. A user without the right to read it still sees the record.
-async fn of_store(args: &Args, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
+async fn of_store(args: &InspectArgs, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
     match args.record.store.history(key, ENTRIES_MOST).await {
         Err(problem) if problem.exit() == Exit::Configuration => {
             warn!("the store's journal is not shown: {problem}");
@@ -189,7 +189,7 @@ async fn of_store(args: &Args, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
 }
 
 /// The entries of both journals in the order of time; `None` if there is no journal.
-fn told(of_file: Option<Vec<Entry>>, of_store: Vec<Entry>) -> Option<Vec<Entry>> {
+fn told(of_file: Option<Vec<JournalEntry>>, of_store: Vec<JournalEntry>) -> Option<Vec<JournalEntry>> {
     if of_file.is_none() && of_store.is_empty() {
         return None;
     }
@@ -200,7 +200,7 @@ fn told(of_file: Option<Vec<Entry>>, of_store: Vec<Entry>) -> Option<Vec<Entry>>
 }
 
 /// The last entries for the key in a journal file.
-fn entries(path: &Path, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
+fn entries(path: &Path, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
     match JournalFile::about(path, key.as_str(), ENTRIES_MOST as usize) {
         // The environment may name a journal that does not exist yet.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -212,10 +212,10 @@ fn entries(path: &Path, key: &StoreKey) -> Result<Vec<Entry>, Problem> {
     }
 }
 
-fn history(entries: &[Entry]) -> String {
+fn history(entries: &[JournalEntry]) -> String {
     let mut text =
         format!("\njournal, the last {} entries (~: a best effort, others may be missing):\n", entries.len());
-    for Entry { at_ms, event, attempt, run, origin, by, reason, best_effort, .. } in entries {
+    for JournalEntry { at_ms, event, attempt, run, origin, by, reason, best_effort, .. } in entries {
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(*at_ms);
         let mark = if *best_effort { '~' } else { ' ' };
         text.push_str(&format!("{mark} {}  {}", output::time(at), plain(event)));
@@ -251,38 +251,45 @@ pub(crate) fn state(found: Option<&RecordSnapshot>) -> &'static str {
     }
 }
 
-fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> Document {
-    let base = Document { schema: SCHEMA, key: key.to_string(), state: state(found), ..Document::default() };
+fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
+    let base = InspectDocument {
+        schema: SCHEMA,
+        key: key.to_string(),
+        state: state(found),
+        ..InspectDocument::default()
+    };
     let Some(found @ RecordSnapshot { now, record }) = found else {
         return base;
     };
-    let base = Document {
+    let base = InspectDocument {
         fingerprinted: record.fingerprint.is_some(),
         expires_in_ms: Some(millis(left(found))),
         ..base
     };
     let protected_for_ms = Some(record.protected_for(*now).map_or(0, millis));
-    let number = |fence: &Option<Fence>| fence.map(|Fence(fence)| fence);
+    let number = |fencing_token: &Option<FencingToken>| fencing_token.map(|FencingToken(number)| number);
     match &record.state {
-        State::Pending { attempt, recovery, fence, .. } => Document {
+        State::Pending { attempt, recovery, fencing_token, .. } => InspectDocument {
             attempt: Some(*attempt),
             recovered: Some(recovery.recovered()),
-            fence: number(fence),
+            fencing_token: number(fencing_token),
             protected_for_ms,
             ..base
         },
-        State::Released { attempt, recovered, fence, reason, .. } => Document {
+        State::Released { attempt, recovered, fencing_token, reason, .. } => InspectDocument {
             attempt: Some(*attempt),
             recovered: Some(*recovered),
-            fence: number(fence),
+            fencing_token: number(fencing_token),
             reason: Some(reason.clone()),
             protected_for_ms,
             ..base
         },
-        State::Completed { result, .. } => {
-            Document { result: Some(describe_stored(result)), result_bytes: Some(result.len()), ..base }
-        }
-        State::Failed { attempt, handed_over, reason, .. } => Document {
+        State::Completed { result, .. } => InspectDocument {
+            result: Some(describe_stored(result)),
+            result_bytes: Some(result.len()),
+            ..base
+        },
+        State::Failed { attempt, handed_over, reason, .. } => InspectDocument {
             attempt: Some(*attempt),
             handed_over: Some(*handed_over),
             reason: Some(reason.clone()),
@@ -299,7 +306,7 @@ mod tests {
 
     const NOW: StoreTime = StoreTime::from_millis(1_000_000);
 
-    fn shown(expires_in: Duration, state: State) -> (String, Document) {
+    fn shown(expires_in: Duration, state: State) -> (String, InspectDocument) {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
         let record = Record { expires_at: NOW + expires_in, fingerprint: None, state };
         let found = RecordSnapshot { now: NOW, record };
@@ -308,7 +315,7 @@ mod tests {
 
     fn pending(recovery: Recovery) -> State {
         let token = Token::from_bits(u128::MAX);
-        State::Pending { token, attempt: 2, recovery, fence: Some(Fence(77)) }
+        State::Pending { token, attempt: 2, recovery, fencing_token: Some(FencingToken(77)) }
     }
 
     fn check(text: &str, lines: &[&str]) {
@@ -322,7 +329,13 @@ mod tests {
         let (text, json) = shown(TAIL + Duration::from_secs(26), pending(Recovery::Takeover));
         check(
             &text,
-            &["attempt    2; the one before", "26.0 s left", "fence      77", "ffffffff…", "would wait"],
+            &[
+                "attempt        2; the one before",
+                "26.0 s left",
+                "fencing token  77",
+                "ffffffff…",
+                "would wait",
+            ],
         );
         assert!(!text.contains("ffffffffff"), "the token is the owner's alone");
         assert_eq!(
@@ -334,7 +347,10 @@ mod tests {
     #[test]
     fn an_abandoned_attempt() {
         let (text, json) = shown(TAIL - Duration::from_secs(5), pending(Recovery::None));
-        check(&text, &["lease      over", "run the handler, as attempt 3", "forgotten  in 29 d 23 h"]);
+        check(
+            &text,
+            &["lease          over", "run the handler, as attempt 3", "forgotten      in 29 d 23 h"],
+        );
         assert_eq!((json.protected_for_ms, json.recovered), (Some(0), Some(false)));
     }
 
@@ -342,10 +358,10 @@ mod tests {
     fn a_retry_that_waits() {
         let by = TokenTag([0; 4]);
         let reason = "bank\nis closed".to_owned();
-        let state = State::Released { by, attempt: 1, recovered: false, fence: None, reason };
+        let state = State::Released { by, attempt: 1, recovered: false, fencing_token: None, reason };
         let (text, json) = shown(TAIL + Duration::from_secs(90), state);
         check(&text, &[r"reason     bank\nis closed", "after 1 min 30 s", "attempts   1 counted"]);
-        assert_eq!((json.state, json.attempt, json.fence), ("released", Some(1), None));
+        assert_eq!((json.state, json.attempt, json.fencing_token), ("released", Some(1), None));
     }
 
     #[test]

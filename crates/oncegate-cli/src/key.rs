@@ -5,7 +5,7 @@ use oncegate::core::key::{Explanation, KeyInput, Scope, StoreKey, vectors};
 use serde::Serialize;
 use tracing::warn;
 
-use crate::args::MessageArgs;
+use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
 use crate::exit::{Exit, Problem};
 use crate::output;
 
@@ -19,9 +19,15 @@ const EXAMPLE: &str = "example";
 ///
 /// The payload comes from a file or from standard input. The answer shows the values of the key's fields.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
-    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", required_unless_present = "vectors")]
+pub(crate) struct KeyArgs {
+    #[arg(
+        long,
+        value_name = "SPEC",
+        env = "ONCEGATE_KEY",
+        required_unless_present = "vectors",
+        help = KEY_HELP,
+        long_help = KEY_FORMS
+    )]
     key: Option<Key>,
 
     /// The scope of the consumer's gate
@@ -46,7 +52,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct KeyDocument<'a> {
     schema: &'static str,
     canonical: &'a [String],
     canonical_hex: String,
@@ -63,7 +69,7 @@ struct VectorsDocument {
     wrong: Vec<String>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
     if args.vectors {
         return check_vectors(args.json);
     }
@@ -83,7 +89,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     let explanation = explain(key, &scope, route, &args.message).await?;
     if args.json {
         let canonical_hex = explanation.canonical().iter().map(|byte| format!("{byte:02x}")).collect();
-        output::answer_json(&Document {
+        output::answer_json(&KeyDocument {
             schema: SCHEMA,
             canonical: explanation.lines(),
             canonical_hex,

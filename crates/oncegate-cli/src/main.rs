@@ -1,20 +1,22 @@
 //! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `migrate` creates tables,
-//! `sweep` deletes large results, `reset` and `dead-letters redrive` reopen records, and `accept-loss` resumes a halted
-//! scope. No other command changes anything: neither the store, nor the topic, nor what a consumer group has committed.
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `init` writes files,
+//! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
+//! `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope, and `accept-dead-letters` a consumer that
+//! has stopped at its dead-letter limit. No other command changes anything: neither the store, nor the topic, nor what a consumer
 //! `peek` and `dead-letters` use up receives of a queue's messages, and require a flag for that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
-use tracing::debug;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use tracing::{debug, error};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
+mod accept_dead_letters;
 mod accept_loss;
 mod args;
 mod change;
@@ -27,6 +29,7 @@ mod estimate;
 mod exit;
 mod generated;
 mod health;
+mod init;
 mod inspect;
 mod key;
 mod output;
@@ -39,6 +42,7 @@ mod run;
 mod schema;
 mod store;
 mod sweep;
+mod topics;
 #[cfg(feature = "otlp")]
 mod traces;
 
@@ -54,33 +58,51 @@ use exit::{Exit, Problem};
 )]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
+    /// The format of logs on standard error
+    #[arg(long, value_name = "FORMAT", env = "ONCEGATE_LOG_FORMAT", default_value = "text", global = true)]
+    log_format: LogFormat,
+
     #[command(subcommand)]
     command: Command,
+}
+
+/// The format of logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
 }
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 yes or done, 1 the answer is no, 2 usage, 65 bad input, 69 store or broker unreachable,
 70 a bug, 75 timed out, 78 configuration, 130 interrupted.
-The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more.";
+The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more, and
+--log-format json logs one JSON object a line.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(Box<run::Args>),
-    Check(check::Args),
-    WorkerTest(run::conformance::Args),
+    Init(Box<init::InitArgs>),
+    Run(Box<run::RunArgs>),
+    Check(check::CheckArgs),
+    WorkerTest(run::conformance::WorkerTestArgs),
     Schema(check::SchemaArgs),
-    Replay(replay::Args),
-    Peek(peek::Args),
-    Key(key::Args),
-    Sweep(sweep::Args),
-    Inspect(inspect::Args),
-    Reset(reset::Args),
-    AcceptLoss(accept_loss::Args),
     #[command(subcommand)]
-    DeadLetters(dead_letters::Command),
-    Doctor(doctor::Args),
-    Estimate(estimate::Args),
-    Health(health::Args),
+    Topics(topics::TopicsCommand),
+    Replay(replay::ReplayArgs),
+    Peek(peek::PeekArgs),
+    Key(key::KeyArgs),
+    Sweep(sweep::SweepArgs),
+    Inspect(inspect::InspectArgs),
+    Reset(reset::ResetArgs),
+    AcceptLoss(accept_loss::AcceptLossArgs),
+    AcceptDeadLetters(accept_dead_letters::AcceptDeadLettersArgs),
+    #[command(subcommand)]
+    DeadLetters(dead_letters::DeadLettersCommand),
+    Doctor(doctor::DoctorArgs),
+    Estimate(estimate::EstimateArgs),
+    Health(health::HealthArgs),
     Sql(schema::SqlArgs),
     Migrate(schema::MigrateArgs),
     Completions(generated::CompletionsArgs),
@@ -93,13 +115,17 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     // Dropped at the end: the remaining traces are sent then.
-    let _traces = match start_logging(&cli.command) {
+    let _traces = match start_logging(&cli.command, cli.log_format) {
         Ok(traces) => traces,
         Err(problem) => return problem.report(),
     };
     let answered = catch_unwind(AssertUnwindSafe(|| answer(&cli.command)));
     match answered {
         Ok(Ok(exit)) => exit.into(),
+        Ok(Err(problem)) if cli.log_format == LogFormat::Json => {
+            error!(exit_code = problem.exit() as u8, "{problem}");
+            problem.exit().into()
+        }
         Ok(Err(problem)) => problem.report(),
         // The panic hook has printed the panic already.
         Err(_) => Exit::Bug.into(),
@@ -114,10 +140,12 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
         let command = async {
             debug!("started");
             match command {
-                Command::Run(args) => run::run(args).await,
+                Command::Init(args) => init::run(args),
+                Command::Run(args) => Box::pin(run::run(args)).await,
                 Command::Check(args) => check::run(args).await,
                 Command::WorkerTest(args) => run::conformance::run(args).await,
                 Command::Schema(args) => check::schema(args),
+                Command::Topics(command) => topics::run(command).await,
                 Command::Replay(args) => replay::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
@@ -125,6 +153,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Inspect(args) => inspect::run(args).await,
                 Command::Reset(args) => reset::run(args).await,
                 Command::AcceptLoss(args) => accept_loss::run(args).await,
+                Command::AcceptDeadLetters(args) => accept_dead_letters::run(args).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
                 Command::Doctor(args) => doctor::run(args).await,
                 Command::Estimate(args) => estimate::run(args).await,
@@ -138,7 +167,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
         tokio::select! {
             // First, so that an interrupt never ends the process without a message.
             biased;
-            _ = tokio::signal::ctrl_c(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            () = oncegate::shutdown_signal(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
             answer = command => answer,
         }
     });
@@ -162,22 +191,25 @@ impl Command {
 #[cfg(feature = "otlp")]
 type Traces = Option<traces::Traces>;
 #[cfg(not(feature = "otlp"))]
-type Traces = ();
+type Traces = Option<std::convert::Infallible>;
 
-fn start_logging(command: &Command) -> Result<Traces, Problem> {
+fn start_logging(command: &Command, format: LogFormat) -> Result<Traces, Problem> {
     let filter =
         EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
-    let subscriber = tracing_subscriber::registry().with(text.with_filter(filter.from_env_lossy()));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.with_ansi(false).json().boxed(),
+    };
+    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter.from_env_lossy()));
     #[cfg(feature = "otlp")]
     let traces = traces::Traces::start()?;
     #[cfg(feature = "otlp")]
     let subscriber = subscriber.with(traces.as_ref().map(traces::Traces::layer));
     subscriber.init();
-    #[cfg(feature = "otlp")]
-    return Ok(traces);
     #[cfg(not(feature = "otlp"))]
-    Ok(())
+    let traces = None;
+    Ok(traces)
 }

@@ -30,11 +30,11 @@ pub(crate) fn answer_json(document: &impl Serialize) -> Result<(), Problem> {
 /// Lines of a name and a value, with the values in one column; numbers are aligned at their end.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    rows: Vec<Row>,
+    rows: Vec<FactRow>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct FactRow {
     name: String,
     value: String,
     numeric: bool,
@@ -44,7 +44,7 @@ struct Row {
 impl Table {
     pub(crate) fn text(&mut self, name: &str, value: impl AsRef<str>) {
         let value = plain(value.as_ref());
-        self.rows.push(Row { name: name.to_owned(), value, numeric: false, note: String::new() });
+        self.rows.push(FactRow { name: name.to_owned(), value, numeric: false, note: String::new() });
     }
 
     pub(crate) fn number(&mut self, name: &str, value: u64) {
@@ -53,7 +53,7 @@ impl Table {
 
     pub(crate) fn noted(&mut self, name: &str, value: u64, note: &str) {
         let (name, note) = (name.to_owned(), note.to_owned());
-        self.rows.push(Row { name, value: grouped(value), numeric: true, note });
+        self.rows.push(FactRow { name, value: grouped(value), numeric: true, note });
     }
 
     pub(crate) fn render(&self) -> String {
@@ -62,7 +62,7 @@ impl Table {
         let numeric = self.rows.iter().filter(|row| row.numeric);
         let numbers = numeric.map(|row| width(&row.value)).max().unwrap_or(0);
         let mut out = String::new();
-        for Row { name, value, numeric, note } in &self.rows {
+        for FactRow { name, value, numeric, note } in &self.rows {
             let numbers = if *numeric { numbers } else { 0 };
             let line = format!("{name:names$}  {value:>numbers$}  {note}");
             out.push_str(line.trim_end());

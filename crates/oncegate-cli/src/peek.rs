@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncegate::dry_run::{Known, ReplayReport};
+use oncegate::admin::dry_run::{Known, ReplayReport};
 use oncegate::source::{AckHandle, Delivery, Source as _};
 use oncegate::sqs::{Body, SqsSource};
 use oncegate::{Counters, Message};
@@ -43,7 +43,7 @@ const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
 ///
 /// Exit code 0: none of the messages would run a handler or go to the dead letters, and all were seen.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct PeekArgs {
     /// The queue: its URL, or its name where region and account are those of the environment
     #[arg(long, value_name = "QUEUE")]
     queue: String,
@@ -77,7 +77,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct PeekDocument<'a> {
     schema: &'static str,
     queue: &'a str,
     store: String,
@@ -91,13 +91,13 @@ struct Document<'a> {
     report: &'a ReplayReport,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &PeekArgs) -> Result<Exit, Problem> {
     let started = Instant::now();
     let (report, complete) = within(args.answer.timeout, examine(args)).await?;
     let took = started.elapsed();
     let passed = complete && report.changes_nothing();
     if args.answer.json {
-        output::answer_json(&Document {
+        output::answer_json(&PeekDocument {
             schema: SCHEMA,
             queue: &args.queue,
             store: args.gate.store.redacted(),
@@ -115,7 +115,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// Returns the report, and whether all messages of the queue were examined.
-async fn examine(args: &Args) -> Result<(ReplayReport, bool), Problem> {
+async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
     args.check()?;
     let mut examination = args.gate.proof(args.gate.store.open().await?).open().await?;
     if examination.known() == Known::Nothing {
@@ -147,7 +147,7 @@ async fn examine(args: &Args) -> Result<(ReplayReport, bool), Problem> {
     Ok((report?, complete))
 }
 
-impl Args {
+impl PeekArgs {
     fn check(&self) -> Result<(), Problem> {
         let refuse = |why: &str| Err(Problem::new(Exit::Usage, why));
         if self.queue.ends_with(".fifo") {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use oncegate::Key;
+use oncegate::admin;
+use oncegate::admin::dry_run::{DryRun, Known};
 use oncegate::core::key::{Digest, Scope, StoreKey};
 use oncegate::core::store::{RecordSnapshot, Store};
-use oncegate::dry_run::{DryRun, Known};
-use oncegate::operate;
 use tracing::warn;
 
 use crate::args::MessageArgs;
@@ -61,7 +61,7 @@ impl RecordArgs {
                 return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
             }
         };
-        let found = operate::read(&*store, &key).await?;
+        let found = admin::read(&*store, &key).await?;
         Ok((store, key, found))
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use oncegate::dry_run::{Examination, Example, Known, ReplayReport};
+use oncegate::admin::dry_run::{Examination, Example, Known, ReplayReport};
 use oncegate::kafka::TopicReader;
 use serde::Serialize;
 use tracing::warn;
@@ -28,7 +28,7 @@ const SCHEMA: &str = "oncegate.replay/1";
 ///
 /// A queue has no beginning to read from: use `peek` for the messages of a queue.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ReplayArgs {
     /// Kafka's addresses, `host:port`, several with commas
     #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
     brokers: String,
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct ReplayDocument<'a> {
     schema: &'static str,
     topics: &'a [String],
     store: String,
@@ -70,13 +70,13 @@ struct Document<'a> {
     report: &'a ReplayReport,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     let started = Instant::now();
     let (known, promise, report) = within(args.answer.timeout, examine(args)).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
     if args.answer.json {
-        output::answer_json(&Document {
+        output::answer_json(&ReplayDocument {
             schema: SCHEMA,
             topics: &args.topics,
             store: args.gate.store.redacted(),
@@ -104,7 +104,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn examine(args: &Args) -> Result<(Known, Promised, ReplayReport), Problem> {
+async fn examine(args: &ReplayArgs) -> Result<(Known, Promised, ReplayReport), Problem> {
     args.check()?;
     let store = args.gate.store.open().await?;
     let promise = Promised::by(&*store).await;
@@ -148,7 +148,7 @@ fn progress(total: u64) -> ProgressBar {
     ProgressBar::new(total).with_style(style)
 }
 
-impl Args {
+impl ReplayArgs {
     fn check(&self) -> Result<(), Problem> {
         let mut seen = HashSet::new();
         match self.topics.iter().find(|topic| !seen.insert(topic.as_str())) {

@@ -1,10 +1,10 @@
 //! `oncegate reset`: reopens one record, so that its message runs once more.
 
+use oncegate::admin::{self, Reopened};
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::State;
 use oncegate::core::store::{RecordSnapshot, Store};
-use oncegate::journal::Entry;
-use oncegate::operate::{self, Reopened};
+use oncegate::journal::JournalEntry;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
@@ -24,7 +24,7 @@ const SCHEMA: &str = "oncegate.reset/1";
 ///
 /// Exit code 1: there is no record, or it has changed meanwhile; nothing was changed.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ResetArgs {
     #[command(flatten)]
     record: RecordArgs,
 
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct ResetDocument<'a> {
     schema: &'static str,
     key: &'a str,
     /// The state before the reset, as `oncegate inspect` names it.
@@ -50,7 +50,7 @@ struct Document<'a> {
     changed: bool,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
     let (store, key, found) = within(args.answer.timeout, args.record.find()).await?;
     let Some(found) = found else {
         tell(args, &key, None, false, false)?;
@@ -65,15 +65,15 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     }
     let question = format!("{}: reopen the record above?", effect(&found));
     let journal = args.change.begin(&question, "reopen the record").await?;
-    journal.note_now(Entry::now("reset_begins").key(&key))?;
+    journal.note_now(JournalEntry::now("reset_begins").key(&key))?;
     match within(args.answer.timeout, open(&*store, &key, &found)).await? {
         Reopened::Opened => {
-            journal.note_now(Entry::now("reset").key(&key))?;
+            journal.note_now(JournalEntry::now("reset").key(&key))?;
             tell(args, &key, Some(&found), true, false)?;
             Ok(Exit::Yes)
         }
         Reopened::Changed(now) => {
-            journal.note_now(Entry::now("reset_refused").key(&key))?;
+            journal.note_now(JournalEntry::now("reset_refused").key(&key))?;
             tell(args, &key, now.as_ref(), false, true)?;
             Ok(Exit::No)
         }
@@ -81,11 +81,11 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 async fn open(store: &dyn Store, key: &StoreKey, found: &RecordSnapshot) -> Result<Reopened, Problem> {
-    Ok(operate::reopen(store, key, &found.record).await?)
+    Ok(admin::reopen(store, key, &found.record).await?)
 }
 
 fn tell(
-    args: &Args,
+    args: &ResetArgs,
     key: &StoreKey,
     found: Option<&RecordSnapshot>,
     done: bool,
@@ -94,7 +94,7 @@ fn tell(
     let effect = found.map(effect).unwrap_or_default();
     if args.answer.json {
         let state = inspect::state(found);
-        return output::answer_json(&Document {
+        return output::answer_json(&ResetDocument {
             schema: SCHEMA,
             key: key.as_str(),
             state,
@@ -160,7 +160,7 @@ mod tests {
             token: Token::from_bits(1),
             attempt: 2,
             recovery: Recovery::None,
-            fence: None,
+            fencing_token: None,
         };
         assert!(said(pending(), TAIL + Duration::from_secs(9)).contains("attempt 2 is running"));
         assert!(said(pending(), TAIL - Duration::from_secs(9)).contains("without an outcome"));

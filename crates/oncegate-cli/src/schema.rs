@@ -56,7 +56,7 @@ pub(crate) struct MigrateArgs {
 
 /// The answer of `--json`.
 #[derive(Debug, Serialize)]
-struct Document<'a> {
+struct MigrateDocument<'a> {
     schema: &'static str,
     /// The format that was found; `null` where there were no tables.
     from: Option<u32>,
@@ -92,7 +92,7 @@ pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
     let done = pending && !args.dry_run;
     if args.answer.json {
         let SchemaChange { from, to, sql, .. } = &change;
-        output::answer_json(&Document { schema: SCHEMA, from: *from, to: *to, sql, done })?;
+        output::answer_json(&MigrateDocument { schema: SCHEMA, from: *from, to: *to, sql, done })?;
     }
     eprintln!("oncegate: {}", words(args, &change));
     Ok(if pending && args.dry_run { Exit::No } else { Exit::Yes })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use oncegate::core::key::StoreKey;
 use oncegate::core::store::Store;
-use oncegate::journal::Entry;
+use oncegate::journal::JournalEntry;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::{Durability, RedisStore};
 use oncegate::sqlite::SqliteStore;
@@ -37,14 +37,24 @@ pub(crate) fn check(url: &str) -> Result<(), Problem> {
     address(url).map(drop)
 }
 
-/// Connects to the store of a configuration, as a consumer does: purges expired records, and creates an SQLite file.
-pub(crate) async fn open_configured(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
-    open(store, Purpose::Consume).await
+/// A store, and what only Redis can be asked.
+pub(crate) struct Opened {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) redis: Option<RedisStore>,
+}
+
+/// Connects to the store of a configuration, as a consumer does: purges expired records, creates an SQLite file, and
+/// waits for a server that is away until `patience` is over.
+pub(crate) async fn open_configured(
+    store: &shape::Store,
+    patience: Duration,
+) -> Result<Arc<dyn Store>, Problem> {
+    open(store, Purpose::Consume, patience).await.map(|opened| opened.store)
 }
 
 /// Connects to the store of a configuration without changing it: creates no file, and purges nothing.
-pub(crate) async fn open_to_look(store: &shape::Store) -> Result<Arc<dyn Store>, Problem> {
-    open(store, Purpose::Look).await
+pub(crate) async fn open_to_read(store: &shape::Store) -> Result<Opened, Problem> {
+    open(store, Purpose::Read, Duration::ZERO).await
 }
 
 /// The SQLite file of a configuration, if it does not exist yet.
@@ -58,29 +68,34 @@ pub(crate) fn file_to_be_made(store: &shape::Store) -> Option<PathBuf> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Consume,
-    Look,
+    Read,
 }
 
-async fn open(store: &shape::Store, purpose: Purpose) -> Result<Arc<dyn Store>, Problem> {
+async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Result<Opened, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
-    let password = store.password.as_ref().map(Secret::resolve).transpose().map_err(refuse)?;
+    // The store reads a file itself, whenever it connects.
+    let (password, password_file) = match &store.password {
+        Some(Secret::File(path)) => (None, Some(path)),
+        other => (other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?, None),
+    };
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
     let (response, connect) = (store.response_timeout, store.connect_timeout);
     let journaled = store.journal == Some(true);
+    let client = store.tls_certificate.as_ref().zip(store.tls_key.as_ref());
     match address(&url)? {
         Address::Sqlite(path) => {
             let mut builder = SqliteStore::builder(path);
             match purpose {
-                Purpose::Look => builder = builder.must_exist().without_purge(),
+                Purpose::Read => builder = builder.must_exist().without_purge(),
                 // `journaled` creates a missing journal, and a command that inspects must change nothing.
                 Purpose::Consume if journaled => builder = builder.journaled(),
                 Purpose::Consume => {}
             }
-            Ok(Arc::new(builder.open().await?))
+            Ok(Opened { store: Arc::new(builder.open().await?), redis: None })
         }
         Address::Postgres(url) => {
-            let mut builder = PostgresStore::builder(&url);
-            if purpose == Purpose::Look {
+            let mut builder = PostgresStore::builder(&url).start_patience(patience);
+            if purpose == Purpose::Read {
                 builder = builder.without_purge();
             }
             if journaled {
@@ -88,21 +103,42 @@ async fn open(store: &shape::Store, purpose: Purpose) -> Result<Arc<dyn Store>, 
             }
             builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
             builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            Ok(Arc::new(builder.connect().await?))
+            if let Some(path) = &store.tls_root {
+                builder = builder.tls_root(path);
+            }
+            if let Some((certificate, key)) = client {
+                builder = builder.tls_client(certificate, key);
+            }
+            if let Some(path) = password_file {
+                builder = builder.password_file(path);
+            }
+            Ok(Opened { store: Arc::new(builder.connect().await?), redis: None })
         }
         Address::Redis(url) => {
-            let mut builder = RedisStore::builder(&url).durability(durability(store.durability.as_ref()));
+            let mut builder = RedisStore::builder(&url).start_patience(patience);
+            builder = builder.durability(durability(store.durability.as_ref()));
             builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
             builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            if store.allow_evicting_policy == Some(true) {
+            // A command that inspects reports such a policy with everything else, instead of it alone.
+            if store.allow_evicting_policy == Some(true) || purpose == Purpose::Read {
                 builder = builder.allow_evicting_policy();
+            }
+            if store.allow_no_replica == Some(true) {
+                builder = builder.allow_no_replica();
             }
             if let Some(path) = &store.tls_root {
                 let pem = std::fs::read(path);
                 let pem = pem.map_err(|error| refuse(format!("`tls_root`: {}: {error}", path.display())))?;
                 builder = builder.tls_root(pem);
             }
-            Ok(Arc::new(builder.connect().await?))
+            if let Some((certificate, key)) = client {
+                builder = builder.tls_client(certificate, key);
+            }
+            if let Some(path) = password_file {
+                builder = builder.password_file(path);
+            }
+            let store = builder.connect().await?;
+            Ok(Opened { store: Arc::new(store.clone()), redis: Some(store) })
         }
     }
 }
@@ -159,8 +195,20 @@ impl StoreArgs {
         }
     }
 
+    /// Connects for an examination, which reports a policy that may evict records with everything else.
+    pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Arc<dyn Store>, Problem> {
+        match address(&self.url)? {
+            Address::Redis(url) => {
+                let builder = RedisStore::builder(&url).allow_evicting_policy();
+                let builder = if allow_no_replica { builder.allow_no_replica() } else { builder };
+                Ok(Arc::new(builder.connect().await?))
+            }
+            _ => self.open().await,
+        }
+    }
+
     /// The entries for a key in the store's own journal; empty where it has none.
-    pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<Entry>, Problem> {
+    pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<JournalEntry>, Problem> {
         match address(&self.url)? {
             Address::Redis(_) => Ok(Vec::new()),
             Address::Postgres(url) => Ok(postgres(&url).await?.journal(key, most).await?),

@@ -18,7 +18,7 @@ const SCHEMA: &str = "oncegate.sweep/1";
 /// Results older than --older-than are deleted, by the clock of the result store. Give it the retention of the scope's
 /// gates plus two days: a younger result may belong to a record that a duplicate can still read.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct SweepArgs {
     /// Where the results are: a folder, or s3://bucket/prefix with credentials from the AWS variables
     #[arg(long, value_name = "PLACE", env = "ONCEGATE_RESULTS")]
     results: String,
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct SweepDocument<'a> {
     schema: &'static str,
     results: &'a str,
     scope: &'a str,
@@ -52,7 +52,7 @@ struct Document<'a> {
     kept: u64,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
     let results = open(&args.results)?;
     let sweep = if args.dry_run { Sweep::Count } else { Sweep::Delete };
     let sweeping = async {
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     };
     let Swept { kept, over, over_bytes } = within(args.answer.timeout, sweeping).await?;
     if args.answer.json {
-        output::answer_json(&Document {
+        output::answer_json(&SweepDocument {
             schema: SCHEMA,
             results: &args.results,
             scope: args.scope.as_str(),

@@ -111,7 +111,7 @@ mod tests {
     use axum::Router;
     use axum::body::Bytes;
     use axum::routing::post;
-    use oncegate_tests::HttpServer;
+    use oncegate_testkit::HttpServer;
     use opentelemetry_otlp::WithExportConfig as _;
     use tracing_subscriber::layer::SubscriberExt as _;
 

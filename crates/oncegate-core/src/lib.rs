@@ -14,3 +14,6 @@ pub mod rules;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+
+/// Any error, boxed.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;

@@ -123,7 +123,7 @@ impl fmt::Debug for TokenTag {
 ///
 /// The term is from Kleppmann, "How to do distributed locking" (2016).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fence(pub u64);
+pub struct FencingToken(pub u64);
 
 /// The record that a store holds for a key. The absence of a record is a state too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -148,7 +148,7 @@ pub enum State {
         /// Whether an earlier attempt of this key ended without reporting an outcome.
         recovery: Recovery,
         /// The fencing token of this attempt, if the gate is fenced.
-        fence: Option<Fence>,
+        fencing_token: Option<FencingToken>,
     },
     /// An attempt failed or was interrupted. The retry is due [`TAIL`] before the record expires.
     Released {
@@ -159,7 +159,7 @@ pub enum State {
         /// Whether an attempt of this key ended without reporting an outcome.
         recovered: bool,
         /// The last fencing token issued, if the gate is fenced.
-        fence: Option<Fence>,
+        fencing_token: Option<FencingToken>,
         /// The reason as text; empty when there is none.
         reason: String,
     },

@@ -18,7 +18,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::key::Fingerprint;
-use crate::record::{Fence, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
+use crate::record::{
+    FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
+};
 
 /// The reason that a reopened record holds.
 pub const REOPENED: &str = "reopened";
@@ -36,6 +38,9 @@ pub enum Operation {
         fingerprint: Option<Fingerprint>,
         /// Whether the attempt needs a fencing token.
         fenced: bool,
+        /// The longest lease of any owner in the scope. What is left of another owner's lease is cut to it: if more is
+        /// left, the store's clock has gone back. `Duration::MAX` cuts nothing.
+        longest_lease: Duration,
     },
     /// Renews the lease (heartbeat): it ends `lease` from now. Never shortens a lease.
     Extend {
@@ -75,8 +80,12 @@ pub enum Operation {
         /// How long the record is kept.
         retention: Duration,
     },
-    /// Records that the failed message is durably stored as a dead letter. Needs no owner token and may be repeated.
-    HandOver,
+    /// Records that the failed message is durably stored as a dead letter. Any process may do that, for the failure
+    /// whose dead letter it has written, and may repeat it.
+    HandOver {
+        /// The tag of the owner that failed the record. Another failure, after a reopen, has a dead letter of its own.
+        by: TokenTag,
+    },
     /// Reopens a record for an operator, if its content is still what the operator has read.
     Reopen {
         /// The record that the operator has read.
@@ -93,7 +102,7 @@ impl Operation {
             Self::Complete { .. } => "complete",
             Self::Release { .. } => "release",
             Self::Fail { .. } => "fail",
-            Self::HandOver => "hand_over",
+            Self::HandOver { .. } => "hand_over",
             Self::Reopen { .. } => "reopen",
         }
     }
@@ -140,6 +149,8 @@ pub enum Verdict {
         reason: String,
         /// Whether it is durably stored as a dead letter.
         handed_over: bool,
+        /// The tag of the owner that failed it, for [`Operation::HandOver`].
+        by: TokenTag,
     },
     /// The record's fingerprint differs: the same key came with other content.
     Mismatch,
@@ -153,7 +164,7 @@ pub struct Grant {
     /// Whether an earlier attempt ended without reporting an outcome, so that its effect may have happened.
     pub recovery: Recovery,
     /// The fencing token, which only grows for this key; present if the claim was fenced.
-    pub fence: Option<Fence>,
+    pub fencing_token: Option<FencingToken>,
     /// Whether this attempt is the first after an operator reopened the record: the effect of an earlier attempt may
     /// happen again. Reported once: a repeated claim, whose first reply was lost, returns `false`.
     pub reopened: bool,
@@ -165,11 +176,16 @@ pub struct Grant {
 pub fn apply(now: StoreTime, record: Option<Record>, operation: &Operation) -> (Option<Record>, Reply) {
     let record = record.filter(|record| record.kept(now));
     match operation {
-        Operation::Claim { token, lease, fingerprint, fenced } => claim(
-            now,
-            record,
-            &Claimant { token: *token, lease: *lease, fingerprint: *fingerprint, fenced: *fenced },
-        ),
+        Operation::Claim { token, lease, fingerprint, fenced, longest_lease } => {
+            let claimant = Claimant {
+                token: *token,
+                lease: *lease,
+                fingerprint: *fingerprint,
+                fenced: *fenced,
+                longest_lease: *longest_lease,
+            };
+            claim(now, record, &claimant)
+        }
         Operation::Extend { token, lease } => extend(now, record, *token, *lease),
         Operation::Complete { token, fingerprint, result, retention } => {
             let completed = Record {
@@ -186,7 +202,7 @@ pub fn apply(now: StoreTime, record: Option<Record>, operation: &Operation) -> (
         Operation::Fail { token, reason, retention } => {
             fail(record, *token, now + *retention, cut_reason(reason))
         }
-        Operation::HandOver => hand_over(record),
+        Operation::HandOver { by } => hand_over(record, *by),
         Operation::Reopen { expected } => reopen(now, record, expected),
     }
 }
@@ -197,6 +213,7 @@ struct Claimant {
     lease: Duration,
     fingerprint: Option<Fingerprint>,
     fenced: bool,
+    longest_lease: Duration,
 }
 
 /// The arguments of a release, as the record will hold them.
@@ -211,7 +228,7 @@ struct Release {
 struct Earlier {
     attempt: u8,
     recovery: Recovery,
-    fence: Option<Fence>,
+    fencing_token: Option<FencingToken>,
     reopened: bool,
 }
 
@@ -228,26 +245,44 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
     };
     let verdict = match (&record.state, record.protected_for(now)) {
         // A repeat by the owner: the first reply was lost, or the lease expired and no other owner took over.
-        (&State::Pending { token, attempt, recovery, fence }, _) if token == claimant.token => {
-            Verdict::Granted(Grant { attempt, recovery, fence, reopened: false })
+        (&State::Pending { token, attempt, recovery, fencing_token }, _) if token == claimant.token => {
+            Verdict::Granted(Grant { attempt, recovery, fencing_token, reopened: false })
         }
-        (State::Pending { .. } | State::Released { .. }, Some(retry_in)) => Verdict::Busy { retry_in },
-        (&State::Pending { attempt, fence, .. }, None) => {
-            let earlier = Earlier { attempt, recovery: Recovery::Takeover, fence, reopened: false };
+        (State::Pending { .. }, Some(_)) => return busy(now, record, claimant.longest_lease, uncompared),
+        (State::Released { .. }, Some(retry_in)) => Verdict::Busy { retry_in },
+        (&State::Pending { attempt, fencing_token, .. }, None) => {
+            let earlier = Earlier { attempt, recovery: Recovery::Takeover, fencing_token, reopened: false };
             return grant(now, claimant, &earlier, uncompared);
         }
-        (&State::Released { by, attempt, recovered, fence, .. }, None) => {
+        (&State::Released { by, attempt, recovered, fencing_token, .. }, None) => {
             let recovery = if recovered { Recovery::Earlier } else { Recovery::None };
             // A reopen has no owner and resets the recovery.
             let reopened = by == TokenTag::NONE && !recovered;
-            return grant(now, claimant, &Earlier { attempt, recovery, fence, reopened }, uncompared);
+            return grant(now, claimant, &Earlier { attempt, recovery, fencing_token, reopened }, uncompared);
         }
         (State::Completed { result, .. }, _) => Verdict::Completed { result: result.clone() },
-        (State::Failed { reason, handed_over, .. }, _) => {
-            Verdict::Failed { reason: reason.clone(), handed_over: *handed_over }
+        (State::Failed { reason, handed_over, by, .. }, _) => {
+            Verdict::Failed { reason: reason.clone(), handed_over: *handed_over, by: *by }
         }
     };
     (Some(record), Reply::Verdict { verdict, uncompared })
+}
+
+/// The reply while another owner holds the lease.
+///
+/// What is left of a lease is never more than the longest lease of the scope, unless the store's clock has gone back.
+/// Then the rest is cut, because a dead owner would keep the key until the clock has caught up. An owner that is alive
+/// loses nothing: it measures its lease on its own clock, and its next heartbeat extends what is left.
+fn busy(
+    now: StoreTime,
+    mut record: Record,
+    longest_lease: Duration,
+    uncompared: bool,
+) -> (Option<Record>, Reply) {
+    record.expires_at = record.expires_at.min(now + longest_lease.saturating_add(TAIL));
+    // At the end of time, nothing is left to wait for.
+    let retry_in = record.protected_for(now).unwrap_or(Duration::from_millis(1));
+    (Some(record), Reply::Verdict { verdict: Verdict::Busy { retry_in }, uncompared })
 }
 
 fn grant(
@@ -258,22 +293,22 @@ fn grant(
 ) -> (Option<Record>, Reply) {
     let attempt = earlier.attempt.saturating_add(1);
     let recovery = earlier.recovery;
-    let fence = claimant.fenced.then(|| next_fence(now, earlier.fence));
+    let fencing_token = claimant.fenced.then(|| next_fencing_token(now, earlier.fencing_token));
     let record = Record {
         expires_at: now + claimant.lease + TAIL,
         fingerprint: claimant.fingerprint,
-        state: State::Pending { token: claimant.token, attempt, recovery, fence },
+        state: State::Pending { token: claimant.token, attempt, recovery, fencing_token },
     };
-    let verdict = Verdict::Granted(Grant { attempt, recovery, fence, reopened: earlier.reopened });
+    let verdict = Verdict::Granted(Grant { attempt, recovery, fencing_token, reopened: earlier.reopened });
     (Some(record), Reply::Verdict { verdict, uncompared })
 }
 
 /// The next fencing token: greater than `last`, and at least the clock in microseconds.
 ///
 /// If the store has lost `last`, the clock alone keeps the token growing.
-fn next_fence(now: StoreTime, last: Option<Fence>) -> Fence {
-    let after_last = last.map_or(0, |Fence(last)| last.saturating_add(1));
-    Fence(after_last.max(now.micros()))
+fn next_fencing_token(now: StoreTime, last: Option<FencingToken>) -> FencingToken {
+    let after_last = last.map_or(0, |FencingToken(last)| last.saturating_add(1));
+    FencingToken(after_last.max(now.micros()))
 }
 
 fn extend(now: StoreTime, record: Option<Record>, token: Token, lease: Duration) -> (Option<Record>, Reply) {
@@ -307,14 +342,14 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
     match record {
         Some(Record {
             fingerprint,
-            state: State::Pending { token: owner, attempt, recovery, fence },
+            state: State::Pending { token: owner, attempt, recovery, fencing_token },
             ..
         }) if owner == token => {
             let state = State::Released {
                 by: token.tag(),
                 attempt: if released.counted { attempt } else { attempt.saturating_sub(1) },
                 recovered: recovery.recovered(),
-                fence,
+                fencing_token,
                 reason: released.reason,
             };
             let expires_at = released.due + TAIL;
@@ -347,24 +382,22 @@ fn fail(
     }
 }
 
-fn hand_over(record: Option<Record>) -> (Option<Record>, Reply) {
-    match record {
-        Some(mut record) => {
-            let State::Failed { handed_over, .. } = &mut record.state else {
-                return (Some(record), Reply::NotOwner);
-            };
+fn hand_over(mut record: Option<Record>, of: TokenTag) -> (Option<Record>, Reply) {
+    let reply = match record.as_mut().map(|record| &mut record.state) {
+        Some(State::Failed { by, handed_over, .. }) if *by == of => {
             *handed_over = true;
-            (Some(record), Reply::Applied { recreated: false })
+            Reply::Applied { recreated: false }
         }
-        None => (None, Reply::NotOwner),
-    }
+        _ => Reply::NotOwner,
+    };
+    (record, reply)
 }
 
 fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<Record>, Reply) {
     match record {
         Some(record) if record.same_content(expected) => {
-            let fence = match record.state {
-                State::Pending { fence, .. } | State::Released { fence, .. } => fence,
+            let fencing_token = match record.state {
+                State::Pending { fencing_token, .. } | State::Released { fencing_token, .. } => fencing_token,
                 State::Completed { .. } | State::Failed { .. } => None,
             };
             let reopened = Record {
@@ -375,7 +408,7 @@ fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<
                     by: TokenTag::NONE,
                     attempt: 0,
                     recovered: false,
-                    fence,
+                    fencing_token,
                     reason: REOPENED.to_owned(),
                 },
             };
@@ -409,56 +442,4 @@ pub fn cut_reason(reason: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NOW: StoreTime = StoreTime::from_millis(1_000_000);
-
-    fn claim_of(bits: u128, lease: Duration) -> Operation {
-        Operation::Claim { token: Token::from_bits(bits), lease, fingerprint: None, fenced: true }
-    }
-
-    #[test]
-    fn a_lease_is_over_after_its_last_millisecond() {
-        let (record, _) = apply(NOW, None, &claim_of(1, Duration::from_millis(10)));
-        for (later_ms, retry_in_ms) in [(0, Some(11)), (9, Some(2)), (10, Some(1)), (11, None)] {
-            let now = NOW + Duration::from_millis(later_ms);
-            let (_, reply) = apply(now, record.clone(), &claim_of(2, Duration::from_millis(10)));
-            let Reply::Verdict { verdict, .. } = reply else { panic!("{reply:?}") };
-            match retry_in_ms {
-                Some(ms) => assert_eq!(verdict, Verdict::Busy { retry_in: Duration::from_millis(ms) }),
-                None => assert!(matches!(verdict, Verdict::Granted(Grant { attempt: 2, .. })), "{verdict:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn the_end_of_time_is_no_overflow() {
-        let token = Token::from_bits(1);
-        let complete =
-            Operation::Complete { token, fingerprint: None, result: Bytes::new(), retention: Duration::MAX };
-        let release =
-            Operation::Release { token, delay: Duration::MAX, counted: false, reason: String::new() };
-        let fail = Operation::Fail { token, reason: String::new(), retention: Duration::MAX };
-        for now in [StoreTime::default(), NOW, StoreTime::from_micros(u64::MAX)] {
-            let (claimed, _) = apply(now, None, &claim_of(1, Duration::MAX));
-            for operation in [&complete, &release, &fail, &claim_of(2, Duration::MAX)] {
-                let (record, _) = apply(now, claimed.clone(), operation);
-                let record = record.expect("nothing is forgotten before the end of time");
-                assert!(record.kept(now));
-            }
-        }
-    }
-
-    #[test]
-    fn a_fence_grows_when_the_clock_goes_back() {
-        let lease = Duration::from_millis(10);
-        let (claimed, _) = apply(NOW, None, &claim_of(1, lease));
-        let expected = claimed.clone().expect("a claim leaves a record");
-        let earlier = StoreTime::from_micros(NOW.micros() / 2);
-        let (reopened, _) = apply(earlier, claimed, &Operation::Reopen { expected });
-        let (_, reply) = apply(earlier, reopened, &claim_of(2, lease));
-        let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = reply else { panic!("{reply:?}") };
-        assert_eq!(grant.fence, Some(Fence(NOW.micros() + 1)));
-    }
-}
+mod tests;

@@ -17,7 +17,7 @@ mod scope;
 
 pub use memory::MemoryStore;
 pub use promise::{Promise, Survives};
-pub use scope::{Epoch, Halt, InvalidEpoch, ScopeDescriptor};
+pub use scope::{DeadLetterStop, Epoch, Halt, InvalidEpoch, ScopeDescriptor};
 
 /// One operation on one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,6 +267,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the server may not have been reached, so that the same call can succeed later without a change by an
+    /// operator.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Unknown { .. })
+    }
+
     /// Creates [`Unavailable`](Self::Unavailable): not executed, try again later.
     pub fn unavailable(reason: impl fmt::Display) -> Self {
         Self::Unavailable { reason: reason.to_string().into() }
@@ -285,6 +291,18 @@ impl StoreError {
     /// Creates [`Unreadable`](Self::Unreadable): the value under `key` is not a record of a known format.
     pub fn unreadable(key: StoreKey, reason: impl fmt::Display) -> Self {
         Self::Unreadable { key, reason: reason.to_string().into() }
+    }
+
+    /// The same error with the server before its reason, such as `Redis at localhost:6379`. It must contain no password.
+    #[must_use]
+    pub fn at(self, server: impl fmt::Display) -> Self {
+        match self {
+            Self::Unavailable { reason } => Self::unavailable(format_args!("{server}: {reason}")),
+            Self::Unknown { reason } => Self::unknown(format_args!("{server}: {reason}")),
+            Self::Refused { reason } => Self::refused(format_args!("{server}: {reason}")),
+            // Its key says where it is.
+            Self::Unreadable { .. } => self,
+        }
     }
 
     /// One lower-case word for metrics: `unavailable`, `unknown`, `unreadable` or `refused`.

@@ -8,6 +8,8 @@ It is there to prove that the document is enough, and as a start for other langu
 clearness over speed.
 """
 
+# invariant (all tests): one-language-format
+
 import json
 import re
 import struct
@@ -319,11 +321,14 @@ def read_spec(spec):
             raise Refused(spec)
         spec = {spec.replace("-", "_"): {}}
     sources = {"json", "payload", "header", "message_key", "message_id"} & set(spec)
-    if len(sources) != 1 or not set(spec) <= sources | {"tenant", "max_payload_bytes"}:
+    if len(sources) != 1 or not set(spec) <= sources | {"tenant", "domain", "max_payload_bytes"}:
         raise Refused(spec)
     source = sources.pop()
     limit = spec.get("max_payload_bytes", DEFAULT_LIMIT)
     if not 1 <= limit <= 1 << 30:
+        raise Refused(spec)
+    domain = spec.get("domain", "messages")
+    if domain not in ("messages", "http"):
         raise Refused(spec)
     tenant = spec.get("tenant")
     if tenant and "header" in tenant:
@@ -340,7 +345,7 @@ def read_spec(spec):
         what = set(read_paths(what.get("except", [])))
     elif source == "header":
         what = read_name(what)
-    return source, what, tenant, limit
+    return source, what, tenant, limit, b"H" if domain == "http" else b"K"
 
 
 # --- keys and fingerprints ----------------------------------------------------------------------
@@ -362,12 +367,12 @@ def header(name, message, limit):
 
 
 def key(spec, scope, route, message):
-    source, what, tenant, limit = read_spec(spec)
+    source, what, tenant, limit, domain = read_spec(spec)
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", scope):
         raise Refused(scope)
     if len(route.encode()) > 1024:
         raise Bad("too_large")
-    out = b"\x01K" + lp(scope.encode()) + lp(route.encode())
+    out = b"\x01" + domain + lp(scope.encode()) + lp(route.encode())
     document = None
     if source in ("json", "payload") or (tenant and tenant[0] == "json"):
         if message["payload"] is None:
@@ -404,7 +409,7 @@ def base64url(data):
 
 
 def fingerprint(spec, key_spec, message):
-    source, what, tenant, limit = read_spec(key_spec)
+    source, what, tenant, limit, _ = read_spec(key_spec)
     raw = spec == "raw"
     left_out = set() if raw or spec == "payload" else set(read_paths(spec["except"]))
     if not raw:

@@ -17,10 +17,12 @@ import sys
 from pathlib import Path
 
 TAIL_MS = 30 * 86_400_000
+NO_LONGEST_MS = 10_000_000_000_000  # of a worker that cuts no lease of another one
 STATES = {"P": "pending", "Q": "pending", "R": "pending", "S": "released", "T": "released",
           "C": "completed", "F": "failed", "G": "failed"}
 NO_FINGERPRINT = bytes(7)
 JSON = b"\x01"
+INCLUDE = b"-- include lib/record.lua\n"
 
 
 class Redis:
@@ -50,7 +52,9 @@ class Redis:
         return rest
 
     def script(self, folder, verb, key, *arguments):
-        return self.call("EVAL", (Path(folder) / f"{verb}.lua").read_bytes(), 1, key, *arguments)
+        text = (Path(folder) / f"{verb}.lua").read_bytes()
+        text = text.replace(INCLUDE, (Path(folder) / "lib" / "record.lua").read_bytes())
+        return self.call("EVAL", text, 1, key, *arguments)
 
 
 def read(redis, key):
@@ -83,7 +87,7 @@ def first_attempt(token):
 
 
 def claim(redis, scripts, key, token, lease_ms):
-    said = redis.script(scripts, "claim", key, first_attempt(token), lease_ms + TAIL_MS)
+    said = redis.script(scripts, "claim", key, first_attempt(token), lease_ms + TAIL_MS, NO_LONGEST_MS)
     letter, rest = said[:1].upper(), said[1:]
     if letter in b"PQRN":
         return {"verdict": "granted", "attempt": said[24], "reopened": letter == b"N"}
@@ -92,7 +96,7 @@ def claim(redis, scripts, key, token, lease_ms):
     if letter == b"B":
         return {"verdict": "busy", "retry_in_ms": int(rest)}
     if letter in b"FG":
-        return {"verdict": "failed", "handed_over": letter == b"G", "reason": rest.decode(errors="replace")}
+        return {"verdict": "failed", "handed_over": letter == b"G", "reason": rest[4:].decode(errors="replace")}
     return {"verdict": "mismatch"}
 
 

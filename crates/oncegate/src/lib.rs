@@ -34,7 +34,7 @@
 //!
 //! # The path of a message
 //!
-//! A message takes one path through this crate, and the modules are listed in that order:
+//! A message takes one path:
 //!
 //! ```text
 //! source (kafka | sqs)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
@@ -46,6 +46,8 @@
 //! | feature | what | default |
 //! |---|---|---|
 //! | `kafka` | [`kafka`]: source, dead letters, topic reader, over librdkafka | yes |
+//! | `kafka-tls` | TLS and SASL (PLAIN, SCRAM) for it, over the system's OpenSSL | no |
+//! | `kafka-oauth`, `kafka-msk-iam` | SASL OAUTHBEARER with tokens of an OAuth 2.0 server, and with those for Amazon MSK | no |
 //! | `redis` | [`redis`]: the store in Redis or Valkey: one server, Sentinel or Cluster | yes |
 //! | `redis-tls` | TLS for it (`rediss://`) | no |
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
@@ -62,69 +64,45 @@
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
-#[cfg(any(feature = "sqlite-system", feature = "postgres"))]
-pub mod archive;
-pub mod attempt;
-pub mod backoff;
-pub mod codec;
-pub mod consumer;
-pub mod dead_letter_reader;
-pub mod dead_letters;
-pub mod dry_run;
-mod entropy;
-pub mod failure;
-pub mod gate;
-pub mod handler;
-pub mod health;
-pub mod journal;
-mod memory;
-pub mod message;
-pub mod observe;
-pub mod operate;
 pub mod prelude;
-#[cfg(any(feature = "sqlite-system", feature = "postgres"))]
-mod purge;
-pub mod results;
-mod shutdown;
-pub mod source;
-pub mod transaction;
 
-#[cfg(any(feature = "redis", feature = "postgres"))]
-mod batch;
-#[cfg(any(feature = "redis", feature = "postgres"))]
-mod clock;
-
-#[cfg(feature = "metrics")]
-pub mod telemetry;
-
-#[cfg(feature = "http")]
-pub mod http;
-#[cfg(feature = "kafka")]
-pub mod kafka;
-#[cfg(feature = "postgres")]
-pub mod postgres;
-#[cfg(feature = "redis")]
-pub mod redis;
-#[cfg(feature = "sqlite-system")]
-pub mod sqlite;
-#[cfg(feature = "sqs")]
-pub mod sqs;
-
-pub use attempt::Attempt;
-pub use backoff::Backoff;
-pub use codec::{Codec, Raw};
-pub use consumer::{Consumer, ConsumerError, Monitor, Ordering};
-pub use failure::{BoxError, Failure, OrPermanent};
-pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted, OnStoreLoss};
-pub use handler::Handler;
-pub use health::{Health, Status};
-pub use memory::MemoryStore;
-pub use message::{Header, Message, Origin};
-pub use observe::{Counters, Event, Observer};
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
-pub use shutdown::shutdown_signal;
-pub use transaction::{Completing, SqlTransaction};
+pub use oncegate_runtime::{
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction, BoxError,
+    Codec, Completing, Completion, Consumer, ConsumerError, Counters, Entry, Event, Failure, Gate, GateError,
+    Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted, Observer, OnStoreLoss,
+    OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional, TransactionalHandler,
+    Transactions, shutdown_signal,
+};
+pub use oncegate_runtime::{
+    admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health, journal,
+    message, observe, source, transaction, transactional,
+};
+
+#[cfg(feature = "http")]
+pub use oncegate_http as http;
+#[cfg(feature = "kafka")]
+pub use oncegate_kafka as kafka;
+#[cfg(feature = "postgres")]
+pub use oncegate_postgres as postgres;
+#[cfg(feature = "redis")]
+pub use oncegate_redis as redis;
+#[cfg(feature = "sqlite-system")]
+pub use oncegate_sqlite as sqlite;
+#[cfg(feature = "sqs")]
+pub use oncegate_sqs as sqs;
+#[cfg(any(feature = "sqlite-system", feature = "postgres"))]
+pub use oncegate_store_toolkit::archive;
+#[cfg(feature = "metrics")]
+pub use oncegate_telemetry as telemetry;
+
+/// Results that are too large for a record.
+pub mod results {
+    #[cfg(feature = "results-fs")]
+    pub use oncegate_object_store::ObjectResults;
+    pub use oncegate_runtime::results::*;
+}
 
 /// The README's programs, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "redis"))]
@@ -135,11 +113,6 @@ pub mod readme {}
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/REDIS.md")]
 pub mod guide_to_redis {}
-
-/// The guide's programs, compiled as documentation tests.
-#[cfg(all(doctest, feature = "kafka", feature = "redis", feature = "sqlite", feature = "postgres"))]
-#[doc = include_str!("../../../docs/GUIDE.md")]
-pub mod guide {}
 
 /// The programs of the observability document, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "status"))]

@@ -1,4 +1,4 @@
-//! The ledger: an append-only file that does not depend on oncegate. A line is a charge or an answer.
+//! The ledger: an append-only file that does not depend on oncegate. A line is a request to the bank or an answer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -15,10 +15,10 @@ use crate::crew::Progress;
 pub struct Entry {
     /// The order.
     pub order: String,
-    /// The charge that was made, or that a duplicate got back.
+    /// The idempotency key of the charge that the bank was asked for, or that a duplicate got back.
     pub charge: String,
-    /// Whether money moved; otherwise a duplicate was answered.
-    pub charged: bool,
+    /// Whether the bank was asked for a charge; otherwise a duplicate was answered.
+    pub asked: bool,
     /// Whether an earlier attempt had crashed.
     pub recovered: bool,
     /// The process that wrote the line.
@@ -26,14 +26,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Money moved.
-    pub fn charge(order: String, charge: &str, recovered: bool) -> Self {
-        Self { order, charge: charge.to_owned(), charged: true, recovered, pid: std::process::id() }
+    /// The bank is asked for a charge. Written before it is asked, so that no charge is without its line.
+    pub fn request(order: String, charge: &str, recovered: bool) -> Self {
+        Self { order, charge: charge.to_owned(), asked: true, recovered, pid: std::process::id() }
     }
 
     /// A duplicate was answered.
     pub fn answer(order: String, charge: &str) -> Self {
-        Self { order, charge: charge.to_owned(), charged: false, recovered: false, pid: std::process::id() }
+        Self { order, charge: charge.to_owned(), asked: false, recovered: false, pid: std::process::id() }
     }
 }
 
@@ -92,7 +92,7 @@ impl Ledger {
         let whole = fresh.rfind('\n').map_or(0, |end| end + 1);
         for line in fresh.get(..whole).unwrap_or_default().lines().filter(|line| is_whole(line)) {
             let entry: Entry = serde_json::from_str(line)?;
-            if entry.charged {
+            if entry.asked {
                 progress.charges += 1;
                 progress.last_pid = entry.pid;
             } else {

@@ -1,6 +1,7 @@
-//! Messages about payments, the ledger of charges, and the proof.
+//! Messages about payments, the bank, the ledger of requests to it, and the proof.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fastrand::Rng;
@@ -9,9 +10,11 @@ use oncegate::core::store::Store;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 
+mod bank;
 mod ledger;
 mod proof;
 
+pub use bank::Bank;
 pub use ledger::{Entry, Ledger};
 pub use proof::Proof;
 
@@ -54,6 +57,16 @@ impl Payments {
     pub fn distinct(&self) -> u64 {
         self.orders.len() as u64
     }
+}
+
+/// Where a program keeps its records: in this Redis, or else in an SQLite file in `folder`.
+pub fn store_place(redis: Option<&str>, folder: &Path) -> String {
+    redis.map_or_else(|| folder.join("records.sqlite").display().to_string(), str::to_owned)
+}
+
+/// Where a program's bank is: a folder in `folder`, which all of its workers share.
+pub fn bank_place(folder: &Path) -> PathBuf {
+    folder.join("bank")
 }
 
 /// The store at `place`: `redis://host:port`, or the path of an SQLite file.

@@ -1,4 +1,4 @@
-// A worker of `oncegate run --handler-exec 'node worker_stdio.js LEDGER'`
+// A worker of `oncegate run --handler-exec 'node worker_stdio.js LEDGER'`, without a library; worker.js uses one.
 const fs = require("node:fs"), readline = require("node:readline");
 const say = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 

@@ -1,4 +1,4 @@
-# A worker of `oncegate run --handler-exec 'python3 worker_stdio.py LEDGER'`
+# A worker of `oncegate run --handler-exec 'python3 worker_stdio.py LEDGER'`, without a library; worker.py uses one.
 import json, sys
 
 print(json.dumps({"type": "ready", "v": 1}), flush=True)

@@ -4,11 +4,13 @@
 //! Everything here panics with a clear text instead of returning an error.
 
 mod disk;
+mod pgbouncer;
 pub mod place;
 mod postgres;
 pub mod process;
 
 pub use disk::SmallDisk;
+pub use pgbouncer::PgBouncer;
 pub use place::Port;
 pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
 pub use process::{Process, run_servers_on};

@@ -20,7 +20,7 @@ use crate::process::{self, Account, Process};
 pub const VARIABLE: &str = "ONCEGATE_TEST_POSTGRES";
 
 /// How long a server may take until it answers; recovery after a crash takes place in this time too.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(240);
 
 /// How long one question of the readiness probe may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ const HINT: &str = "`scripts/fetch-servers` installs postgresql";
 const DEBIAN: &str = "/usr/lib/postgresql";
 
 /// Accounts to run the server as when the tests run as root, which PostgreSQL refuses.
-const ACCOUNTS: [&str; 2] = ["postgres", "nobody"];
+pub(crate) const ACCOUNTS: [&str; 2] = ["postgres", "nobody"];
 
 /// A PostgreSQL that answers, as its clients see it.
 #[derive(Clone, Debug)]
@@ -64,6 +64,20 @@ impl Postgres {
             panic!("{VARIABLE} names a server that does not answer: {error}");
         }
         postgres
+    }
+
+    /// One that another program serves.
+    pub(crate) fn at(url: String) -> Self {
+        Self { url }
+    }
+
+    /// Whether it answers.
+    pub(crate) async fn answers(&self) -> Result<(), String> {
+        let question = async { self.connect().await?.simple_query("SELECT 1").await };
+        match tokio::time::timeout(PROBE_LIMIT, question).await {
+            Err(_) => Err(format!("no answer within {PROBE_LIMIT:?}")),
+            Ok(answer) => answer.map(drop).map_err(|error| error.to_string()),
+        }
     }
 
     /// The URL for clients: `postgres://user@host:port/database`.
@@ -151,6 +165,45 @@ impl PostgresServer {
         server.initialise();
         server.start_again().await;
         server
+    }
+
+    /// Like [`PostgresServer::start`], with TLS by these files in PEM. The role `postgres` is trusted; every other role
+    /// must use TLS: the role `server` with a certificate of that name, and the others with a password.
+    ///
+    /// # Panics
+    /// As [`PostgresServer::start`], or when the files cannot be copied.
+    pub async fn start_tls(certificate: &Path, key: &Path, authority: &Path) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mut server = Self::place(&["ssl=on", "ssl_ca_file=root.crt"]);
+        server.initialise();
+        server.install_certificate(certificate, key);
+        server.install(authority, "root.crt");
+        let access = "host all postgres 127.0.0.1/32 trust\n\
+                      hostssl all server 127.0.0.1/32 cert\n\
+                      hostssl all all 127.0.0.1/32 scram-sha-256\n";
+        fs::write(server.data().join("pg_hba.conf"), access).expect("the data folder can be written");
+        let key = server.data().join("server.key");
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the key is ours");
+        server.start_again().await;
+        server
+    }
+
+    /// Gives the server another certificate and key; it uses them for new connections after a reload.
+    ///
+    /// # Panics
+    /// When the files cannot be copied.
+    pub fn install_certificate(&self, certificate: &Path, key: &Path) {
+        self.install(certificate, "server.crt");
+        self.install(key, "server.key");
+    }
+
+    /// Copies a file into the data folder, under the server's account.
+    fn install(&self, file: &Path, name: &str) {
+        let to = self.data().join(name);
+        fs::copy(file, &to).unwrap_or_else(|error| panic!("cannot copy to {}: {error}", to.display()));
+        if let Some(account) = &self.account {
+            account.own(&to);
+        }
     }
 
     /// Starts a standby that follows `primary` by streaming replication, on a port of its own, from a copy of its data.

@@ -16,6 +16,18 @@ use crate::run::wire::Endpoint;
 /// The longest time for which SQS lets a message stay in flight.
 const SQS_HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
 
+/// What is wrong with one of the two alone.
+const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
+
+/// Of a certificate and its key, the one that is given without the other.
+fn alone(certificate: bool, key: bool) -> Option<&'static str> {
+    match (certificate, key) {
+        (true, false) => Some("tls_certificate"),
+        (false, true) => Some("tls_key"),
+        _ => None,
+    }
+}
+
 fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
 }
@@ -63,6 +75,7 @@ impl Loaded {
             self.check_consumer(name, consumer, secrets);
         }
         self.check_groups(&consumers);
+        self.check_inputs(&consumers);
     }
 
     fn check_store(&mut self, secrets: Secrets) {
@@ -79,6 +92,9 @@ impl Loaded {
                 &at,
                 "Redis cannot keep one beside its records; name a file as the consumer's `journal` instead",
             );
+        }
+        if let Some(setting) = alone(store.tls_certificate.is_some(), store.tls_key.is_some()) {
+            self.error(&path(["store", setting]), PAIR);
         }
         let userinfo =
             url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
@@ -136,7 +152,7 @@ impl Loaded {
         match &consumer.dead_letters {
             None => self.warn(
                 &at("dead_letters"),
-                "there is no dead-letter topic or queue: the consumer stops at the first message that must be given up",
+                "there are no dead letters (a topic, a queue or a file): the consumer stops at the first message that must be given up",
             ),
             Some(dead_letters) => self.check_dead_letters(name, consumer, dead_letters),
         }
@@ -149,12 +165,7 @@ impl Loaded {
     fn check_source(&mut self, name: &str, source: &Source, secrets: Secrets) {
         let place = self.place(name, &["source"]);
         match source {
-            Source { kafka: Some(_), sqs: Some(_) } | Source { kafka: None, sqs: None } => {
-                if !self.findings.is_spoilt(&place) {
-                    self.error(&place, "it must be one of `kafka` and `sqs`");
-                }
-            }
-            Source { kafka: Some(kafka), sqs: None } => {
+            Source { kafka: Some(kafka), sqs: None, stdin: None } => {
                 for (setting, given) in [("brokers", &kafka.brokers), ("topics", &kafka.topics)] {
                     if given.as_ref().is_none_or(|names| names.0.iter().all(String::is_empty)) {
                         let at = self.place(name, &["source", "kafka", setting]);
@@ -174,10 +185,21 @@ impl Loaded {
                     self.check_secret(&at, value, secrets);
                 }
             }
-            Source { kafka: None, sqs: Some(sqs) } => {
+            Source { kafka: None, sqs: Some(sqs), stdin: None } => {
                 if sqs.queue.as_deref().is_none_or(str::is_empty) {
                     let at = self.place(name, &["source", "sqs", "queue"]);
                     self.missing(&at, "the queue's name or URL");
+                }
+            }
+            Source { kafka: None, sqs: None, stdin: Some(stdin) } => {
+                if stdin.route.as_deref() == Some("") {
+                    let at = self.place(name, &["source", "stdin", "route"]);
+                    self.missing(&at, "the route of the lines, such as \"orders\"");
+                }
+            }
+            Source { .. } => {
+                if !self.findings.is_spoilt(&place) {
+                    self.error(&place, "it must be one of `kafka`, `sqs` and `stdin`");
                 }
             }
         }
@@ -192,6 +214,10 @@ impl Loaded {
                 self.error(&at, "it must be one of `http`, `exec` and `command`");
             }
             return;
+        }
+        if consumer.batch.is_some() && handler.command.is_some() {
+            let at = self.place(name, &["batch"]);
+            self.error(&at, "a `command` is started for each message; batches need `http` or `exec`");
         }
         let allow_remote = handler.allow_remote.unwrap_or(false);
         if let Some(url) = &handler.http
@@ -218,6 +244,8 @@ impl Loaded {
             ("ready_url", handler.ready_url.is_some()),
             ("token", handler.token.is_some()),
             ("tls_root", handler.tls_root.is_some()),
+            ("tls_certificate", handler.tls_certificate.is_some()),
+            ("tls_key", handler.tls_key.is_some()),
             ("http2", handler.http2.is_some()),
             ("allow_remote", handler.allow_remote.is_some()),
             ("cloudevents", handler.cloudevents.is_some()),
@@ -226,6 +254,10 @@ impl Loaded {
         for (setting, _) in only_http.into_iter().filter(|(_, given)| *given && handler.http.is_none()) {
             let at = place(self, setting);
             self.error(&at, "it belongs to `http`");
+        }
+        if let Some(setting) = alone(handler.tls_certificate.is_some(), handler.tls_key.is_some()) {
+            let at = place(self, setting);
+            self.error(&at, PAIR);
         }
         if handler.workers.is_some() && handler.exec.is_none() {
             let at = place(self, "workers");
@@ -243,25 +275,35 @@ impl Loaded {
         let source = consumer.source.clone().unwrap_or_default();
         let queue = |url: &str| url.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
         let wrong = match (dead_letters, &source.kafka, &source.sqs) {
-            (DeadLetters { kafka: Some(topic), sqs: None }, Some(kafka), _) => {
+            (DeadLetters { kafka: None, sqs: None, file: Some(_) }, _, _) => {
+                source.stdin.is_none().then(|| {
+                    ("file", "only messages of standard input can have dead letters in a file".to_owned())
+                })
+            }
+            (DeadLetters { kafka: Some(topic), sqs: None, file: None }, Some(kafka), _) => {
                 let topics = kafka.topics.clone().unwrap_or_default();
                 (topics.0.contains(topic) || kafka.retry_topics.contains_key(topic)).then(|| {
                     ("kafka", format!("the topic {topic} is consumed: every letter would come back"))
                 })
             }
-            (DeadLetters { kafka: Some(_), sqs: None }, None, _) => Some((
+            (DeadLetters { file: None, .. }, _, _) if source.stdin.is_some() => Some((
+                "",
+                "messages of standard input have their dead letters in a file: { file = \"dead.jsonl\" }"
+                    .to_owned(),
+            )),
+            (DeadLetters { kafka: Some(_), sqs: None, file: None }, None, _) => Some((
                 "kafka",
                 "only a Kafka source can have dead letters in Kafka, because the source names the cluster"
                     .to_owned(),
             )),
-            (DeadLetters { kafka: None, sqs: Some(letters) }, _, Some(sqs)) => {
+            (DeadLetters { kafka: None, sqs: Some(letters), file: None }, _, Some(sqs)) => {
                 let consumed = sqs.queue.as_deref().map(queue) == Some(queue(letters));
                 consumed.then(|| {
                     ("sqs", format!("the queue {letters} is consumed: every letter would come back"))
                 })
             }
-            (DeadLetters { kafka: None, sqs: Some(_) }, _, None) => None,
-            _ => Some(("", "it must be one of `kafka` and `sqs`".to_owned())),
+            (DeadLetters { kafka: None, sqs: Some(_), file: None }, _, None) => None,
+            _ => Some(("", "it must be one of `kafka`, `sqs` and `file`".to_owned())),
         };
         if let Some((setting, message)) = wrong {
             let setting: Vec<&str> =
@@ -334,6 +376,10 @@ impl Loaded {
                 None
             }
         };
+        if source.as_ref().is_some_and(build::AnySource::shows_login) {
+            let at = self.place(name, &["source", "kafka", "properties"]);
+            self.warn(&at, "the login is sent to another machine in plain text; set \"security.protocol\" to \"SASL_SSL\"");
+        }
         let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
         if let Err(error) = build::check(consumer, source, gate) {
             // The library uses the configuration's names for settings.
@@ -343,6 +389,7 @@ impl Loaded {
                 "max_run",
                 "concurrency",
                 "max_attempts",
+                "batch",
                 "breaker",
                 "tenant_limit",
                 "ordering",
@@ -363,6 +410,18 @@ impl Loaded {
         let within = super::findings::dotted(&at);
         if !self.findings.all.iter().any(|finding| finding.path.starts_with(&within)) {
             self.error(&at, error);
+        }
+    }
+
+    /// Standard input is read once.
+    fn check_inputs(&mut self, consumers: &[(String, Consumer)]) {
+        let reads =
+            |consumer: &Consumer| consumer.source.as_ref().is_some_and(|source| source.stdin.is_some());
+        let mut readers = consumers.iter().filter(|(_, consumer)| reads(consumer)).map(|(name, _)| name);
+        let Some(first) = readers.next() else { return };
+        for other in readers {
+            let at = self.place(other, &["source", "stdin"]);
+            self.error(&at, format!("`{first}` reads standard input already, and each line is read once"));
         }
     }
 

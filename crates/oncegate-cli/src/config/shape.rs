@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use oncegate::consumer::{Breaker, DeadLetterLimit};
-use oncegate::{Consumer as Runtime, Gate};
+use oncegate::{BatchLimits, Consumer as Runtime, Gate};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -39,7 +39,7 @@ pub(crate) struct Config {
 pub(crate) struct Store {
     /// `redis://`, `redis+cluster://`, `redis+sentinel://` (`rediss` for TLS), `postgres://`, or an SQLite file as `sqlite:path`.
     pub(crate) url: Option<String>,
-    /// The password that belongs into the URL.
+    /// The password that belongs into the URL. From a file, it is read for each new connection.
     pub(crate) password: Option<Secret>,
     /// How durable a record must be before it counts, in Redis.
     pub(crate) durability: Option<Durability>,
@@ -49,11 +49,19 @@ pub(crate) struct Store {
     /// The time limit of one attempt to connect.
     #[schemars(extend("default" = "2s"))]
     pub(crate) connect_timeout: Option<Time>,
-    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` URLs.
+    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and `postgres` URLs.
     pub(crate) tls_root: Option<PathBuf>,
+    /// The certificate that the servers require of clients, a file in PEM, for `rediss` and `postgres` URLs. It belongs to
+    /// `tls_key`; both are read again when they change.
+    pub(crate) tls_certificate: Option<PathBuf>,
+    /// The key of `tls_certificate`, a file in PEM.
+    pub(crate) tls_key: Option<PathBuf>,
     /// Accept a Redis that may evict records: messages of evicted records run again.
     #[schemars(extend("default" = false))]
     pub(crate) allow_evicting_policy: Option<bool>,
+    /// Accept a Redis without a replica: if its disk is lost, so are the records. Otherwise that is a warning, and a finding of `check --online`.
+    #[schemars(extend("default" = false))]
+    pub(crate) allow_no_replica: Option<bool>,
     /// Keep a journal of every change in the store itself, in the transaction of the change: SQLite, and PostgreSQL after
     /// `oncegate migrate --journal`. For Redis see the consumer's `journal`.
     #[schemars(extend("default" = false))]
@@ -79,7 +87,7 @@ pub(crate) struct Durability {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Consumer {
-    /// Where messages come from: `kafka` or `sqs`.
+    /// Where messages come from: `kafka`, `sqs` or `stdin`.
     pub(crate) source: Option<Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
@@ -90,7 +98,7 @@ pub(crate) struct Consumer {
     pub(crate) strictness: Option<Strictness>,
     /// The worker that handles messages: `http`, `exec` or `command`.
     pub(crate) handler: Option<Handler>,
-    /// The dead-letter topic or queue: `kafka` or `sqs`. Without it, the consumer stops at the first dead letter.
+    /// The dead-letter topic, queue or file: `kafka`, `sqs` or `file`. Without it, the consumer stops at the first dead letter.
     pub(crate) dead_letters: Option<DeadLetters>,
     /// The lease: how long a claim lasts without a heartbeat, and so how long a message waits after its worker was killed.
     #[schemars(extend("default" = time(Gate::DEFAULT_LEASE)))]
@@ -128,6 +136,12 @@ pub(crate) struct Consumer {
     /// How many bytes of them.
     #[schemars(extend("default" = size(super::defaults::IN_FLIGHT_BYTES)))]
     pub(crate) in_flight_bytes: Option<Size>,
+    /// Hands the worker many messages at a time: a JSON array by `http`, or one line to `exec`. `concurrency` then counts
+    /// batches. Without it, messages are handled one by one.
+    pub(crate) batch: Option<Batch>,
+    /// How long the start waits for a store, a broker or a queue that is away.
+    #[schemars(extend("default" = time(Runtime::DEFAULT_START_PATIENCE)))]
+    pub(crate) start_patience: Option<Time>,
     /// How long running work may go on after a stop.
     #[schemars(extend("default" = time(Runtime::DEFAULT_STOP_DEADLINE)))]
     pub(crate) stop_deadline: Option<Time>,
@@ -155,7 +169,7 @@ pub(crate) struct Consumer {
     pub(crate) journal: Option<PathBuf>,
 }
 
-/// Where messages come from; one of the two.
+/// Where messages come from; one of the three.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Source {
@@ -163,6 +177,8 @@ pub(crate) struct Source {
     pub(crate) kafka: Option<Kafka>,
     /// An SQS queue.
     pub(crate) sqs: Option<Sqs>,
+    /// The lines of standard input, to its end.
+    pub(crate) stdin: Option<Stdin>,
 }
 
 /// Topics of a Kafka cluster.
@@ -191,6 +207,10 @@ pub(crate) struct Kafka {
     /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_headers: Option<bool>,
+    /// Continue at the committed positions when topics get other ids, instead of reading them from their beginning: for an
+    /// address that is switched to another cluster, which has the same messages at the same offsets.
+    #[schemars(extend("default" = false))]
+    pub(crate) keep_positions_of_recreated_topics: Option<bool>,
     /// Topics in which messages wait whose retry is far off, each with how long: `{ "orders.retry.30s" = "30s" }`. Messages
     /// overtake those that wait, so `ordering` must be `unordered`, or `overtaking_retries` accept it.
     #[serde(default)]
@@ -198,7 +218,8 @@ pub(crate) struct Kafka {
     /// Retries that are due before this wait in memory.
     #[schemars(extend("default" = time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND)))]
     pub(crate) retry_beyond: Option<Time>,
-    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`.
+    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or is a file's name, is read
+    /// again when the file changes.
     #[serde(default)]
     pub(crate) properties: BTreeMap<String, Property>,
 }
@@ -222,10 +243,19 @@ pub(crate) struct Sqs {
     pub(crate) wait: Option<Time>,
     /// What bodies are: `raw` payloads, or envelopes of `sns`.
     #[schemars(extend("default" = "raw"))]
-    pub(crate) body: Option<Body>,
+    pub(crate) body: Option<SqsBody>,
     /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_attributes: Option<bool>,
+}
+
+/// The lines of standard input, each a message, to its end.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Stdin {
+    /// The route of the lines, a part of their keys: with the name of a topic, a line and a message of that topic may be duplicates.
+    #[schemars(extend("default" = crate::run::stdin::STDIN))]
+    pub(crate) route: Option<String>,
 }
 
 /// Who does the work; one of `http`, `exec` and `command`.
@@ -251,6 +281,11 @@ pub(crate) struct Handler {
     pub(crate) allow_remote: Option<bool>,
     /// The authority that has signed the worker's certificate, a file in PEM, for `https` URLs. Without it, those of the machine.
     pub(crate) tls_root: Option<PathBuf>,
+    /// The certificate that the worker requires of its clients, a file in PEM, for `https` URLs. It belongs to `tls_key`; both
+    /// are read again when they change.
+    pub(crate) tls_certificate: Option<PathBuf>,
+    /// The key of `tls_certificate`, a file in PEM.
+    pub(crate) tls_key: Option<PathBuf>,
     /// Sent as `Authorization: Bearer …` to `http`.
     pub(crate) token: Option<Secret>,
     /// The content type of messages without one.
@@ -264,7 +299,7 @@ pub(crate) struct Handler {
     pub(crate) cloudevents: Option<bool>,
 }
 
-/// Where messages go that are given up; one of the two.
+/// Where messages go that are given up; one of the three.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DeadLetters {
@@ -272,6 +307,28 @@ pub(crate) struct DeadLetters {
     pub(crate) kafka: Option<String>,
     /// A queue, by its name or URL.
     pub(crate) sqs: Option<String>,
+    /// A file of JSON lines, for messages of standard input.
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// The limits of a batch: it starts when it is full, or when its first message has waited.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Batch {
+    /// The most messages of a batch, 1 to 10,000.
+    #[schemars(extend("default" = Batch::DEFAULT_MESSAGES))]
+    pub(crate) messages: Option<usize>,
+    /// The most bytes of them. A larger message is a batch of its own.
+    #[schemars(extend("default" = size(BatchLimits::DEFAULT_BYTES)))]
+    pub(crate) bytes: Option<Size>,
+    /// How long the first message of a batch waits for others, at most 5s.
+    #[schemars(extend("default" = time(BatchLimits::DEFAULT_WAIT)))]
+    pub(crate) wait: Option<Time>,
+}
+
+impl Batch {
+    /// 100.
+    pub(crate) const DEFAULT_MESSAGES: usize = 100;
 }
 
 /// Waits that grow.
@@ -323,9 +380,11 @@ pub(crate) struct BreakerLimits {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Status {
-    /// The address of the status page, `/metrics`, `/healthz` and `/readyz`, or `off`. They need no password.
+    /// The address of the status page, `/metrics`, `/healthz` and `/readyz`, or `off`. They need no password. `off` unless set when all consumers read standard input.
     #[schemars(extend("default" = super::defaults::LISTEN))]
     pub(crate) listen: Option<String>,
+    /// Host names under which the page is reached, besides that of `listen`, `localhost` and IP addresses. Under other names it refuses to answer, so that no page of another site reads it.
+    pub(crate) hosts: Option<Names>,
 }
 
 /// What becomes of a message without a key.
@@ -360,7 +419,7 @@ pub(crate) enum StartAt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(inline)]
-pub(crate) enum Body {
+pub(crate) enum SqsBody {
     Raw,
     Sns,
 }

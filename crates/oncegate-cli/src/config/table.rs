@@ -55,14 +55,14 @@ fn without_null(schema: &mut Json) {
 
 /// One setting.
 #[derive(Debug)]
-struct Row {
+struct SettingRow {
     path: Path,
     kind: String,
     default: Option<String>,
     meaning: String,
 }
 
-fn rows() -> Vec<Row> {
+fn rows() -> Vec<SettingRow> {
     let mut rows = Vec::new();
     if let Json::Object(root) = schema() {
         collect(&root, &Path::new(), &mut rows);
@@ -70,7 +70,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<Row>) {
+fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) {
     let properties = schema.get("properties").and_then(Json::as_object);
     for (name, property) in properties.into_iter().flatten() {
         let Some(property) = property.as_object() else { continue };
@@ -87,7 +87,7 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<Row>) {
             }
         } else {
             let text = |key: &str| property.get(key).and_then(Json::as_str).map(str::to_owned);
-            rows.push(Row {
+            rows.push(SettingRow {
                 path: at(&[name]),
                 kind: kind(property),
                 default: property
@@ -119,7 +119,7 @@ fn kind(property: &Map<String, Json>) -> String {
 /// The table of the documentation, in Markdown.
 pub(crate) fn markdown() -> String {
     let mut out = String::from("| setting | value | default | |\n|---|---|---|---|\n");
-    for Row { path, kind, default, meaning } in rows() {
+    for SettingRow { path, kind, default, meaning } in rows() {
         let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(out, "| `{}` | {kind} | {default} | {meaning} |", dotted(&path));
@@ -157,7 +157,7 @@ impl Loaded {
         explained
     }
 
-    fn explain_one(&self, row: &Row, path: &[String], source: &[String]) -> Option<Explained> {
+    fn explain_one(&self, row: &SettingRow, path: &[String], source: &[String]) -> Option<Explained> {
         let (value, origin) = match self.layers.value(source) {
             Some(value) => (shown(row, value), self.origin(source)?),
             None => {
@@ -175,7 +175,7 @@ impl Loaded {
     }
 }
 
-fn shown(row: &Row, value: &Value) -> String {
+fn shown(row: &SettingRow, value: &Value) -> String {
     match value {
         Value::String(_) if row.kind == "secret" => "***".to_owned(),
         Value::String(text) => format!("{:?}", crate::store::redacted(text)),

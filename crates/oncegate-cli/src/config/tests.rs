@@ -243,3 +243,65 @@ fn times_that_do_not_fit_a_queue_are_found() {
     let topic = FINE.replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
     assert!(of(&topic).findings.all.is_empty(), "{}", of(&topic).render());
 }
+
+#[test]
+fn standard_input_is_read_once_and_has_its_dead_letters_in_a_file() {
+    let stdin = FINE
+        .replace(
+            "source = { kafka = { brokers = [\"b:9092\"], topics = [\"orders\"], properties = { \"security.protocol\" = \"SSL\" } } }",
+            "source = { stdin = {} }",
+        )
+        .replace("dead_letters = { kafka = \"orders.dead\" }", "dead_letters = { file = \"dead.jsonl\" }");
+    let loaded = of(&stdin);
+    assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
+    says(
+        &stdin.replace("{ stdin = {} }", "{ stdin = { route = \"\" } }"),
+        Some(16),
+        "the route of the lines",
+    );
+    says(&stdin.replace("{ file = \"dead.jsonl\" }", "{ kafka = \"dead\" }"), Some(21), "in a file");
+    says(
+        &FINE.replace("{ kafka = \"orders.dead\" }", "{ file = \"dead.jsonl\" }"),
+        Some(21),
+        "only messages of standard input",
+    );
+    let own = stdin.split_once("[consumer.billing]").unwrap().1;
+    says(&format!("{stdin}[consumer.refunds]{own}"), Some(23), "`billing` reads standard input already");
+}
+
+#[test]
+fn what_this_build_cannot_do_or_would_show_to_the_network_is_found_without_a_server() {
+    let with = |properties: &str| changed(r#""security.protocol" = "SSL""#, properties);
+    for (properties, words) in [
+        (r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "GSSAPI""#, "gssapi"),
+        (r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "OAUTHBEARER""#, "sasl.oauthbearer.method"),
+        (
+            r#""sasl.mechanism" = "OAUTHBEARER", "sasl.oauthbearer.method" = "oidc", "sasl.oauthbearer.client.id" = "me""#,
+            "sasl.oauthbearer.token.endpoint.url is missing",
+        ),
+        (
+            r#""security.protocol" = "SASL_PLAINTEXT", "sasl.mechanism" = "PLAIN", "sasl.password" = { file = "/none" }"#,
+            "plain text",
+        ),
+    ] {
+        says(&with(properties), Some(16), words);
+    }
+    let token = r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "OAUTHBEARER", "sasl.oauthbearer.method" = "aws_msk_iam""#;
+    let loaded = of(&with(token));
+    assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
+}
+
+#[test]
+fn a_certificate_needs_its_key() {
+    let store = changed("[defaults]", "tls_certificate = \"/run/secrets/client.pem\"\n[defaults]");
+    says(&store, Some(7), "belong together");
+    let handler = r#"handler = { http = "https://worker/handle", tls_key = "/run/secrets/client.key" }"#;
+    let text = changed(r#"handler = { http = "http://127.0.0.1:8080/handle" }"#, handler);
+    says(&text, Some(20), "belong together");
+    let program = r#"handler = { exec = "./work", tls_key = "a", tls_certificate = "b" }"#;
+    says(
+        &changed(r#"handler = { http = "http://127.0.0.1:8080/handle" }"#, program),
+        Some(20),
+        "belongs to `http`",
+    );
+}

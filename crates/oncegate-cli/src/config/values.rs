@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate::{FingerprintSpec, Key};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -85,6 +85,14 @@ impl Secret {
                     .to_owned())
             }
         }
+    }
+}
+
+impl Secret {
+    /// When the file that holds it was last changed; `None` for a secret that is elsewhere.
+    pub(crate) fn changed_at(&self) -> Option<SystemTime> {
+        let Self::File(path) = self else { return None };
+        std::fs::metadata(path).and_then(|file| file.modified()).ok()
     }
 }
 

@@ -3,10 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use oncegate::Origin;
+use oncegate::admin::Wanted;
+use oncegate::admin::dead_letter_reader::StoredDeadLetter;
 use oncegate::core::key::{Scope, StoreKey};
-use oncegate::dead_letter_reader::StoredDeadLetter;
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause};
-use oncegate::operate::Wanted;
 
 use crate::args::duration;
 
@@ -52,6 +52,11 @@ pub(super) struct FilterArgs {
 impl FilterArgs {
     pub(super) fn at(place: &str) -> Self {
         Self { places: vec![place.to_owned()], ..Self::default() }
+    }
+
+    /// The positions that are selected; all of them if there are none.
+    pub(super) fn positions(&self) -> impl Iterator<Item = &str> {
+        self.places.iter().map(String::as_str)
     }
 
     pub(super) fn judge(&self, buried: &StoredDeadLetter) -> Wanted {
@@ -139,7 +144,7 @@ impl std::str::FromStr for Moment {
 mod tests {
     use clap::Parser;
     use oncegate::Message;
-    use oncegate::dead_letter_reader::Letter;
+    use oncegate::admin::dead_letter_reader::Letter;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use oncegate::operate::Wanted;
+use oncegate::admin::Wanted;
 use serde::Serialize;
 
 use super::PlaceArgs;
@@ -20,7 +20,7 @@ const SCHEMA: &str = "oncegate.dead-letters.list/1";
 /// Nothing of a payload is printed. A topic is only read. A queue cannot be read without receiving, so it requires
 /// --use-up-a-receive; its messages are visible again at the end.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ListArgs {
     #[command(flatten)]
     place: PlaceArgs,
 
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Debug, Default, Serialize)]
-struct Document {
+struct ListDocument {
     schema: &'static str,
     place: String,
     /// The number of dead letters.
@@ -50,8 +50,9 @@ struct Document {
     letters: Vec<Known>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
-    let document = within(args.answer.timeout, look(args)).await?;
+pub(crate) async fn run(args: &ListArgs) -> Result<Exit, Problem> {
+    args.place.check_positions(args.filter.positions())?;
+    let document = within(args.answer.timeout, read(args)).await?;
     if args.answer.json {
         output::answer_json(&document)?;
     } else {
@@ -60,9 +61,9 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn look(args: &Args) -> Result<Document, Problem> {
+async fn read(args: &ListArgs) -> Result<ListDocument, Problem> {
     let mut document =
-        Document { schema: SCHEMA, place: args.place.name().to_owned(), ..Document::default() };
+        ListDocument { schema: SCHEMA, place: args.place.name().to_owned(), ..ListDocument::default() };
     super::read(&args.place, |buried| {
         document.seen += 1;
         if args.filter.judge(&buried) != Wanted::Yes {
@@ -79,7 +80,7 @@ async fn look(args: &Args) -> Result<Document, Problem> {
     Ok(document)
 }
 
-fn text(document: &Document) -> String {
+fn text(document: &ListDocument) -> String {
     let mut table = Table::default();
     table.text("dead letters", &document.place);
     table.number("seen", document.seen);

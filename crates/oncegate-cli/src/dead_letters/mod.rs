@@ -1,6 +1,6 @@
 //! `oncegate dead-letters`: lists and shows the dead letters of a topic or queue, and redrives their messages.
 
-use oncegate::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
+use oncegate::admin::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
 use oncegate::kafka::KafkaDeadLetterReader;
 use oncegate::sqs::SqsDeadLetterReader;
 
@@ -14,17 +14,17 @@ mod show;
 
 /// List and show dead letters, and send their messages back
 #[derive(Debug, clap::Subcommand)]
-pub(crate) enum Command {
-    List(list::Args),
-    Show(show::Args),
-    Redrive(redrive::Args),
+pub(crate) enum DeadLettersCommand {
+    List(list::ListArgs),
+    Show(show::ShowArgs),
+    Redrive(redrive::RedriveArgs),
 }
 
-pub(crate) async fn run(command: &Command) -> Result<Exit, Problem> {
+pub(crate) async fn run(command: &DeadLettersCommand) -> Result<Exit, Problem> {
     match command {
-        Command::List(args) => list::run(args).await,
-        Command::Show(args) => show::run(args).await,
-        Command::Redrive(args) => redrive::run(args).await,
+        DeadLettersCommand::List(args) => list::run(args).await,
+        DeadLettersCommand::Show(args) => show::run(args).await,
+        DeadLettersCommand::Redrive(args) => redrive::run(args).await,
     }
 }
 
@@ -60,6 +60,32 @@ struct PlaceArgs {
 impl PlaceArgs {
     fn name(&self) -> &str {
         self.topic.as_deref().or(self.queue.as_deref()).unwrap_or_default()
+    }
+
+    /// Checks the form of positions before anything is read.
+    fn check_positions<'a>(&self, positions: impl IntoIterator<Item = &'a str>) -> Result<(), Problem> {
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_offset = |text: &str| {
+            let parts = text.rsplit_once('@').and_then(|(at, offset)| Some((at.rsplit_once('/')?, offset)));
+            parts.is_some_and(|((topic, partition), offset)| {
+                !topic.is_empty() && is_number(partition) && is_number(offset)
+            })
+        };
+        let is_message =
+            |text: &str| text.split_once('#').is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty());
+        for position in positions {
+            let (is_position, form) = match &self.topic {
+                Some(topic) => (is_offset(position), format!("{topic}/0@42")),
+                None => (is_message(position), "orders-dead#ID".to_owned()),
+            };
+            if !is_position {
+                let text = format!(
+                    "{position:?} is not a position of a dead letter: write it as `list` shows it, such as {form}"
+                );
+                return Err(Problem::new(Exit::Usage, text));
+            }
+        }
+        Ok(())
     }
 
     /// Opens the topic or queue; `progress` names the consumer group that stores how far a redrive came in a topic.

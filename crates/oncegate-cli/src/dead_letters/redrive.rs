@@ -1,8 +1,8 @@
 //! `oncegate dead-letters redrive`: sends messages back to their origins.
 
-use oncegate::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
-use oncegate::journal::Entry;
-use oncegate::operate::{Redrive, RedriveError, Redriven, Step};
+use oncegate::admin::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
+use oncegate::admin::{Redrive, RedriveError, Redriven, Step};
+use oncegate::journal::JournalEntry;
 use serde::Serialize;
 
 use super::PlaceArgs;
@@ -31,7 +31,7 @@ const TROUBLES_NAMED_MOST: usize = 20;
 ///
 /// Exit code 1: some dead letters could not be sent and need an operator.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct RedriveArgs {
     #[command(flatten)]
     place: PlaceArgs,
 
@@ -66,7 +66,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct RedriveDocument<'a> {
     schema: &'static str,
     place: &'a str,
     store: String,
@@ -89,7 +89,8 @@ struct Trouble {
     why: String,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &RedriveArgs) -> Result<Exit, Problem> {
+    args.place.check_positions(args.filter.positions())?;
     let mut troubles = Vec::new();
     let redriven = within(args.answer.timeout, async {
         let journal = if args.change.dry_run { None } else { Some(begin(args).await?) };
@@ -103,7 +104,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
     })
     .await?;
     if args.answer.json {
-        output::answer_json(&Document {
+        output::answer_json(&RedriveDocument {
             schema: SCHEMA,
             place: args.place.name(),
             store: args.store.redacted(),
@@ -120,7 +121,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 
 /// Prints what would be done, and asks for confirmation. A topic is counted first; a queue is not, because it would
 /// have to be received twice.
-async fn begin(args: &Args) -> Result<Written, Problem> {
+async fn begin(args: &RedriveArgs) -> Result<Written, Problem> {
     let place = args.place.name();
     let target = args.to.as_deref().unwrap_or("where they came from");
     let filter = args.filter.words();
@@ -135,12 +136,12 @@ async fn begin(args: &Args) -> Result<Written, Problem> {
     }
     eprintln!("oncegate: this will {what}. Handlers run again, as attempt 1, for what is not completed");
     let journal = args.change.begin("go on?", &what).await?;
-    journal.note_now(Entry::now("redrive_begins").origin(place))?;
+    journal.note_now(JournalEntry::now("redrive_begins").origin(place))?;
     Ok(journal)
 }
 
 async fn redrive(
-    args: &Args,
+    args: &RedriveArgs,
     letters: &mut dyn DeadLetterReader,
     journal: Option<&Written>,
     troubles: &mut Vec<Trouble>,
@@ -152,7 +153,7 @@ async fn redrive(
             troubles.push(trouble(buried, course));
         }
         if let (Some(journal), Some(_)) = (journal, course.to()) {
-            let mut entry = Entry::now("redriven").origin(&buried.place);
+            let mut entry = JournalEntry::now("redriven").origin(&buried.place);
             if let Some(key) = buried.letter().and_then(|letter| letter.key.as_deref()) {
                 entry = entry.key(key);
             }
@@ -165,14 +166,14 @@ async fn redrive(
     }
     let redriven = redrive.run(letters, |buried| args.filter.judge(buried), tell).await;
     if let Some(journal) = journal {
-        journal.note_now(Entry::now("redrive_ends").origin(args.place.name()))?;
+        journal.note_now(JournalEntry::now("redrive_ends").origin(args.place.name()))?;
     }
     let redriven = redriven?;
     unwritten.map_or(Ok(redriven), Err)
 }
 
-fn trouble(buried: &StoredDeadLetter, course: &oncegate::operate::RedriveAction) -> Trouble {
-    use oncegate::operate::RedriveAction;
+fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -> Trouble {
+    use oncegate::admin::RedriveAction;
     let why = match course {
         RedriveAction::Unreadable(why) => format!("its record cannot be read: {why}"),
         RedriveAction::NoWayBack(why) => why.clone(),
@@ -183,7 +184,7 @@ fn trouble(buried: &StoredDeadLetter, course: &oncegate::operate::RedriveAction)
     Trouble { at: buried.place.to_string(), key, why }
 }
 
-impl Args {
+impl RedriveArgs {
     async fn redrive(&self) -> Result<Redrive, Problem> {
         let mut redrive = Redrive::new(self.store.open().await?);
         if let Some(to) = &self.to {
@@ -207,7 +208,7 @@ impl Args {
     }
 }
 
-fn text(args: &Args, redriven: &Redriven, troubles: &[Trouble]) -> String {
+fn text(args: &RedriveArgs, redriven: &Redriven, troubles: &[Trouble]) -> String {
     let mut table = Table::default();
     table.text("dead letters", args.place.name());
     table.text("store", args.store.redacted());

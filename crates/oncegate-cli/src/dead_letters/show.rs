@@ -3,8 +3,8 @@
 use std::time::SystemTime;
 
 use oncegate::Header;
-use oncegate::dead_letter_reader::StoredDeadLetter;
-use oncegate::operate::Wanted;
+use oncegate::admin::Wanted;
+use oncegate::admin::dead_letter_reader::StoredDeadLetter;
 use serde::Serialize;
 
 use super::PlaceArgs;
@@ -20,7 +20,7 @@ const SCHEMA: &str = "oncegate.dead-letters.show/1";
 ///
 /// The payload and the values of headers are printed only with --payload. Exit code 1: there is no such dead letter.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ShowArgs {
     #[command(flatten)]
     place: PlaceArgs,
 
@@ -99,7 +99,7 @@ impl Known {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document {
+struct ShowDocument {
     schema: &'static str,
     #[serde(flatten)]
     known: Known,
@@ -116,21 +116,22 @@ struct Content {
     headers: Vec<(String, Option<String>)>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
+    args.place.check_positions([args.at.as_str()])?;
     let Some(buried) = within(args.answer.timeout, find(args)).await? else {
         eprintln!("oncegate: there is no letter at {} in {}", output::plain(&args.at), args.place.name());
         return Ok(Exit::No);
     };
     let (known, content) = (Known::of(&buried), args.payload.then(|| content(&buried)));
     if args.answer.json {
-        output::answer_json(&Document { schema: SCHEMA, known, content })?;
+        output::answer_json(&ShowDocument { schema: SCHEMA, known, content })?;
     } else {
         output::answer(&text(&known, content.as_ref()))?;
     }
     Ok(Exit::Yes)
 }
 
-async fn find(args: &Args) -> Result<Option<StoredDeadLetter>, Problem> {
+async fn find(args: &ShowArgs) -> Result<Option<StoredDeadLetter>, Problem> {
     let (filter, mut found) = (FilterArgs::at(&args.at), None);
     super::read(&args.place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {

@@ -19,20 +19,31 @@ use crate::store;
 pub(crate) async fn examine(loaded: &Loaded) -> Report {
     let mut report = Report::default();
     let settings = loaded.config.store.clone().unwrap_or_default();
+    let mut redis = None;
     let opened = match store::file_to_be_made(&settings) {
         Some(file) => {
             report
                 .saw(format!("store: there is no file {} yet; the first consumer makes it", file.display()));
             None
         }
-        None => report.store(store::open_to_look(&settings).await).await,
+        None => {
+            let opened = store::open_to_read(&settings).await;
+            redis = opened.as_ref().ok().and_then(|opened| opened.redis.clone());
+            report.store(opened.map(|opened| opened.store)).await
+        }
     };
     for (name, consumer) in loaded.consumers() {
         report.about(name);
         if let Some(store) = &opened {
             same_key(name, &consumer, store, &mut report).await;
         }
-        match questions(&consumer) {
+        if let (Some(_), Some(redis), Ok(scope)) = (&opened, &redis, Scope::new(name))
+            && let Err(error) = redis.check_rights(&scope).await
+        {
+            let fix = format!("as an administrator: ACL SETUSER NAME {}", redis.acl_rules(&scope));
+            report.finding("store", error.to_string(), fix);
+        }
+        match questions(name, &consumer) {
             Ok(questions) => questions.ask(&mut report).await,
             Err(why) => report.problem("source", &Problem::new(Exit::Configuration, why)),
         }
@@ -70,9 +81,9 @@ async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>
 
 /// # Errors
 /// When the file or variable of a secret cannot be read.
-fn questions(consumer: &shape::Consumer) -> Result<Questions, String> {
+fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String> {
     let source = consumer.source.clone().unwrap_or_default();
-    let kafka = source.kafka.as_ref().map(|kafka| topics(kafka, consumer)).transpose()?;
+    let kafka = source.kafka.as_ref().map(|kafka| topics(name, kafka, consumer)).transpose()?;
     Ok(Questions {
         retention: consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time),
         lease: consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
@@ -93,7 +104,11 @@ fn letters(source: &shape::Source, consumer: &shape::Consumer) -> Option<SqsDead
     })
 }
 
-fn topics(kafka: &shape::Kafka, consumer: &shape::Consumer) -> Result<Topics, String> {
+/// The topics of the consumer `name`, and how their cluster is reached.
+///
+/// # Errors
+/// When the file or variable of a secret cannot be read.
+pub(crate) fn topics(name: &str, kafka: &shape::Kafka, consumer: &shape::Consumer) -> Result<Topics, String> {
     let property = |(name, Property(value)): (&String, &Property)| match value.resolve() {
         Ok(value) => Ok((name.clone(), value)),
         Err(why) => Err(format!("{name}: {why}")),
@@ -101,6 +116,7 @@ fn topics(kafka: &shape::Kafka, consumer: &shape::Consumer) -> Result<Topics, St
     let letters = consumer.dead_letters.clone();
     Ok(Topics {
         brokers: kafka.brokers.clone().unwrap_or_default().0.join(","),
+        group: Some(kafka.group.clone().unwrap_or_else(|| name.to_owned())),
         properties: kafka.properties.iter().map(property).collect::<Result<_, _>>()?,
         consumed: kafka.topics.clone().unwrap_or_default().0,
         retries: kafka.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::core::store::{Store, StoreError};
-use oncegate::kafka::{self, TopicFacts};
+use oncegate::kafka::{self, MissingRight, Needs, TopicFacts};
 use oncegate::source::{SourceError, Terms};
 use oncegate::sqs::{SqsDeadLetters, SqsSource};
 use serde::Serialize;
@@ -18,7 +18,7 @@ const LETTER_BYTES: u64 = 4 * 1024;
 
 /// A setting that weakens the promise.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Finding {
+struct Weakness {
     /// The consumer of a configuration that the finding is about; none when it is about all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     consumer: Option<String>,
@@ -37,7 +37,7 @@ struct Finding {
 pub(crate) struct Report {
     /// What was examined, one line each.
     looked_at: Vec<String>,
-    findings: Vec<Finding>,
+    findings: Vec<Weakness>,
     /// The consumer that the next findings are about.
     #[serde(skip)]
     consumer: Option<String>,
@@ -60,6 +60,8 @@ pub(crate) struct Questions {
 #[derive(Debug, Default)]
 pub(crate) struct Topics {
     pub(crate) brokers: String,
+    /// The consumer group. Without it, the rights on group and topics are not tried.
+    pub(crate) group: Option<String>,
     pub(crate) properties: Vec<(String, String)>,
     pub(crate) consumed: Vec<String>,
     /// The retry topics, each with the time that a message waits in it.
@@ -90,12 +92,18 @@ impl Report {
 
     pub(crate) fn finding(&mut self, what: &str, found: impl Into<String>, fix: impl Into<String>) {
         let (what, found, fix) = (what.to_owned(), found.into(), fix.into());
-        self.findings.push(Finding { consumer: self.consumer.clone(), what, found, fix, unreachable: false });
+        self.findings.push(Weakness {
+            consumer: self.consumer.clone(),
+            what,
+            found,
+            fix,
+            unreachable: false,
+        });
     }
 
     fn unreachable(&mut self, what: &str, found: impl Into<String>) {
         let (what, found) = (what.to_owned(), found.into());
-        self.findings.push(Finding {
+        self.findings.push(Weakness {
             consumer: self.consumer.clone(),
             what,
             found,
@@ -118,6 +126,36 @@ impl Report {
             Some(_) => self.unreachable(what, text),
             None => self.finding(what, text, ""),
         }
+    }
+}
+
+impl Topics {
+    /// Reports the rights that the consumer needs and this user lacks.
+    async fn rights(&self, facts: &[TopicFacts], report: &mut Report) {
+        let exists = |topic: &&String| facts.iter().any(|fact| fact.name == **topic && fact.partitions > 0);
+        let consumed: Vec<String> = self.consumed.iter().filter(exists).cloned().collect();
+        let letters: Vec<String> = self.dead_letters.iter().filter(exists).cloned().collect();
+        let mut needs = vec![(self.group.clone(), consumed, letters)];
+        for (topic, _) in self.retries.iter().filter(|(topic, _)| exists(&topic)) {
+            // Each retry topic is consumed in a group of its own.
+            let group = self.group.as_ref().map(|group| format!("{group}.{topic}"));
+            needs.push((group, vec![topic.clone()], vec![topic.clone()]));
+        }
+        for (group, read, write) in &needs {
+            let needs = Needs::new(group.as_deref(), read, write);
+            match kafka::missing_rights(&self.brokers, needs, &self.properties).await {
+                Ok(missing) => missing.iter().for_each(|right| self.lacks(right, report)),
+                Err(error) => report.source("kafka", &error),
+            }
+        }
+    }
+
+    fn lacks(&self, right: &MissingRight, report: &mut Report) {
+        report.finding("kafka", format!("the brokers do not grant this user {right}"), self.grant(right));
+    }
+
+    fn grant(&self, right: &MissingRight) -> String {
+        format!("grant it: {}", right.grant(&self.brokers))
     }
 }
 
@@ -179,6 +217,10 @@ impl Questions {
         let messages = facts.iter().filter(|fact| consumed.contains(&fact.name));
         let largest = messages.filter_map(|fact| fact.max_message_bytes).max();
         for fact in &facts {
+            if fact.hidden {
+                topics.lacks(&MissingRight::on_topic("DESCRIBE", &fact.name), report);
+                continue;
+            }
             if fact.partitions == 0 {
                 report.finding(&fact.name, "there is no such topic", "create it, or correct its name");
                 continue;
@@ -190,6 +232,14 @@ impl Questions {
                 fact.replicas,
                 fact.retention.map_or("for ever".to_owned(), |retention| format!("for {}", span(retention))),
             ));
+            if let Some(why) = &fact.settings_unknown {
+                let found = format!("its settings cannot be read: {why}");
+                let fix = match fact.settings_hidden {
+                    true => topics.grant(&MissingRight::on_topic("DESCRIBE_CONFIGS", &fact.name)),
+                    false => String::new(),
+                };
+                report.finding(&fact.name, found, fix);
+            }
             durability(fact, report);
             match retry(&fact.name) {
                 Some(wait) => retries_last(fact, wait, largest, report),
@@ -197,6 +247,7 @@ impl Questions {
                 None => self.replayable(fact, report),
             }
         }
+        topics.rights(&facts, report).await;
         if let (None, Some(fix), false) = (dead, topics.without_dead_letters, consumed.is_empty()) {
             let found = "no dead-letter topic is named: a consumer without one stops at the first message that it must give up";
             report.finding("kafka", found, fix);
@@ -250,11 +301,13 @@ impl Questions {
     }
 
     async fn ask_queue(&self, source: &SqsSource, report: &mut Report) {
-        let mut terms = Terms::default();
-        terms.max_attempts = self.max_attempts;
-        terms.lease = self.lease;
-        terms.retention = self.retention;
-        terms.max_run = self.max_run;
+        let terms = Terms {
+            max_attempts: self.max_attempts,
+            lease: self.lease,
+            retention: self.retention,
+            max_run: self.max_run,
+            ..Terms::default()
+        };
         match source.check_queue(&terms).await {
             Ok(warnings) => {
                 report.looked_at.push(format!("queue {}", source.queue()));
@@ -267,10 +320,6 @@ impl Questions {
 
 /// Messages, and dead letters, must survive a broker.
 fn durability(fact: &TopicFacts, report: &mut Report) {
-    if let Some(why) = &fact.settings_unknown {
-        let found = format!("its settings cannot be read: {why}");
-        report.finding(&fact.name, found, "grant DESCRIBE_CONFIGS on the topic to the user of this command");
-    }
     match (fact.replicas, fact.min_insync_replicas) {
         (1, _) => report.finding(
             &fact.name,
@@ -331,7 +380,7 @@ impl Report {
         self.looked_at.iter().for_each(|what| table.text("found", what));
         table.number("findings", self.findings.len() as u64);
         let mut text = table.render();
-        for Finding { consumer, what, found, fix, .. } in &self.findings {
+        for Weakness { consumer, what, found, fix, .. } in &self.findings {
             let whose = consumer.as_ref().map(|consumer| format!("{consumer}: ")).unwrap_or_default();
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\n{}{}: {}", plain(&whose), plain(what), plain(found));

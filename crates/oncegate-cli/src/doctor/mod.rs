@@ -14,9 +14,9 @@ use crate::args::{AnswerArgs, duration, pair, within};
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::store::StoreArgs;
-pub(crate) use configured::examine as examine_configured;
-pub(crate) use examine::Report;
-use examine::{Questions, Topics};
+pub(crate) use configured::{examine as examine_configured, topics as configured_topics};
+use examine::Questions;
+pub(crate) use examine::{Report, Topics};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
@@ -25,9 +25,13 @@ const SCHEMA: &str = "oncegate.doctor/1";
 ///
 /// Changes nothing. Exit code 1: there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
+
+    /// Accept a Redis without a replica: if its disk is lost, so are the records
+    #[arg(long)]
+    allow_no_replica: bool,
 
     /// How long the gates keep completed records
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "7d")]
@@ -40,6 +44,10 @@ pub(crate) struct Args {
     /// A topic that is consumed; may be repeated
     #[arg(long = "topic", value_name = "NAME", requires = "brokers")]
     topics: Vec<String>,
+
+    /// The consumer group: tries whether this user may consume the topics in it
+    #[arg(long, value_name = "NAME", requires = "brokers")]
+    group: Option<String>,
 
     /// The topic of the dead letters
     #[arg(long, value_name = "NAME", requires = "brokers")]
@@ -83,26 +91,26 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Serialize)]
-struct Document<'a> {
+struct DoctorDocument<'a> {
     schema: &'static str,
     #[serde(flatten)]
     report: &'a Report,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
     let report = within(args.answer.timeout, async { Ok(Box::pin(args.examine()).await) }).await?;
     if args.answer.json {
-        output::answer_json(&Document { schema: SCHEMA, report: &report })?;
+        output::answer_json(&DoctorDocument { schema: SCHEMA, report: &report })?;
     } else {
         output::answer(&report.text())?;
     }
     Ok(report.exit())
 }
 
-impl Args {
+impl DoctorArgs {
     async fn examine(&self) -> Report {
         let mut report = Report::default();
-        report.store(self.store.open().await).await;
+        report.store(self.store.open_to_examine(self.allow_no_replica).await).await;
         self.questions().ask(&mut report).await;
         report
     }
@@ -117,6 +125,7 @@ impl Args {
         });
         let kafka = self.brokers.as_ref().map(|brokers| Topics {
             brokers: brokers.clone(),
+            group: self.group.clone(),
             properties: self.properties.clone(),
             consumed: self.topics.clone(),
             retries: Vec::new(),
@@ -144,7 +153,7 @@ mod tests {
         #[derive(Parser)]
         struct Cli {
             #[command(flatten)]
-            args: Args,
+            args: DoctorArgs,
         }
         let args = Cli::try_parse_from(["x", "--store", "redis://x"]).unwrap().args;
         assert_eq!((args.retention, args.lease), (Gate::DEFAULT_RETENTION, Gate::DEFAULT_LEASE));

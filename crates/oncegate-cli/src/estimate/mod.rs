@@ -6,12 +6,12 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use oncegate::Key;
 use oncegate::MemoryStore;
+use oncegate::admin::dry_run::DryRun;
 use oncegate::core::key::Scope;
-use oncegate::dry_run::DryRun;
 use oncegate::kafka::TopicReader;
 use serde::Serialize;
 
-use crate::args::{AnswerArgs, duration, pair, within};
+use crate::args::{AnswerArgs, KEY_FORMS, KEY_HELP, duration, pair, within};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped, span};
 
@@ -35,16 +35,18 @@ const SQS_BATCH: f64 = 10.0;
 /// SQS bills a call once for each of these.
 const SQS_CALL_BYTES: u64 = 64 * 1024;
 const SECONDS_A_MONTH: f64 = 30.0 * 86_400.0;
+/// A sample that covers less time than this says little about the load of a day.
+const SHORT_SAMPLE: Duration = Duration::from_secs(3_600);
 /// The most messages that a sample reads.
 const SAMPLE_MOST: u64 = 10_000_000;
 
 /// Estimate what records cost: memory, server CPU, calls to SQS
 ///
 /// The estimate needs a rate, a retention and the size of a result. A sample of a topic can replace the rate and the
-/// share of duplicates. No store is used.
+/// share of duplicates; it should cover a day, and an hour at least. No store is used.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("how_many").required(true).args(["rate", "keys", "sample"])))]
-pub(crate) struct Args {
+pub(crate) struct EstimateArgs {
     /// Messages a second
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
@@ -65,8 +67,7 @@ pub(crate) struct Args {
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
     properties: Vec<(String, String)>,
 
-    /// The key of the messages of the sample: order_id,amount:decimal
-    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY")]
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
     /// The share of messages that are no duplicates, in percent
@@ -95,7 +96,7 @@ pub(crate) struct Args {
 
 /// The answer of `--json`.
 #[derive(Debug, Serialize)]
-struct Document {
+struct EstimateDocument {
     schema: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<Sample>,
@@ -118,6 +119,8 @@ struct Sample {
     distinct_keys: u64,
     seconds: f64,
     message_bytes: u64,
+    /// Whether it covers so little time that the estimate is a mere extrapolation.
+    short: bool,
 }
 
 /// The figures that depend on the rate.
@@ -131,7 +134,7 @@ struct Flow {
     sqs_calls_a_month_most: u64,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &EstimateArgs) -> Result<Exit, Problem> {
     let sample = within(args.answer.timeout, sample(args)).await?;
     let document = args.estimate(sample)?;
     if args.answer.json {
@@ -143,7 +146,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// Reads the topic, up to a limit.
-async fn sample(args: &Args) -> Result<Option<Sample>, Problem> {
+async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
     let (Some(topic), Some(brokers), Some(key)) = (&args.sample, &args.brokers, &args.key) else {
         return Ok(None);
     };
@@ -173,11 +176,12 @@ async fn sample(args: &Args) -> Result<Option<Sample>, Problem> {
         return Err(Problem::new(Exit::BadData, text));
     }
     let message_bytes = bytes / messages;
-    Ok(Some(Sample { messages, distinct_keys: report.distinct_keys, seconds, message_bytes }))
+    let short = seconds < SHORT_SAMPLE.as_secs_f64();
+    Ok(Some(Sample { messages, distinct_keys: report.distinct_keys, seconds, message_bytes, short }))
 }
 
-impl Args {
-    fn estimate(&self, sample: Option<Sample>) -> Result<Document, Problem> {
+impl EstimateArgs {
+    fn estimate(&self, sample: Option<Sample>) -> Result<EstimateDocument, Problem> {
         let rate = match sample {
             Some(sample) => Some(sample.messages as f64 / sample.seconds),
             None => self.rate,
@@ -195,7 +199,7 @@ impl Args {
         let by_rate = || rate.map(|rate| (rate * unique * self.retention.as_secs_f64()).ceil() as u64);
         let keys = self.keys.or_else(by_rate).unwrap_or(0);
         let bytes = sample.map_or(self.message_bytes, |sample| sample.message_bytes);
-        Ok(Document {
+        Ok(EstimateDocument {
             schema: SCHEMA,
             sample,
             rate,
@@ -207,12 +211,20 @@ impl Args {
         })
     }
 
-    fn text(&self, document: &Document) -> String {
+    fn text(&self, document: &EstimateDocument) -> String {
         let size = |bytes: u64| ByteSize::b(bytes).display().iec().to_string();
         let mut table = Table::default();
         if let Some(sample) = &document.sample {
             let took = span(Duration::from_secs_f64(sample.seconds));
             table.text("sample", format!("{} messages within {took}", grouped(sample.messages)));
+            if sample.short {
+                let kept = span(self.retention);
+                let text = format!(
+                    "{took} are extrapolated to {kept}: take a topic with more than {} of messages, or set --rate",
+                    span(SHORT_SAMPLE)
+                );
+                table.text("warning", text);
+            }
         }
         if let Some(rate) = document.rate {
             table.text(

@@ -14,7 +14,7 @@ const OUTCOME: &str = "oncegate-outcome";
 
 /// The body of a response, as far as it was received.
 #[derive(Debug)]
-pub(super) enum Body {
+pub(super) enum ResponseBody {
     Whole(Bytes),
     TooLarge {
         most: usize,
@@ -24,31 +24,35 @@ pub(super) enum Body {
 }
 
 /// Returns the worker's reply. `now` is needed for a `Retry-After` that is a date.
-pub(super) fn outcome(head: &Parts, body: Body, now: SystemTime) -> Reply {
+pub(super) fn outcome(head: &Parts, body: ResponseBody, now: SystemTime) -> Reply {
     let said =
         head.headers.get(OUTCOME).map(|value| value.to_str().unwrap_or_default().trim().to_lowercase());
     let meaning = match said.as_deref() {
         None => Meaning::of(head.status),
         Some("complete") => Meaning::Complete,
         Some("retry") => Meaning::Retry,
+        Some("later") => Meaning::Later,
         Some("dead-letter") => Meaning::DeadLetter,
         Some(_) => {
             return Reply::unknown(
-                "the worker's oncegate-outcome is not one of complete, retry and dead-letter",
+                "the worker's oncegate-outcome is not one of complete, retry, later and dead-letter",
             );
         }
     };
     match (meaning, body) {
         // An incomplete answer may have been any answer.
-        (_, Body::CutShort(why)) => {
+        (_, ResponseBody::CutShort(why)) => {
             Reply::unknown(format!("the worker's answer ({}) was cut short: {why}", head.status))
         }
-        (Meaning::Complete, Body::Whole(body)) => {
+        (Meaning::Complete, ResponseBody::Whole(body)) => {
             Reply::Complete(Work::of_bytes(content_type(&head.headers), body))
         }
-        (Meaning::Complete, Body::TooLarge { most }) => Reply::Complete(Work::TooLarge { most }),
+        (Meaning::Complete, ResponseBody::TooLarge { most }) => Reply::Complete(Work::TooLarge { most }),
         (Meaning::Retry, body) => {
             Reply::Retry { delay: retry_after(&head.headers, now), reason: words(head, &body) }
+        }
+        (Meaning::Later, body) => {
+            Reply::Later { delay: retry_after(&head.headers, now), reason: words(head, &body) }
         }
         (Meaning::DeadLetter, body) => Reply::DeadLetter { reason: words(head, &body) },
     }
@@ -58,6 +62,8 @@ pub(super) fn outcome(head: &Parts, body: Body, now: SystemTime) -> Reply {
 enum Meaning {
     Complete,
     Retry,
+    /// No status means this: a worker must say it, because nothing limits how often a message is wanted later.
+    Later,
     DeadLetter,
 }
 
@@ -89,21 +95,21 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
 
 /// Problem details of RFC 9457.
 #[derive(Deserialize)]
-struct Problem {
+struct ProblemDetails {
     title: Option<String>,
     detail: Option<String>,
 }
 
 /// The reason as the worker gives it.
-fn words(head: &Parts, body: &Body) -> String {
+fn words(head: &Parts, body: &ResponseBody) -> String {
     let status = head.status;
-    let Body::Whole(body) = body else { return format!("the worker answers {status}") };
+    let ResponseBody::Whole(body) = body else { return format!("the worker answers {status}") };
     let is_problem =
         content_type(&head.headers).is_some_and(|name| name.starts_with("application/problem+json"));
-    let problem = if is_problem { serde_json::from_slice::<Problem>(body).ok() } else { None };
+    let problem = if is_problem { serde_json::from_slice::<ProblemDetails>(body).ok() } else { None };
     let said = match problem {
-        Some(Problem { title: Some(title), detail: Some(detail) }) => format!("{title}: {detail}"),
-        Some(Problem { title: Some(words), .. } | Problem { detail: Some(words), .. }) => words,
+        Some(ProblemDetails { title: Some(title), detail: Some(detail) }) => format!("{title}: {detail}"),
+        Some(ProblemDetails { title: Some(words), .. } | ProblemDetails { detail: Some(words), .. }) => words,
         _ => String::from_utf8_lossy(body.get(..body.len().min(1024)).unwrap_or_default()).trim().to_owned(),
     };
     if said.is_empty() {
@@ -125,7 +131,7 @@ mod tests {
             response = response.header(*name, *value);
         }
         let (head, ()) = response.body(()).unwrap().into_parts();
-        outcome(&head, Body::Whole(Bytes::from_static(body.as_bytes())), SystemTime::UNIX_EPOCH)
+        outcome(&head, ResponseBody::Whole(Bytes::from_static(body.as_bytes())), SystemTime::UNIX_EPOCH)
     }
 
     #[test]
@@ -148,6 +154,7 @@ mod tests {
         let said = |outcome| answered(200, &[("oncegate-outcome", outcome)], "");
         assert!(matches!(said("retry"), Reply::Retry { .. }));
         assert!(matches!(said("Dead-Letter"), Reply::DeadLetter { .. }));
+        assert!(matches!(said("later"), Reply::Later { delay: None, .. }));
         assert!(matches!(said("done"), Reply::Unknown { .. }));
         assert!(matches!(answered(500, &[("oncegate-outcome", "complete")], ""), Reply::Complete(_)));
     }
@@ -161,6 +168,10 @@ mod tests {
         assert_eq!(delay("7"), Some(Duration::from_secs(7)));
         assert_eq!(delay("Thu, 01 Jan 1970 00:01:00 GMT"), Some(Duration::from_secs(60)));
         assert_eq!(delay("soon"), None);
+        let later = answered(200, &[("oncegate-outcome", "later"), ("retry-after", "600")], "");
+        assert!(
+            matches!(later, Reply::Later { delay: Some(delay), .. } if delay == Duration::from_secs(600))
+        );
     }
 
     #[test]
@@ -182,7 +193,7 @@ mod tests {
     fn half_an_answer_is_no_answer() {
         for status in [200, 422, 500] {
             let (head, ()) = Response::builder().status(status).body(()).unwrap().into_parts();
-            let reply = outcome(&head, Body::CutShort("reset".to_owned()), SystemTime::UNIX_EPOCH);
+            let reply = outcome(&head, ResponseBody::CutShort("reset".to_owned()), SystemTime::UNIX_EPOCH);
             assert!(matches!(reply, Reply::Unknown { .. }), "{status}");
         }
     }

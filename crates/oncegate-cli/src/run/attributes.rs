@@ -1,4 +1,4 @@
-//! Limits how many of a message's own headers are passed to a worker over HTTP or in an environment.
+//! Limits how many of a message's own headers are passed to a worker.
 //!
 //! Servers refuse requests with large headers (Node: more than 16 KiB in all), and operating systems refuse processes
 //! with large environments. A message must not fail because of headers that its producer has set.
@@ -57,7 +57,7 @@ impl Room {
             warn!(
                 origin = %message.origin(),
                 left_out = self.left_out,
-                "headers were not passed to the worker: longer than {VALUE_MAX_BYTES} bytes, {ALL_MAX_BYTES} in all, or with characters that are not allowed"
+                "headers were not passed to the worker: longer than {VALUE_MAX_BYTES} bytes, {ALL_MAX_BYTES} in all, with characters that are not allowed, or with the variable of a later one"
             );
         }
         self.left_out

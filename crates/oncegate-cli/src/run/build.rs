@@ -9,18 +9,24 @@ use oncegate::dead_letters::DeadLetters;
 use oncegate::journal::FileJournal;
 use oncegate::kafka::{KafkaDeadLetters, KafkaRetries, KafkaSource};
 use oncegate::results::ObjectResults;
-use oncegate::source::Source;
+use oncegate::source::{Source, SourceError, Terms};
 use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
-use oncegate::{Attempt, Backoff, Consumer, Failure, Gate, Message, OnStoreLoss, Ordering};
+use oncegate::{
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Message,
+    OnStoreLoss, Ordering,
+};
 
+use super::dead_letter_file::DeadLetterFile;
+use super::stdin::{Input, STDIN};
 use crate::config::shape::{self, StartAt};
-use crate::config::values::{Property, Size, Time};
+use crate::config::values::{Property, Secret, Size, Time};
 
-/// A source of either kind.
+/// A source of any kind.
 pub(crate) enum AnySource {
     Kafka(KafkaSource),
     Retries(KafkaRetries),
     Sqs(SqsSource),
+    Stdin(Input),
 }
 
 impl AnySource {
@@ -30,7 +36,19 @@ impl AnySource {
         match source {
             shape::Source { kafka: Some(kafka), .. } => Ok(with_retries(kafka_source(name, kafka)?, kafka)),
             shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
-            shape::Source { .. } => Err("the source is neither `kafka` nor `sqs`".to_owned()),
+            shape::Source { stdin: Some(stdin), .. } => {
+                Ok(Self::Stdin(Input::standard(stdin.route.clone().unwrap_or_else(|| STDIN.to_owned()))))
+            }
+            shape::Source { .. } => Err("the source is none of `kafka`, `sqs` and `stdin`".to_owned()),
+        }
+    }
+
+    /// Whether a password or token would be sent to another machine in plain text.
+    pub(crate) fn shows_login(&self) -> bool {
+        match self {
+            Self::Kafka(source) => source.shows_login(),
+            Self::Retries(source) => source.shows_login(),
+            Self::Sqs(_) | Self::Stdin(_) => false,
         }
     }
 
@@ -39,11 +57,30 @@ impl AnySource {
             Self::Kafka(source) => source.check(),
             Self::Retries(source) => source.check(),
             Self::Sqs(source) => source.check(),
+            Self::Stdin(_) => return Ok(()),
         }
         .map_err(|error| error.to_string())
     }
 
-    /// The dead-letter topic or queue, reached as the source is.
+    /// Checks on the servers that the topics or the queue exist, as opening does.
+    pub(super) async fn check_servers(&self) -> Result<(), SourceError> {
+        match self {
+            Self::Kafka(source) => source.check_topics().await,
+            Self::Retries(source) => source.check_topics().await,
+            Self::Sqs(source) => source.check_queue(&Terms::default()).await.map(drop),
+            Self::Stdin(_) => Ok(()),
+        }
+    }
+
+    /// Standard input, if that is the source.
+    pub(super) fn input(&self) -> Option<Input> {
+        match self {
+            Self::Stdin(input) => Some(input.clone()),
+            Self::Kafka(_) | Self::Retries(_) | Self::Sqs(_) => None,
+        }
+    }
+
+    /// The dead-letter topic, queue or file, reached as the source is.
     pub(crate) fn dead_letters(&self, to: &shape::DeadLetters) -> Option<Arc<dyn DeadLetters>> {
         match (self, to) {
             (Self::Kafka(source), shape::DeadLetters { kafka: Some(topic), .. }) => {
@@ -59,6 +96,9 @@ impl AnySource {
             (Self::Kafka(_) | Self::Retries(_), shape::DeadLetters { sqs: Some(queue), .. }) => {
                 Some(Arc::new(SqsDeadLetters::new(queue.clone())))
             }
+            (Self::Stdin(_), shape::DeadLetters { file: Some(path), .. }) => {
+                Some(Arc::new(DeadLetterFile::new(path)))
+            }
             _ => None,
         }
     }
@@ -68,6 +108,7 @@ impl AnySource {
             Self::Kafka(source) => Arc::new(source),
             Self::Retries(source) => Arc::new(source),
             Self::Sqs(source) => Arc::new(source),
+            Self::Stdin(input) => Arc::new(input),
         }
     }
 }
@@ -82,9 +123,8 @@ pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<Option<
             return Ok(None);
         }
         let unread = |Property(value): &mut Property| {
-            if let Err(why) = value.resolve() {
-                drop(why);
-                *value = crate::config::values::Secret::Literal(String::new());
+            if let Secret::Env(_) = value {
+                *value = Secret::Literal(value.resolve().unwrap_or_default());
             }
         };
         kafka.properties.values_mut().for_each(unread);
@@ -113,8 +153,14 @@ fn kafka_source(name: &str, kafka: &shape::Kafka) -> Result<KafkaSource, String>
     if kafka.routes_from_headers == Some(true) {
         source = source.routes_from_headers();
     }
+    if kafka.keep_positions_of_recreated_topics == Some(true) {
+        source = source.keep_positions_of_recreated_topics();
+    }
     for (property, Property(value)) in &kafka.properties {
-        source = source.property(property, value.resolve().map_err(|why| format!("{property}: {why}"))?);
+        source = match value {
+            Secret::File(path) => source.property_file(property, path),
+            other => source.property(property, other.resolve().map_err(|why| format!("{property}: {why}"))?),
+        };
     }
     Ok(source)
 }
@@ -144,7 +190,7 @@ pub(crate) fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
     if let Some(Time(wait)) = sqs.wait {
         source = source.wait(wait);
     }
-    if sqs.body == Some(shape::Body::Sns) {
+    if sqs.body == Some(shape::SqsBody::Sns) {
         source = source.body(Body::Sns);
     }
     if sqs.routes_from_attributes == Some(true) {
@@ -232,6 +278,9 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     if settings.strictness == Some(shape::Strictness::Refuse) {
         consumer = consumer.bad_keys(BadKeys::Refuse);
     }
+    if let Some(Time(patience)) = settings.start_patience {
+        consumer = consumer.start_patience(patience);
+    }
     if let Some(Time(deadline)) = settings.stop_deadline {
         consumer = consumer.stop_deadline(deadline);
     }
@@ -249,6 +298,19 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
         Some(limits) => consumer.breaker(breaker(limits)),
     };
     consumer.backoff(backoff(settings))
+}
+
+/// The limits of batches; `None` when messages are handled one by one.
+pub(super) fn batch_limits(settings: &shape::Consumer) -> Option<BatchLimits> {
+    let given = settings.batch.as_ref()?;
+    let mut limits = BatchLimits::new(given.messages.unwrap_or(shape::Batch::DEFAULT_MESSAGES));
+    if let Some(Size(bytes)) = given.bytes {
+        limits = limits.bytes(bytes);
+    }
+    if let Some(Time(wait)) = given.wait {
+        limits = limits.wait(wait);
+    }
+    Some(limits)
 }
 
 /// The waits between attempts.
@@ -276,6 +338,37 @@ pub(crate) fn check(consumer: &shape::Consumer, source: Option<AnySource>, gate:
     let none = || AnySource::Kafka(KafkaSource::new("", "", [""]));
     let source = source.unwrap_or_else(none).shared();
     let nothing = async |_: Message, _: Attempt| Ok::<(), Failure>(());
-    let consumer = with_settings(Consumer::new(source, gate, nothing), consumer);
-    consumer.check().map_err(|error| error.to_string())
+    let built = match batch_limits(consumer) {
+        None => Consumer::new(source, gate, nothing),
+        Some(limits) => Consumer::new(source, gate, Batched::new(limits, Unused)),
+    };
+    with_settings(built, consumer).check().map_err(|error| error.to_string())
+}
+
+/// The batch handler of a consumer that is checked and never runs.
+struct Unused;
+
+impl BatchHandler for Unused {
+    type Output = ();
+
+    async fn handle(&self, _: &[BatchMessage]) -> Result<Vec<Result<(), Failure>>, Failure> {
+        Err(Failure::not_run("the consumer is only checked"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_of_recreated_topics_are_kept_where_that_is_set() {
+        let key = |line: &str| {
+            let kafka: shape::Kafka =
+                toml::from_str(&format!("brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}")).unwrap();
+            format!("{:?}", kafka_source("billing", &kafka).unwrap())
+        };
+        assert!(key("").contains("keeps_positions: false"), "{}", key(""));
+        let set = key("keep_positions_of_recreated_topics = true");
+        assert!(set.contains("keeps_positions: true"), "{set}");
+    }
 }

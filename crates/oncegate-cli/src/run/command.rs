@@ -1,9 +1,10 @@
 //! Runs a process for each message: the payload on its standard input, metadata in its environment.
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::process::Stdio;
 
-use oncegate::Message;
+use oncegate::{Header, Message};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
@@ -87,6 +88,13 @@ fn reason(result: &[u8], words: &str) -> String {
     if said.trim().is_empty() { words.to_owned() } else { format!("{words}: {}", said.trim()) }
 }
 
+/// The environment variable of a header.
+fn variable(header: &str) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let name = header.chars().map(|c| if is_name(c) { c.to_ascii_uppercase() } else { '_' });
+    "ONCEGATE_HEADER_".chars().chain(name).collect()
+}
+
 fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace('\0', "");
     command
@@ -95,8 +103,8 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
         .env("ONCEGATE_RECOVERED", if attempt.recovered { "1" } else { "0" })
         .env("ONCEGATE_ORIGIN", origin::as_json(message.origin()).to_string())
         .env("ONCEGATE_ROUTE", message.route());
-    if let Some(fence) = attempt.fencing_token {
-        command.env("ONCEGATE_FENCE", fence.to_string());
+    if let Some(fencing_token) = attempt.fencing_token {
+        command.env("ONCEGATE_FENCING_TOKEN", fencing_token.to_string());
     }
     if message.is_tombstone() {
         command.env("ONCEGATE_TOMBSTONE", "1");
@@ -107,14 +115,16 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
     {
         command.env("ONCEGATE_MESSAGE_KEY", text(key));
     }
-    for header in message.headers() {
-        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let name: String =
-            header.name.chars().map(|c| if is_name(c) { c.to_ascii_uppercase() } else { '_' }).collect();
-        if let Some(value) = &header.value
-            && room.takes(&header.name, value)
-        {
-            command.env(format!("ONCEGATE_HEADER_{name}"), text(value));
+    // Several headers may have one variable, as `x-a` and `x_a` do. It has the last one, as a header that is repeated.
+    let valued = || message.headers().iter().filter_map(|header| Some((header, header.value.as_ref()?)));
+    let last: HashMap<String, &Header> =
+        valued().map(|(header, _)| (variable(&header.name), header)).collect();
+    for (header, value) in valued() {
+        let variable = variable(&header.name);
+        if last.get(&variable).is_some_and(|last| !std::ptr::eq(*last, header)) {
+            room.leave_out();
+        } else if room.takes(&header.name, value) {
+            command.env(variable, text(value));
         }
     }
     if room.tell(message) > 0 {

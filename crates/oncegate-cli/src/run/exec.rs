@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use oncegate::Message;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -19,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::batches::BatchReply;
 use super::lines::{Line, Ready, ReadyType, Said, parse, read_lines, write_lines};
 use super::process::{self, Process, Streams};
 use super::session::{REMINDER, Session};
@@ -45,12 +47,19 @@ const RESTART_FIRST: Duration = Duration::from_millis(100);
 const RESTART_MOST: Duration = Duration::from_secs(10);
 const RESTART_FORGET: Duration = Duration::from_secs(30);
 
-/// A message on its way to a worker.
-pub(super) struct Job {
+/// A message and its attempt.
+#[derive(Debug)]
+pub(super) struct Order {
     pub(super) message: Message,
     pub(super) attempt: AttemptInfo,
+}
+
+/// What is on its way to a worker: the messages of one line.
+pub(super) struct Job {
+    pub(super) orders: Vec<(Order, oneshot::Sender<Reply>)>,
+    /// The line is one for batches, even if there is one message.
+    pub(super) is_batch: bool,
     pub(super) call: Call,
-    pub(super) reply: oneshot::Sender<Reply>,
 }
 
 /// Workers that share one queue.
@@ -70,7 +79,14 @@ pub(crate) struct Foreman {
 
 impl Crew {
     /// Starts this number of workers.
-    pub(crate) fn start(program: &Program, workers: u32, lease: Duration) -> (Self, Foreman) {
+    ///
+    /// With `in_batches`, a worker that does not report that it takes batches is not ready.
+    pub(crate) fn start(
+        program: &Program,
+        workers: u32,
+        in_batches: bool,
+        lease: Duration,
+    ) -> (Self, Foreman) {
         let (jobs, queue) = mpsc::channel(1);
         let queue = Arc::new(Mutex::new(queue));
         let (wants, wanted) = watch::channel(None);
@@ -80,6 +96,7 @@ impl Crew {
                 number,
                 program: program.clone(),
                 lease,
+                in_batches,
                 queue: Arc::clone(&queue),
                 wants: wants.clone(),
                 stop: stop.clone(),
@@ -93,15 +110,34 @@ impl Crew {
     ///
     /// A call that is withdrawn after it has begun resolves when the worker has answered, or was replaced.
     pub(super) async fn hand_out(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
-        let (reply, answer) = oneshot::channel();
-        let job = Job { message: message.clone(), attempt: attempt.clone(), call: call.clone(), reply };
-        if self.jobs.send(job).await.is_err() {
-            return Reply::not_run("the workers have been stopped");
+        let order = Order { message: message.clone(), attempt: attempt.clone() };
+        let mut replies = self.hand_out_all(vec![order], false, call).await;
+        replies.pop().unwrap_or_else(|| Reply::not_run("the workers have been stopped"))
+    }
+
+    /// Gives the batch to the next worker below its limit, and waits for the answers to all its messages.
+    pub(super) async fn hand_out_batch(&self, orders: Vec<Order>, call: &Call) -> BatchReply {
+        let mut replies = self.hand_out_all(orders, true, call).await;
+        match replies.iter().position(|reply| matches!(reply, Reply::TooLong { .. })) {
+            Some(place) => BatchReply::Whole(replies.swap_remove(place)),
+            None => BatchReply::Each(replies),
         }
-        answer.await.unwrap_or_else(|_| match call.has_begun() {
+    }
+
+    async fn hand_out_all(&self, orders: Vec<Order>, is_batch: bool, call: &Call) -> Vec<Reply> {
+        let with_reply = |order| {
+            let (reply, answer) = oneshot::channel();
+            ((order, reply), answer)
+        };
+        let (orders, answers): (Vec<_>, Vec<_>) = orders.into_iter().map(with_reply).unzip();
+        if self.jobs.send(Job { orders, is_batch, call: call.clone() }).await.is_err() {
+            return answers.iter().map(|_| Reply::not_run("the workers have been stopped")).collect();
+        }
+        let ended = |_| match call.has_begun() {
             true => Reply::unknown("the worker ended before it answered"),
             false => Reply::not_run("the worker ended before it was given the message"),
-        })
+        };
+        join_all(answers).await.into_iter().map(|answer| answer.unwrap_or_else(ended)).collect()
     }
 
     /// Waits for the first worker that is ready. Returns how many messages all workers take at a time.
@@ -135,6 +171,7 @@ struct Slot {
     number: u32,
     program: Program,
     lease: Duration,
+    in_batches: bool,
     queue: Arc<Mutex<mpsc::Receiver<Job>>>,
     wants: watch::Sender<Option<usize>>,
     stop: CancellationToken,
@@ -200,13 +237,18 @@ impl Slot {
 
     async fn converse(&self, session: &mut Session) -> End {
         let most = match self.first_line(session).await {
-            Ok(Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, max_in_flight })) => {
+            Ok(Said::Ready(Ready { v: 1, batches: false, .. })) if self.in_batches => {
+                return "it takes no batches, and `batch` is set; its first line must have \"batches\":true"
+                    .to_owned()
+                    .into();
+            }
+            Ok(Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, max_in_flight, .. })) => {
                 max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST)
             }
             Ok(Said::Ready(Ready { v, .. })) => {
                 return format!("it speaks version {v} of the protocol, not 1").into();
             }
-            Ok(Said::Answer(_)) => {
+            Ok(Said::Answer(_) | Said::Answers(_)) => {
                 return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}".to_owned().into();
             }
             Err(why) => return why.into(),
@@ -256,7 +298,10 @@ impl Slot {
                 biased;
                 line = session.said.recv() => answered(session, line),
                 () = self.stop.cancelled() => Err(STOPPED.to_owned()),
-                Some(withdrawn) = session.withdrawn.join_next() => withdrawn.map_or(Ok(()), |id| session.cancel(id)),
+                Some(withdrawn) = session.withdrawn.join_next() => match withdrawn {
+                    Ok(ids) => ids.into_iter().try_for_each(|id| session.cancel(id)),
+                    Err(_) => Ok(()),
+                },
                 () = look => match session.look() {
                     Ok(()) => Ok(()),
                     Err(why) => return End { why, hangs: true },
@@ -298,6 +343,10 @@ fn answered(session: &mut Session, line: Option<Line>) -> Result<(), String> {
         }
         Said::Answer(answer) => {
             session.answer(answer, line.number);
+            Ok(())
+        }
+        Said::Answers(answers) => {
+            answers.into_iter().for_each(|answer| session.answer(answer, line.number));
             Ok(())
         }
     }

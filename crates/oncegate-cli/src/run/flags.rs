@@ -1,5 +1,6 @@
 //! Settings of one consumer as flags, with the same names, defaults and forms as in a file.
 
+use crate::args::{KEY_FORMS, KEY_HELP};
 use crate::config::{Path, Setting};
 
 /// The settings that one consumer needs, and those that are set most often. --set sets all others.
@@ -13,6 +14,10 @@ pub(crate) struct Flags {
     /// store.url
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+
+    /// stdin: read messages from standard input, one a line, to its end
+    #[arg(long, value_name = "SOURCE", value_parser = ["stdin"])]
+    source: Option<String>,
 
     /// Addresses of Kafka, `host:port`, several with commas
     #[arg(long, value_name = "HOST:PORT")]
@@ -34,8 +39,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
 
-    /// The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or message-key
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<String>,
 
     /// What else must be equal besides the key: payload, payload-except:sent_at, or raw
@@ -74,6 +78,14 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     handler_tls_root: Option<String>,
 
+    /// The certificate that the worker requires of its clients, a file in PEM
+    #[arg(long, value_name = "FILE", requires = "handler_tls_key")]
+    handler_tls_certificate: Option<String>,
+
+    /// The key of that certificate, a file in PEM
+    #[arg(long, value_name = "FILE", requires = "handler_tls_certificate")]
+    handler_tls_key: Option<String>,
+
     /// Allow --handler to be another machine over unencrypted http
     #[arg(long)]
     allow_remote: bool,
@@ -86,7 +98,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
 
-    /// The topic for dead letters, or the queue for them with --queue
+    /// The topic for dead letters; with --queue the queue for them, with --source stdin the file
     #[arg(long, value_name = "NAME")]
     dead_letters: Option<String>,
 
@@ -97,6 +109,10 @@ pub(crate) struct Flags {
     /// The retention: how long a completed record is kept
     #[arg(long, value_name = "TIME")]
     retention: Option<String>,
+
+    /// How long the start waits for servers that are away [default: 5m]
+    #[arg(long, value_name = "TIME")]
+    start_patience: Option<String>,
 
     /// Fail open: how long the store may be unavailable before messages run without it [default: they wait]
     #[arg(long, value_name = "TIME")]
@@ -114,6 +130,18 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "COUNT")]
     concurrency: Option<String>,
 
+    /// Hand the worker up to this many messages at a time; --concurrency then counts batches
+    #[arg(long, value_name = "COUNT")]
+    batch_messages: Option<String>,
+
+    /// How many bytes the messages of a batch may have
+    #[arg(long, value_name = "SIZE")]
+    batch_bytes: Option<String>,
+
+    /// How long the first message of a batch waits for others
+    #[arg(long, value_name = "TIME")]
+    batch_wait: Option<String>,
+
     /// The order in which messages run: key, partition or unordered
     #[arg(long, value_name = "ORDER")]
     ordering: Option<String>,
@@ -125,6 +153,10 @@ pub(crate) struct Flags {
     /// Accept that later messages overtake those in a retry topic
     #[arg(long)]
     overtaking_retries: bool,
+
+    /// Continue at the committed positions when topics get other ids: for an address that is switched to another cluster
+    #[arg(long)]
+    keep_positions_of_recreated_topics: bool,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
@@ -138,6 +170,9 @@ pub(crate) struct Flags {
     #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::args::pair)]
     any: Vec<(String, String)>,
 }
+
+/// The tables of `source.kafka` with names that may contain dots.
+const NAMED: [&str; 2] = ["properties", "retry_topics"];
 
 /// The default consumer: the only one of the file, if there is exactly one.
 const UNNAMED: &str = "default";
@@ -185,11 +220,18 @@ impl Flags {
 
     /// The settings with flags of their own.
     fn of_consumer(&self, consumer: &str) -> Vec<Setting> {
-        let letters = if self.queue.is_some() { "sqs" } else { "kafka" };
+        let letters = match (&self.source, &self.queue) {
+            (Some(_), _) => "file",
+            (None, Some(_)) => "sqs",
+            (None, None) => "kafka",
+        };
+        let stdin = self.source.as_ref().map(|_| "{}".to_owned());
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
         let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
         let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let given: [(&str, &[&str], &Option<String>); 27] = [
+        let keep_positions = self.keep_positions_of_recreated_topics.then(|| "true".to_owned());
+        let given: [(&str, &[&str], &Option<String>); 35] = [
+            ("--source", &["source", "stdin"], &stdin),
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
@@ -205,18 +247,29 @@ impl Flags {
             ("--content-type", &["handler", "content_type"], &self.content_type),
             ("--token-file", &["handler", "token", "file"], &self.token_file),
             ("--handler-tls-root", &["handler", "tls_root"], &self.handler_tls_root),
+            ("--handler-tls-certificate", &["handler", "tls_certificate"], &self.handler_tls_certificate),
+            ("--handler-tls-key", &["handler", "tls_key"], &self.handler_tls_key),
             ("--allow-remote", &["handler", "allow_remote"], &allow_remote),
             ("--cloudevents", &["handler", "cloudevents"], &cloudevents),
             ("--timeout", &["handler", "timeout"], &self.timeout),
             ("--dead-letters", &["dead_letters", letters], &self.dead_letters),
             ("--lease", &["lease"], &self.lease),
             ("--retention", &["retention"], &self.retention),
+            ("--start-patience", &["start_patience"], &self.start_patience),
             ("--fail-open-after", &["fail_open_after"], &self.fail_open_after),
             ("--journal", &["journal"], &self.journal),
             ("--max-attempts", &["max_attempts"], &self.max_attempts),
             ("--concurrency", &["concurrency"], &self.concurrency),
+            ("--batch-messages", &["batch", "messages"], &self.batch_messages),
+            ("--batch-bytes", &["batch", "bytes"], &self.batch_bytes),
+            ("--batch-wait", &["batch", "wait"], &self.batch_wait),
             ("--ordering", &["ordering"], &self.ordering),
             ("--overtaking-retries", &["overtaking_retries"], &overtaking_retries),
+            (
+                "--keep-positions-of-recreated-topics",
+                &["source", "kafka", "keep_positions_of_recreated_topics"],
+                &keep_positions,
+            ),
         ];
         let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
             let path = path.iter().map(|part| (*part).to_owned());
@@ -227,14 +280,16 @@ impl Flags {
     }
 }
 
-/// Splits `consumer."a.b".lease` at its dots; a quoted part keeps its dots.
+/// Splits `consumer."a.b".lease` at its dots. A quoted part keeps its dots, and so does the name of a property of
+/// librdkafka or of a retry topic, which is the last part.
 fn parts(path: &str) -> Path {
     let mut parts = vec![String::new()];
     let mut quoted = false;
     for c in path.chars() {
+        let named = matches!(parts.as_slice(), [.., kafka, table, _] if kafka == "kafka" && NAMED.contains(&table.as_str()));
         match c {
             '"' => quoted = !quoted,
-            '.' if !quoted => parts.push(String::new()),
+            '.' if !quoted && !named => parts.push(String::new()),
             c => parts.last_mut().into_iter().for_each(|part| part.push(c)),
         }
     }
@@ -249,6 +304,16 @@ mod tests {
     fn paths_have_dots_between_their_parts() {
         assert_eq!(parts("consumer.billing.lease"), ["consumer", "billing", "lease"]);
         assert_eq!(parts("consumer.\"a.b\".lease"), ["consumer", "a.b", "lease"]);
+        let of_kafka = ["consumer", "billing", "source", "kafka"];
+        for (path, [table, name]) in [
+            ("properties.session.timeout.ms", ["properties", "session.timeout.ms"]),
+            ("properties.\"session.timeout.ms\"", ["properties", "session.timeout.ms"]),
+            ("retry_topics.orders.retry.30s", ["retry_topics", "orders.retry.30s"]),
+        ] {
+            let path = parts(&format!("consumer.billing.source.kafka.{path}"));
+            assert_eq!(path, [&of_kafka[..], &[table, name]].concat());
+        }
+        assert_eq!(parts("consumer.properties.lease"), ["consumer", "properties", "lease"]);
     }
 
     #[test]
@@ -257,5 +322,17 @@ mod tests {
         let path = |known: &[String]| flags.settings(known).remove(0).path;
         assert_eq!(path(&["billing".to_owned()]), ["consumer", "billing", "lease"]);
         assert_eq!(path(&[]), ["consumer", "default", "lease"]);
+    }
+
+    #[test]
+    fn positions_of_recreated_topics_are_kept_by_a_flag_of_its_own() {
+        let flags = Flags { keep_positions_of_recreated_topics: true, ..Flags::default() };
+        let [setting] = &flags.settings(&[])[..] else { panic!("one setting") };
+        let key = ["source", "kafka", "keep_positions_of_recreated_topics"];
+        assert_eq!(setting.path, [&["consumer", "default"][..], &key].concat());
+        assert_eq!(
+            (setting.flag.as_str(), setting.value.as_str()),
+            ("--keep-positions-of-recreated-topics", "true")
+        );
     }
 }

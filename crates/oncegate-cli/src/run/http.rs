@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -10,20 +10,23 @@ use hyper::header::HeaderValue;
 use hyper::{Request, Uri};
 use oncegate::Message;
 use tokio::time::Instant;
+use tracing::warn;
 
+use super::tls::{self, TlsFiles};
 use super::wire::{CONNECT_TIMEOUT, Endpoint, Way};
 use super::worker::{AttemptInfo, Call, Reply};
 use super::{answer, request};
 use crate::config::shape;
+use crate::config::values::Secret;
 
 /// Calls a worker by HTTP.
 pub(crate) struct Caller {
-    way: Way,
+    pub(super) way: Way,
     /// The readiness URL, requested before the first message.
     ready: Option<Way>,
-    pub(super) told: request::Told,
+    pub(super) told: request::RequestParts,
     result_max_bytes: usize,
-    pacing: Pacing,
+    pub(super) pacing: Pacing,
 }
 
 impl Caller {
@@ -33,12 +36,12 @@ impl Caller {
     /// As text, with the name of the setting.
     pub(crate) fn of(
         handler: &shape::Handler,
-        told: request::Told,
+        told: request::RequestParts,
         result_max_bytes: usize,
     ) -> Result<Self, String> {
         let (allow_remote, http2) = (handler.allow_remote.unwrap_or(false), handler.http2.unwrap_or(false));
-        let tls_root = handler.tls_root.as_deref();
-        let way = |url: &str| Way::to(Endpoint::parse(url, allow_remote)?, http2, tls_root);
+        let files = TlsFiles::of(handler);
+        let way = |url: &str| Way::to(Endpoint::parse(url, allow_remote)?, http2, &files);
         let worker = way(handler.http.as_deref().unwrap_or_default())?;
         let ready = match &handler.ready_url {
             None => None,
@@ -66,17 +69,24 @@ impl Caller {
             Err(error) if error.is_connect() => {
                 return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
             }
+            // Said in the handshake, before the worker reads anything.
+            Err(error) if tls::is_refused(&error) => {
+                return Reply::not_run(format!(
+                    "the worker does not accept this client's certificate (`tls_certificate`): {}",
+                    chain(&error)
+                ));
+            }
             // The request was sent, so it may have arrived.
             Err(error) => return Reply::unknown(format!("the worker did not answer: {}", chain(&error))),
         };
         let (head, body) = response.into_parts();
         let body = Limited::new(body, self.result_max_bytes).collect().await;
         let body = match body {
-            Ok(body) => answer::Body::Whole(body.to_bytes()),
+            Ok(body) => answer::ResponseBody::Whole(body.to_bytes()),
             Err(error) if error.is::<LengthLimitError>() => {
-                answer::Body::TooLarge { most: self.result_max_bytes }
+                answer::ResponseBody::TooLarge { most: self.result_max_bytes }
             }
-            Err(error) => answer::Body::CutShort(error.to_string()),
+            Err(error) => answer::ResponseBody::CutShort(error.to_string()),
         };
         let reply = answer::outcome(&head, body, std::time::SystemTime::now());
         self.pacing.note(head.status, &reply);
@@ -89,7 +99,7 @@ impl Caller {
         let mut request = Request::new(Full::new(Bytes::new()));
         *request.uri_mut() = ready.uri().clone();
         if let Some(token) = &self.told.token {
-            request.headers_mut().insert(hyper::header::AUTHORIZATION, token.clone());
+            request.headers_mut().insert(hyper::header::AUTHORIZATION, token.header());
         }
         let answered = tokio::time::timeout(CONNECT_TIMEOUT, ready.request(request)).await;
         match answered {
@@ -108,8 +118,44 @@ impl fmt::Debug for Caller {
     }
 }
 
+/// The token for a worker. If it is kept in a file, it is read again when the file changes.
+pub(crate) struct Token {
+    secret: Secret,
+    read: Mutex<(HeaderValue, Option<SystemTime>)>,
+}
+
+impl Token {
+    /// # Errors
+    /// As text: the file or variable cannot be read, or is no token.
+    pub(crate) fn of(secret: &Secret) -> Result<Self, String> {
+        let changed_at = secret.changed_at();
+        let header = bearer(&secret.resolve()?)?;
+        Ok(Self { secret: secret.clone(), read: Mutex::new((header, changed_at)) })
+    }
+
+    /// The header's value. If the file has changed to something unusable, the former one is used.
+    pub(crate) fn header(&self) -> HeaderValue {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed_at = self.secret.changed_at();
+        if changed_at != read.1 {
+            match self.secret.resolve().and_then(|token| bearer(&token)) {
+                Ok(header) => *read = (header, changed_at),
+                Err(why) => warn!(why, "the changed token for the worker cannot be used"),
+            }
+        }
+        read.0.clone()
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Shows no token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.secret.fmt(f)
+    }
+}
+
 /// A header with a secret value, which never appears in a log.
-pub(crate) fn bearer(token: &str) -> Result<HeaderValue, String> {
+fn bearer(token: &str) -> Result<HeaderValue, String> {
     let mut value = HeaderValue::try_from(format!("Bearer {}", token.trim()))
         .map_err(|_| "the token has characters that are not allowed in a header".to_owned())?;
     value.set_sensitive(true);
@@ -119,20 +165,20 @@ pub(crate) fn bearer(token: &str) -> Result<HeaderValue, String> {
 /// A pause of all messages that a worker has requested: the second `503` with a `Retry-After` in a row concerns the
 /// worker, not a message. Runs that wait here keep their permits, which puts back-pressure on the source.
 #[derive(Debug, Default)]
-struct Pacing(Mutex<(u32, Option<Instant>)>);
+pub(super) struct Pacing(Mutex<(u32, Option<Instant>)>);
 
 /// The longest pause that a worker can request.
 const PACING_MOST: Duration = Duration::from_secs(60);
 
 impl Pacing {
-    async fn wait(&self) {
+    pub(super) async fn wait(&self) {
         let until = self.0.lock().unwrap_or_else(PoisonError::into_inner).1;
         if let Some(until) = until {
             tokio::time::sleep_until(until).await;
         }
     }
 
-    fn note(&self, status: hyper::StatusCode, reply: &Reply) {
+    pub(super) fn note(&self, status: hyper::StatusCode, reply: &Reply) {
         let mut pacing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *pacing = match reply {
             Reply::Retry { delay: Some(delay), .. } if status == hyper::StatusCode::SERVICE_UNAVAILABLE => {
@@ -145,7 +191,7 @@ impl Pacing {
 }
 
 /// The text of an error with its causes, each once.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -17,6 +17,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::process::ChildStdin;
 use tokio::sync::mpsc;
 
+use super::attributes::Room;
+use super::exec::Order;
 use super::origin;
 use super::worker::{AttemptInfo, Call, Reply, Work};
 
@@ -30,6 +32,8 @@ const SHOWN_MOST: usize = 120;
 pub(super) enum Said {
     Ready(Ready),
     Answer(Answer),
+    /// Answers to several messages.
+    Answers(Vec<Answer>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -38,6 +42,9 @@ pub(super) struct Ready {
     pub(super) v: u32,
     #[serde(default = "one")]
     pub(super) max_in_flight: usize,
+    /// Whether the worker takes batches.
+    #[serde(default)]
+    pub(super) batches: bool,
 }
 
 fn one() -> usize {
@@ -64,6 +71,7 @@ pub(super) struct Answer {
 pub(super) enum Outcome {
     Complete,
     Retry,
+    Later,
     DeadLetter,
 }
 
@@ -74,6 +82,7 @@ impl From<Answer> for Reply {
         match outcome {
             Outcome::Complete => Self::Complete(result.map_or(Work::Nothing, Work::of_json)),
             Outcome::Retry => Self::Retry { delay: delay_ms.map(Duration::from_millis), reason },
+            Outcome::Later => Self::Later { delay: delay_ms.map(Duration::from_millis), reason },
             Outcome::DeadLetter => Self::DeadLetter { reason },
         }
     }
@@ -81,14 +90,14 @@ impl From<Answer> for Reply {
 
 /// A message as a line for a worker.
 #[derive(Serialize)]
-pub(super) struct Told<'a> {
+pub(super) struct HandleLine<'a> {
     r#type: &'static str,
     v: u32,
     id: &'a str,
     idempotency_key: &'a str,
     attempt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    fence: Option<u64>,
+    fencing_token: Option<u64>,
     recovered: bool,
     lease_ms: u64,
     origin: serde_json::Value,
@@ -97,6 +106,9 @@ pub(super) struct Told<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     key_base64: Option<String>,
     headers: Vec<(&'a str, serde_json::Value)>,
+    /// The number of headers, the key among them, that are too large to be passed.
+    #[serde(skip_serializing_if = "is_zero")]
+    headers_left_out: usize,
     /// `null` for a tombstone; left out when it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Option<&'a str>>,
@@ -104,10 +116,37 @@ pub(super) struct Told<'a> {
     payload_base64: Option<String>,
 }
 
-impl<'a> Told<'a> {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// A batch as a line for a worker.
+#[derive(Serialize)]
+pub(super) struct BatchLine<'a> {
+    r#type: &'static str,
+    v: u32,
+    messages: Vec<HandleLine<'a>>,
+}
+
+impl<'a> BatchLine<'a> {
+    /// The messages with their ids.
+    pub(super) fn of(orders: &'a [(Order, String)], lease: Duration) -> Self {
+        let messages = orders.iter().map(|(order, id)| HandleLine::of_order(order, id, lease)).collect();
+        Self { r#type: "batch", v: 1, messages }
+    }
+}
+
+impl<'a> HandleLine<'a> {
+    pub(super) fn of_order(order: &'a Order, id: &'a str, lease: Duration) -> Self {
+        Self::of(&order.message, &order.attempt, id, lease)
+    }
+
+    /// Logs how many headers are left out, if any are.
     pub(super) fn of(message: &'a Message, attempt: &'a AttemptInfo, id: &'a str, lease: Duration) -> Self {
         let text = std::str::from_utf8(message.payload()).ok();
-        let key = message.key();
+        let mut room = Room::default();
+        let key = message.key().filter(|key| room.takes("key", key));
         let key_text = key.and_then(|key| std::str::from_utf8(key).ok());
         let header = |header: &'a Header| {
             let value = header.value.as_deref().map(|value| match std::str::from_utf8(value) {
@@ -116,19 +155,24 @@ impl<'a> Told<'a> {
             });
             (&*header.name, value.unwrap_or_default())
         };
+        let is_taken =
+            |header: &&Header| room.takes(&header.name, header.value.as_deref().unwrap_or_default());
+        let headers = message.headers().iter().filter(is_taken).map(header).collect();
+        let headers_left_out = room.tell(message);
         Self {
             r#type: "message",
             v: 1,
             id,
             idempotency_key: &attempt.idempotency_key,
             attempt: attempt.number,
-            fence: attempt.fencing_token,
+            fencing_token: attempt.fencing_token,
             recovered: attempt.recovered,
             lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
             origin: origin::as_json(message.origin()),
             key: key_text.map(str::to_owned),
             key_base64: key.filter(|_| key_text.is_none()).map(|key| BASE64.encode(key)),
-            headers: message.headers().iter().map(header).collect(),
+            headers,
+            headers_left_out,
             payload: text.map(|text| (!message.is_tombstone()).then_some(text)),
             payload_base64: text.is_none().then(|| BASE64.encode(message.payload())),
         }
@@ -147,6 +191,7 @@ pub(super) struct Line {
 /// As text: the line's number, what is wrong with it, and its beginning.
 pub(super) fn parse(line: &Line) -> Result<Said, String> {
     let answer = serde_json::from_slice(&line.text).map(Said::Answer);
+    let answer = answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Answers));
     answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Ready)).map_err(|_| {
         let (number, mistake, shown) = (line.number, mistake(&line.text), shown(&line.text));
         format!("line {number} of its standard output {mistake}: {shown:?}")
@@ -155,16 +200,18 @@ pub(super) fn parse(line: &Line) -> Result<Said, String> {
 
 /// Describes what is wrong with an invalid line.
 fn mistake(text: &[u8]) -> String {
-    const OUTCOMES: [&str; 3] = ["complete", "retry", "dead-letter"];
+    const OUTCOMES: [&str; 4] = ["complete", "retry", "later", "dead-letter"];
     if text.len() as u64 >= LINE_MAX_BYTES && !text.ends_with(b"\n") {
         return format!("is longer than {LINE_MAX_BYTES} bytes");
     }
     let Ok(value) = serde_json::from_slice::<Value>(text) else {
         return "is no JSON; only the protocol belongs there, print to standard error".to_owned();
     };
-    let Value::Object(fields) = value else { return "is JSON, but no object".to_owned() };
+    let Value::Object(fields) = value else {
+        return "is JSON, but no object, and no array of answers".to_owned();
+    };
     let field = |name| fields.get(name);
-    let outcomes = "\"complete\", \"retry\" or \"dead-letter\"";
+    let outcomes = "\"complete\", \"retry\", \"later\" or \"dead-letter\"";
     match (field("type"), field("id"), field("outcome")) {
         (Some(Value::String(ready)), None, _) if ready == "ready" => match field("v") {
             None => "has no `v`; it is 1".to_owned(),
@@ -248,6 +295,13 @@ mod tests {
         let Ok(Said::Answer(Answer { result: Some(result), .. })) = answer else { panic!("an answer") };
         assert_eq!(result.get(), r#"{"n":9007199254740993}"#);
         assert!(parse(&line(r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#)).is_ok());
+        let answers = parse(&line(r#"[{"id":"1","outcome":"complete"},{"id":"2","outcome":"retry"}]"#));
+        assert!(matches!(answers, Ok(Said::Answers(answers)) if answers.len() == 2));
+        let later = parse(&line(r#"{"id":"17","outcome":"later","delay_ms":500}"#));
+        let Ok(Said::Answer(later)) = later else { panic!("an answer") };
+        assert!(
+            matches!(Reply::from(later), Reply::Later { delay: Some(delay), .. } if delay.as_millis() == 500)
+        );
     }
 
     #[test]
@@ -282,7 +336,7 @@ mod tests {
         let origin = Origin::Queue { queue: "orders".into(), id: "a".into() };
         let message = |payload: &'static [u8]| Message::new("orders", origin.clone(), Some(payload.into()));
         let told = |message: &Message| {
-            serde_json::to_string(&Told::of(
+            serde_json::to_string(&HandleLine::of(
                 message,
                 &AttemptInfo::first("01980000-40d5-83e8-bc93-6894a57f9324"),
                 "1",

@@ -1,14 +1,19 @@
 //! `oncegate run`: consumes with a worker in any language.
 //!
 //! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
-//! turns a worker into a handler. Workers are called by `http` (`wire`, `request`, `answer`), by JSON lines (`exec`,
+//! turns a worker into a handler, and `batches` into one for batches. Workers are called by `http` (`wire`, `tls`,
+//! `request`, `answer`), by JSON lines (`exec`,
 //! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes.
+//! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `stdin` is the
+//! source that needs no broker, with its dead letters (`dead_letter_file`) and its answer (`summary`).
 
 pub(crate) mod answer;
 mod attributes;
+mod batches;
 pub(crate) mod build;
 mod command;
 pub(crate) mod conformance;
+mod dead_letter_file;
 mod exec;
 mod flags;
 pub(crate) mod http;
@@ -17,36 +22,38 @@ mod origin;
 pub(crate) mod process;
 mod request;
 mod session;
+mod start;
 mod status;
+pub(crate) mod stdin;
+mod summary;
+mod tls;
 pub(crate) mod wire;
 mod worker;
 
+use std::error::Error as _;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::header::HeaderValue;
 use oncegate::telemetry::Telemetry;
-use oncegate::{Consumer, ConsumerError, Gate};
+use oncegate::{Batched, Consumer, ConsumerError, Gate};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::config::shape;
 use crate::config::values::{Size, Time};
-use crate::config::{self, LISTEN, Loaded, Secrets};
-use crate::exit::{Exit, Problem, not_opened};
+use crate::config::{self, Loaded, Secrets};
+use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::store;
 use build::AnySource;
 use exec::{Crew, Foreman};
+use start::Servers;
 use status::Served;
+use stdin::Input;
+use summary::Account;
 use worker::{Limited, Worker};
-
-/// The time between two checks whether a worker is ready.
-const READY_INTERVAL: Duration = Duration::from_millis(200);
-/// The time between two log lines that a worker is not ready.
-const READY_REMINDER: u32 = 50;
 
 /// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
@@ -55,8 +62,9 @@ const READY_REMINDER: u32 = 50;
 ///
 /// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and from flags over
 /// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal does not wait for it.
+/// With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct RunArgs {
     /// The configuration
     #[arg(long = "config", value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
@@ -65,6 +73,10 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
 
+    /// When standard input has ended, print what became of its lines as one JSON document
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     flags: flags::Flags,
 }
@@ -72,13 +84,16 @@ pub(crate) struct Args {
 /// A consumer, its worker, and what must be stopped after it.
 struct Assembled {
     name: String,
+    servers: Servers,
+    /// Standard input, if the consumer reads it.
+    input: Option<Input>,
     consumer: Consumer,
     worker: Arc<Worker>,
     concurrency: u32,
     foreman: Option<Foreman>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
     let loaded = config::load(args.config.as_deref(), |known| args.flags.settings(known), secrets)?;
     if !loaded.findings.all.is_empty() {
@@ -88,7 +103,7 @@ pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
         return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
     }
     let stop = CancellationToken::new();
-    let consuming = consume_all(&loaded, &stop);
+    let consuming = consume_all(&loaded, &stop, args.json);
     until_ended(consuming, &stop).await.map(|()| Exit::Yes)
 }
 
@@ -112,49 +127,84 @@ async fn until_ended(
     }
 }
 
-async fn consume_all(loaded: &Loaded, stop: &CancellationToken) -> Result<(), Problem> {
+async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> Result<(), Problem> {
     let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
-    let mut assembled = Vec::new();
+    let (mut assembled, mut accounts) = (Vec::new(), Vec::new());
     for (name, settings) in loaded.consumers() {
-        let mut ready = assemble(loaded, name, &settings).await?;
+        let mut ready = tokio::select! {
+            biased;
+            () = stop.cancelled() => return stopped_early(loaded),
+            ready = assemble(loaded, name, &settings) => ready.map_err(|problem| problem.of(name))?,
+        };
         ready.consumer = telemetry.watch(ready.consumer);
+        if let Some(input) = ready.input.take() {
+            let account = Account::of(name, input, &telemetry);
+            ready.consumer = account.watch(ready.consumer);
+            accounts.push(account);
+        }
         assembled.push(ready);
     }
-    let listen = loaded.config.status.clone().unwrap_or_default().listen.unwrap_or_else(|| LISTEN.to_owned());
-    let served = Served::start(&listen, &telemetry).await?;
+    let status = loaded.config.status.clone().unwrap_or_default();
+    // A run that ends with its input needs no page, and several may run at the same time.
+    let listen = (accounts.len() == assembled.len()).then_some(status::OFF);
+    let served = Served::start(&status, listen, &telemetry).await?;
     let (mut consumers, mut foremen) = (JoinSet::new(), Vec::new());
-    for Assembled { name, consumer, worker, concurrency, foreman } in assembled {
-        foremen.extend(foreman);
+    for mut ready in assembled {
+        foremen.extend(ready.foreman.take());
         let stop = stop.clone();
         consumers.spawn(async move {
-            // Nothing is consumed before the worker is ready.
-            let room = tokio::select! {
-                biased;
-                () = stop.cancelled() => return (name, Ok(())),
-                room = until_ready(&name, &worker) => room,
-            };
-            // A claimed message runs at once: no more messages are claimed than the workers take.
-            let consumer = consumer.concurrency(concurrency.min(room));
-            let ended = consumer.run_until(stop.cancelled()).await;
-            (name, ended)
+            let name = ready.name.clone();
+            Box::pin(consume(ready, &stop)).await.map_err(|problem| problem.of(&name))
         });
     }
     let ended = join(consumers, stop).await;
     dismiss(foremen).await;
     served.stop().await;
-    ended
+    let summaries: Vec<_> = accounts.iter().map(Account::summary).collect();
+    if !summaries.is_empty() {
+        summary::answer(&summaries, json)?;
+    }
+    match (ended, summary::verdict(&summaries)) {
+        (Err(problem), Err(unfinished)) => Err(problem.and(&unfinished)),
+        (ended, verdict) => ended.and(verdict),
+    }
+}
+
+/// # Errors
+/// When lines of standard input would have been read.
+fn stopped_early(loaded: &Loaded) -> Result<(), Problem> {
+    let reads =
+        |(_, settings): (&str, shape::Consumer)| settings.source.is_some_and(|source| source.stdin.is_some());
+    match loaded.consumers().any(reads) {
+        true => Err(Problem::new(Exit::Interrupted, "stopped before standard input was read")),
+        false => Ok(()),
+    }
+}
+
+/// Consumes until the stop, once the servers and the worker are ready.
+async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Problem> {
+    let Assembled { name, servers, consumer, worker, concurrency, .. } = ready;
+    let ready = async {
+        servers.check(&name).await?;
+        Ok::<u32, Problem>(start::until_ready(&name, &worker).await)
+    };
+    let room = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Ok(()),
+        room = ready => room?,
+    };
+    // A claimed message runs at once: no more messages are claimed than the workers take.
+    let consumer = consumer.concurrency(concurrency.min(room));
+    consumer.run_until(stop.cancelled()).await.map_err(problem)
 }
 
 /// Waits for all consumers; the first that fails stops the others.
-async fn join(
-    mut consumers: JoinSet<(String, Result<(), ConsumerError>)>,
-    stop: &CancellationToken,
-) -> Result<(), Problem> {
+async fn join(mut consumers: JoinSet<Result<(), Problem>>, stop: &CancellationToken) -> Result<(), Problem> {
     let mut result = Ok(());
     while let Some(ended) = consumers.join_next().await {
         let failed = match ended {
-            Ok((_, Ok(()))) => continue,
-            Ok((name, Err(error))) => problem(&name, error),
+            Ok(Ok(())) => continue,
+            Ok(Err(problem)) => problem,
             Err(bug) => Problem::new(Exit::Bug, bug.to_string()),
         };
         stop.cancel();
@@ -168,27 +218,36 @@ async fn dismiss(foremen: Vec<Foreman>) {
     while leaving.join_next().await.is_some() {}
 }
 
-fn problem(name: &str, error: ConsumerError) -> Problem {
-    let problem = match error {
+fn problem(error: ConsumerError) -> Problem {
+    match error {
+        ConsumerError::Source(error) if error.source().is_some_and(|cause| cause.is::<stdin::BadInput>()) => {
+            Problem::caused(Exit::BadData, &error)
+        }
         ConsumerError::Source(error) => not_opened(&error),
         ConsumerError::Gate(oncegate::GateError::Store(error)) => error.into(),
         ConsumerError::Settings(_) | ConsumerError::Gate(_) => Problem::caused(Exit::Configuration, &error),
         ConsumerError::NoDeadLetters { .. }
+        | ConsumerError::DeadLetterRefused { .. }
         | ConsumerError::TooManyDeadLetters { .. }
         | ConsumerError::BadKey { .. } => Problem::caused(Exit::BadData, &error),
+        ConsumerError::DeadLetters(error) => dead_letters_not_opened(&error),
         ConsumerError::Bug(_) => Problem::caused(Exit::Bug, &error),
         _ => Problem::caused(Exit::Unreachable, &error),
-    };
-    problem.of(name)
+    }
 }
 
 /// Connects to the store, and builds the consumer's parts.
 async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Result<Assembled, Problem> {
-    let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
-    let source = AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse)?;
+    let refuse = |why: String| Problem::new(Exit::Configuration, why);
+    let of_source = || AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse);
+    let (source, examined) = (of_source()?, of_source()?);
     let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
     let store = loaded.config.store.clone().unwrap_or_default();
-    let store = store::open_configured(&store).await.map_err(|problem| problem.of(name))?;
+    let patience =
+        settings.start_patience.map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
+    let store = store::open_configured(&store, patience).await?;
+    let input = source.input();
+    let servers = Servers { source: examined, dead_letters: dead_letters.clone(), store: Arc::clone(&store) };
     let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_files(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
@@ -199,13 +258,17 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
     };
-    let consumer = build::with_settings(Consumer::new(source.shared(), gate, limited), settings);
+    let consumer = match build::batch_limits(settings) {
+        None => Consumer::new(source.shared(), gate, limited),
+        Some(limits) => Consumer::new(source.shared(), gate, Batched::new(limits, limited)),
+    };
+    let consumer = build::with_settings(consumer, settings);
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
     let concurrency = settings.concurrency.unwrap_or(Consumer::DEFAULT_CONCURRENCY);
-    Ok(Assembled { name: name.to_owned(), consumer, worker, concurrency, foreman })
+    Ok(Assembled { name: name.to_owned(), servers, input, consumer, worker, concurrency, foreman })
 }
 
 fn worker(
@@ -215,43 +278,20 @@ fn worker(
 ) -> Result<(Worker, Option<Foreman>), String> {
     let most = settings.max_large_result.map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes);
     if let Some(program) = &handler.exec {
-        let (crew, foreman) = Crew::start(program, handler.workers.unwrap_or(1), gate.lease_period());
+        let (crew, foreman) =
+            Crew::start(program, handler.workers.unwrap_or(1), settings.batch.is_some(), gate.lease_period());
         return Ok((Worker::Exec(crew), Some(foreman)));
     }
     if let Some(program) = &handler.command {
         return Ok((Worker::Command(command::Commands::new(program.clone(), most)), None));
     }
     let content_type = handler.content_type.as_deref().unwrap_or("application/octet-stream");
-    let told = request::Told {
+    let told = request::RequestParts {
         content_type: HeaderValue::try_from(content_type)
             .map_err(|_| format!("`content_type` is {content_type:?}, which is not a content type"))?,
-        token: handler.token.as_ref().map(|token| http::bearer(&token.resolve()?)).transpose()?,
+        token: handler.token.as_ref().map(http::Token::of).transpose()?.map(Arc::new),
         lease_ms: gate.lease_period().as_millis(),
         cloudevents: handler.cloudevents.unwrap_or(false),
     };
     Ok((Worker::Http(http::Caller::of(handler, told, most)?), None))
-}
-
-/// Waits until the worker is ready. Returns the most messages that it takes at a time.
-async fn until_ready(name: &str, worker: &Worker) -> u32 {
-    let mut tries = 0_u32;
-    loop {
-        let ready = match worker {
-            Worker::Http(caller) => caller.is_ready().await.map(|()| u32::MAX),
-            Worker::Exec(crew) => Ok(crew.ready().await),
-            Worker::Command(_) => Ok(u32::MAX),
-        };
-        let why = match ready {
-            Ok(room) => {
-                info!(consumer = name, "the worker is ready");
-                return room;
-            }
-            Err(why) => why,
-        };
-        if tries.is_multiple_of(READY_REMINDER) {
-            warn!(consumer = name, why, "the worker is not ready yet; nothing is consumed before it is");
-        }
-        tries = tries.wrapping_add(1);
-        tokio::time::sleep(READY_INTERVAL).await;
-    }
 }

@@ -1,5 +1,8 @@
 //! Turns a message into an HTTP request.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -7,6 +10,7 @@ use hyper::{Method, Request, Uri};
 use oncegate::Message;
 
 use super::attributes::Room;
+use super::http::Token;
 use super::origin;
 use super::worker::AttemptInfo;
 use base64::Engine as _;
@@ -21,13 +25,20 @@ const CE_KAFKA: &str = "ce_";
 
 /// The parts that all requests to a worker share.
 #[derive(Clone)]
-pub(crate) struct Told {
+pub(crate) struct RequestParts {
     pub(crate) content_type: HeaderValue,
-    pub(crate) token: Option<HeaderValue>,
+    pub(crate) token: Option<Arc<Token>>,
     /// The lease that a run begins with, in milliseconds.
     pub(crate) lease_ms: u128,
     /// Whether messages that are not CloudEvents get the headers of one.
     pub(crate) cloudevents: bool,
+}
+
+impl RequestParts {
+    /// The lease that a run begins with.
+    pub(super) fn lease(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.lease_ms).unwrap_or(u64::MAX))
+    }
 }
 
 /// The request for a message.
@@ -38,7 +49,7 @@ pub(super) fn of(
     message: &Message,
     attempt: &AttemptInfo,
     uri: &Uri,
-    told: &Told,
+    told: &RequestParts,
 ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
     let content_type = message.header("content-type").filter(|value| value.len() <= CONTENT_TYPE_MAX_BYTES);
     let content_type = content_type.and_then(|value| HeaderValue::from_bytes(value).ok());
@@ -51,14 +62,14 @@ pub(super) fn of(
         .header("oncegate-recovered", if attempt.recovered { "?1" } else { "?0" })
         .header("oncegate-lease", told.lease_ms.to_string())
         .header("oncegate-origin", origin::as_dictionary(message.origin()));
-    if let Some(fence) = attempt.fencing_token {
-        request = request.header("oncegate-fence", fence);
+    if let Some(fencing_token) = attempt.fencing_token {
+        request = request.header("oncegate-fencing-token", fencing_token);
     }
     if message.is_tombstone() {
         request = request.header("oncegate-tombstone", "?1");
     }
     if let Some(token) = &told.token {
-        request = request.header(AUTHORIZATION, token);
+        request = request.header(AUTHORIZATION, token.header());
     }
     let mut request = request.body(Full::new(message.payload_bytes().unwrap_or_default()))?;
     // Headers with a defined meaning use the limited space first.
@@ -153,9 +164,9 @@ mod tests {
 
     use super::*;
 
-    fn told(cloudevents: bool) -> Told {
+    fn told(cloudevents: bool) -> RequestParts {
         let content_type = HeaderValue::from_static("application/octet-stream");
-        Told { content_type, token: None, lease_ms: 30_000, cloudevents }
+        RequestParts { content_type, token: None, lease_ms: 30_000, cloudevents }
     }
 
     fn message(headers: &[(&str, &'static [u8])]) -> Message {
@@ -205,7 +216,7 @@ mod tests {
         }
         let key = header(&request, "idempotency-key").unwrap();
         assert!(key.starts_with('"') && key.ends_with('"') && key.len() == 38, "{key}");
-        assert_eq!(header(&request, "oncegate-fence"), None);
+        assert_eq!(header(&request, "oncegate-fencing-token"), None);
         assert_eq!(header(&request, "ce-id"), None);
     }
 

@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::exec::Job;
-use super::lines::{Answer, LINE_MAX_BYTES, Line, Outgoing, Told, shown};
+use super::exec::{Job, Order};
+use super::lines::{Answer, BatchLine, HandleLine, LINE_MAX_BYTES, Line, Outgoing, shown};
 use super::worker::{Call, Reply};
 
 /// The time without a first answer after which a log line describes the expected answer.
@@ -26,8 +26,10 @@ pub(super) struct Session {
     tell: mpsc::Sender<Outgoing>,
     pub(super) said: mpsc::Receiver<Line>,
     in_flight: HashMap<String, InFlight>,
-    /// Tasks that end with the id of a message that was cancelled.
-    pub(super) withdrawn: JoinSet<String>,
+    /// How many messages of each line are in flight.
+    lines: HashMap<u64, usize>,
+    /// Tasks that end with the ids of messages that were cancelled.
+    pub(super) withdrawn: JoinSet<Vec<String>>,
     /// Cancelled messages, in the order in which their grace ends.
     cancelled: VecDeque<(Instant, String)>,
     next_id: u64,
@@ -39,6 +41,8 @@ pub(super) struct Session {
 
 /// A message in flight at the process: until it is answered, cancelled or not.
 struct InFlight {
+    /// The number of its line.
+    line: u64,
     origin: Origin,
     call: Call,
     reply: oneshot::Sender<Reply>,
@@ -62,6 +66,7 @@ impl Session {
             tell,
             said,
             in_flight: HashMap::new(),
+            lines: HashMap::new(),
             withdrawn: JoinSet::new(),
             cancelled: VecDeque::new(),
             next_id: 0,
@@ -71,42 +76,84 @@ impl Session {
         }
     }
 
-    /// The number of messages in flight.
+    /// The number of lines, messages or batches, with messages in flight.
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.len()
+        self.lines.len()
     }
 
-    /// Gives the process a message.
+    /// Gives the process a message or a batch.
     ///
     /// # Errors
     /// As text: why no more lines can be sent to it.
     pub(super) fn give(&mut self, job: Job) -> Result<(), String> {
-        let Job { message, attempt, call, reply } = job;
+        let Job { orders, is_batch, call } = job;
         if call.is_withdrawn() {
             return Ok(());
         }
-        self.next_id += 1;
-        let id = self.next_id.to_string();
-        let line = match serde_json::to_vec(&Told::of(&message, &attempt, &id, self.lease)) {
-            Ok(line) if line.len() as u64 <= LINE_MAX_BYTES => line,
-            Ok(line) => {
-                let reason = format!("as a line it has {} bytes, more than {LINE_MAX_BYTES}", line.len());
-                drop(reply.send(Reply::DeadLetter { reason }));
+        let (orders, replies): (Vec<(Order, String)>, Vec<_>) =
+            orders.into_iter().map(|(order, reply)| ((order, self.new_id()), reply)).unzip();
+        let line = match self.line(&orders, is_batch)? {
+            Ok(line) => line,
+            Err(too_long) => {
+                let refuse = |reply: oneshot::Sender<Reply>| drop(reply.send(too_long()));
+                replies.into_iter().for_each(refuse);
                 return Ok(());
             }
-            Err(error) => return Err(format!("a message cannot be written as a line: {error}")),
         };
-        let origin = message.origin().clone();
-        self.in_flight.insert(id.clone(), InFlight { origin, call: call.clone(), reply });
-        let (withdrawn, call_of_line) = (call.clone(), call);
+        let ids: Vec<String> = orders.iter().map(|(_, id)| id.clone()).collect();
+        let number = self.next_id;
+        self.lines.insert(number, ids.len());
+        for ((order, id), reply) in orders.into_iter().zip(replies) {
+            let origin = order.message.origin().clone();
+            self.in_flight.insert(id, InFlight { line: number, origin, call: call.clone(), reply });
+        }
+        let withdrawn = call.clone();
         self.withdrawn.spawn(async move {
             withdrawn.withdrawn().await;
-            id
+            ids
         });
         if !self.has_answered {
             self.remind_at.get_or_insert_with(|| Instant::now() + REMINDER);
         }
-        self.write(Outgoing { line, call: Some(call_of_line) })
+        self.write(Outgoing { line, call: Some(call) })
+    }
+
+    fn new_id(&mut self) -> String {
+        self.next_id += 1;
+        self.next_id.to_string()
+    }
+
+    /// The line of these messages, or what is replied to each when it is too long.
+    fn line(
+        &self,
+        orders: &[(Order, String)],
+        is_batch: bool,
+    ) -> Result<Result<Vec<u8>, impl Fn() -> Reply + use<>>, String> {
+        let line = match orders {
+            [(order, id)] if !is_batch => serde_json::to_vec(&HandleLine::of_order(order, id, self.lease)),
+            orders => serde_json::to_vec(&BatchLine::of(orders, self.lease)),
+        };
+        let line = line.map_err(|error| format!("a message cannot be written as a line: {error}"))?;
+        if line.len() as u64 <= LINE_MAX_BYTES {
+            return Ok(Ok(line));
+        }
+        let (is_lone, bytes) = (orders.len() == 1, line.len());
+        Ok(Err(move || {
+            let reason = format!("as a line it has {bytes} bytes, more than {LINE_MAX_BYTES}");
+            if is_lone { Reply::DeadLetter { reason } } else { Reply::TooLong { reason } }
+        }))
+    }
+
+    /// Takes a message out of flight.
+    fn remove(&mut self, id: &str) -> Option<InFlight> {
+        let message = self.in_flight.remove(id)?;
+        if let Some(left) = self.lines.get_mut(&message.line) {
+            *left -= 1;
+            if *left == 0 {
+                self.lines.remove(&message.line);
+            }
+        }
+        Some(message)
     }
 
     /// Cancels this message at the process, if the process was given the message.
@@ -118,7 +165,7 @@ impl Session {
             // It is answered already.
             None => Ok(()),
             Some(message) if !message.call.has_begun() => {
-                self.in_flight.remove(&id);
+                self.remove(&id);
                 Ok(())
             }
             Some(_) => {
@@ -136,7 +183,7 @@ impl Session {
     /// Takes an answer, also to a cancelled message, which is no longer in flight then.
     pub(super) fn answer(&mut self, answer: Answer, line: u64) {
         (self.has_answered, self.remind_at) = (true, None);
-        if let Some(message) = self.in_flight.remove(&answer.id) {
+        if let Some(message) = self.remove(&answer.id) {
             drop(message.reply.send(answer.into()));
             return;
         }

@@ -5,21 +5,27 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tracing::info;
 
+use crate::config::{LISTEN, shape};
 use crate::exit::{Exit, Problem};
 
 /// The value of `status.listen` that turns the page off.
-const OFF: &str = "off";
+pub(super) const OFF: &str = "off";
 
 /// A running status page.
 #[derive(Debug)]
 pub(crate) struct Served(Option<JoinHandle<std::io::Result<()>>>);
 
 impl Served {
-    /// Starts to serve the page.
+    /// Starts to serve the page, at `unset` or else the usual address unless the settings name one.
     ///
     /// # Errors
     /// When the address is invalid or in use.
-    pub(crate) async fn start(listen: &str, telemetry: &Telemetry) -> Result<Self, Problem> {
+    pub(crate) async fn start(
+        status: &shape::Status,
+        unset: Option<&str>,
+        telemetry: &Telemetry,
+    ) -> Result<Self, Problem> {
+        let listen = status.listen.as_deref().or(unset).unwrap_or(LISTEN);
         if listen == OFF {
             return Ok(Self(None));
         }
@@ -32,7 +38,10 @@ impl Served {
         let listener = TcpListener::bind(listen).await.map_err(refuse)?;
         let address = listener.local_addr().map_err(refuse)?;
         info!(%address, "the status page is served");
-        let serving = axum::serve(listener, telemetry.router());
+        // The name to listen at is one of the page, too.
+        let hosts = listen.rsplit_once(':').map(|(host, _)| host.to_owned());
+        let hosts = hosts.into_iter().chain(status.hosts.clone().unwrap_or_default().0);
+        let serving = axum::serve(listener, telemetry.router_for(hosts));
         Ok(Self(Some(tokio::spawn(async move { serving.await }))))
     }
 

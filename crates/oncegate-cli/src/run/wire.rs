@@ -3,32 +3,34 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, Uri};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpStream, UnixStream};
 use tower_service::Service;
+
+use super::tls::{self, Tls, TlsFiles};
 
 /// The time limit for connecting, including the TLS handshake.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a check whether the worker is ready waits for its refusal of this client's certificate. A refusal that comes
+/// later is found with the first message.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(250);
+
 /// How long a connection may be idle before it is closed: less than servers usually allow.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
+pub(super) type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
 
 /// The address of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,18 +98,17 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// With `http2`, only HTTP/2 is used; over TLS the worker may choose it in any case. `tls_root` is the certificate
-    /// authority that is trusted instead of those of the machine.
+    /// With `http2`, only HTTP/2 is used; over TLS the worker may choose it in any case.
     ///
     /// # Errors
-    /// As text: `tls_root` holds no certificates, or this machine has none.
-    pub(super) fn to(endpoint: Endpoint, http2: bool, tls_root: Option<&Path>) -> Result<Self, String> {
+    /// As text: a file holds no certificates or key, or this machine has no authorities.
+    pub(super) fn to(endpoint: Endpoint, http2: bool, files: &TlsFiles) -> Result<Self, String> {
         let mut builder = Client::builder(TokioExecutor::new());
         builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
         Ok(match endpoint {
             Endpoint::Tcp(uri) => Self { uri, wire: Wire::Tcp(builder.build(tcp())) },
             Endpoint::Tls(uri) => {
-                let tls = Tls::new(http2, tls_root)?;
+                let tls = Tls::new(http2, files.clone())?;
                 Self { uri, wire: Wire::Tls(builder.build(tls.clone()), tls) }
             }
             Endpoint::Unix(path) => {
@@ -144,7 +145,16 @@ impl Way {
                 Wire::Tcp(_) => {
                     TcpStream::connect((host(&self.uri), self.uri.port_u16().unwrap_or(80))).await.map(drop)
                 }
-                Wire::Tls(_, tls) => tls.clone().call(self.uri.clone()).await.map(drop),
+                Wire::Tls(_, tls) => {
+                    let mut stream = TokioIo::new(tls.clone().call(self.uri.clone()).await?);
+                    // A worker that wants another certificate says so only after its own part of the handshake.
+                    match tokio::time::timeout(REFUSAL_TIMEOUT, stream.read(&mut [0])).await {
+                        Ok(Err(error)) if tls::is_refused(&error) => Err(io::Error::other(format!(
+                            "the worker does not accept this client's certificate (`tls_certificate`): {error}"
+                        ))),
+                        _ => Ok(()),
+                    }
+                }
                 Wire::Unix(_, socket) => socket.clone().call(self.uri.clone()).await.map(drop),
             }
         };
@@ -161,74 +171,11 @@ impl fmt::Debug for Way {
     }
 }
 
-fn tcp() -> HttpConnector {
+pub(super) fn tcp() -> HttpConnector {
     let mut connector = HttpConnector::new();
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_nodelay(true);
     connector
-}
-
-/// Connects with TLS, in bounded time, to a worker whose certificate names the host and is signed by a trusted
-/// authority.
-#[derive(Clone)]
-struct Tls(HttpsConnector<HttpConnector>);
-
-impl Tls {
-    fn new(http2: bool, root: Option<&Path>) -> Result<Self, String> {
-        // Set here and not for the whole process: other libraries in it choose their own.
-        let cryptography = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(cryptography)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots(root)?)
-            .with_no_client_auth();
-        let mut tcp = tcp();
-        tcp.enforce_http(false);
-        let builder = HttpsConnectorBuilder::new().with_tls_config(config).https_only();
-        Ok(Self(match http2 {
-            true => builder.enable_http2().wrap_connector(tcp),
-            false => builder.enable_all_versions().wrap_connector(tcp),
-        }))
-    }
-}
-
-impl Service<Uri> for Tls {
-    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
-    type Error = io::Error;
-    type Future = Connecting<Self::Response>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_ready(context).map_err(io::Error::other)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.0.call(uri));
-        Box::pin(async move {
-            match connecting.await {
-                Ok(connected) => connected.map_err(io::Error::other),
-                Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to the TLS handshake")),
-            }
-        })
-    }
-}
-
-/// The trusted authorities: those of the given file, or those of the machine.
-fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
-    let certificates: Vec<CertificateDer<'static>> = match file {
-        Some(file) => {
-            let refuse = |why: String| format!("`tls_root` is {}: {why}", file.display());
-            let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-            read.map_err(|error| refuse(error.to_string()))?
-        }
-        None => rustls_native_certs::load_native_certs().certs,
-    };
-    let mut roots = RootCertStore::empty();
-    let (believed, _) = roots.add_parsable_certificates(certificates);
-    match (believed, file) {
-        (1.., _) => Ok(roots),
-        (0, Some(file)) => Err(format!("`tls_root` is {}, which holds no certificate in PEM", file.display())),
-        (0, None) => Err("this machine has no trusted certificate authorities: install them (`ca-certificates`), or set `tls_root`".to_owned()),
-    }
 }
 
 /// Connects to a Unix socket, whatever host the request names.
@@ -252,6 +199,8 @@ impl Service<Uri> for Socket {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -283,7 +232,7 @@ mod tests {
     #[test]
     fn a_root_that_holds_no_certificate_is_refused_by_its_setting() {
         let endpoint = Endpoint::parse("https://worker/", false).unwrap();
-        let refused = |file: &Path| Way::to(endpoint.clone(), false, Some(file)).unwrap_err();
+        let refused = |file: &Path| Way::to(endpoint.clone(), false, &TlsFiles::trusting(file)).unwrap_err();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.pem");
         assert!(refused(&file).contains("`tls_root`"), "{}", refused(&file));

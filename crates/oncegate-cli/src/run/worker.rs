@@ -37,7 +37,8 @@ pub(crate) enum Worker {
 pub(crate) struct Limited {
     pub(crate) worker: Arc<Worker>,
     pub(crate) timeout: Option<Duration>,
-    /// The longest retry delay that a worker may request.
+    /// The longest retry delay that a worker may request, and the delay of a message that it wants later without saying
+    /// when.
     pub(crate) longest_delay: Duration,
 }
 
@@ -72,7 +73,7 @@ impl Call {
     }
 
     /// Withdraws the call. Returns whether the worker has the message.
-    fn withdraw(&self) -> bool {
+    pub(super) fn withdraw(&self) -> bool {
         let begun = *self.0.begun.get_or_init(|| false);
         self.0.withdrawn.cancel();
         begun
@@ -89,7 +90,7 @@ impl Call {
 }
 
 /// Withdraws a call when its handler returns or is dropped.
-struct WithdrawOnDrop(Call);
+pub(super) struct WithdrawOnDrop(pub(super) Call);
 
 impl Drop for WithdrawOnDrop {
     fn drop(&mut self) {
@@ -105,6 +106,11 @@ pub(crate) enum Reply {
         delay: Option<Duration>,
         reason: String,
     },
+    /// The message cannot be done yet: the worker wants it later, and has not failed.
+    Later {
+        delay: Option<Duration>,
+        reason: String,
+    },
     DeadLetter {
         reason: String,
     },
@@ -114,6 +120,10 @@ pub(crate) enum Reply {
     },
     /// The worker was not given the message.
     NotRun {
+        reason: String,
+    },
+    /// The batch makes too long a line; its parts may not.
+    TooLong {
         reason: String,
     },
 }
@@ -153,19 +163,12 @@ impl Limited {
                 Worker::Command(commands) => commands.run(message, &told, &call).await,
             }
         };
-        let late = async {
-            call.0.begins.cancelled().await;
-            match self.timeout {
-                Some(timeout) => tokio::time::sleep(timeout).await,
-                None => std::future::pending().await,
-            }
-        };
         let mut work = std::pin::pin!(work);
         let why = tokio::select! {
             biased;
             reply = &mut work => return reply,
-            () = attempt.cancelled() => "the run was cancelled".to_owned(),
-            () = late => format!("no answer within {:?} (`timeout`)", self.timeout.unwrap_or_default()),
+            () = attempt.discarded() => "the run was cancelled".to_owned(),
+            why = self.too_late(&call) => why,
         };
         if !call.withdraw() {
             return Reply::not_run(format!("{why} before the worker had the message"));
@@ -178,13 +181,27 @@ impl Limited {
         Reply::unknown(why)
     }
 
-    fn outcome(&self, reply: Reply) -> Result<Work, Failure> {
+    /// Resolves when the timeout of a call that has begun is over, with words for that.
+    pub(super) async fn too_late(&self, call: &Call) -> String {
+        call.0.begins.cancelled().await;
+        let Some(timeout) = self.timeout else { return std::future::pending().await };
+        tokio::time::sleep(timeout).await;
+        format!("no answer within {timeout:?} (`timeout`)")
+    }
+
+    pub(super) fn outcome(&self, reply: Reply) -> Result<Work, Failure> {
         match reply {
             Reply::Complete(work) => Ok(work),
             Reply::Retry { delay: Some(delay), reason } => {
                 Err(Failure::retry_after(delay.min(self.longest_delay), shortened(reason)))
             }
-            Reply::Retry { delay: None, reason } => Err(Failure::retry(shortened(reason))),
+            Reply::Retry { delay: None, reason } | Reply::TooLong { reason } => {
+                Err(Failure::retry(shortened(reason)))
+            }
+            // It asks for a time that the message needs, so the longest back-off is no limit, only the default.
+            Reply::Later { delay, reason } => {
+                Err(Failure::later(delay.unwrap_or(self.longest_delay), shortened(reason)))
+            }
             Reply::DeadLetter { reason } => Err(Failure::permanent(shortened(reason))),
             Reply::Unknown { reason } => Err(Failure::unknown(shortened(reason))),
             Reply::NotRun { reason } => Err(Failure::not_run(shortened(reason))),
@@ -242,7 +259,7 @@ pub(crate) enum Work {
     Nothing,
     Result {
         content_type: Option<String>,
-        body: Body,
+        body: ResultBody,
     },
     /// Larger than the limit: the work is done, and its result is not kept.
     TooLarge {
@@ -251,7 +268,7 @@ pub(crate) enum Work {
 }
 
 #[derive(Debug)]
-pub(crate) enum Body {
+pub(crate) enum ResultBody {
     Json(Box<RawValue>),
     Bytes(Bytes),
 }
@@ -266,13 +283,13 @@ impl Work {
             name == "application/json" || name.ends_with("+json")
         });
         let json = if is_json { serde_json::from_slice(&body).ok() } else { None };
-        Self::Result { content_type, body: json.map_or(Body::Bytes(body), Body::Json) }
+        Self::Result { content_type, body: json.map_or(ResultBody::Bytes(body), ResultBody::Json) }
     }
 
     pub(crate) fn of_json(json: Box<RawValue>) -> Self {
         match json.get() {
             "null" => Self::Nothing,
-            _ => Self::Result { content_type: None, body: Body::Json(json) },
+            _ => Self::Result { content_type: None, body: ResultBody::Json(json) },
         }
     }
 }
@@ -291,8 +308,8 @@ impl Serialize for Work {
             map.serialize_entry("content_type", content_type)?;
         }
         match body {
-            Body::Json(json) => map.serialize_entry("json", json)?,
-            Body::Bytes(bytes) => match std::str::from_utf8(bytes) {
+            ResultBody::Json(json) => map.serialize_entry("json", json)?,
+            ResultBody::Bytes(bytes) => match std::str::from_utf8(bytes) {
                 Ok(text) => map.serialize_entry("text", text)?,
                 Err(_) => map.serialize_entry("base64", &BASE64.encode(bytes))?,
             },

@@ -2,7 +2,7 @@
 
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Entry, Gate, Key, Message, Origin};
-use oncegate_tests::until;
+use oncegate_testkit::until;
 
 use super::{LIMIT, oncegate, oncegate_with};
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use oncegate::redis::RedisStore;
 use oncegate::{Gate, Key};
-use oncegate_tests::{Kafka, RedisServer, unique};
+use oncegate_testkit::{Kafka, Moto, RedisServer, unique};
 
 use super::{Answer, oncegate, oncegate_with};
 
@@ -161,6 +161,31 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
     let answer = online(&text(server.url(), "order_id").replace("handler", "handlr")).await;
     assert!(answer.ended(1).json().get("online").is_none(), "{answer:?}");
     assert!(answer.err.is_empty(), "{answer:?}");
+}
+
+#[tokio::test]
+async fn online_one_redis_passes_when_a_missing_replica_is_accepted() {
+    let (server, moto) = (RedisServer::start().await, Moto::shared().await);
+    let sqs = moto.sqs();
+    let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
+    let text = |more: &str| {
+        format!(
+            "[store]\nurl = \"{}\"\n{more}\n[consumer.orders]\nkey = \"order_id\"\nhandler = {{ command = \"true\" }}\n\
+             source = {{ sqs = {{ queue = \"{}\", endpoint_url = \"{}\" }} }}\n\
+             dead_letters = {{ sqs = \"{}\" }}\n",
+            server.url(),
+            queue.url(),
+            sqs.endpoint(),
+            dead.url()
+        )
+    };
+    let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+    for (more, code) in [("", 1), ("allow_no_replica = true", 0)] {
+        let file = file(&text(more));
+        let arguments = ["check", &file.path, "--online", "--timeout", "50s"];
+        let answer = oncegate_with(&arguments, &credentials, b"").await;
+        assert_eq!(answer.ended(code).out.contains("allow_no_replica"), code == 1, "{answer:?}");
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use oncegate::kafka::KafkaSource;
 use oncegate::sqs::SqsSource;
-use oncegate_tests::{Kafka, Process, Queue, Record, Sqs, Watched, process, unique, until};
+use oncegate_testkit::{Kafka, Process, Queue, Record, Sqs, Watched, process, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::{Headers as _, OwnedMessage};
 
@@ -107,6 +107,10 @@ async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads
     assert_eq!(shown["content"]["payload"], order(0));
     assert_eq!(shown["content"]["headers"], serde_json::json!([["own", "kept"]]));
     given_up.dead_letters("show", &["elsewhere/0@1"]).await.ended(1).says("no letter");
+    for garbage in ["garbage", "elsewhere/0@", "elsewhere@1", "/0@1"] {
+        given_up.dead_letters("show", &[garbage]).await.ended(2).says("is not a position of a dead letter");
+        given_up.dead_letters("list", &["--at", garbage]).await.ended(2).says("is not a position");
+    }
 
     for (filter, matching) in
         [("--cause=permanent", 9), ("--since=1h", 10), ("--until=1h", 0), ("--origin=x", 0)]
@@ -116,6 +120,7 @@ async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads
     }
 }
 
+// invariant: redrive
 #[tokio::test]
 async fn redriven_messages_run_once_and_completed_ones_not_again() {
     let given_up = OnKafka::new().await;
@@ -218,6 +223,7 @@ async fn a_key_of_another_message_stays_with_it_and_somebody_is_told() {
     assert_eq!(numbers(&json, ["no_way_back"]), [1]);
 }
 
+// invariant: redrive
 #[tokio::test]
 async fn an_interrupted_redrive_goes_on_and_loses_nothing() {
     let given_up = OnKafka::new().await;
@@ -285,6 +291,7 @@ impl OnSqs {
     }
 }
 
+// invariant: redrive
 #[tokio::test]
 async fn letters_of_a_queue_are_redriven_and_deleted_and_the_others_stay() {
     let given_up = OnSqs::new().await;

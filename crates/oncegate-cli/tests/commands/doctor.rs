@@ -1,7 +1,9 @@
 //! `oncegate doctor`, on real servers that are set well and badly.
 
 use aws_sdk_sqs::types::QueueAttributeName;
-use oncegate_tests::{Kafka, Moto, Redis, RedisServer, Sqs, unique};
+use oncegate_testkit::{
+    Certificates, Kafka, Moto, On, Redis, RedisServer, Right, SecuredKafka, Sqs, unique, until,
+};
 
 use super::{Answer, oncegate_with};
 
@@ -67,6 +69,42 @@ async fn a_store_that_evicts_or_forgets_is_found_and_one_that_is_away_hides_noth
 }
 
 #[tokio::test]
+async fn every_weakness_of_a_store_is_found_at_once() {
+    let weak = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru", "--appendonly", "no"]).await;
+    let found = findings(doctor(weak.url(), &[]).await.ended(1), "store");
+    assert!(says(&found, "noeviction") && says(&found, "appendonly") && says(&found, "replica"), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_redis_without_a_replica_can_be_accepted() {
+    let server = RedisServer::start().await;
+    let found = findings(doctor(server.url(), &[]).await.ended(1), "store");
+    assert!(found.len() == 1 && says(&found, "accept it with `allow_no_replica`"), "{found:?}");
+    let answer = doctor(server.url(), &["--allow-no-replica"]).await;
+    assert_eq!(findings(answer.ended(0), "store"), [""; 0]);
+}
+
+/// Without credentials no call can be made: the queue cannot be reached.
+#[tokio::test]
+async fn a_queue_without_credentials_is_out_of_reach_and_its_error_is_readable() {
+    let server = RedisServer::start().await;
+    let nothing = tempfile::tempdir().unwrap();
+    let none = nothing.path().join("none").display().to_string();
+    let environment = [
+        ("AWS_CONFIG_FILE", none.as_str()),
+        ("AWS_SHARED_CREDENTIALS_FILE", &none),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_REGION", "eu-west-1"),
+    ];
+    let arguments =
+        ["doctor", "--store", server.url(), "--queue", "orders", "--endpoint-url", "http://127.0.0.1:1"];
+    let answer = oncegate_with(&[&arguments[..], &["--json"]].concat(), &environment, b"").await;
+    let found = findings(answer.ended(69), "orders");
+    assert!(says(&found, "credentials"), "{found:?}");
+    assert!(!found.iter().any(|text| text.contains("{ ") || text.contains("DispatchFailure(")), "{found:?}");
+}
+
+#[tokio::test]
 async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found() {
     let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
     let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
@@ -102,4 +140,73 @@ async fn a_queue_of_dead_letters_that_takes_less_than_the_queue_is_found() {
     let absent = format!("{}-absent", dead.url());
     let answer = doctor(redis.url(), &["--queue", queue.url(), "--dead-letter-queue", &absent]).await;
     assert!(says(&findings(&answer, &format!("{}-absent", dead.name())), "does not exist"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn missing_rights_are_found_each_with_the_command_that_grants_it() {
+    let redis = RedisServer::start().await;
+    // All that a consumer needs but `set`.
+    let rules =
+        "on >right ~billing:* -@all +evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
+    let words: Vec<&str> = ["ACL", "SETUSER", "billing"].into_iter().chain(rules.split(' ')).collect();
+    redis.command(&words).await;
+
+    let certificates = Certificates::for_names("IP:127.0.0.1");
+    let kafka = SecuredKafka::start(&certificates).await;
+    let (topic, hidden, dead) = (
+        kafka.new_topic("orders", 1).await,
+        kafka.new_topic("hidden", 1).await,
+        kafka.new_topic("dead", 1).await,
+    );
+    let stranger = SecuredKafka::STRANGER;
+    kafka
+        .grant(&[
+            (stranger, Right::Describe, On::Topic(&topic)),
+            (stranger, Right::Describe, On::Topic(&dead)),
+            (stranger, Right::Read, On::Group("billing")),
+        ])
+        .await;
+    let dir = tempfile::tempdir().unwrap();
+    let (config, password) = (dir.path().join("oncegate.toml"), dir.path().join("password"));
+    std::fs::write(&password, SecuredKafka::PASSWORD).unwrap();
+    let text = format!(
+        r#"
+version = 1
+[store]
+url = "redis://billing:right@127.0.0.1:{}"
+[consumer.billing]
+key = {{ json = ["id"] }}
+handler = {{ http = "http://127.0.0.1:1" }}
+dead_letters = {{ kafka = "{dead}" }}
+source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], properties = {{ "security.protocol" = "SASL_SSL", "ssl.ca.location" = "{}", "sasl.mechanism" = "SCRAM-SHA-256", "sasl.username" = "{stranger}", "sasl.password" = {{ file = "{}" }} }} }} }}
+"#,
+        redis.port(),
+        kafka.sasl(),
+        certificates.file("ca.pem").display(),
+        password.display(),
+    );
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    // The broker takes a moment to heed the rights that it has given.
+    let mut answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
+    until("the rights to be heeded", std::time::Duration::from_secs(60), async || {
+        answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
+        let found = answer.json()["online"]["findings"].to_string();
+        if found.contains(&format!("READ --topic {topic}")) { Ok(()) } else { Err(found) }
+    })
+    .await;
+    let json = answer.ended(1).json();
+    let all: Vec<String> =
+        json["online"]["findings"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    for grant in [
+        format!("--operation READ --topic {topic}"),
+        format!("--operation DESCRIBE --topic {hidden}"),
+        format!("--operation WRITE --topic {dead}"),
+        format!("--operation DESCRIBECONFIGS --topic {topic}"),
+        "ACL SETUSER NAME ~billing:* -@all".to_owned(),
+    ] {
+        assert!(all.iter().any(|finding| finding.contains(&grant)), "{grant}: {all:#?}");
+    }
+    assert!(!all.iter().any(|finding| finding.contains("--group")), "that right is there: {all:#?}");
+    assert!(!answer.out.contains(SecuredKafka::PASSWORD), "{}", answer.out);
 }

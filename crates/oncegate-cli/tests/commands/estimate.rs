@@ -8,7 +8,7 @@ use oncegate::core::record::Token;
 use oncegate::core::rules::Operation;
 use oncegate::core::store::{Command, Store as _};
 use oncegate::redis::RedisStore;
-use oncegate_tests::{Kafka, RedisServer};
+use oncegate_testkit::{Kafka, RedisServer};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use super::{LIMIT, oncegate};
@@ -81,6 +81,11 @@ async fn a_sample_says_rate_and_duplicates() {
     let rate = json["rate"].as_f64().expect("a number");
     assert!((rate - 1.01).abs() < 0.001, "{rate}");
     assert_eq!(json["keys"], 44_064, "51 keys in a hundred seconds, for a day");
+    // A hundred seconds say little about a day.
+    assert_eq!(json["sample"]["short"], true);
+    let text = oncegate(&[&["estimate"][..], &sample].concat(), b"").await;
+    let warning = text.ended(0).line("warning");
+    assert!(warning.contains("extrapolated to 1 d 0 h") && warning.contains("--rate"), "{warning}");
     let text = oncegate(&["estimate", "--rate", "500", "--result-bytes", "64"], b"").await;
     assert_eq!(text.ended(0).line("records"), "records 302,400,000 kept for 7 d 0 h");
     oncegate(&["estimate"], b"").await.ended(2);

@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use oncegate_tests::HttpServer;
+use oncegate_testkit::HttpServer;
 
 use super::oncegate;
 

@@ -6,7 +6,7 @@ use oncegate::core::key::StoreKey;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Completion, Entry, Gate, Key, Lease, Message, Origin};
-use oncegate_tests::{Redis, unique};
+use oncegate_testkit::{Redis, unique};
 
 use super::oncegate;
 
@@ -23,6 +23,22 @@ async fn granted(gate: &Gate, id: u32) -> Lease {
     match gate.enter(&order(id)).await.expect("the store answers") {
         Entry::Granted(lease) => lease,
         other => panic!("not granted: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_named_without_its_password() {
+    for (url, server) in [
+        ("redis://me:secret@127.0.0.1:1", "Redis at 127.0.0.1:1"),
+        ("redis+cluster://me:secret@127.0.0.1:1", "Redis at 127.0.0.1:1"),
+        ("redis+sentinel://me:secret@127.0.0.1:1/primary", "Redis at 127.0.0.1:1"),
+        ("postgres://me:secret@127.0.0.1:1/once", "PostgreSQL at 127.0.0.1:1/once"),
+    ] {
+        let answer =
+            oncegate(&["inspect", "--store", url, "--store-key", "billing:UPt7KTwTETF9dZLHdE-MbA"], b"")
+                .await;
+        answer.ended(69).says(server);
+        assert!(!answer.err.contains("secret"), "{answer:?}");
     }
 }
 
@@ -57,7 +73,7 @@ async fn each_state_is_told_in_words() {
     assert_eq!(pending["promise"]["row"], "moments");
     let left = pending["protected_for_ms"].as_u64().unwrap();
     assert!((1..=60_001).contains(&left), "{left}");
-    assert_eq!(pending["fence"].as_u64(), running.attempt().fencing_token());
+    assert_eq!(pending["fencing_token"].as_u64(), running.attempt().fencing_token());
 
     let absent = inspect(3, &[]).await;
     assert_eq!(absent.ended(1).line("state"), "state absent");

@@ -69,6 +69,41 @@ async fn arguments_that_make_no_sense_are_usage() {
     assert!(oncegate(&["--help"], b"").await.ended(0).out.contains("Exit codes"));
 }
 
+/// The forms that the help and the documentation show.
+#[tokio::test]
+async fn a_key_may_be_json_with_a_tenant_and_with_normalisers() {
+    let payload =
+        br#"{"order_id":"A-7","taken_at":"2026-11-23T04:00:00.5+01:00","email":" Ada@x ","sent_at":1}"#;
+    let key = |spec: &'static str| {
+        let common =
+            ["key", "--scope", "billing", "--route", "orders", "--json", "--header", "x-tenant=acme"];
+        async move { oncegate(&[&common[..], &["--key", spec]].concat(), payload).await.ended(0).json() }
+    };
+    let words = key("email:trim:lowercase,taken_at:timestamp-seconds").await;
+    let json = r#"{"json":[{"path":"email","as":["trim","lowercase"]},{"path":"taken_at","as":"timestamp-seconds"}]}"#;
+    assert_eq!(words["store_key"], key(json).await["store_key"]);
+    let canonical = words["canonical"].to_string();
+    assert!(canonical.contains("instant 1795402800s") && canonical.contains("ada@x"), "{canonical}");
+
+    let by_header = key(r#"{"json":["order_id"],"tenant":{"header":"x-tenant"}}"#).await;
+    assert!(by_header["canonical"].to_string().contains("acme"), "{by_header}");
+    let by_field = key(r#"{"json":["order_id"],"tenant":{"json":"email"}}"#).await;
+    let without = key("order_id").await;
+    let keys = [by_header, by_field, without].map(|document| document["store_key"].to_string());
+    assert_eq!(
+        keys.iter().collect::<std::collections::BTreeSet<_>>().len(),
+        3,
+        "a tenant is a part of the key"
+    );
+
+    for command in ["key", "run", "replay", "peek", "estimate"] {
+        let help = oncegate(&[command, "--help"], b"").await;
+        for form in ["timestamp-seconds", r#""tenant":{"header":"x-tenant"}"#] {
+            assert!(help.ended(0).out.contains(form), "{command}: {}", help.out);
+        }
+    }
+}
+
 #[tokio::test]
 async fn this_build_makes_the_published_keys() {
     let answer = oncegate(&["key", "--vectors"], b"").await;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod accept_dead_letters;
 mod accept_loss;
 mod check;
 mod dead_letters;
@@ -9,26 +10,31 @@ mod doctor;
 mod estimate;
 mod generated;
 mod health;
+mod init;
 mod inspect;
 mod key;
+#[path = "../libraries/mod.rs"]
+mod libraries;
+mod packages;
 mod peek;
 mod replay;
 mod reset;
 mod schema;
 mod shop;
 mod sweep;
+mod topics;
 mod worker_test;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 
-use oncegate_tests::{Process, process};
+use oncegate_testkit::{Process, process};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// No command here takes this long; one that does has failed.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// What a command gave.
 #[derive(Debug)]
@@ -98,6 +104,12 @@ async fn oncegate_with(arguments: &[&str], environment: &[(&str, &str)], input: 
 
 #[tokio::test]
 async fn an_interrupt_ends_a_command_that_waits() {
+    for signal in ["INT", "TERM"] {
+        is_ended_by(signal).await;
+    }
+}
+
+async fn is_ended_by(signal: &str) {
     // It waits for a payload that never comes.
     let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
     command.args(["key", "--key", "id"]).env("ONCEGATE_LOG", "debug");
@@ -106,8 +118,8 @@ async fn an_interrupt_ends_a_command_that_waits() {
     let err = process.child().stderr.take().expect("standard error is a pipe");
     let mut lines = BufReader::new(err).lines();
     assert!(lines.any(|line| line.expect("text").contains("started")), "it never started");
-    process.signal("INT");
-    assert_eq!(process.end_within(LIMIT).await.code(), Some(130));
+    process.signal(signal);
+    assert_eq!(process.end_within(LIMIT).await.code(), Some(130), "{signal}");
     assert!(lines.any(|line| line.expect("text").contains("interrupted")), "it does not report why it ended");
 }
 

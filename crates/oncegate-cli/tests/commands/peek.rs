@@ -6,7 +6,7 @@ use std::time::Duration;
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
 use oncegate::{Attempt, Consumer, Failure, Gate, Key, Message};
-use oncegate_tests::{Queue, Redis, Sqs, Watched, unique};
+use oncegate_testkit::{Queue, Redis, Sqs, Watched, unique};
 
 use super::{Answer, oncegate, oncegate_with};
 

@@ -8,7 +8,7 @@ use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
-use oncegate_tests::{Kafka, Record, Redis, unique};
+use oncegate_testkit::{Kafka, Record, Redis, unique};
 use tokio::sync::Notify;
 
 use super::{Answer, LIMIT, oncegate};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncegate::journal::FileJournal;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Completion, Entry, Gate, Key, Message, Origin};
-use oncegate_tests::until;
+use oncegate_testkit::until;
 
 use super::{LIMIT, oncegate, oncegate_with};
 
@@ -75,6 +75,26 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
     // A journal that cannot be written forbids the change.
     let blocked = ["--yes", "--why", "x", "--journal", "/proc/no/journal"];
     reset(&blocked).await.ended(78).says("nothing was changed");
+}
+
+/// Services and containers often have no user name.
+#[tokio::test]
+async fn without_a_user_name_the_journal_has_the_number_of_the_user() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (file, journal) = (dir.path().join("once.db"), dir.path().join("journal.jsonl"));
+    let gate = Gate::new("billing", Key::json(["order_id"]), SqliteStore::open(&file).await.expect("opens"));
+    let Entry::Granted(lease) = gate.enter(&order()).await.expect("the store answers") else {
+        panic!("not granted")
+    };
+    assert_eq!(lease.complete(&"receipt").await.expect("encodes"), Completion::Applied);
+    let url = format!("sqlite:{}", file.display());
+    let reset = ["reset", "--store", &url, "--scope", "billing", "--key", "order_id", "--route", "orders"];
+    let journal_path = journal.to_str().expect("text");
+    let change = ["--yes", "--why", "x", "--journal", journal_path];
+    let environment = [("SUDO_USER", ""), ("USER", ""), ("LOGNAME", "")];
+    oncegate_with(&[&reset[..], &change].concat(), &environment, br#"{"order_id":1}"#).await.ended(0);
+    let written = std::fs::read_to_string(&journal).expect("a journal");
+    assert!(written.lines().all(|line| line.contains(r#""by":"uid "#)), "{written}");
 }
 
 #[tokio::test]

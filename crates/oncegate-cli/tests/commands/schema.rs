@@ -2,7 +2,7 @@
 
 use oncegate::postgres::PostgresStore;
 use oncegate::{Completion, Entry, Gate, Key, Message, Origin};
-use oncegate_tests::PostgresServer;
+use oncegate_testkit::PostgresServer;
 
 use super::oncegate;
 

@@ -9,7 +9,7 @@ use oncegate::dead_letters::DeadLetters;
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::{Attempt, Backoff, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
-use oncegate_tests::{Redis, Watched, unique};
+use oncegate_testkit::{Redis, Watched, unique};
 
 use super::{Answer, oncegate_with};
 

@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use oncegate::results::ObjectResults;
 use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
 
-use super::{command, oncegate};
+#[cfg(feature = "s3")]
+use super::command;
+use super::oncegate;
 
 #[tokio::test]
 async fn results_that_are_over_are_counted_and_then_deleted() {
@@ -54,8 +56,8 @@ async fn places_that_cannot_be_swept() {
 #[cfg(feature = "s3")]
 #[tokio::test]
 async fn a_bucket_is_swept_with_what_the_environment_says() {
-    let server = oncegate_tests::MotoServer::start().await;
-    let bucket = oncegate_tests::Bucket::create(server.endpoint()).await;
+    let server = oncegate_testkit::MotoServer::start().await;
+    let bucket = oncegate_testkit::Bucket::create(server.endpoint()).await;
     bucket.write("results/billing/ab/fresh", b"fresh").await;
     bucket.write("elsewhere/billing/ab/other", b"not below the prefix").await;
     let place = format!("s3://{}/results", bucket.name());

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use oncegate_tests::{LoopbackPort, Process, process};
+use oncegate_testkit::{LoopbackPort, Process, process};
 use tempfile::TempDir;
 
+use super::libraries::Libraries;
 use super::{Answer, oncegate};
 
 const ORDER: &[u8] = br#"{"order_id":"A-7"}"#;
@@ -59,9 +60,15 @@ async fn the_examples_pass_over_http() {
 
 #[tokio::test]
 async fn the_examples_pass_on_standard_streams() {
-    for (program, script) in [("python3", "python/worker_stdio.py"), ("node", "node/worker_stdio.js")] {
+    let libraries = Libraries::new();
+    for worker in [
+        format!("python3 '{}'", example("python/worker_stdio.py")),
+        format!("node '{}'", example("node/worker_stdio.js")),
+        libraries.python(example("python/worker.py").as_ref()),
+        libraries.node(example("node/worker.js").as_ref()),
+    ] {
         let dir = tempfile::tempdir().unwrap();
-        let command = format!("{program} '{}' '{}'", example(script), dir.path().join("ledger").display());
+        let command = format!("{worker} '{}'", dir.path().join("ledger").display());
         let answer = worker_test(&["--handler-exec", &command]).await;
         let (all, _) = checks(answer.ended(0));
         let ends = ["end-of-input", "sigterm"];

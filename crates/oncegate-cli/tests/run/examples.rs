@@ -1,7 +1,8 @@
 //! The workers of `examples/workers`: they work, and a replay has no second effect.
 
-use oncegate_tests::{LoopbackPort, Process, process};
+use oncegate_testkit::{LoopbackPort, Process, process};
 
+use super::libraries::Libraries;
 use super::{Stage, example};
 
 const ORDERS: usize = 60;
@@ -28,12 +29,13 @@ async fn over_http(program: &str, worker: &str) {
     has_no_second_effect(&stage, &["--handler", &url]).await;
 }
 
-async fn over_stdio(program: &str, worker: &str) {
+async fn over_stdio(worker: &str) {
     let stage = Stage::with_orders(ORDERS).await;
-    let command = format!("{program} '{}' '{}'", example(worker), stage.path("ledger").display());
+    let command = format!("{worker} '{}'", stage.path("ledger").display());
     has_no_second_effect(&stage, &["--handler-exec", &command, "--workers", "2"]).await;
 }
 
+// invariant: worker-replay
 #[tokio::test]
 async fn a_python_worker_behind_http() {
     over_http("python3", "python/worker_http.py").await;
@@ -46,12 +48,23 @@ async fn a_node_worker_behind_http() {
 
 #[tokio::test]
 async fn a_python_worker_on_standard_streams() {
-    over_stdio("python3", "python/worker_stdio.py").await;
+    over_stdio(&format!("python3 '{}'", example("python/worker_stdio.py"))).await;
 }
 
 #[tokio::test]
 async fn a_node_worker_on_standard_streams() {
-    over_stdio("node", "node/worker_stdio.js").await;
+    over_stdio(&format!("node '{}'", example("node/worker_stdio.js"))).await;
+}
+
+#[tokio::test]
+async fn a_python_worker_with_the_library() {
+    over_stdio(&Libraries::new().python(example("python/worker.py").as_ref())).await;
+}
+
+#[tokio::test]
+async fn a_node_worker_with_the_library() {
+    let libraries = Libraries::new();
+    over_stdio(&libraries.node(example("node/worker.js").as_ref())).await;
 }
 
 #[tokio::test]

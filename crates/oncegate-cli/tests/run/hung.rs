@@ -1,6 +1,6 @@
 //! Workers on standard streams that stop answering.
 
-use oncegate_tests::until;
+use oncegate_testkit::until;
 
 use super::{LIMIT, Stage};
 
@@ -21,11 +21,12 @@ for line in sys.stdin:
 
 type Given = (String, u32, bool, u32);
 
+// invariant: worker-hangs
 #[tokio::test]
 async fn a_worker_that_hangs_is_replaced_and_only_its_own_message_is_unknown() {
     let stage = Stage::with_orders(4).await;
     let command = stage.python(SLEEPS_ONCE);
-    let flags = ["--handler-exec", &command, "--lease", "2s", "--timeout", "2s", "--max-attempts", "2"];
+    let flags = ["--handler-exec", &command, "--lease", "1s", "--timeout", "1s", "--max-attempts", "2"];
     stage.consume(&flags).await;
     assert!(stage.letters().await.is_empty(), "{:?}\n{}", stage.letters().await, stage.log());
     let given: Vec<Given> = stage.noted();
@@ -41,7 +42,7 @@ async fn a_worker_that_hangs_is_replaced_and_only_its_own_message_is_unknown() {
         given.iter().filter(|given| given.0 == hung).map(|given| (given.1, given.2)).collect();
     assert_eq!(of_hung, [(1, false), (2, true)], "{given:?}");
     assert!(given.iter().skip(1).all(|given| given.3 != first_process), "another process: {given:?}");
-    assert!(stage.log().contains("within 1.6s after the message was cancelled"), "{}", stage.log());
+    assert!(stage.log().contains("within 800ms after the message was cancelled"), "{}", stage.log());
 }
 
 /// The process that hangs is gone before another gets the message, also without a `timeout`: here the record is deleted
@@ -71,6 +72,7 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
 }
 
 /// While every worker hangs, nothing else is claimed: what waits is not counted and not recovered.
+// invariant: worker-hangs
 #[tokio::test]
 async fn messages_that_wait_for_a_worker_are_not_counted() {
     let stage = Stage::with_orders(3).await;
@@ -94,7 +96,7 @@ for line in sys.stdin:
     print(json.dumps({"id": message["id"], "outcome": "complete"}), flush=True)
 "#;
     let command = stage.python(script);
-    let max_run = format!("consumer.{}.max_run=2s", stage.scope);
+    let max_run = format!("consumer.{}.max_run=1s", stage.scope);
     let flags = [
         "--handler-exec",
         &command,

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use oncegate::core::key::StoreKey;
-use oncegate::journal::Entry;
+use oncegate::journal::JournalEntry;
 use oncegate::sqlite::SqliteStore;
 
 use super::Stage;
 use super::raw::{Answer, RawWorker};
 
-fn events(entries: &[Entry]) -> Vec<&str> {
+fn events(entries: &[JournalEntry]) -> Vec<&str> {
     entries.iter().map(|entry| entry.event.as_str()).collect()
 }
 
@@ -32,9 +32,9 @@ async fn a_file_and_the_store_itself_tell_what_happened_to_each_key() {
     ];
     stage.consume(&flags).await;
 
-    let mut by_key: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
+    let mut by_key: BTreeMap<String, Vec<JournalEntry>> = BTreeMap::new();
     for line in std::fs::read_to_string(&journal).unwrap().lines() {
-        let entry: Entry = serde_json::from_str(line).unwrap();
+        let entry: JournalEntry = serde_json::from_str(line).unwrap();
         assert!(entry.best_effort, "{entry:?}");
         by_key.entry(entry.key.clone().unwrap()).or_default().push(entry);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate_tests::{LoopbackPort, Process, process, until};
+use oncegate_testkit::{LoopbackPort, Process, process, until};
 
 use super::{LIMIT, Stage, example};
 
@@ -46,6 +46,7 @@ for line in sys.stdin:
 }
 
 /// SIGKILL for an HTTP worker of the examples while it works, and a new one in its place.
+// invariant: worker-replay
 #[tokio::test]
 async fn a_worker_behind_http_that_is_killed_loses_nothing() {
     let stage = Stage::with_orders(ORDERS).await;
@@ -78,6 +79,7 @@ async fn a_worker_behind_http_that_is_killed_loses_nothing() {
 }
 
 /// SIGKILL for oncegate itself: its worker sees the end of its input, and another process goes on.
+// invariant: worker-replay
 #[tokio::test]
 async fn killing_oncegate_loses_nothing_and_leaves_no_worker_behind() {
     let stage = Stage::with_orders(ORDERS).await;

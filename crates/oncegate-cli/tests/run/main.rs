@@ -2,10 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod batches;
 mod examples;
+mod flood;
 mod hung;
 mod journal;
 mod kills;
+mod later;
+#[path = "../libraries/mod.rs"]
+mod libraries;
+mod library;
+mod logs;
 mod misbehaving;
 mod mistakes;
 mod orphans;
@@ -14,22 +21,25 @@ mod queue;
 mod raw;
 mod request;
 mod retries;
+mod start;
+mod stdin;
 mod stop;
 mod tls;
 mod unknown;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use oncegate_tests::{Kafka, Process, Record, Redis, process, unique, until};
+use oncegate_testkit::{Kafka, Process, Record, Redis, process, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::Headers as _;
 use tempfile::TempDir;
 
 /// The longest wait for anything.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// A topic with its dead letters, a scope, and a folder.
 struct Stage {
@@ -79,7 +89,7 @@ impl Stage {
     }
 
     fn command(&self, group: &str, flags: &[&str]) -> Command {
-        let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+        let mut command = process::bound_to_parent(program(), "KILL");
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
@@ -88,6 +98,8 @@ impl Stage {
         let Self { kafka, redis, topic, dead, scope, .. } = self;
         command.args(["run", "--brokers", kafka.bootstrap(), "--topic", topic, "--group", group]);
         command.args(["--scope", scope, "--dead-letters", dead]);
+        // Tests wait for commits.
+        command.args(["--set", &format!("consumer.{scope}.source.kafka.commit_interval=100ms")]);
         if !flags.contains(&"--store") {
             command.args(["--store", redis.url()]);
         }
@@ -176,6 +188,11 @@ impl Running {
         self.process.signal("TERM");
         assert_eq!(self.process.end_within(LIMIT).await.code(), Some(0));
     }
+}
+
+/// The program to test: the one of this build, or `ONCEGATE_PROGRAM`, for one that is installed elsewhere.
+fn program() -> OsString {
+    std::env::var_os("ONCEGATE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_oncegate").into())
 }
 
 /// A worker of the examples.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use oncegate_tests::until;
+use oncegate_testkit::until;
 
 use super::raw::{Answer, Asked, RawWorker};
 use super::{LIMIT, Stage};
@@ -39,6 +39,7 @@ fn how(asked: &Asked) -> String {
     serde_json::from_str::<serde_json::Value>(&asked.body).unwrap()["how"].as_str().unwrap().to_owned()
 }
 
+// invariant: worker-answer-truncated
 #[tokio::test]
 async fn each_answer_becomes_what_is_documented() {
     let all: Vec<&str> = TRIED_AGAIN.into_iter().chain(UNKNOWN).chain(["refused"]).collect();
@@ -49,7 +50,7 @@ async fn each_answer_becomes_what_is_documented() {
         _ => Answer::status(200, "", "done"),
     })
     .await;
-    let flags = ["--key", "how", "--lease", "2s", "--timeout", "3s", "--ordering", "unordered"];
+    let flags = ["--key", "how", "--lease", "1s", "--timeout", "2s", "--ordering", "unordered"];
     stage.consume(&[&["--handler", &worker.url()][..], &flags].concat()).await;
 
     let mut attempts: BTreeMap<String, Vec<(u32, bool)>> = BTreeMap::new();
@@ -84,7 +85,7 @@ async fn each_answer_becomes_what_is_documented() {
 #[tokio::test]
 async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_payload() {
     let stage = Stage::with_orders(3).await;
-    let port = oncegate_tests::LoopbackPort::reserve();
+    let port = oncegate_testkit::LoopbackPort::reserve();
     let (handler, ready) =
         (format!("http://127.0.0.1:{}/", port.number()), format!("http://127.0.0.1:{}/ready", port.number()));
     let running = stage.start(&["--handler", &handler, "--ready-url", &ready]);

@@ -77,7 +77,9 @@ for line in sys.stdin:
     print(json.dumps({"id": message["id"], "outcome": "complete"}))
 "#;
     let command = stage.python(script);
-    let running = stage.start(&["--handler-exec", &command]);
+    // The message is still with the worker at the stop.
+    let deadline = format!("consumer.{}.stop_deadline=1s", stage.scope);
+    let running = stage.start(&["--handler-exec", &command, "--set", &deadline]);
     stage.until_logged("has not answered its first message for 5s").await;
     running.stop().await;
 }

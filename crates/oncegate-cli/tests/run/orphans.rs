@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use oncegate_tests::{unique, until};
+use oncegate_testkit::{unique, until};
 
 use super::{LIMIT, Stage};
 
@@ -41,6 +41,7 @@ async fn ends_with_oncegate(stage: &Stage, flags: &[&str]) {
         .await;
 }
 
+// invariant: worker-outlives
 #[tokio::test]
 async fn a_worker_that_has_a_message_dies_with_oncegate() {
     let stage = Stage::with_orders(1).await;
@@ -48,6 +49,7 @@ async fn a_worker_that_has_a_message_dies_with_oncegate() {
     ends_with_oncegate(&stage, &["--handler-exec", &command]).await;
 }
 
+// invariant: worker-outlives
 #[tokio::test]
 async fn a_command_that_has_a_message_dies_with_oncegate() {
     let stage = Stage::with_orders(1).await;
@@ -76,6 +78,7 @@ async fn a_worker_outlives_the_threads_of_the_runtime() {
 }
 
 /// What a terminal does at Ctrl-C, and `KillMode=control-group` of systemd.
+// invariant: worker-outlives
 #[tokio::test]
 async fn a_signal_to_the_whole_process_group_lets_workers_end_their_messages() {
     for signal in ["INT", "TERM"] {

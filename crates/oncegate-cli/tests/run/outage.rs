@@ -1,14 +1,15 @@
 //! A dependency of the worker is down for a while.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-use oncegate_tests::until;
+use oncegate_testkit::{unique, until};
 
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Stage};
 
 /// Two attempts each would be used up in a moment, and the topic with them.
+// invariant: dependency-down
 #[tokio::test]
 async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_but_503() {
     let stage = Stage::with_orders(120).await;
@@ -19,13 +20,11 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
         false => Answer::status(200, "", ""),
     })
     .await;
+    // As many run at once as the breaker must see fail, however slow the machine is.
     let flags = ["--max-attempts", "2", "--concurrency", "4"];
-    let quick = [
-        "--set",
-        &format!("consumer.{}.breaker.most=2s", stage.scope),
-        "--set",
-        &format!("consumer.{}.backoff.most=1s", stage.scope),
-    ];
+    let quick = ["breaker.first=100ms", "breaker.most=400ms", "backoff.most=200ms"];
+    let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
+    let quick = quick.each_ref().map(String::as_str);
     let running = stage.start(&[&["--handler", &worker.url()][..], &flags, &quick].concat());
     until("several probes", LIMIT, async || {
         let asked = worker.asked().len();
@@ -38,4 +37,64 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
     stage.until_consumed(&running.group).await;
     running.stop().await;
     assert!(stage.letters().await.is_empty());
+}
+
+/// Each process begins with a breaker that knows nothing: before the fix, each let the same first messages fail until it
+/// opened, and ten restarts used up their attempts.
+// invariant: restarts-in-an-outage
+#[tokio::test]
+async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
+    const MESSAGES: usize = 200;
+    /// More calls than a breaker needs to open.
+    const CALLS: usize = 30;
+    let stage = Stage::with_orders(MESSAGES).await;
+    let down = Arc::new(AtomicBool::new(true));
+    let is_down = Arc::clone(&down);
+    let worker = RawWorker::start(move |_| match is_down.load(SeqCst) {
+        true => Answer::status(503, "", "the bank does not answer"),
+        false => Answer::status(200, "", ""),
+    })
+    .await;
+    let (group, url) = (unique("run"), worker.url());
+    let quick = ["breaker.first=100ms", "breaker.most=200ms"];
+    let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
+    let flags = ["--handler", &url, &quick[0], &quick[1]];
+    for _ in 0..13 {
+        let (before, running) = (worker.asked().len(), stage.start_in(&group, &flags));
+        until("the breaker to open, and some probes", LIMIT, async || match worker.asked().len() - before {
+            CALLS.. => Ok(()),
+            asked => Err(format!("asked {asked} times\n{}", stage.log())),
+        })
+        .await;
+        running.stop().await;
+    }
+    down.store(false, SeqCst);
+    let running = stage.start_in(&group, &flags);
+    stage.until_consumed(&group).await;
+    running.stop().await;
+    assert!(stage.letters().await.is_empty(), "{}", stage.log());
+}
+
+/// A worker that asks for a short wait is asked again after it. With doubled pauses, a dozen probes would take minutes.
+#[tokio::test]
+async fn the_breaker_probes_when_a_worker_has_asked_for_it() {
+    const PROBES: usize = 12;
+    let stage = Stage::with_orders(60).await;
+    let (asked, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(usize::MAX)));
+    let (count, limit) = (Arc::clone(&asked), Arc::clone(&refused));
+    let worker = RawWorker::start(move |_| match count.fetch_add(1, SeqCst) < limit.load(SeqCst) {
+        true => Answer::status(429, "retry-after: 0\r\n", "too many requests"),
+        false => Answer::status(200, "", ""),
+    })
+    .await;
+    let settings = ["breaker.first=100ms", "breaker.most=60s"];
+    let settings = settings.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
+    let settings = settings.each_ref().map(String::as_str);
+    let flags = ["--max-attempts", "200", "--concurrency", "24"];
+    let running = stage.start(&[&["--handler", &worker.url()][..], &flags, &settings].concat());
+    stage.until_logged("the circuit breaker is open").await;
+    refused.store(asked.load(SeqCst) + PROBES, SeqCst);
+    stage.until_consumed(&running.group).await;
+    running.stop().await;
+    assert!(stage.letters().await.is_empty(), "{}", stage.log());
 }

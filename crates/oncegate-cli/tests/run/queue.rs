@@ -1,6 +1,6 @@
 //! A queue, and a configuration in a file.
 
-use oncegate_tests::{Process, Redis, Sqs, process, unique, until};
+use oncegate_testkit::{Process, Redis, Sqs, process, unique, until};
 
 use super::{LIMIT, example};
 

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use oncegate_tests::Certificates;
-use rustls::ServerConfig;
+use oncegate_testkit::Certificates;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -73,7 +74,15 @@ impl RawWorker {
         shown: impl Fn() -> Arc<Certificates> + Send + 'static,
         answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::listen("127.0.0.1:0", move || Some(acceptor(&shown())), answer).await
+        Self::listen("127.0.0.1:0", move || Some(acceptor(&shown(), None)), answer).await
+    }
+
+    /// Over TLS, for clients with a certificate that this authority has signed.
+    pub(crate) async fn start_mutual_tls(
+        shown: Arc<Certificates>,
+        answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        Self::listen("127.0.0.1:0", move || Some(acceptor(&shown, Some(&shown))), answer).await
     }
 
     async fn listen(
@@ -111,13 +120,22 @@ impl RawWorker {
     }
 }
 
-fn acceptor(certificates: &Certificates) -> TlsAcceptor {
+/// Shows the certificate, and lets in clients whose certificate the authority of `clients` has signed; all, without.
+fn acceptor(certificates: &Certificates, clients: Option<&Certificates>) -> TlsAcceptor {
+    let cryptography = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = clients.map(|clients| {
+        let mut roots = RootCertStore::empty();
+        let authority = CertificateDer::from_pem_slice(&clients.authority()).unwrap();
+        roots.add(authority).unwrap();
+        WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&cryptography)).build().unwrap()
+    });
+    let clients = clients.unwrap_or_else(WebPkiClientVerifier::no_client_auth);
     let chain = CertificateDer::pem_file_iter(certificates.file("server.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_file(certificates.file("server.key")).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    let config = ServerConfig::builder_with_provider(cryptography)
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients)
         .with_single_cert(chain.map(Result::unwrap).collect(), key)
         .unwrap();
     TlsAcceptor::from(Arc::new(config))

@@ -1,6 +1,6 @@
 //! What workers get of messages with large headers, and of tombstones.
 
-use oncegate_tests::{Record, unique};
+use oncegate_testkit::{Record, unique};
 
 use super::Stage;
 use super::raw::{Answer, RawWorker};
@@ -53,19 +53,60 @@ async fn large_headers_are_left_out_of_the_environment_and_counted() {
 }
 
 #[tokio::test]
-async fn a_tombstone_can_be_told_from_an_empty_payload() {
-    let records = || vec![Record::new("").key("empty"), Record::tombstone().key("tombstone")];
-    let flags = ["--key", "message-key"];
+async fn large_headers_are_left_out_of_json_lines_and_counted() {
+    let stage = Stage::with_records(with_large_headers()).await;
+    let script = r#"
+import json, sys
+print(json.dumps({"type": "ready", "v": 1}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    names = [name for name, _ in message["headers"]]
+    with open(sys.argv[1], "a") as ledger: ledger.write(json.dumps([names, message.get("headers_left_out")]) + "\n")
+    print(json.dumps({"id": message["id"], "outcome": "complete"}), flush=True)
+"#;
+    let command = stage.python(script);
+    stage.consume(&["--handler-exec", &command]).await;
+    let told: Vec<(Vec<String>, Option<u32>)> = stage.noted();
+    assert_eq!(told, vec![(vec!["small".to_owned()], Some(1)); 3], "{}", stage.log());
+    assert!(stage.log().contains("headers were not passed to the worker"), "{}", stage.log());
+}
 
-    let stage = Stage::with_records(records()).await;
+/// A repeated header has its last value, as it has everywhere else.
+#[tokio::test]
+async fn headers_that_become_one_variable_are_counted() {
+    let record = Record::new(r#"{"order_id":"A-0"}"#).header("x-a", "first").header("x_a", "last");
+    let stage = Stage::with_records(vec![record.header("other", "told")]).await;
+    let script = format!(
+        "echo \"$ONCEGATE_HEADER_X_A $ONCEGATE_HEADER_OTHER $ONCEGATE_HEADERS_LEFT_OUT\" >>'{}'",
+        stage.path("ledger").display()
+    );
+    let path = stage.path("work.sh");
+    std::fs::write(&path, script).unwrap();
+    stage.consume(&["--handler-command", &format!("sh '{}'", path.display())]).await;
+    assert_eq!(stage.effects(), [("last told 1".to_owned(), 1)].into());
+    assert!(stage.log().contains("headers were not passed to the worker"), "{}", stage.log());
+}
+
+/// A tombstone and an empty payload, and the flags to consume them.
+async fn with_tombstone() -> (Stage, [&'static str; 2]) {
+    let records = vec![Record::new("").key("empty"), Record::tombstone().key("tombstone")];
+    (Stage::with_records(records).await, ["--key", "message-key"])
+}
+
+#[tokio::test]
+async fn a_tombstone_can_be_told_from_an_empty_payload_over_http() {
+    let (stage, flags) = with_tombstone().await;
     let worker = RawWorker::start(|_| Answer::status(200, "", "")).await;
     stage.consume(&[&["--handler", &worker.url()][..], &flags].concat()).await;
     let mut told: Vec<Option<String>> =
         worker.asked().iter().map(|asked| asked.headers.get("oncegate-tombstone").cloned()).collect();
     told.sort();
     assert_eq!(told, [None, Some("?1".to_owned())]);
+}
 
-    let stage = Stage::with_records(records()).await;
+#[tokio::test]
+async fn a_tombstone_can_be_told_from_an_empty_payload_in_json_lines() {
+    let (stage, flags) = with_tombstone().await;
     let script = r#"
 import json, sys
 print(json.dumps({"type": "ready", "v": 1}), flush=True)
@@ -79,8 +120,11 @@ for line in sys.stdin:
     let mut told: Vec<(String, Option<String>)> = stage.noted();
     told.sort();
     assert_eq!(told, [("empty".to_owned(), Some(String::new())), ("tombstone".to_owned(), None)]);
+}
 
-    let stage = Stage::with_records(records()).await;
+#[tokio::test]
+async fn a_tombstone_can_be_told_from_an_empty_payload_by_a_command() {
+    let (stage, flags) = with_tombstone().await;
     let ledger = stage.path("ledger");
     let path = stage.path("work.sh");
     std::fs::write(

@@ -1,6 +1,6 @@
 //! Messages that wait for their retry in a topic.
 
-use oncegate_tests::until;
+use oncegate_testkit::until;
 
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Stage};

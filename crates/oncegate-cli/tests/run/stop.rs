@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use oncegate_tests::{HttpClient, LoopbackPort, Sent, until};
+use oncegate_testkit::{HttpClient, LoopbackPort, Sent, until};
 
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Stage};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use oncegate_tests::{Certificates, until};
+use oncegate_testkit::{Certificates, until};
 
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Running, Stage};
@@ -29,6 +29,7 @@ fn url(worker: &RawWorker) -> String {
     format!("https://localhost:{}/handle", worker.address.port())
 }
 
+// invariant: worker-certificate
 #[tokio::test]
 async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
     let (stage, certificates) = (Stage::with_orders(5).await, certificates());
@@ -51,6 +52,7 @@ async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is
 }
 
 /// A failure of the endpoint is no failure of a message: counted, it would dead-letter all of them.
+// invariant: worker-certificate
 #[tokio::test]
 async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
     let (stage, believed, strange) = (Stage::with_orders(120).await, certificates(), certificates());
@@ -70,4 +72,34 @@ async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
     stage.until_consumed(&running.group).await;
     running.stop().await;
     assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 120));
+}
+
+#[tokio::test]
+async fn a_worker_that_demands_a_certificate_gets_it_and_no_payload_goes_out_without() {
+    let (stage, certificates) =
+        (Stage::with_orders(3).await, Arc::new(Certificates::for_names("DNS:localhost")));
+    let worker =
+        RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", "")).await;
+    let file = |of: &Certificates, name: &str| of.file(name).to_str().unwrap().to_owned();
+    let (address, root) = (url(&worker), root(&certificates));
+    let flags = |certificate: &str, key: &str| {
+        let own = ["--handler-tls-certificate", certificate, "--handler-tls-key", key];
+        let all = ["--handler", &address, "--handler-tls-root", &root].into_iter().chain(own);
+        all.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let with = |of: &Certificates| flags(&file(of, "server.pem"), &file(of, "server.key"));
+
+    let right = with(&certificates);
+    stage.consume(&right.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    assert_eq!(worker.asked().len(), 3, "{}", stage.log());
+
+    let none = ["--handler", &address, "--handler-tls-root", &root].map(str::to_owned).to_vec();
+    for flags in [none, with(&Certificates::for_names("DNS:localhost"))] {
+        let stage = Stage::with_orders(1).await;
+        let running = stage.start(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+        until_said(&stage, "tls_certificate").await;
+        running.stop().await;
+        assert_eq!(stage.letters().await.len(), 0, "a refusal gives up no message");
+    }
+    assert_eq!(worker.asked().len(), 3, "a worker that refuses the client gets no payload");
 }

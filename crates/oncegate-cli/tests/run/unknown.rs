@@ -2,7 +2,7 @@
 
 use super::Stage;
 use super::raw::{Answer, RawWorker};
-use oncegate_tests::{LoopbackPort, until};
+use oncegate_testkit::{LoopbackPort, until};
 
 use super::LIMIT;
 
@@ -24,7 +24,7 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
         "--lease",
         "1s",
         "--timeout",
-        "2s",
+        "1s",
         "--max-attempts",
         "2",
         "--ordering",
@@ -37,7 +37,7 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
     assert!(attempts.iter().all(|(_, attempts)| attempts == "2"), "{attempts:?}");
     for (how, words) in [
         ("half", "was cut short"),
-        ("silence", "no answer within 2s"),
+        ("silence", "no answer within 1s"),
         ("nothing", "the worker did not answer"),
     ] {
         let (_, reason) = letters.iter().find(|(payload, _)| payload.contains(how)).unwrap();
@@ -51,6 +51,7 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
 }
 
 /// What cannot be sent has not run: it is tried again for as long as it takes, and never given up.
+// invariant: worker-hangs
 #[tokio::test]
 async fn a_worker_that_cannot_be_reached_costs_no_attempt() {
     let stage = Stage::with_orders(2).await;

@@ -13,7 +13,7 @@ use super::json::Document;
 use super::normalise::Normaliser;
 use super::path::{Node, Path};
 use super::store_key::{Digest, Scope, StoreKey};
-use super::{Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
+use super::{Domain, Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
 
 /// The BLAKE3 context: separates hashes of keys from all other hashes.
 const CONTEXT: &str = "oncegate 2026-11-21 idempotency key v1";
@@ -28,7 +28,7 @@ pub struct CompiledKey {
     /// Version, domain and scope: the prefix of the canonical bytes of every message.
     prefix: Vec<u8>,
     tenant: Option<Tenant>,
-    plan: Plan,
+    plan: KeyPlan,
     /// The wanted paths: the fields in order, then the tenant.
     wanted: Node,
     targets: usize,
@@ -37,7 +37,7 @@ pub struct CompiledKey {
 }
 
 #[derive(Clone, Debug)]
-enum Plan {
+enum KeyPlan {
     Json(Vec<FieldPlan>),
     Payload { except: Node },
     Header(String),
@@ -91,7 +91,11 @@ impl Key {
     /// The first error in the specification.
     pub fn compile(&self, scope: &Scope) -> Result<CompiledKey, KeySpecError> {
         let key = self.canonical()?;
-        let mut prefix = vec![KEY_FORMAT, encode::DOMAIN_KEY];
+        let domain = match key.domain {
+            Domain::Messages => encode::DOMAIN_KEY,
+            Domain::Http => encode::DOMAIN_HTTP_KEY,
+        };
+        let mut prefix = vec![KEY_FORMAT, domain];
         encode::put_bytes(scope.as_str().as_bytes(), &mut prefix);
 
         let mut paths = Vec::new();
@@ -109,16 +113,16 @@ impl Key {
             None => None,
         };
         let plan = match key.source {
-            Source::Json(fields) => Plan::Json(fields.into_iter().map(Into::into).collect()),
+            Source::Json(fields) => KeyPlan::Json(fields.into_iter().map(Into::into).collect()),
             Source::Payload => {
                 let except =
                     key.except.iter().map(|path| Path::parse(path)).collect::<Result<Vec<_>, _>>()?;
-                Plan::Payload { except: Node::of(&except) }
+                KeyPlan::Payload { except: Node::of(&except) }
             }
-            Source::Header(name) => Plan::Header(name),
-            Source::MessageKey => Plan::MessageKey,
-            Source::MessageId => Plan::MessageId,
-            Source::Custom(custom) => Plan::Custom(custom),
+            Source::Header(name) => KeyPlan::Header(name),
+            Source::MessageKey => KeyPlan::MessageKey,
+            Source::MessageId => KeyPlan::MessageId,
+            Source::Custom(custom) => KeyPlan::Custom(custom),
         };
         Ok(CompiledKey {
             scope: scope.clone(),
@@ -207,7 +211,7 @@ impl CompiledKey {
         scratch.out.extend_from_slice(&self.prefix);
         encode::put_bytes(route.as_bytes(), &mut scratch.out);
 
-        let whole = matches!(self.plan, Plan::Payload { .. });
+        let whole = matches!(self.plan, KeyPlan::Payload { .. });
         let payload = if whole || self.targets > 0 {
             let payload = message.payload().ok_or(KeyError::NoPayload)?;
             within("payload", payload.len(), self.max_payload_bytes)?;
@@ -239,7 +243,7 @@ impl CompiledKey {
 
     fn write_source(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
         match &self.plan {
-            Plan::Json(fields) => {
+            KeyPlan::Json(fields) => {
                 writer.out.push(encode::SOURCE_JSON);
                 encode::put_len(fields.len(), writer.out);
                 for (target, field) in fields.iter().enumerate() {
@@ -249,27 +253,27 @@ impl CompiledKey {
                 }
                 Ok(())
             }
-            Plan::Payload { except } => {
+            KeyPlan::Payload { except } => {
                 writer.out.push(encode::SOURCE_PAYLOAD);
                 let root = writer.doc.root();
                 writer.field("payload", &[], root, Some(except))
             }
-            Plan::Header(name) => {
+            KeyPlan::Header(name) => {
                 writer.out.push(encode::SOURCE_HEADER);
                 encode::put_bytes(name.as_bytes(), writer.out);
                 self.write_header(name, message, writer.out)
             }
-            Plan::MessageKey => {
+            KeyPlan::MessageKey => {
                 writer.out.push(encode::SOURCE_MESSAGE_KEY);
                 let key = message.message_key().ok_or(KeyError::MissingMessageKey)?;
                 self.write_bytes(|| "message key".to_owned(), key, writer.out)
             }
-            Plan::MessageId => {
+            KeyPlan::MessageId => {
                 writer.out.push(encode::SOURCE_MESSAGE_ID);
                 let id = message.message_id().ok_or(KeyError::MissingMessageId)?;
                 self.write_bytes(|| "message id".to_owned(), id.as_bytes(), writer.out)
             }
-            Plan::Custom(custom) => {
+            KeyPlan::Custom(custom) => {
                 writer.out.push(encode::SOURCE_CUSTOM);
                 custom.write(message, self.max_payload_bytes, writer.out)
             }

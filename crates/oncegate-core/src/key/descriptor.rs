@@ -24,13 +24,13 @@ impl Descriptor {
     /// The first error in a specification.
     pub fn new(key: &Key, fingerprint: Option<&FingerprintSpec>) -> Result<Self, KeySpecError> {
         #[derive(Serialize)]
-        struct Text<K> {
+        struct SpecificationText<K> {
             format: u8,
             key: K,
             fingerprint: Option<FingerprintSpec>,
         }
         let fingerprint = fingerprint.map(FingerprintSpec::canonical).transpose()?;
-        let text = Text { format: KEY_FORMAT, key: describe(key)?, fingerprint };
+        let text = SpecificationText { format: KEY_FORMAT, key: describe(key)?, fingerprint };
         let text = serde_json::to_string(&text)
             .map_err(|error| KeySpecError::Unreadable { reason: error.to_string() })?;
         Ok(Self(text))

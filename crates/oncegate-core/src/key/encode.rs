@@ -13,6 +13,7 @@ use super::path::Node;
 
 /// Separates the hash input of keys from that of other purposes.
 pub(super) const DOMAIN_KEY: u8 = b'K';
+pub(super) const DOMAIN_HTTP_KEY: u8 = b'H';
 pub(super) const DOMAIN_FINGERPRINT: u8 = b'F';
 
 pub(super) const SOURCE_JSON: u8 = b'j';

@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::encode::{self, DOMAIN_KEY};
+use super::encode::{self, DOMAIN_HTTP_KEY, DOMAIN_KEY};
 use super::store_key::{Digest, StoreKey};
 
 /// An explanation of what a key is made of. It contains payload values: do not log it.
@@ -69,10 +69,13 @@ fn read(canonical: &[u8]) -> Option<Vec<String>> {
     let mut bytes = Reader { rest: canonical };
     let mut lines = Vec::new();
     let format = bytes.byte()?;
-    if bytes.byte()? != DOMAIN_KEY {
-        return None;
-    }
+    let domain = bytes.byte()?;
     lines.push(format!("format     {format}"));
+    match domain {
+        DOMAIN_KEY => {}
+        DOMAIN_HTTP_KEY => lines.push("domain     HTTP requests".to_owned()),
+        _ => return None,
+    }
     lines.push(format!("scope      {}", bytes.text()?));
     lines.push(format!("route      {:?}", bytes.text()?));
     lines.push(match bytes.byte()? {

@@ -116,7 +116,19 @@ pub struct Key {
     source: Source,
     except: Vec<String>,
     tenant: Option<TenantSource>,
+    domain: Domain,
     max_payload_bytes: usize,
+}
+
+/// What a key is for. Keys of two domains are never equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Domain {
+    /// Messages of brokers.
+    #[default]
+    Messages,
+    /// HTTP requests.
+    Http,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -200,6 +212,14 @@ impl Key {
         self
     }
 
+    /// Makes keys of HTTP requests, which differ from the keys of all messages: without this, a message whose route is
+    /// named like that of the requests could have a request's key. In a file `domain = "http"`.
+    #[must_use]
+    pub fn for_http_requests(mut self) -> Self {
+        self.domain = Domain::Http;
+        self
+    }
+
     /// Sets the maximum size in bytes of the payload (or header, message key, …) that a key is made from. A larger one
     /// is [`KeyError::TooLarge`]. Default: [`DEFAULT_MAX_PAYLOAD_BYTES`]. Does not change any key.
     #[must_use]
@@ -223,7 +243,13 @@ impl Key {
     }
 
     fn of(source: Source) -> Self {
-        Self { source, except: Vec::new(), tenant: None, max_payload_bytes: DEFAULT_MAX_PAYLOAD_BYTES }
+        Self {
+            source,
+            except: Vec::new(),
+            tenant: None,
+            domain: Domain::Messages,
+            max_payload_bytes: DEFAULT_MAX_PAYLOAD_BYTES,
+        }
     }
 }
 

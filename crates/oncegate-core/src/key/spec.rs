@@ -13,8 +13,8 @@ use super::error::KeySpecError;
 use super::normalise::Normaliser;
 use super::path::{self, Path};
 use super::{
-    DEFAULT_MAX_PAYLOAD_BYTES, Field, Key, MAX_NAME_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES_LIMIT, Source,
-    TenantSource,
+    DEFAULT_MAX_PAYLOAD_BYTES, Domain, Field, Key, MAX_NAME_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES_LIMIT,
+    Source, TenantSource,
 };
 
 impl Key {
@@ -53,7 +53,7 @@ impl Key {
             other => other.clone(),
         };
         let except = canonical_paths(&self.except)?;
-        Ok(Self { source, except, tenant, max_payload_bytes: self.max_payload_bytes })
+        Ok(Self { source, except, tenant, ..*self })
     }
 }
 
@@ -130,6 +130,8 @@ struct KeyMap {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant: Option<TenantSource>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    domain: Option<Domain>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     max_payload_bytes: Option<usize>,
 }
 
@@ -152,7 +154,8 @@ struct CustomName {
 
 impl KeyMap {
     fn of(key: &Key) -> Self {
-        let mut map = Self { tenant: key.tenant.clone(), ..Self::default() };
+        let domain = Some(key.domain).filter(|domain| *domain != Domain::default());
+        let mut map = Self { tenant: key.tenant.clone(), domain, ..Self::default() };
         match &key.source {
             Source::Json(fields) => map.json = Some(fields.clone()),
             Source::Payload => map.payload = Some(Exceptions { except: key.except.clone() }),
@@ -184,7 +187,8 @@ impl KeyMap {
             return Err(KeySpecError::NotOneSource { count });
         };
         let max_payload_bytes = self.max_payload_bytes.unwrap_or(DEFAULT_MAX_PAYLOAD_BYTES);
-        let key = Key { source, except, tenant: self.tenant, max_payload_bytes };
+        let domain = self.domain.unwrap_or_default();
+        let key = Key { source, except, tenant: self.tenant, domain, max_payload_bytes };
         key.check()?;
         Ok(key)
     }

@@ -52,7 +52,7 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 impl Digest {
     /// The length of the text form, in characters.
-    pub const TEXT_LEN: usize = 22;
+    pub(crate) const TEXT_LEN: usize = 22;
 
     /// Creates a digest from the bytes that a store or a log holds.
     #[must_use]

@@ -99,6 +99,21 @@ impl Halt {
     }
 }
 
+/// A consumer of the scope has stopped, because it would have had to give up more messages than its limit allows.
+///
+/// It is kept, so that a consumer that is restarted does not give up as many again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadLetterStop {
+    /// When it stopped, in milliseconds since the Unix epoch, on its clock.
+    pub at_ms: u64,
+    /// Which limit was reached, in words without data.
+    pub what: String,
+    /// How many messages in a row had been given up.
+    pub in_a_row: u32,
+    /// How many of the last 1,000 messages had been given up; 0 when that limit was not reached.
+    pub of_window: u32,
+}
+
 /// What a store holds for a scope besides its records: the key specification, the current epoch, and whether the scope
 /// is halted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +125,8 @@ pub struct ScopeDescriptor {
     /// Grows while messages are completed. A number smaller than an earlier one means that the store was restored to an
     /// earlier state.
     pub sequence: u64,
+    /// The longest lease of any gate that has opened the scope, in milliseconds; 0 when it is not known. It only grows.
+    pub longest_lease_ms: u64,
     /// Numbers of the marker records, at least one in each shard if the store has several.
     pub markers: Vec<u16>,
     /// Earlier epochs whose loss was accepted, the newest first.
@@ -118,16 +135,20 @@ pub struct ScopeDescriptor {
     pub lost_at_ms: Option<u64>,
     /// Set while the scope is halted: no claim may be granted.
     pub halt: Option<Halt>,
+    /// Set after a consumer has stopped at its dead-letter limit, until a message succeeds or an operator accepts it.
+    pub dead_letter_stop: Option<DeadLetterStop>,
 }
 
 /// The JSON form of a descriptor.
 #[derive(Serialize, Deserialize)]
-struct Text<'a> {
+struct DescriptorText<'a> {
     format: u8,
     #[serde(borrow)]
     keys: &'a RawValue,
     epoch: Epoch,
     sequence: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    longest_lease_ms: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     markers: Vec<u16>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -136,6 +157,14 @@ struct Text<'a> {
     lost_at_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     halt: Option<Halt>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dead_letter_stop: Option<DeadLetterStop>,
+}
+
+/// A descriptor that is compared and set must be written as it was read.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl ScopeDescriptor {
@@ -145,10 +174,12 @@ impl ScopeDescriptor {
             keys: keys.into(),
             epoch,
             sequence: 0,
+            longest_lease_ms: 0,
             markers: Vec::new(),
             accepted_epochs: Vec::new(),
             lost_at_ms: None,
             halt: None,
+            dead_letter_stop: None,
         }
     }
 
@@ -163,7 +194,7 @@ impl ScopeDescriptor {
                  use another scope, or the release that wrote it"
             ))
         };
-        let read: Text<'_> = serde_json::from_str(text).map_err(|error| unreadable(&error))?;
+        let read: DescriptorText<'_> = serde_json::from_str(text).map_err(|error| unreadable(&error))?;
         if read.format != FORMAT {
             return Err(unreadable(&format_args!("format {}", read.format)));
         }
@@ -171,10 +202,12 @@ impl ScopeDescriptor {
             keys: read.keys.get().to_owned(),
             epoch: read.epoch,
             sequence: read.sequence,
+            longest_lease_ms: read.longest_lease_ms,
             markers: read.markers,
             accepted_epochs: read.accepted_epochs,
             lost_at_ms: read.lost_at_ms,
             halt: read.halt,
+            dead_letter_stop: read.dead_letter_stop,
         })
     }
 
@@ -186,15 +219,17 @@ impl ScopeDescriptor {
         let invalid = |error: serde_json::Error| {
             StoreError::refused(format!("the key specification is not valid JSON: {error}"))
         };
-        let text = Text {
+        let text = DescriptorText {
             format: FORMAT,
             keys: serde_json::from_str(&self.keys).map_err(invalid)?,
             epoch: self.epoch,
             sequence: self.sequence,
+            longest_lease_ms: self.longest_lease_ms,
             markers: self.markers.clone(),
             accepted_epochs: self.accepted_epochs.clone(),
             lost_at_ms: self.lost_at_ms,
             halt: self.halt.clone(),
+            dead_letter_stop: self.dead_letter_stop.clone(),
         };
         serde_json::to_string(&text).map_err(invalid)
     }
@@ -219,6 +254,8 @@ impl ScopeDescriptor {
         Self {
             accepted_epochs: accepted,
             lost_at_ms: Some(lost_at_ms),
+            longest_lease_ms: self.longest_lease_ms,
+            dead_letter_stop: self.dead_letter_stop.clone(),
             ..Self::new(self.keys.clone(), epoch)
         }
     }
@@ -261,6 +298,7 @@ mod tests {
             written.markers = vec![0, 65_535];
             written.halt = Some(Halt::new(5, "gone", vec![Epoch::from_bits(1)]));
             written.sequence = u64::MAX;
+            written.longest_lease_ms = 30_000;
         }
     }
 
@@ -278,9 +316,11 @@ mod tests {
     fn the_next_life_accepts_every_epoch_before_it_once_and_a_bounded_number_of_them() {
         let mut life = descriptor();
         life.halt = Some(Halt::new(5, "gone", vec![Epoch::from_bits(1), Epoch::from_bits(2)]));
+        life.longest_lease_ms = 30_000;
         let next = life.succeed(Epoch::from_bits(100), &[Epoch::from_bits(2)], 9);
         let accepted: Vec<Epoch> = [7, 2, 1].map(Epoch::from_bits).into();
         assert_eq!((&next.accepted_epochs, next.lost_at_ms, &next.halt), (&accepted, Some(9), &None));
+        assert_eq!(next.longest_lease_ms, 30_000, "leases of the earlier epoch may still run");
         assert!(next.knows(Epoch::from_bits(1)) && !next.knows(Epoch::from_bits(3)));
         let last = (0..200).fold(next, |life, number| life.succeed(Epoch::from_bits(200 + number), &[], 1));
         assert_eq!(last.accepted_epochs.len(), MAX_ACCEPTED_EPOCHS);

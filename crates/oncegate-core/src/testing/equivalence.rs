@@ -19,7 +19,7 @@ use async_trait::async_trait;
 
 use self::random::Choices;
 use crate::key::{Digest, Scope, StoreKey};
-use crate::record::{Fence, Record, Recovery, State, StoreTime};
+use crate::record::{FencingToken, Record, Recovery, State, StoreTime};
 use crate::rules::{Grant, Operation, Reply, Verdict, apply};
 use crate::store::{Command, RecordSnapshot, Store};
 
@@ -30,7 +30,7 @@ pub const STEP: Duration = Duration::from_secs(3_600);
 const SLACK: Duration = Duration::from_secs(1_200);
 
 /// The smallest planted fencing token. It is far ahead of any clock.
-const PLANTED_FENCES: u64 = 4_000_000_000_000_000;
+const PLANTED_FENCING_TOKENS: u64 = 4_000_000_000_000_000;
 
 /// The start of the model's clock, in milliseconds.
 const MODEL_START_MS: u64 = 1_000_000_000_000;
@@ -76,10 +76,11 @@ const KINDS: &[&str] = &[
     "granted with recovery remembered",
     "granted again to the same token",
     "granted as attempt 255",
-    "granted a fence of the clock",
-    "granted a fence ahead of the clock",
+    "granted a fencing token of the clock",
+    "granted a fencing token ahead of the clock",
     "completed",
     "busy",
+    "busy with a lease that was cut",
     "failed",
     "failed, handed over",
     "mismatch",
@@ -175,7 +176,7 @@ struct Sequence {
     /// Earlier records of both sides, as the expected records of a reopen.
     seen: Vec<(Record, Record)>,
     /// The last fencing token that the store derived from its clock.
-    last_fence: Option<Fence>,
+    last_fencing_token: Option<FencingToken>,
     past: Vec<String>,
 }
 
@@ -189,7 +190,7 @@ impl Sequence {
             model: None,
             real: None,
             seen: Vec::new(),
-            last_fence: None,
+            last_fencing_token: None,
             past: Vec::new(),
         }
     }
@@ -243,7 +244,7 @@ impl Sequence {
         if !same_record(model.as_ref(), self.now, snapshot.as_ref()) {
             return Err(format!("the record is {snapshot:?}, and should be {model:?} at {:?}", self.now));
         }
-        self.compare_fences(&reply, real_reply, snapshot.as_ref())?;
+        self.compare_fencing_tokens(&reply, real_reply, snapshot.as_ref())?;
         for kind in kinds(before.as_ref(), &operations.model, &reply) {
             reached.count(kind);
         }
@@ -253,25 +254,25 @@ impl Sequence {
         Ok(())
     }
 
-    fn compare_fences(
+    fn compare_fencing_tokens(
         &mut self,
         model: &Reply,
         real: &Reply,
         snapshot: Option<&RecordSnapshot>,
     ) -> Result<(), String> {
-        let (Some(model), Some(real)) = (granted_fence(model), granted_fence(real)) else {
+        let (Some(model), Some(real)) = (granted_fencing_token(model), granted_fencing_token(real)) else {
             return Ok(());
         };
         let now = snapshot.map_or(0, |snapshot| snapshot.now.micros());
-        let as_it_should_be = if model.0 >= PLANTED_FENCES {
+        let as_it_should_be = if model.0 >= PLANTED_FENCING_TOKENS {
             // The clock does not determine this token: it is the last one plus one, or a repeat of the same grant.
             real == model
-        } else if pending_fence(self.real.as_ref()) == Some(real) {
+        } else if pending_fencing_token(self.real.as_ref()) == Some(real) {
             true
         } else {
             let slack = u64::try_from(SLACK.as_micros()).unwrap_or(u64::MAX);
             let of_the_clock = real.0 <= now && now - real.0 <= slack;
-            of_the_clock && self.last_fence.replace(real).is_none_or(|last| real > last)
+            of_the_clock && self.last_fencing_token.replace(real).is_none_or(|last| real > last)
         };
         if !as_it_should_be {
             return Err(format!("{real:?} is granted at {now}, and {model:?} by the rules"));
@@ -284,16 +285,16 @@ impl Sequence {
     }
 }
 
-fn granted_fence(reply: &Reply) -> Option<Fence> {
+fn granted_fencing_token(reply: &Reply) -> Option<FencingToken> {
     match reply {
-        Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant.fence,
+        Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant.fencing_token,
         _ => None,
     }
 }
 
-fn pending_fence(record: Option<&Record>) -> Option<Fence> {
+fn pending_fencing_token(record: Option<&Record>) -> Option<FencingToken> {
     match record?.state {
-        State::Pending { fence, .. } => fence,
+        State::Pending { fencing_token, .. } => fencing_token,
         _ => None,
     }
 }
@@ -309,7 +310,10 @@ fn same_reply(model: &Reply, real: &Reply) -> bool {
     };
     let same_verdict = match (model_verdict, verdict) {
         (Verdict::Granted(model), Verdict::Granted(real)) => {
-            let plain = |grant: &Grant| Grant { fence: grant.fence.map(|_| Fence(0)), ..*grant };
+            let plain = |grant: &Grant| Grant {
+                fencing_token: grant.fencing_token.map(|_| FencingToken(0)),
+                ..*grant
+            };
             plain(model) == plain(real)
         }
         (Verdict::Busy { retry_in: model }, Verdict::Busy { retry_in: real }) => {
@@ -335,11 +339,11 @@ fn same_record(model: Option<&Record>, now: StoreTime, snapshot: Option<&RecordS
 /// The record without the values that depend on a clock.
 fn plain(record: &Record) -> Record {
     let mut record = Record { expires_at: StoreTime::default(), ..record.clone() };
-    if let State::Pending { fence: Some(fence), .. } | State::Released { fence: Some(fence), .. } =
-        &mut record.state
-        && fence.0 < PLANTED_FENCES
+    if let State::Pending { fencing_token: Some(fencing_token), .. }
+    | State::Released { fencing_token: Some(fencing_token), .. } = &mut record.state
+        && fencing_token.0 < PLANTED_FENCING_TOKENS
     {
-        *fence = Fence(0);
+        *fencing_token = FencingToken(0);
     }
     record
 }
@@ -347,12 +351,20 @@ fn plain(record: &Record) -> Record {
 /// The kinds of reply that occurred in a step.
 fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&'static str> {
     let (applied, not_owner) = match operation {
-        Operation::Claim { .. } => return verdict_kinds(before, reply),
+        Operation::Claim { longest_lease, .. } => {
+            let mut kinds = verdict_kinds(before, reply);
+            // The model's leases end in odd milliseconds, unless one was cut just now.
+            let cut = Verdict::Busy { retry_in: longest_lease.saturating_add(Duration::from_millis(1)) };
+            if matches!(reply, Reply::Verdict { verdict, .. } if *verdict == cut) {
+                kinds.push("busy with a lease that was cut");
+            }
+            return kinds;
+        }
         Operation::Extend { .. } => ("extend applied", "extend not owner"),
         Operation::Complete { .. } => ("complete applied", "complete not owner"),
         Operation::Release { .. } => ("release applied", "release not owner"),
         Operation::Fail { .. } => ("fail applied", "fail not owner"),
-        Operation::HandOver => ("hand over applied", "hand over not owner"),
+        Operation::HandOver { .. } => ("hand over applied", "hand over not owner"),
         Operation::Reopen { .. } => ("reopen applied", "reopen not owner"),
     };
     vec![match reply {
@@ -368,7 +380,7 @@ fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
     };
     let mut kinds = if *uncompared { vec!["uncompared"] } else { Vec::new() };
     match verdict {
-        Verdict::Granted(Grant { attempt, recovery, fence, reopened }) => {
+        Verdict::Granted(Grant { attempt, recovery, fencing_token, reopened }) => {
             if *reopened {
                 kinds.push("granted after a reopen");
             }
@@ -386,9 +398,11 @@ fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
             if *attempt == u8::MAX {
                 kinds.push("granted as attempt 255");
             }
-            match fence {
-                Some(Fence(PLANTED_FENCES..)) => kinds.push("granted a fence ahead of the clock"),
-                Some(_) => kinds.push("granted a fence of the clock"),
+            match fencing_token {
+                Some(FencingToken(PLANTED_FENCING_TOKENS..)) => {
+                    kinds.push("granted a fencing token ahead of the clock");
+                }
+                Some(_) => kinds.push("granted a fencing token of the clock"),
                 None => {}
             }
         }

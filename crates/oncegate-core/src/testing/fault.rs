@@ -98,7 +98,7 @@ enum Fate {
 }
 
 /// The faults of one call.
-struct Plan {
+struct PlannedFaults {
     down: bool,
     forget: bool,
     before: Duration,
@@ -150,14 +150,6 @@ impl FaultStore {
         network.outage_calls_left = 0;
     }
 
-    /// Deletes all records of the inner store now. Returns `false` if [`forget_with`](Self::forget_with) was not set.
-    pub fn forget_everything(&self) -> bool {
-        let Some(forget) = &self.forget else { return false };
-        forget();
-        self.network().injected.forgotten += 1;
-        true
-    }
-
     /// Stops all faults and outages. Commands that are still in flight are dropped.
     pub fn stop_faults(&self) {
         let mut network = self.network();
@@ -178,7 +170,7 @@ impl FaultStore {
     }
 
     /// Decides all faults of a call at once, so that one seed gives one sequence of faults.
-    fn plan(&self, commands: usize) -> Plan {
+    fn plan(&self, commands: usize) -> PlannedFaults {
         let (can_sleep, can_forget) = (self.sleep.is_some(), self.forget.is_some());
         let mut network = self.network();
         let plan = network.plan(commands, can_sleep, can_forget);
@@ -216,7 +208,7 @@ impl Network {
         probability > 0.0 && self.rng.f64() < probability
     }
 
-    fn plan(&mut self, commands: usize, can_sleep: bool, can_forget: bool) -> Plan {
+    fn plan(&mut self, commands: usize, can_sleep: bool, can_forget: bool) -> PlannedFaults {
         if self.happens(self.faults.outage) {
             self.outage_calls_left = self.rng.u32(1..=self.faults.outage_max_calls.max(1));
         }
@@ -227,7 +219,7 @@ impl Network {
         let after = self.delay(can_sleep, self.faults.slow_reply);
         let strays = if down { Vec::new() } else { self.arriving_strays() };
         let fates = (0..commands).map(|_| self.fate()).collect();
-        Plan { down, forget, before, after, strays, fates }
+        PlannedFaults { down, forget, before, after, strays, fates }
     }
 
     fn delay(&mut self, can_sleep: bool, probability: f64) -> Duration {

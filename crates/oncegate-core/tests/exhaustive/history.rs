@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
-use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, TAIL, Token};
+use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL, Token};
 use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
 
 const LEASE_MS: u64 = 2;
@@ -36,7 +36,7 @@ pub(crate) enum Step {
         counted: bool,
     },
     Fail(usize),
-    HandOver,
+    HandOver(usize),
     Reopen,
     /// An operator has seen something else.
     ReopenAnother,
@@ -45,9 +45,10 @@ pub(crate) enum Step {
 impl Step {
     /// All steps of so many attempts.
     pub(crate) fn all(attempts: usize) -> Vec<Self> {
-        let mut steps = vec![Self::Tick, Self::Sleep, Self::HandOver, Self::Reopen, Self::ReopenAnother];
+        let mut steps = vec![Self::Tick, Self::Sleep, Self::Reopen, Self::ReopenAnother];
         for by in 0..attempts {
             steps.extend([Self::Claim(by), Self::Extend(by), Self::Complete(by), Self::Fail(by)]);
+            steps.push(Self::HandOver(by));
             for (delay_ms, counted) in [(0, true), (2, false), (2, true)] {
                 steps.push(Self::Release { by, delay_ms, counted });
             }
@@ -70,7 +71,13 @@ impl Step {
             Self::Tick | Self::Sleep => return None,
             Self::Claim(by) if by <= history.asked => {
                 let Attempt { fenced, .. } = attempts[by];
-                Operation::Claim { token: token(by), lease, fingerprint: print(&attempts[by]), fenced }
+                Operation::Claim {
+                    token: token(by),
+                    lease,
+                    fingerprint: print(&attempts[by]),
+                    fenced,
+                    longest_lease: lease,
+                }
             }
             Self::Extend(by) if asked(by) => Operation::Extend { token: token(by), lease },
             Self::Complete(by) if asked(by) => {
@@ -84,7 +91,7 @@ impl Step {
             Self::Fail(by) if asked(by) => {
                 Operation::Fail { token: token(by), reason: reason(by), retention }
             }
-            Self::HandOver => Operation::HandOver,
+            Self::HandOver(by) if asked(by) => Operation::HandOver { by: token(by).tag() },
             Self::Reopen => Operation::Reopen { expected: record?.clone() },
             Self::ReopenAnother => {
                 let state = State::Completed { by: token(9).tag(), result: Bytes::new() };
@@ -122,7 +129,7 @@ enum Phase {
     Owned {
         by: usize,
         recovery: Recovery,
-        fence: Option<Fence>,
+        fencing_token: Option<FencingToken>,
     },
     /// `by` is `None` after a reopen.
     Released {
@@ -152,7 +159,7 @@ pub(crate) struct History {
     /// Whether any attempt ended without a reply to the store.
     silent: bool,
     fingerprint: Option<Fingerprint>,
-    highest_fence: Option<Fence>,
+    highest_fencing_token: Option<FencingToken>,
 }
 
 fn ensure(kept: bool, promise: Violation) -> Result<(), Violation> {
@@ -160,11 +167,11 @@ fn ensure(kept: bool, promise: Violation) -> Result<(), Violation> {
 }
 
 impl History {
-    /// The books of a record whose time is over start anew; fences grow over that.
+    /// The books of a record whose time is over start anew; fencing tokens grow over that.
     pub(crate) fn forget(&mut self, now_ms: u64) {
         if self.phase != Phase::Absent && now_ms > self.kept_until_ms {
-            let (asked, highest_fence) = (self.asked, self.highest_fence);
-            *self = Self { asked, highest_fence, ..Self::default() };
+            let (asked, highest_fencing_token) = (self.asked, self.highest_fencing_token);
+            *self = Self { asked, highest_fencing_token, ..Self::default() };
         }
     }
 
@@ -232,11 +239,12 @@ impl History {
                 };
                 ensure(*answer == result(by), "a duplicate gets the first result (S13)")
             }
-            Verdict::Failed { reason: answer, handed_over } => {
+            Verdict::Failed { reason: answer, handed_over, by: failed_by } => {
                 let Phase::Failed { by, handed_over: handed } = self.phase else {
                     return Err("failed means failed");
                 };
                 ensure(*answer == reason(by), "a failure keeps its reason")?;
+                ensure(*failed_by == token(by).tag(), "a failure names its owner")?;
                 ensure(*handed_over == handed, "a hand-over is remembered")
             }
             Verdict::Mismatch => Ok(()),
@@ -253,8 +261,8 @@ impl History {
     ) -> Result<(), Violation> {
         let over = now.millis() > self.protected_until_ms;
         let recovery = match self.phase {
-            Phase::Owned { by: owner, recovery, fence } if owner == by => {
-                let same = Grant { attempt: self.counted, recovery, fence, reopened: false };
+            Phase::Owned { by: owner, recovery, fencing_token } if owner == by => {
+                let same = Grant { attempt: self.counted, recovery, fencing_token, reopened: false };
                 return ensure(*grant == same, "the same token gets the same grant again");
             }
             Phase::Completed { .. } => return Err("no grant after completed (S5)"),
@@ -275,11 +283,11 @@ impl History {
         self.counted = self.counted.saturating_add(1);
         ensure(grant.attempt == self.counted, "attempts count failures and crashes, and nothing else (S18)")?;
         ensure(grant.recovery == recovery, "a takeover is flagged, now and later")?;
-        ensure(grant.fence.is_some() == fenced, "a grant has a fencing token if one was asked for")?;
-        ensure(!fenced || grant.fence > self.highest_fence, "fences grow (S6)")?;
-        self.highest_fence = self.highest_fence.max(grant.fence);
+        ensure(grant.fencing_token.is_some() == fenced, "a grant has a fencing token if one was asked for")?;
+        ensure(!fenced || grant.fencing_token > self.highest_fencing_token, "fencing tokens grow (S6)")?;
+        self.highest_fencing_token = self.highest_fencing_token.max(grant.fencing_token);
         self.fingerprint = fingerprint;
-        self.phase = Phase::Owned { by, recovery, fence: grant.fence };
+        self.phase = Phase::Owned { by, recovery, fencing_token: grant.fencing_token };
         self.protect(now.millis() + LEASE_MS);
         Ok(())
     }
@@ -296,7 +304,7 @@ impl History {
             Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
                 matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by) || self.ended_so(step)
             }
-            Step::HandOver => matches!(self.phase, Phase::Failed { .. }),
+            Step::HandOver(by) => matches!(self.phase, Phase::Failed { by: owner, .. } if owner == by),
             Step::Reopen => true,
             _ => false,
         };
@@ -329,12 +337,12 @@ impl History {
         let completes = matches!(step, Step::Complete(_));
         ensure(recreated == (absent && completes), "only a lost claim's completion recreates")?;
         match step {
-            Step::HandOver => {
-                let Phase::Failed { handed_over, .. } = &mut self.phase else {
+            Step::HandOver(by) => {
+                let Phase::Failed { by: owner, handed_over } = &mut self.phase else {
                     return Err("only what failed is handed over");
                 };
                 *handed_over = true;
-                return Ok(());
+                return ensure(*owner == by, "a hand-over marks only the failure that it is of");
             }
             Step::Reopen => {
                 self.phase = Phase::Released { by: None };

@@ -162,8 +162,9 @@ fn check(cast: usize) {
     assert!(explored.worlds > 10_000, "{} worlds are too few to prove anything", explored.worlds);
 }
 
+// invariant: stale-owner
 #[test]
-fn the_rules_keep_every_promise_with_fences() {
+fn the_rules_keep_every_promise_with_fencing_tokens() {
     check(0);
 }
 
@@ -177,6 +178,7 @@ fn the_rules_keep_every_promise_with_another_specification() {
     check(2);
 }
 
+// invariant: stale-owner, late-hand-over
 #[test]
 fn every_mutant_breaks_a_promise() {
     for (name, mutant) in mutants::ALL {

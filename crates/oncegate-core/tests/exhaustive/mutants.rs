@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate_core::record::{Fence, Record, Recovery, State, StoreTime, TAIL};
+use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL};
 use oncegate_core::rules::{Grant, Operation, Reply, Verdict, apply};
 
 use crate::Rules;
@@ -26,8 +26,8 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("claim answers before it compares the fingerprint", completed_before_fingerprint),
     ("a lease is over at its last millisecond", lease_ends_early),
     ("a lease is over one millisecond late", lease_ends_late),
-    ("a fence does not grow", fence_stands),
-    ("a fence is counted in the record alone", fence_starts_over),
+    ("a fencing token does not grow", fencing_token_stands),
+    ("a fencing token is counted in the record alone", fencing_token_starts_over),
     ("the takeover is not flagged", takeover_unflagged),
     ("a release forgets the takeover", release_forgets_takeover),
     ("a takeover does not count", takeover_uncounted),
@@ -35,6 +35,7 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("a repeated claim gets Busy", repeat_is_busy),
     ("fail without a token compare", fail_without_compare),
     ("a repeated fail forgets the hand-over", fail_forgets_hand_over),
+    ("hand-over without a tag compare", hand_over_without_compare),
     ("reopen does not compare", reopen_without_compare),
     ("a grant does not report a reopen", reopen_untold),
     ("lost changes the record", lost_changes),
@@ -151,7 +152,13 @@ fn uncounted_release_counts(
 fn extend_recreates(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
         (&Operation::Extend { token, lease }, None) => {
-            let claim = Operation::Claim { token, lease, fingerprint: None, fenced: false };
+            let claim = Operation::Claim {
+                token,
+                lease,
+                fingerprint: None,
+                fenced: false,
+                longest_lease: Duration::MAX,
+            };
             (apply(now, None, &claim).0, HELD)
         }
         _ => apply(now, record, op),
@@ -240,36 +247,42 @@ fn lease_ends_late(now: StoreTime, record: Option<Record>, op: &Operation) -> (O
     claim_at(now, StoreTime::from_micros(now.micros() - 1_000), record, op)
 }
 
-/// The rules with another fence in a fresh grant.
-fn refence(
+/// The rules with another fencing token in a fresh grant.
+fn with_fencing_token(
     now: StoreTime,
     record: Option<Record>,
     op: &Operation,
-    fence: impl Fn(Option<Fence>) -> Fence,
+    fencing_token: impl Fn(Option<FencingToken>) -> FencingToken,
 ) -> (Option<Record>, Reply) {
     let last = match kept(now, &record).map(|record| &record.state) {
-        Some(State::Pending { fence, .. } | State::Released { fence, .. }) => *fence,
+        Some(State::Pending { fencing_token, .. } | State::Released { fencing_token, .. }) => *fencing_token,
         _ => None,
     };
     let (mut after, mut reply) = apply(now, record.clone(), op);
     let fresh = kept(now, &record) != after.as_ref();
-    if let (Reply::Verdict { verdict: Verdict::Granted(Grant { fence: Some(given), .. }), .. }, true) =
-        (&mut reply, fresh)
+    if let (
+        Reply::Verdict { verdict: Verdict::Granted(Grant { fencing_token: Some(given), .. }), .. },
+        true,
+    ) = (&mut reply, fresh)
     {
-        *given = fence(last);
-        if let Some(Record { state: State::Pending { fence: Some(written), .. }, .. }) = &mut after {
+        *given = fencing_token(last);
+        if let Some(Record { state: State::Pending { fencing_token: Some(written), .. }, .. }) = &mut after {
             *written = *given;
         }
     }
     (after, reply)
 }
 
-fn fence_stands(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
-    refence(now, record, op, |last| last.unwrap_or(Fence(now.micros())))
+fn fencing_token_stands(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    with_fencing_token(now, record, op, |last| last.unwrap_or(FencingToken(now.micros())))
 }
 
-fn fence_starts_over(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
-    refence(now, record, op, |last| Fence(last.map_or(1, |Fence(last)| last + 1)))
+fn fencing_token_starts_over(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    with_fencing_token(now, record, op, |last| FencingToken(last.map_or(1, |FencingToken(last)| last + 1)))
 }
 
 /// The rules with another grant after a takeover.
@@ -342,6 +355,20 @@ fn fail_forgets_hand_over(now: StoreTime, record: Option<Record>, op: &Operation
         *handed_over = false;
     }
     (after, reply)
+}
+
+fn hand_over_without_compare(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    match (op, kept(now, &record)) {
+        (Operation::HandOver { .. }, Some(Record { state: State::Failed { by, .. }, .. })) => {
+            let by = *by;
+            apply(now, record, &Operation::HandOver { by })
+        }
+        _ => apply(now, record, op),
+    }
 }
 
 fn reopen_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {

@@ -9,7 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::super::exec::{END_GRACE, TERM_GRACE, log};
-use super::super::lines::{Line, Outgoing, Ready, ReadyType, Said, Told, parse, read_lines, write_lines};
+use super::super::lines::{
+    HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, read_lines, write_lines,
+};
 use super::super::process::{self, Process};
 use super::super::worker::{AttemptInfo, Reply};
 use super::LEASE;
@@ -57,7 +59,7 @@ impl Dialogue {
                 Said::Ready(Ready { v, .. }) => {
                     return Err(format!("it speaks version {v} of the protocol, not 1"));
                 }
-                Said::Answer(_) => return Err("its first line was an answer".to_owned()),
+                Said::Answer(_) | Said::Answers(_) => return Err("its first line was an answer".to_owned()),
             },
         }
         self.running = Some(running);
@@ -93,7 +95,7 @@ impl Dialogue {
         self.next_id += 1;
         let id = self.next_id.to_string();
         let attempt = AttemptInfo::of(lease.attempt());
-        let line = serde_json::to_vec(&Told::of(lease.message(), &attempt, &id, LEASE)).ok()?;
+        let line = serde_json::to_vec(&HandleLine::of(lease.message(), &attempt, &id, LEASE)).ok()?;
         self.running.as_ref()?.tell.send(Outgoing { line, call: None }).await.ok()?;
         Some(id)
     }
@@ -120,6 +122,11 @@ impl Dialogue {
                 }
                 Ok(Said::Ready(_)) => return Reply::unknown("it reported twice that it is ready"),
                 Ok(Said::Answer(answer)) if answer.id == id => return answer.into(),
+                Ok(Said::Answers(answers)) => {
+                    if let Some(answer) = answers.into_iter().find(|answer| answer.id == id) {
+                        return answer.into();
+                    }
+                }
                 Ok(Said::Answer(_)) => {}
             }
         }

@@ -36,7 +36,7 @@ const LEASE: Duration = Duration::from_millis(200);
 /// failed.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker").required(true))]
-pub(crate) struct Args {
+pub(crate) struct WorkerTestArgs {
     /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or unix:/path/of/socket
     #[arg(long, value_name = "URL", group = "worker")]
     handler: Option<String>,
@@ -64,6 +64,14 @@ pub(crate) struct Args {
     /// The authority that has signed the worker's certificate, a file in PEM [default: those of the machine]
     #[arg(long, value_name = "FILE", requires = "handler")]
     handler_tls_root: Option<PathBuf>,
+
+    /// The certificate that the worker requires of its clients, a file in PEM
+    #[arg(long, value_name = "FILE", requires = "handler_tls_key")]
+    handler_tls_certificate: Option<PathBuf>,
+
+    /// The key of that certificate, a file in PEM
+    #[arg(long, value_name = "FILE", requires = "handler_tls_certificate")]
+    handler_tls_key: Option<PathBuf>,
 
     /// Allow --handler to be another machine over unencrypted http
     #[arg(long, requires = "handler")]
@@ -96,25 +104,25 @@ struct Check {
 
 /// The answer of `--json`.
 #[derive(Debug, Serialize)]
-struct Document {
+struct WorkerTestDocument {
     schema: &'static str,
     ok: bool,
     checks: Vec<Check>,
 }
 
-pub(crate) async fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &WorkerTestArgs) -> Result<Exit, Problem> {
     let payload = Bytes::from(read_file(args.payload.clone()).await?);
     let checks = within(args.answer.timeout, Box::pin(examine(args, payload))).await?;
     let ok = checks.iter().all(|check| check.ok);
     if args.answer.json {
-        output::answer_json(&Document { schema: SCHEMA, ok, checks })?;
+        output::answer_json(&WorkerTestDocument { schema: SCHEMA, ok, checks })?;
     } else {
         output::answer(&text(&checks))?;
     }
     Ok(if ok { Exit::Yes } else { Exit::No })
 }
 
-impl Args {
+impl WorkerTestArgs {
     fn handler(&self) -> shape::Handler {
         let program = |text: &String| Program::Shell(text.clone());
         shape::Handler {
@@ -125,6 +133,8 @@ impl Args {
             content_type: Some(self.content_type.clone()),
             token: self.token_file.clone().map(Secret::File),
             tls_root: self.handler_tls_root.clone(),
+            tls_certificate: self.handler_tls_certificate.clone(),
+            tls_key: self.handler_tls_key.clone(),
             allow_remote: Some(self.allow_remote),
             ..shape::Handler::default()
         }
@@ -138,7 +148,7 @@ struct Exam {
     checks: Vec<Check>,
 }
 
-async fn examine(args: &Args, payload: Bytes) -> Result<Vec<Check>, Problem> {
+async fn examine(args: &WorkerTestArgs, payload: Bytes) -> Result<Vec<Check>, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why);
     let subject = Subject::of(&args.handler(), args.patience).map_err(refuse)?;
     let mut exam = Exam { subject, messages: Messages::new(payload)?, checks: Vec::new() };
@@ -223,7 +233,7 @@ impl Exam {
         let interrupted = self.subject.interrupt(&lease).await;
         let fix = "a cancelled message must end nothing but its own work";
         match interrupted {
-            Interrupted::Told => {
+            Interrupted::Announced => {
                 self.goes_on("cancelled", "it continues after a message that was cancelled", fix).await
             }
             Interrupted::Silent(why) => {
@@ -277,9 +287,11 @@ fn outcome(reply: &Reply) -> String {
     match reply {
         Reply::Complete(_) => "complete".to_owned(),
         Reply::Retry { reason, .. } => format!("retry ({})", short(reason)),
+        Reply::Later { reason, .. } => format!("later ({})", short(reason)),
         Reply::DeadLetter { reason } => format!("dead letter ({})", short(reason)),
         Reply::Unknown { reason } => format!("unknown ({})", short(reason)),
         Reply::NotRun { reason } => format!("not begun ({})", short(reason)),
+        Reply::TooLong { reason } => format!("too long ({})", short(reason)),
     }
 }
 

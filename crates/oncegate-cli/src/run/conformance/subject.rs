@@ -1,5 +1,6 @@
 //! The worker under test, over any protocol.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
@@ -7,8 +8,8 @@ use oncegate::{Gate, Lease};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::command::Commands;
-use super::super::http::{Caller, bearer};
-use super::super::request::Told;
+use super::super::http::{Caller, Token};
+use super::super::request::RequestParts;
 use super::super::worker::{AttemptInfo, Call, Reply};
 use super::LEASE;
 use super::dialogue::Dialogue;
@@ -28,7 +29,7 @@ pub(super) enum Subject {
 
 /// The outcome of a cancellation.
 pub(super) enum Interrupted {
-    Told,
+    Announced,
     /// The answer came first.
     Answered,
     /// The worker has not answered the message; the reason as text.
@@ -47,10 +48,10 @@ impl Subject {
             return Ok(Self::Command(Commands::new(program.clone(), MOST), patience));
         }
         let content_type = handler.content_type.as_deref().unwrap_or_default();
-        let told = Told {
+        let told = RequestParts {
             content_type: HeaderValue::try_from(content_type)
                 .map_err(|_| format!("--content-type is {content_type:?}, which is not a content type"))?,
-            token: handler.token.as_ref().map(|token| bearer(&token.resolve()?)).transpose()?,
+            token: handler.token.as_ref().map(Token::of).transpose()?.map(Arc::new),
             lease_ms: LEASE.as_millis(),
             cloudevents: false,
         };
@@ -109,11 +110,11 @@ impl Subject {
                 let call = Call::default();
                 match timeout(CANCEL_AFTER, caller.call(message, &attempt, &call)).await {
                     Ok(_) => Interrupted::Answered,
-                    Err(_) => Interrupted::Told,
+                    Err(_) => Interrupted::Announced,
                 }
             }
             Self::Exec(dialogue) => match dialogue.cancel(lease).await {
-                Ok(()) => Interrupted::Told,
+                Ok(()) => Interrupted::Announced,
                 Err(why) => Interrupted::Silent(why),
             },
             Self::Command(..) => Interrupted::Answered,

@@ -20,6 +20,7 @@ fn derive(spec: &str, payload: impl AsRef<[u8]>) -> Result<StoreKey, KeyError> {
 }
 
 /// With `ONCEGATE_BLESS_VECTORS=1`, rewrites the file. Use it only after a change of the format.
+// invariant: shared-record
 #[test]
 fn published_vectors_hold() {
     if std::env::var_os("ONCEGATE_BLESS_VECTORS").is_some() {
@@ -73,6 +74,7 @@ fn errors_say_where_and_what_to_change() {
     assert!(error.contains("tombstone"), "{error}");
 }
 
+// invariant: payload-in-keys
 #[test]
 fn nothing_of_a_payload_gets_into_errors_or_debug() {
     const CANARY: &str = "c4n4ry";
@@ -123,6 +125,7 @@ fn a_payload_may_be_large_wide_and_deep_within_limits() {
     assert_eq!(error, KeyError::TooLarge { what: "payload".to_owned(), bytes: limit + 1, limit });
 }
 
+// invariant: panic-in-keys
 #[test]
 fn nesting_of_ten_thousand_is_an_error_on_a_small_stack() {
     let work = || {

@@ -149,6 +149,7 @@ fn spelt(tree: &Tree, rng: &mut Rng) -> String {
     out
 }
 
+// invariant: shared-record
 #[test]
 fn keys_are_equal_exactly_when_documents_are() {
     let whole = compiled("payload");
@@ -224,6 +225,7 @@ fn exceptions_are_as_if_they_were_not_there() {
 }
 
 /// All inputs of a key, with separators, prefixes and look-alikes on both sides of every boundary.
+// invariant: shared-record
 #[test]
 fn no_two_inputs_share_a_key() {
     const PARTS: [&str; 7] = ["a", "b", "ab", ":", "a:", "b\u{0}", "\u{0}\u{0}\u{0}\u{1}a"];
@@ -267,6 +269,7 @@ fn no_two_inputs_share_a_key() {
     assert_eq!(seen.len(), 3 * 5 * (7 * 7 + 49 * 3));
 }
 
+// invariant: panic-in-keys
 #[test]
 fn no_bytes_make_it_panic() {
     let keys = [

@@ -111,6 +111,7 @@ fn a_custom_key_cannot_be_written_down_but_described() {
     );
 }
 
+// invariant: key-spec-changed
 #[test]
 fn equal_specifications_have_equal_descriptors() {
     let one = Key::json([Field::from("b"), Field::path("a").decimal()])

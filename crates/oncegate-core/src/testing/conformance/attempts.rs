@@ -1,9 +1,9 @@
 //! Cases for the counting of attempts and the recovery after a crash.
 
-use super::{APPLIED, LEASE, STEP, Subject};
+use super::{APPLIED, LEASE, STEP, StoreUnderTest};
 use crate::record::{MAX_ATTEMPTS_COUNTED, Recovery, State, TAIL};
 
-pub(super) async fn recovery_is_flagged_and_stays(subject: &Subject<'_>) {
+pub(super) async fn recovery_is_flagged_and_stays(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     subject.granted(&key, subject.token()).await;
     subject.pass(&key, 2 * STEP).await;
@@ -17,7 +17,7 @@ pub(super) async fn recovery_is_flagged_and_stays(subject: &Subject<'_>) {
             assert_eq!(subject.granted(&key, owner).await.recovery, Recovery::Earlier);
             assert_eq!(subject.release(&key, owner, LEASE, counted).await, APPLIED);
         }
-        let record = subject.look(&key).await.expect("a released key has a record");
+        let record = subject.read(&key).await.expect("a released key has a record");
         assert!(matches!(record.state, State::Released { recovered: true, .. }), "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
     }
@@ -26,7 +26,7 @@ pub(super) async fn recovery_is_flagged_and_stays(subject: &Subject<'_>) {
     assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Takeover);
 }
 
-pub(super) async fn attempts_count_failures_and_crashes(subject: &Subject<'_>) {
+pub(super) async fn attempts_count_failures_and_crashes(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     for attempt in 1..=6 {
         let token = subject.token();
@@ -38,20 +38,20 @@ pub(super) async fn attempts_count_failures_and_crashes(subject: &Subject<'_>) {
     }
 }
 
-pub(super) async fn an_uncounted_release_counts_nothing(subject: &Subject<'_>) {
+pub(super) async fn an_uncounted_release_counts_nothing(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     for _ in 0..3 {
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
         assert_eq!(subject.release(&key, token, LEASE, false).await, APPLIED);
-        let record = subject.look(&key).await.expect("a released key has a record");
+        let record = subject.read(&key).await.expect("a released key has a record");
         assert!(matches!(record.state, State::Released { attempt: 0, .. }), "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
     }
 }
 
-pub(super) async fn attempts_stay_at_the_limit(subject: &Subject<'_>) {
+pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     for _ in 0..MAX_ATTEMPTS_COUNTED {
         subject.granted(&key, subject.token()).await;
@@ -64,7 +64,7 @@ pub(super) async fn attempts_stay_at_the_limit(subject: &Subject<'_>) {
     assert_eq!(subject.granted(&key, subject.token()).await.attempt, MAX_ATTEMPTS_COUNTED);
 }
 
-pub(super) async fn a_crash_is_remembered_for_days(subject: &Subject<'_>) {
+pub(super) async fn a_crash_is_remembered_for_days(subject: &StoreUnderTest<'_>) {
     let (remembered, forgotten) = (subject.key("remembered"), subject.key("forgotten"));
     for key in [&remembered, &forgotten] {
         subject.granted(key, subject.token()).await;
@@ -77,7 +77,7 @@ pub(super) async fn a_crash_is_remembered_for_days(subject: &Subject<'_>) {
     assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
 }
 
-pub(super) async fn a_release_is_remembered_for_days(subject: &Subject<'_>) {
+pub(super) async fn a_release_is_remembered_for_days(subject: &StoreUnderTest<'_>) {
     let (remembered, forgotten) = (subject.key("remembered"), subject.key("forgotten"));
     for key in [&remembered, &forgotten] {
         let token = subject.token();
@@ -88,6 +88,6 @@ pub(super) async fn a_release_is_remembered_for_days(subject: &Subject<'_>) {
     assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);
 
     subject.pass(&forgotten, TAIL + 2 * STEP).await;
-    assert_eq!(subject.look(&forgotten).await, None);
+    assert_eq!(subject.read(&forgotten).await, None);
     assert_eq!(subject.granted(&forgotten, subject.token()).await.attempt, 1);
 }

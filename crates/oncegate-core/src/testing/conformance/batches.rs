@@ -1,8 +1,9 @@
 //! Cases for many keys in one batch, and for many concurrent callers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{APPLIED, LEASE, STEP, Subject, completion, join_all};
+use super::{APPLIED, LEASE, STEP, StoreUnderTest, completion, join_all};
 use crate::key::StoreKey;
 use crate::record::Token;
 use crate::rules::{Grant, Operation, Reply, Verdict};
@@ -12,15 +13,21 @@ use crate::store::Command;
 const MANY: usize = 400;
 
 fn claim(key: &StoreKey, token: Token) -> Command {
-    let operation = Operation::Claim { token, lease: LEASE, fingerprint: None, fenced: false };
+    let operation = Operation::Claim {
+        token,
+        lease: LEASE,
+        fingerprint: None,
+        fenced: false,
+        longest_lease: Duration::MAX,
+    };
     Command { key: key.clone(), operation }
 }
 
-fn many(subject: &Subject<'_>, count: usize) -> Vec<(StoreKey, Token)> {
+fn many(subject: &StoreUnderTest<'_>, count: usize) -> Vec<(StoreKey, Token)> {
     (0..count).map(|index| (subject.key(&format!("{index}")), subject.token())).collect()
 }
 
-pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject<'_>) {
+pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &StoreUnderTest<'_>) {
     let keys = many(subject, MANY);
     let claims = keys.iter().map(|(key, token)| claim(key, *token)).collect();
     for answer in subject.store.execute(claims).await {
@@ -51,12 +58,12 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &Subject
     }
 }
 
-pub(super) async fn empty_batches_are_answered(subject: &Subject<'_>) {
+pub(super) async fn empty_batches_are_answered(subject: &StoreUnderTest<'_>) {
     assert!(subject.store.execute(Vec::new()).await.is_empty());
     assert!(subject.store.read(Vec::new()).await.is_empty());
 }
 
-pub(super) async fn many_keys_are_looked_up_at_once(subject: &Subject<'_>) {
+pub(super) async fn many_keys_are_read_at_once(subject: &StoreUnderTest<'_>) {
     let keys = many(subject, MANY);
     let present = |index: usize| index.is_multiple_of(2);
     let claims = keys.iter().enumerate().filter(|(index, _)| present(*index));
@@ -73,14 +80,14 @@ pub(super) async fn many_keys_are_looked_up_at_once(subject: &Subject<'_>) {
     }
 }
 
-pub(super) async fn one_of_many_claimants_is_granted(subject: &Subject<'_>) {
+pub(super) async fn one_of_many_claimants_is_granted(subject: &StoreUnderTest<'_>) {
     for round in 0..4 {
         let key = subject.key(&format!("{round}"));
         assert_eq!(granted_among(subject, &key, 64).await, 1);
     }
 }
 
-pub(super) async fn one_of_many_takes_over(subject: &Subject<'_>) {
+pub(super) async fn one_of_many_takes_over(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     subject.granted(&key, subject.token()).await;
     for _ in 0..4 {
@@ -90,7 +97,7 @@ pub(super) async fn one_of_many_takes_over(subject: &Subject<'_>) {
 }
 
 /// Claims one key concurrently. Returns how many claims are granted; all others must be busy.
-async fn granted_among(subject: &Subject<'_>, key: &StoreKey, claimants: usize) -> usize {
+async fn granted_among(subject: &StoreUnderTest<'_>, key: &StoreKey, claimants: usize) -> usize {
     let claims = (0..claimants).map(|_| {
         let (store, command) = (Arc::clone(&subject.store), claim(key, subject.token()));
         async move { store.execute(vec![command]).await.pop() }
@@ -106,7 +113,7 @@ async fn granted_among(subject: &Subject<'_>, key: &StoreKey, claimants: usize) 
     granted
 }
 
-pub(super) async fn concurrent_repeats_of_a_complete_are_held(subject: &Subject<'_>) {
+pub(super) async fn concurrent_repeats_of_a_complete_are_held(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     let repeats = (0..32).map(|_| {
@@ -119,7 +126,7 @@ pub(super) async fn concurrent_repeats_of_a_complete_are_held(subject: &Subject<
     }
 }
 
-pub(super) async fn batches_that_cross_each_other_all_end(subject: &Subject<'_>) {
+pub(super) async fn batches_that_cross_each_other_all_end(subject: &StoreUnderTest<'_>) {
     let keys: Vec<StoreKey> = (0..48).map(|index| subject.key(&format!("{index}"))).collect();
     let batches = (0..8).map(|turn| {
         let mut order = keys.clone();

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{APPLIED, LEASE, RETENTION, SLACK, STEP, Subject, completion, done};
+use super::{APPLIED, LEASE, RETENTION, SLACK, STEP, StoreUnderTest, completion, done};
 use crate::record::{MAX_REASON_BYTES, Recovery, State};
 use crate::rules::{Operation, Reply, Verdict};
 
-pub(super) async fn a_completed_key_answers_with_its_result(subject: &Subject<'_>) {
+pub(super) async fn a_completed_key_answers_with_its_result(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.complete(&key, token, "first").await, APPLIED);
     let result = Bytes::from_static(b"first");
-    let record = subject.look(&key).await.expect("a completed key has a record");
+    let record = subject.read(&key).await.expect("a completed key has a record");
     assert_eq!(record.state, State::Completed { by: token.tag(), result });
     for _ in 0..2 {
         assert_eq!(subject.claim(&key, subject.token()).await, done("first"));
@@ -21,7 +21,7 @@ pub(super) async fn a_completed_key_answers_with_its_result(subject: &Subject<'_
     }
 }
 
-pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &Subject<'_>) {
+pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     subject.pass(&key, 2 * STEP).await;
@@ -29,20 +29,22 @@ pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &Sub
     assert_eq!(subject.claim(&key, subject.token()).await, done("late"));
 }
 
-pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &Subject<'_>) {
+// invariant: stale-owner
+pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &StoreUnderTest<'_>) {
     let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
     subject.granted(&key, first).await;
     subject.pass(&key, 2 * STEP).await;
     subject.granted(&key, second).await;
-    let before = subject.look(&key).await;
+    let before = subject.read(&key).await;
     assert_eq!(subject.complete(&key, first, "stale").await, Reply::NotOwner);
-    assert_eq!(subject.look(&key).await, before, "a complete without ownership changes nothing");
+    assert_eq!(subject.read(&key).await, before, "a complete without ownership changes nothing");
     assert_eq!(subject.complete(&key, second, "fresh").await, APPLIED);
     assert_eq!(subject.complete(&key, first, "stale").await, Reply::NotOwner);
     assert_eq!(subject.claim(&key, subject.token()).await, done("fresh"));
 }
 
-pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &Subject<'_>) {
+// invariant: second-run-of-completed
+pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.complete(&key, token, "first").await, APPLIED);
@@ -50,15 +52,16 @@ pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &Subject
     assert_eq!(subject.claim(&key, subject.token()).await, done("first"));
 }
 
-pub(super) async fn a_complete_by_a_stranger_is_lost(subject: &Subject<'_>) {
+// invariant: stale-owner
+pub(super) async fn a_complete_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
-        let before = subject.look(&key).await;
+        let before = subject.read(&key).await;
         assert_eq!(subject.complete(&key, subject.token(), "stolen").await, Reply::NotOwner, "{state}");
-        assert_eq!(subject.look(&key).await, before, "{state}");
+        assert_eq!(subject.read(&key).await, before, "{state}");
     }
 }
 
-pub(super) async fn a_complete_after_another_end_is_lost(subject: &Subject<'_>) {
+pub(super) async fn a_complete_after_another_end_is_lost(subject: &StoreUnderTest<'_>) {
     let (released, failed) = (subject.key("released"), subject.key("failed"));
     let (first, second) = (subject.token(), subject.token());
     subject.granted(&released, first).await;
@@ -69,7 +72,7 @@ pub(super) async fn a_complete_after_another_end_is_lost(subject: &Subject<'_>) 
     assert_eq!(subject.complete(&failed, second, "late").await, Reply::NotOwner);
 }
 
-pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Subject<'_>) {
+pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let print = super::super::fingerprint(1, 7);
     let complete = Operation::Complete {
@@ -80,14 +83,15 @@ pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &Su
     };
     assert_eq!(subject.apply(&key, complete.clone()).await, Reply::Applied { recreated: true });
     assert_eq!(subject.apply(&key, complete).await, APPLIED, "a repeat finds the record");
-    let record = subject.look(&key).await.expect("the record is recreated");
+    let record = subject.read(&key).await.expect("the record is recreated");
     assert_eq!(record.fingerprint, Some(print));
     assert_eq!(record.state, State::Completed { by: token.tag(), result: Bytes::from_static(b"kept") });
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.look(&key).await, None, "a recreated record expires too");
+    assert_eq!(subject.read(&key).await, None, "a recreated record expires too");
 }
 
-pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &Subject<'_>) {
+// invariant: second-run-of-completed
+pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     let result = Bytes::from_static(b"done");
@@ -96,12 +100,12 @@ pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &Subject
     subject.pass(&key, STEP).await;
     assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
     subject.pass(&key, STEP).await;
-    assert_eq!(subject.look(&key).await, None);
+    assert_eq!(subject.read(&key).await, None);
     let grant = subject.granted(&key, subject.token()).await;
     assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
 }
 
-pub(super) async fn a_very_long_retention_is_kept(subject: &Subject<'_>) {
+pub(super) async fn a_very_long_retention_is_kept(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let retention = Duration::from_secs(100 * 366 * 86_400);
     subject.granted(&key, token).await;
@@ -112,13 +116,14 @@ pub(super) async fn a_very_long_retention_is_kept(subject: &Subject<'_>) {
     assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
 }
 
-pub(super) async fn a_released_key_waits_for_its_delay(subject: &Subject<'_>) {
+pub(super) async fn a_released_key_waits_for_its_delay(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
-    let record = subject.look(&key).await.expect("a released key has a record");
+    let record = subject.read(&key).await.expect("a released key has a record");
     let reason = "later".to_owned();
-    let state = State::Released { by: token.tag(), attempt: 1, recovered: false, fence: None, reason };
+    let state =
+        State::Released { by: token.tag(), attempt: 1, recovered: false, fencing_token: None, reason };
     assert_eq!(record.state, state);
 
     let retry_in = subject.busy(&key).await;
@@ -130,39 +135,41 @@ pub(super) async fn a_released_key_waits_for_its_delay(subject: &Subject<'_>) {
     assert_eq!(subject.granted(&key, subject.token()).await.attempt, 2);
 }
 
-pub(super) async fn a_repeated_release_changes_nothing(subject: &Subject<'_>) {
+pub(super) async fn a_repeated_release_changes_nothing(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
-    let before = subject.look(&key).await;
+    let before = subject.read(&key).await;
     assert_eq!(subject.release(&key, token, 9 * LEASE, false).await, APPLIED);
-    assert_eq!(subject.look(&key).await, before);
+    assert_eq!(subject.read(&key).await, before);
 }
 
-pub(super) async fn a_release_by_a_stranger_is_lost(subject: &Subject<'_>) {
+// invariant: stale-owner
+pub(super) async fn a_release_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
-        let before = subject.look(&key).await;
+        let before = subject.read(&key).await;
         assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::NotOwner, "{state}");
-        assert_eq!(subject.look(&key).await, before, "{state}");
+        assert_eq!(subject.read(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
     assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::NotOwner);
-    assert_eq!(subject.look(&absent).await, None);
+    assert_eq!(subject.read(&absent).await, None);
 }
 
-pub(super) async fn a_failed_key_says_why(subject: &Subject<'_>) {
+pub(super) async fn a_failed_key_says_why(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "no such account").await, APPLIED);
-    let failed = Verdict::Failed { reason: "no such account".to_owned(), handed_over: false };
+    let failed =
+        Verdict::Failed { reason: "no such account".to_owned(), handed_over: false, by: token.tag() };
     assert_eq!(subject.claim(&key, subject.token()).await, failed);
     assert_eq!(subject.claim(&key, token).await, failed);
-    let record = subject.look(&key).await.expect("a failed key has a record");
+    let record = subject.read(&key).await.expect("a failed key has a record");
     let reason = "no such account".to_owned();
     assert_eq!(record.state, State::Failed { by: token.tag(), attempt: 1, handed_over: false, reason });
 }
 
-pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &Subject<'_>) {
+pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     let fail = Operation::Fail { token, reason: String::new(), retention: LEASE };
@@ -173,28 +180,29 @@ pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &Subject<'_
     assert_eq!(subject.granted(&key, subject.token()).await.attempt, 1);
 }
 
-pub(super) async fn a_repeated_fail_changes_nothing(subject: &Subject<'_>) {
+pub(super) async fn a_repeated_fail_changes_nothing(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "first").await, APPLIED);
-    assert_eq!(subject.apply(&key, Operation::HandOver).await, APPLIED);
-    let before = subject.look(&key).await;
+    assert_eq!(subject.apply(&key, Operation::HandOver { by: token.tag() }).await, APPLIED);
+    let before = subject.read(&key).await;
     assert_eq!(subject.fail(&key, token, "second").await, APPLIED);
-    assert_eq!(subject.look(&key).await, before, "the hand-over mark stays");
+    assert_eq!(subject.read(&key).await, before, "the hand-over mark stays");
 }
 
-pub(super) async fn a_fail_by_a_stranger_is_lost(subject: &Subject<'_>) {
+// invariant: stale-owner
+pub(super) async fn a_fail_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
-        let before = subject.look(&key).await;
+        let before = subject.read(&key).await;
         assert_eq!(subject.fail(&key, subject.token(), "broken").await, Reply::NotOwner, "{state}");
-        assert_eq!(subject.look(&key).await, before, "{state}");
+        assert_eq!(subject.read(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
     assert_eq!(subject.fail(&absent, subject.token(), "broken").await, Reply::NotOwner);
-    assert_eq!(subject.look(&absent).await, None);
+    assert_eq!(subject.read(&absent).await, None);
 }
 
-pub(super) async fn reasons_are_cut_at_whole_characters(subject: &Subject<'_>) {
+pub(super) async fn reasons_are_cut_at_whole_characters(subject: &StoreUnderTest<'_>) {
     let whole = "x".repeat(MAX_REASON_BYTES);
     let cases = [
         (String::new(), String::new()),
@@ -208,18 +216,18 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &Subject<'_>) {
         subject.granted(&key, token).await;
         let release = Operation::Release { token, delay: LEASE, counted: true, reason: given.clone() };
         assert_eq!(subject.apply(&key, release).await, APPLIED);
-        let state = subject.look(&key).await.map(|record| record.state);
+        let state = subject.read(&key).await.map(|record| record.state);
         assert!(matches!(&state, Some(State::Released { reason, .. }) if *reason == kept), "{state:?}");
 
         let (key, token) = (subject.key(&format!("fail-{index}")), subject.token());
         subject.granted(&key, token).await;
         assert_eq!(subject.fail(&key, token, &given).await, APPLIED);
-        let failed = Verdict::Failed { reason: kept, handed_over: false };
+        let failed = Verdict::Failed { reason: kept, handed_over: false, by: token.tag() };
         assert_eq!(subject.claim(&key, subject.token()).await, failed);
     }
 }
 
-pub(super) async fn results_of_every_size_come_back(subject: &Subject<'_>) {
+pub(super) async fn results_of_every_size_come_back(subject: &StoreUnderTest<'_>) {
     let all_bytes: Vec<u8> = (0..=u8::MAX).collect();
     let long = |length: usize| all_bytes.iter().copied().cycle().take(length).collect::<Vec<u8>>();
     let results = [
@@ -242,7 +250,7 @@ pub(super) async fn results_of_every_size_come_back(subject: &Subject<'_>) {
         let ahead = subject.store.prefetch(vec![key.clone()]).await;
         let ahead = ahead.into_iter().next().expect("one answer").expect("the store answers");
         assert!(ahead.is_some_and(|ahead| ahead.result == result), "a prefetch alters it: {name}");
-        let found = subject.look(&key).await.and_then(crate::store::Completed::of);
+        let found = subject.read(&key).await.and_then(crate::store::Completed::of);
         assert!(found.is_some_and(|found| found.result == result), "a read alters it: {name}");
     }
     let (key, token) = (subject.key("after"), subject.token());
@@ -250,7 +258,7 @@ pub(super) async fn results_of_every_size_come_back(subject: &Subject<'_>) {
     assert_eq!(subject.apply(&key, completion(token, "done")).await, APPLIED);
 }
 
-pub(super) async fn the_shortest_retention_ends(subject: &Subject<'_>) {
+pub(super) async fn the_shortest_retention_ends(subject: &StoreUnderTest<'_>) {
     let retention = Duration::from_millis(1);
     let (completed, failed) = (subject.key("completed"), subject.key("failed"));
     let (first, second) = (subject.token(), subject.token());
@@ -263,7 +271,7 @@ pub(super) async fn the_shortest_retention_ends(subject: &Subject<'_>) {
     assert_eq!(subject.apply(&failed, fail).await, APPLIED);
     for key in [completed, failed] {
         subject.pass(&key, STEP).await;
-        assert_eq!(subject.look(&key).await, None);
+        assert_eq!(subject.read(&key).await, None);
         let grant = subject.granted(&key, subject.token()).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
     }

@@ -1,19 +1,19 @@
 //! Cases for the same key with other content.
 
 use super::super::fingerprint;
-use super::{APPLIED, STEP, Subject};
+use super::{APPLIED, STEP, StoreUnderTest};
 use crate::rules::{Reply, Verdict};
 
-pub(super) async fn another_fingerprint_is_a_mismatch_in_every_state(subject: &Subject<'_>) {
+pub(super) async fn another_fingerprint_is_a_mismatch_in_every_state(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(Some(fingerprint(1, 1))).await {
-        let before = subject.look(&key).await;
+        let before = subject.read(&key).await;
         let reply = subject.claim_as(&key, subject.token(), Some(fingerprint(1, 2))).await;
         assert_eq!(reply, Reply::Verdict { verdict: Verdict::Mismatch, uncompared: false }, "{state}");
-        assert_eq!(subject.look(&key).await, before, "a mismatch changes nothing: {state}");
+        assert_eq!(subject.read(&key).await, before, "a mismatch changes nothing: {state}");
     }
 }
 
-pub(super) async fn the_same_fingerprint_is_no_mismatch(subject: &Subject<'_>) {
+pub(super) async fn the_same_fingerprint_is_no_mismatch(subject: &StoreUnderTest<'_>) {
     let print = Some(fingerprint(1, 1));
     for (key, state) in subject.in_every_state(print).await {
         let reply = subject.claim_as(&key, subject.token(), print).await;
@@ -24,7 +24,7 @@ pub(super) async fn the_same_fingerprint_is_no_mismatch(subject: &Subject<'_>) {
     }
 }
 
-pub(super) async fn another_specification_is_not_compared(subject: &Subject<'_>) {
+pub(super) async fn another_specification_is_not_compared(subject: &StoreUnderTest<'_>) {
     let pairs = [
         (Some(fingerprint(1, 1)), Some(fingerprint(2, 2))),
         (Some(fingerprint(1, 1)), None),
@@ -41,10 +41,10 @@ pub(super) async fn another_specification_is_not_compared(subject: &Subject<'_>)
     }
 }
 
-pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &Subject<'_>) {
+pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &StoreUnderTest<'_>) {
     let (first, second) = (fingerprint(1, 1), fingerprint(2, 2));
     for (key, state) in subject.in_every_state(Some(first)).await {
-        let record = subject.look(&key).await.expect("every state has a record");
+        let record = subject.read(&key).await.expect("every state has a record");
         assert_eq!(record.fingerprint, Some(first), "{state}");
     }
     let key = subject.key("taken-over");
@@ -53,7 +53,7 @@ pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &Subj
     let token = subject.token();
     subject.claim_as(&key, token, Some(second)).await;
     assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
-    let record = subject.look(&key).await.expect("a completed key has a record");
+    let record = subject.read(&key).await.expect("a completed key has a record");
     assert_eq!(record.fingerprint, Some(second), "the content that ran is the content on record");
 }
 

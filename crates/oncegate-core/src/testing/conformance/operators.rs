@@ -1,43 +1,65 @@
 //! Cases for hand-over, reopen, read, the descriptor and the check.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
-use super::{APPLIED, LEASE, RETENTION, STEP, Subject, completion};
-use crate::record::{Recovery, State};
+use super::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
+use crate::record::{Recovery, State, TokenTag};
 use crate::rules::{Operation, REOPENED, Reply, Verdict};
 use crate::store::StoreError;
 
-pub(super) async fn a_hand_over_marks_a_failed_record(subject: &Subject<'_>) {
+pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "broken").await, APPLIED);
     for _ in 0..2 {
-        assert_eq!(subject.apply(&key, Operation::HandOver).await, APPLIED);
-        let failed = Verdict::Failed { reason: "broken".to_owned(), handed_over: true };
+        assert_eq!(subject.apply(&key, Operation::HandOver { by: token.tag() }).await, APPLIED);
+        let failed = Verdict::Failed { reason: "broken".to_owned(), handed_over: true, by: token.tag() };
         assert_eq!(subject.claim(&key, subject.token()).await, failed);
     }
     subject.pass(&key, RETENTION + STEP).await;
-    assert_eq!(subject.look(&key).await, None, "the mark does not extend the retention");
+    assert_eq!(subject.read(&key).await, None, "the mark does not extend the retention");
 }
 
-pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &Subject<'_>) {
+pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         if state != "failed" {
-            let before = subject.look(&key).await;
-            assert_eq!(subject.apply(&key, Operation::HandOver).await, Reply::NotOwner, "{state}");
-            assert_eq!(subject.look(&key).await, before, "{state}");
+            let before = subject.read(&key).await;
+            let by = before.as_ref().map_or(TokenTag::NONE, |record| match record.state {
+                State::Pending { token, .. } => token.tag(),
+                State::Released { by, .. } | State::Completed { by, .. } | State::Failed { by, .. } => by,
+            });
+            assert_eq!(subject.apply(&key, Operation::HandOver { by }).await, Reply::NotOwner, "{state}");
+            assert_eq!(subject.read(&key).await, before, "{state}");
         }
     }
-    let absent = subject.key("absent");
-    assert_eq!(subject.apply(&absent, Operation::HandOver).await, Reply::NotOwner);
-    assert_eq!(subject.look(&absent).await, None);
+    let (absent, by) = (subject.key("absent"), subject.token().tag());
+    assert_eq!(subject.apply(&absent, Operation::HandOver { by }).await, Reply::NotOwner);
+    assert_eq!(subject.read(&absent).await, None);
 }
 
-pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Subject<'_>) {
+// invariant: late-hand-over
+pub(super) async fn a_late_hand_over_does_not_mark_a_newer_failure(subject: &StoreUnderTest<'_>) {
+    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    subject.granted(&key, first).await;
+    assert_eq!(subject.fail(&key, first, "broken").await, APPLIED);
+    let expected = subject.read(&key).await.expect("a failed key has a record");
+    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
+    subject.granted(&key, second).await;
+    assert_eq!(subject.fail(&key, second, "broken again").await, APPLIED);
+    let before = subject.read(&key).await;
+    assert_eq!(subject.apply(&key, Operation::HandOver { by: first.tag() }).await, Reply::NotOwner);
+    assert_eq!(subject.read(&key).await, before);
+    let failed = Verdict::Failed { reason: "broken again".to_owned(), handed_over: false, by: second.tag() };
+    assert_eq!(subject.claim(&key, subject.token()).await, failed);
+}
+
+pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
-        let expected = subject.look(&key).await.expect("every state has a record");
+        let expected = subject.read(&key).await.expect("every state has a record");
         assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED, "{state}");
-        let record = subject.look(&key).await.expect("a reopened key has a record");
+        let record = subject.read(&key).await.expect("a reopened key has a record");
         let State::Released { attempt: 0, recovered: false, reason, .. } = &record.state else {
             panic!("{state}: {:?}", record.state);
         };
@@ -48,14 +70,14 @@ pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Subje
     }
 }
 
-pub(super) async fn a_reopen_compares_the_record(subject: &Subject<'_>) {
+pub(super) async fn a_reopen_compares_the_record(subject: &StoreUnderTest<'_>) {
     let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
     subject.granted(&key, first).await;
-    let seen = subject.look(&key).await.expect("a claimed key has a record");
+    let seen = subject.read(&key).await.expect("a claimed key has a record");
     assert_eq!(subject.fail(&key, first, "broken").await, APPLIED);
-    let before = subject.look(&key).await;
+    let before = subject.read(&key).await;
     assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::NotOwner);
-    assert_eq!(subject.look(&key).await, before);
+    assert_eq!(subject.read(&key).await, before);
 
     let mut altered = before.clone().expect("a failed key has a record");
     altered.fingerprint = Some(super::super::fingerprint(1, 1));
@@ -63,11 +85,11 @@ pub(super) async fn a_reopen_compares_the_record(subject: &Subject<'_>) {
     let mut altered = before.clone().expect("a failed key has a record");
     altered.state = State::Completed { by: first.tag(), result: Bytes::new() };
     assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::NotOwner);
-    assert_eq!(subject.look(&key).await, before);
+    assert_eq!(subject.read(&key).await, before);
 
     let absent = subject.key("absent");
     assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
-    assert_eq!(subject.look(&absent).await, None);
+    assert_eq!(subject.read(&absent).await, None);
 
     let expected = before.expect("a failed key has a record");
     assert_eq!(subject.apply(&key, Operation::Reopen { expected: expected.clone() }).await, APPLIED);
@@ -79,46 +101,47 @@ pub(super) async fn a_reopen_compares_the_record(subject: &Subject<'_>) {
     subject.granted(&key, second).await;
 }
 
-pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &Subject<'_>) {
+pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    let expected = subject.look(&key).await.expect("a claimed key has a record");
+    let expected = subject.read(&key).await.expect("a claimed key has a record");
     subject.pass(&key, STEP).await;
     assert_eq!(subject.extend(&key, token, 3 * LEASE).await, APPLIED);
     assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
 }
 
-pub(super) async fn a_reopen_takes_the_claim_away(subject: &Subject<'_>) {
+pub(super) async fn a_reopen_takes_the_claim_away(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    let expected = subject.look(&key).await.expect("a claimed key has a record");
+    let expected = subject.read(&key).await.expect("a claimed key has a record");
     assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
-    let before = subject.look(&key).await;
+    let before = subject.read(&key).await;
     assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.complete(&key, token, "stale").await, Reply::NotOwner);
     assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::NotOwner);
     assert_eq!(subject.fail(&key, token, "stale").await, Reply::NotOwner);
-    assert_eq!(subject.look(&key).await, before);
+    assert_eq!(subject.read(&key).await, before);
 }
 
-pub(super) async fn a_fence_grows_over_a_reopen(subject: &Subject<'_>) {
+pub(super) async fn a_fencing_token_grows_over_a_reopen(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
-    let first = subject.granted_fenced(&key, token).await.fence;
-    let expected = subject.look(&key).await.expect("a claimed key has a record");
+    let first = subject.granted_fenced(&key, token).await.fencing_token;
+    let expected = subject.read(&key).await.expect("a claimed key has a record");
     assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
-    let second = subject.granted_fenced(&key, subject.token()).await.fence;
+    let second = subject.granted_fenced(&key, subject.token()).await.fencing_token;
     assert!(second > first, "{second:?} after {first:?}");
 }
 
-pub(super) async fn a_look_shows_the_record_and_changes_nothing(subject: &Subject<'_>) {
-    assert_eq!(subject.look(&subject.key("absent")).await, None);
+pub(super) async fn a_read_shows_the_record_and_changes_nothing(subject: &StoreUnderTest<'_>) {
+    assert_eq!(subject.read(&subject.key("absent")).await, None);
     for (key, state) in subject.in_every_state(Some(super::super::fingerprint(3, 9))).await {
-        let first = subject.look(&key).await.expect("every state has a record");
-        assert_eq!(subject.look(&key).await, Some(first), "{state}");
+        let first = subject.read(&key).await.expect("every state has a record");
+        assert_eq!(subject.read(&key).await, Some(first), "{state}");
     }
 }
 
-pub(super) async fn descriptors_are_compared_and_set(subject: &Subject<'_>) {
+// invariant: key-spec-changed
+pub(super) async fn descriptors_are_compared_and_set(subject: &StoreUnderTest<'_>) {
     let (ours, theirs) = (subject.bench.scope("descriptors-ours"), subject.bench.scope("descriptors-theirs"));
     let store = &subject.store;
     let one = store.describe(&ours, None, "one").await.expect("the store answers");
@@ -135,7 +158,7 @@ pub(super) async fn descriptors_are_compared_and_set(subject: &Subject<'_>) {
     assert_eq!(ours, "two");
 }
 
-pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &Subject<'_>) {
+pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &StoreUnderTest<'_>) {
     let (scope, store) = (subject.bench.scope("asked-for"), &subject.store);
     for _ in 0..2 {
         assert_eq!(store.descriptor(&scope).await.expect("the store answers"), None);
@@ -145,7 +168,8 @@ pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &Subject<'_
     assert_eq!(held.as_deref(), Some("one"), "a read creates no descriptor");
 }
 
-pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
+// invariant: garbage-as-answer
+pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     if !subject.bench.spoil(&key).await {
         return;
@@ -156,13 +180,13 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
     };
     let lease = LEASE;
     let operations = [
-        Operation::Claim { token, lease, fingerprint: None, fenced: false },
-        Operation::Claim { token, lease, fingerprint: None, fenced: true },
+        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX },
+        Operation::Claim { token, lease, fingerprint: None, fenced: true, longest_lease: Duration::MAX },
         Operation::Extend { token, lease },
         completion(token, "done"),
         Operation::Release { token, delay: lease, counted: true, reason: String::new() },
         Operation::Fail { token, reason: String::new(), retention: RETENTION },
-        Operation::HandOver,
+        Operation::HandOver { by: token.tag() },
     ];
     for operation in operations {
         let what = format!("{operation:?}");
@@ -171,11 +195,12 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &Subject<'_>) {
     let mut answers = subject.store.read(vec![key.clone()]).await;
     unreadable(answers.pop().expect("one answer").map(|_| ()), "read");
     // The calls above have not overwritten the value, and they have no effect on other keys.
-    unreadable(subject.try_apply(&key, Operation::HandOver).await.map(|_| ()), "afterwards");
+    let hand_over = Operation::HandOver { by: token.tag() };
+    unreadable(subject.try_apply(&key, hand_over).await.map(|_| ()), "afterwards");
     subject.granted(&subject.key("b"), subject.token()).await;
 }
 
-pub(super) async fn the_check_names_the_store(subject: &Subject<'_>) {
+pub(super) async fn the_check_names_the_store(subject: &StoreUnderTest<'_>) {
     let checkup = subject.store.check().await.expect("a store that can be tested can be used");
     assert!(!checkup.store.is_empty());
 }

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{PLANTED_FENCES, STEP};
+use super::{PLANTED_FENCING_TOKENS, STEP};
 use crate::key::Fingerprint;
-use crate::record::{Fence, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
+use crate::record::{
+    FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
+};
 use crate::rules::Operation;
 use crate::testing::fingerprint;
 
 /// A fencing token in the past of any clock.
-const PAST_FENCE: u64 = 1_600_000_000_000_000;
+const PAST_FENCING_TOKEN: u64 = 1_600_000_000_000_000;
 
 /// Possible reasons. One looks like a fencing token, one contains multi-byte characters.
 const REASONS: [&str; 4] = ["", "card declined", "1700000000000000", "später, wenn überhaupt"];
@@ -44,18 +46,28 @@ impl Choices {
             return None;
         }
         let attempt = self.pick([1, 2, 253, 254, 255]);
-        let fence = self.pick([None, Some(Fence(PAST_FENCE)), Some(Fence(PLANTED_FENCES + 41))]);
+        let fencing_token = self.pick([
+            None,
+            Some(FencingToken(PAST_FENCING_TOKEN)),
+            Some(FencingToken(PLANTED_FENCING_TOKENS + 41)),
+        ]);
         let token = self.pick(self.tokens);
         let reason = self.reason();
         let state = match self.random.u8(..5) {
             0 | 1 => {
                 let recovery = self.pick([Recovery::None, Recovery::Earlier, Recovery::Takeover]);
-                State::Pending { token, attempt, recovery, fence }
+                State::Pending { token, attempt, recovery, fencing_token }
             }
             2 | 3 => {
                 let (by, recovered) = (self.pick([token.tag(), TokenTag::NONE]), self.random.bool());
                 let attempt = if self.random.bool() { attempt } else { 0 };
-                State::Released { by, attempt, recovered, fence, reason: crate::rules::cut_reason(&reason) }
+                State::Released {
+                    by,
+                    attempt,
+                    recovered,
+                    fencing_token,
+                    reason: crate::rules::cut_reason(&reason),
+                }
             }
             _ => {
                 let handed_over = self.random.bool();
@@ -89,7 +101,8 @@ impl Choices {
                 let fenced = if self.random.u8(..5) > 0 { self.fenced } else { !self.fenced };
                 // A claim often comes from another owner.
                 let token = if self.random.bool() { token } else { self.pick(self.tokens) };
-                Operation::Claim { token, lease: self.half_steps(), fingerprint, fenced }
+                let longest_lease = if self.random.u8(..4) > 0 { Duration::MAX } else { self.half_steps() };
+                Operation::Claim { token, lease: self.half_steps(), fingerprint, fenced, longest_lease }
             }
             36..48 => Operation::Extend { token, lease: self.half_steps() },
             48..60 => {
@@ -105,11 +118,19 @@ impl Choices {
                 let reason = self.reason();
                 Operation::Fail { token, reason, retention: self.retention() }
             }
-            84..91 => Operation::HandOver,
+            84..91 => Operation::HandOver { by: self.failed_by(record) },
             _ => match expected {
                 Some(expected) => Operation::Reopen { expected: expected.clone() },
-                None => Operation::HandOver,
+                None => Operation::HandOver { by: self.failed_by(record) },
             },
+        }
+    }
+
+    /// The tag of the owner that failed the record, usually.
+    fn failed_by(&mut self, record: Option<&Record>) -> TokenTag {
+        match record.map(|record| &record.state) {
+            Some(State::Failed { by, .. }) if self.random.u8(..4) > 0 => *by,
+            _ => self.pick(self.tokens).tag(),
         }
     }
 

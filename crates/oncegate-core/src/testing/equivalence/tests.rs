@@ -53,10 +53,10 @@ impl Store for Port {
     }
 }
 
-struct Bench(Arc<Port>);
+struct PortBench(Arc<Port>);
 
 #[async_trait]
-impl Subject for Bench {
+impl Subject for PortBench {
     fn store(&self) -> Arc<dyn Store> {
         Arc::clone(&self.0) as Arc<dyn Store>
     }
@@ -88,7 +88,7 @@ impl Subject for Bench {
 }
 
 async fn compare_with(rules: Rules) -> Result<Reached, String> {
-    let bench = Bench(Arc::new(Port { rules, records: Mutex::default() }));
+    let bench = PortBench(Arc::new(Port { rules, records: Mutex::default() }));
     compare(&bench, Plan { seed: 7, sequences: 1_000, steps: 16 }).await
 }
 
@@ -112,15 +112,15 @@ async fn rules_with_a_fault_are_told_apart() {
         }),
         ("a hand-over that prolongs", |now, record, operation| {
             let (mut record, reply) = apply(now, record, operation);
-            if let (Operation::HandOver, Some(record)) = (operation, &mut record) {
+            if let (Operation::HandOver { .. }, Some(record)) = (operation, &mut record) {
                 record.expires_at = record.expires_at + STEP;
             }
             (record, reply)
         }),
-        ("a fence that never looks at the last one", |now, record, operation| {
+        ("a fencing token that never looks at the last one", |now, record, operation| {
             let mut forgetful = record;
-            if let Some(Record { state: State::Released { fence, .. }, .. }) = &mut forgetful {
-                *fence = fence.map(|_| Fence(0));
+            if let Some(Record { state: State::Released { fencing_token, .. }, .. }) = &mut forgetful {
+                *fencing_token = fencing_token.map(|_| FencingToken(0));
             }
             apply(now, forgetful, operation)
         }),

@@ -31,7 +31,16 @@ fn memory() -> Arc<MemoryStore> {
 
 fn claim(name: &str, bits: u128) -> Command {
     let (token, lease) = (Token::from_bits(bits), Duration::from_secs(15));
-    Command { key: key(name), operation: Operation::Claim { token, lease, fingerprint: None, fenced: false } }
+    Command {
+        key: key(name),
+        operation: Operation::Claim {
+            token,
+            lease,
+            fingerprint: None,
+            fenced: false,
+            longest_lease: Duration::MAX,
+        },
+    }
 }
 
 async fn one(store: &FaultStore, command: Command) -> Result<Reply, StoreError> {

@@ -1,0 +1,269 @@
+//! `oncegate init`: writes a configuration, a worker in the language asked for, and messages to try them with.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use toml::Value;
+
+use crate::exit::{Exit, Problem};
+use crate::output;
+
+/// The format of the `--json` document.
+const SCHEMA: &str = "oncegate.init/1";
+
+const CONFIGURATION: &str = "oncegate.toml";
+const MESSAGES: &str = "orders.jsonl";
+
+/// Write a commented configuration, a worker, and a few messages to try them with
+///
+/// The worker handles orders: change it, and `key`, to what your messages are. Files that exist are never overwritten:
+/// then nothing is written, and the exit code is 1.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InitArgs {
+    /// The folder to write to; it is made if there is none
+    #[arg(value_name = "FOLDER", default_value = ".")]
+    folder: PathBuf,
+
+    /// The language of the worker
+    #[arg(long, value_name = "LANGUAGE")]
+    language: Language,
+
+    /// Where messages come from
+    #[arg(long, value_name = "SOURCE", default_value = "stdin")]
+    source: SourceKind,
+
+    /// The consumer's name, which is the scope of its keys
+    #[arg(long, value_name = "NAME", default_value = "billing")]
+    scope: oncegate::core::key::Scope,
+
+    /// store.url [default: sqlite:oncegate.db, and redis://localhost:6379 for topics and queues]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Addresses of Kafka, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT", default_value = "localhost:9092")]
+    brokers: String,
+
+    /// The topic; dead letters go to the same name with `.dead` behind it
+    #[arg(long, value_name = "NAME", default_value = "orders")]
+    topic: String,
+
+    /// The queue, by its name or URL
+    #[arg(long, value_name = "QUEUE", default_value = "orders")]
+    queue: String,
+
+    /// The queue of the dead letters, by its name or URL
+    #[arg(long, value_name = "QUEUE", default_value = "orders-dead")]
+    dead_letter_queue: String,
+
+    /// The address of another SQS server
+    #[arg(long, value_name = "URL")]
+    endpoint_url: Option<String>,
+
+    /// Only print what would be written
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// A language that workers are written in here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Language {
+    Python,
+    Node,
+    Go,
+    Bash,
+}
+
+/// The kind of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SourceKind {
+    /// The lines of standard input
+    Stdin,
+    /// Topics of Kafka
+    Kafka,
+    /// An SQS queue
+    Sqs,
+}
+
+impl Language {
+    /// The name of the worker's file, and its text.
+    const fn worker(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Python => ("worker.py", include_str!("../templates/worker.py")),
+            Self::Node => ("worker.js", include_str!("../templates/worker.js")),
+            Self::Go => ("worker.go", include_str!("../templates/worker.go")),
+            Self::Bash => ("worker.sh", include_str!("../templates/worker.sh")),
+        }
+    }
+
+    /// The setting `handler`, and what it does.
+    const fn handler(self) -> (&'static str, &'static str) {
+        const LINES: &str = "A program that oncegate starts and exchanges JSON lines with.";
+        match self {
+            Self::Python => (r#"{ exec = ["python3", "worker.py"], workers = 2 }"#, LINES),
+            Self::Node => (r#"{ exec = ["node", "worker.js"] }"#, LINES),
+            Self::Go => (r#"{ exec = ["./worker"], workers = 2 }"#, LINES),
+            Self::Bash => {
+                (r#"{ command = ["bash", "worker.sh"] }"#, "A program that oncegate starts for each message.")
+            }
+        }
+    }
+
+    /// The command that builds the worker.
+    const fn build(self) -> Option<&'static str> {
+        match self {
+            Self::Go => Some("go build -o worker worker.go"),
+            Self::Python | Self::Node | Self::Bash => None,
+        }
+    }
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct InitDocument<'a> {
+    schema: &'static str,
+    folder: &'a Path,
+    files: Vec<&'static str>,
+    /// Commands to continue with, in the folder.
+    next: &'a [String],
+    /// Whether the files were written.
+    done: bool,
+}
+
+pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
+    let configuration = args.configuration();
+    let (worker, text) = args.language.worker();
+    let messages = include_str!("../templates/orders.jsonl");
+    let files = [(CONFIGURATION, configuration.as_str()), (worker, text), (MESSAGES, messages)];
+    if let Some((name, _)) = files.iter().find(|(name, _)| args.folder.join(name).exists()) {
+        let text = format!("{} exists; nothing was written", args.folder.join(name).display());
+        return Err(Problem::new(Exit::No, text));
+    }
+    let next = args.next();
+    if args.json {
+        let files_named = files.iter().map(|(name, _)| *name).collect();
+        if !args.dry_run {
+            write(&args.folder, &files)?;
+        }
+        let (folder, done) = (&*args.folder, !args.dry_run);
+        output::answer_json(&InitDocument { schema: SCHEMA, folder, files: files_named, next: &next, done })?;
+        return Ok(Exit::Yes);
+    }
+    if args.dry_run {
+        let shown = files.map(|(name, text)| format!("==> {} <==\n{text}", args.folder.join(name).display()));
+        output::answer(&shown.join("\n"))?;
+        return Ok(Exit::Yes);
+    }
+    write(&args.folder, &files)?;
+    let change = (args.folder != Path::new(".")).then(|| format!("cd {}", args.folder.display()));
+    let next: Vec<String> = change.into_iter().chain(next).map(|command| format!("  {command}")).collect();
+    let names = files.map(|(name, _)| name).join(", ");
+    output::answer(&format!("wrote {names}\n\nnext:\n{}", next.join("\n")))?;
+    Ok(Exit::Yes)
+}
+
+/// Writes new files; one that has come into being meanwhile is not overwritten either.
+fn write(folder: &Path, files: &[(&str, &str)]) -> Result<(), Problem> {
+    let failed = |path: &Path, error: &io::Error| {
+        Problem::new(Exit::Configuration, format!("{} cannot be written: {error}", path.display()))
+    };
+    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
+    for (name, text) in files {
+        let path = folder.join(name);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path);
+        file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| failed(&path, &error))?;
+    }
+    Ok(())
+}
+
+impl InitArgs {
+    /// The commands to continue with, in the folder.
+    fn next(&self) -> Vec<String> {
+        let build = self.language.build().map(str::to_owned);
+        let check = format!("oncegate check {CONFIGURATION}");
+        let run = format!("oncegate run --config {CONFIGURATION}");
+        let of_source = match self.source {
+            SourceKind::Stdin => vec![check, format!("{run} <{MESSAGES}")],
+            SourceKind::Kafka => vec![check, format!("oncegate topics create {CONFIGURATION}"), run],
+            SourceKind::Sqs => vec![check, format!("oncegate check {CONFIGURATION} --online"), run],
+        };
+        build.into_iter().chain(of_source).collect()
+    }
+
+    fn configuration(&self) -> String {
+        let quoted = |text: &str| Value::String(text.to_owned()).to_string();
+        let store = self.store.as_deref().unwrap_or(match self.source {
+            SourceKind::Stdin => "sqlite:oncegate.db",
+            SourceKind::Kafka | SourceKind::Sqs => "redis://localhost:6379",
+        });
+        let (source, dead_letters, on_source) = self.source_settings();
+        let (handler, on_handler) = self.language.handler();
+        let scope = self.scope.as_str();
+        format!(
+            r#"# Settings of oncegate. docs/CONFIGURATION.md lists all; `oncegate check {CONFIGURATION} --explain` shows their values.
+version = 1
+
+[store]
+# Where oncegate records what is done. SQLite (sqlite:FILE) serves one machine; Redis and PostgreSQL serve many.
+url = {store}
+
+# The name of a consumer is the scope of its keys: keep it when the rest changes.
+[consumer.{name}]
+# {on_source}
+source = {source}
+# The fields that identify a message: messages that are equal here are one message, however they are written.
+key = {{ json = ["order_id", "amount"] }}
+# {on_handler}
+handler = {handler}
+# Where messages go that are given up, with their bytes and the reason.
+dead_letters = {dead_letters}
+# How often a message is tried before it is given up, and how long the result of a finished one is kept: longer than
+# you ever want to replay.
+max_attempts = 10
+retention = "7d"
+"#,
+            store = quoted(store),
+            // A dot would begin another table.
+            name = if scope.contains('.') { quoted(scope) } else { scope.to_owned() },
+        )
+    }
+
+    /// The settings `source` and `dead_letters`, and what the source does.
+    fn source_settings(&self) -> (String, String, &'static str) {
+        let quoted = |text: &str| Value::String(text.to_owned()).to_string();
+        match self.source {
+            SourceKind::Stdin => (
+                "{ stdin = {} }".to_owned(),
+                r#"{ file = "dead.jsonl" }"#.to_owned(),
+                "Each line of standard input is a message; oncegate ends at the end of the input.",
+            ),
+            SourceKind::Kafka => {
+                let brokers: Vec<String> =
+                    self.brokers.split(',').map(|broker| quoted(broker.trim())).collect();
+                let (topic, dead) = (quoted(&self.topic), quoted(&format!("{}.dead", self.topic)));
+                (
+                    format!("{{ kafka = {{ brokers = [{}], topics = [{topic}] }} }}", brokers.join(", ")),
+                    format!("{{ kafka = {dead} }}"),
+                    "The consumer group has the consumer's name, unless `group` sets another one.",
+                )
+            }
+            SourceKind::Sqs => {
+                let endpoint = self.endpoint_url.as_deref();
+                let endpoint =
+                    endpoint.map(|url| format!(", endpoint_url = {}", quoted(url))).unwrap_or_default();
+                (
+                    format!("{{ sqs = {{ queue = {}{endpoint} }} }}", quoted(&self.queue)),
+                    format!("{{ sqs = {} }}", quoted(&self.dead_letter_queue)),
+                    "Credentials and region come in the AWS SDK's usual ways.",
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Batches for a worker: many messages in one request or one line, with an outcome for each.
+//!
+//! Over HTTP, a batch is a JSON array of the objects that workers on standard streams get as lines, and the answer is a
+//! JSON array of their answers. On standard streams, a batch is one line with all of them.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http_body_util::{BodyExt as _, Full, Limited as LimitedBody};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::{Method, Request};
+use oncegate::{BatchHandler, BatchMessage, Failure};
+
+use super::answer::{self, ResponseBody};
+use super::exec::Order;
+use super::http::{Caller, chain};
+use super::lines::{Answer, HandleLine, LINE_MAX_BYTES};
+use super::worker::{AttemptInfo, Call, Limited, Reply, WithdrawOnDrop, Work, Worker};
+
+/// The reply of a worker to a batch.
+#[derive(Debug)]
+pub(super) enum BatchReply {
+    /// One for each message, in the order of the batch.
+    Each(Vec<Reply>),
+    /// One for the batch as a whole.
+    Whole(Reply),
+}
+
+impl BatchHandler for Limited {
+    type Output = Work;
+
+    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<Work, Failure>>, Failure> {
+        match self.call_batch(batch).await {
+            BatchReply::Each(replies) => Ok(replies.into_iter().map(|reply| self.outcome(reply)).collect()),
+            BatchReply::Whole(reply) => {
+                // Nothing but a failure concerns the batch as a whole.
+                self.outcome(reply).map(|_| Vec::new())
+            }
+        }
+    }
+}
+
+impl Limited {
+    /// Waits for the worker's answer to the batch, within the limits.
+    async fn call_batch(&self, batch: &[BatchMessage]) -> BatchReply {
+        let orders: Vec<Order> = batch
+            .iter()
+            .map(|one| Order { message: one.message().clone(), attempt: AttemptInfo::of(one.attempt()) })
+            .collect();
+        let call = Call::default();
+        let _withdrawn = WithdrawOnDrop(call.clone());
+        let work = async {
+            match &*self.worker {
+                Worker::Http(caller) => caller.call_batch(&orders, &call).await,
+                Worker::Exec(crew) => crew.hand_out_batch(orders, &call).await,
+                Worker::Command(_) => {
+                    BatchReply::Whole(Reply::not_run("a command takes no batches: remove `batch`"))
+                }
+            }
+        };
+        let discarded = async { drop(join_all(batch.iter().map(|one| one.attempt().discarded())).await) };
+        let mut work = std::pin::pin!(work);
+        let why = tokio::select! {
+            biased;
+            reply = &mut work => return reply,
+            () = discarded => "the run was cancelled".to_owned(),
+            why = self.too_late(&call) => why,
+        };
+        if !call.withdraw() {
+            return BatchReply::Whole(Reply::not_run(format!("{why} before the worker had the batch")));
+        }
+        // As for a single message: the batch keeps its permit until the worker has answered, or was replaced.
+        if let Worker::Exec(_) = &*self.worker {
+            drop(work.await);
+        }
+        BatchReply::Whole(Reply::unknown(why))
+    }
+}
+
+impl Caller {
+    /// Sends the batch and waits for the answer.
+    async fn call_batch(&self, orders: &[Order], call: &Call) -> BatchReply {
+        self.pacing.wait().await;
+        let request = match self.batch_request(orders) {
+            Ok(request) => request,
+            Err(error) => return BatchReply::Whole(Reply::retry(format!("it makes no request: {error}"))),
+        };
+        if !call.begin() {
+            let why = "the run was cancelled before the worker had the batch";
+            return BatchReply::Whole(Reply::not_run(why));
+        }
+        let response = match self.way.request(request).await {
+            Ok(response) => response,
+            Err(error) if error.is_connect() => {
+                let why = format!("the worker cannot be reached: {}", chain(&error));
+                return BatchReply::Whole(Reply::not_run(why));
+            }
+            Err(error) => {
+                let why = format!("the worker did not answer: {}", chain(&error));
+                return BatchReply::Whole(Reply::unknown(why));
+            }
+        };
+        let (head, body) = response.into_parts();
+        let most = usize::try_from(LINE_MAX_BYTES).unwrap_or(usize::MAX);
+        let body = match LimitedBody::new(body, most).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => {
+                let why = format!("the worker's answer to a batch cannot be read: {error}");
+                return BatchReply::Whole(Reply::unknown(why));
+            }
+        };
+        let reply = answer::outcome(&head, ResponseBody::Whole(body.clone()), SystemTime::now());
+        self.pacing.note(head.status, &reply);
+        match reply {
+            Reply::Complete(_) => replies(&body, orders.len()),
+            reply => BatchReply::Whole(reply),
+        }
+    }
+
+    /// The request for a batch: the messages are a JSON array, numbered from 1.
+    fn batch_request(&self, orders: &[Order]) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+        let ids: Vec<String> = (1..=orders.len()).map(|number| number.to_string()).collect();
+        let lease = self.told.lease();
+        let numbered = orders.iter().zip(&ids);
+        let lines: Vec<HandleLine<'_>> =
+            numbered.map(|(order, id)| HandleLine::of_order(order, id, lease)).collect();
+        // Strings, numbers and JSON values cannot fail to be written as JSON.
+        let body = serde_json::to_vec(&lines).unwrap_or_default();
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(self.way.uri())
+            .header(CONTENT_TYPE, "application/json")
+            .header("oncegate-batch", orders.len())
+            .header("oncegate-lease", self.told.lease_ms.to_string());
+        if let Some(token) = &self.told.token {
+            request = request.header(AUTHORIZATION, token.header());
+        }
+        request.body(Full::new(Bytes::from(body)))
+    }
+}
+
+/// The replies in the body of an answer to a batch. An empty body completes every message without a result.
+fn replies(body: &Bytes, messages: usize) -> BatchReply {
+    if body.is_empty() {
+        return BatchReply::Each((0..messages).map(|_| Reply::Complete(Work::Nothing)).collect());
+    }
+    let answers: Vec<Answer> = match serde_json::from_slice(body) {
+        Ok(answers) => answers,
+        Err(error) => {
+            let why = format!(
+                "the worker's answer to a batch is no array of objects with `id` and `outcome`: {error}"
+            );
+            return BatchReply::Whole(Reply::unknown(why));
+        }
+    };
+    let mut by_id: HashMap<String, Reply> =
+        answers.into_iter().map(|answer| (answer.id.clone(), Reply::from(answer))).collect();
+    let reply = |number: usize| {
+        let unknown = || Reply::unknown("the worker's answer to a batch has no outcome for this message");
+        by_id.remove(&number.to_string()).unwrap_or_else(unknown)
+    };
+    BatchReply::Each((1..=messages).map(reply).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replied(body: &'static str) -> BatchReply {
+        replies(&Bytes::from_static(body.as_bytes()), 2)
+    }
+
+    #[test]
+    fn an_answer_has_an_outcome_for_each_message_in_any_order() {
+        let BatchReply::Each(replies) = replied(
+            r#"[{"id":"2","outcome":"retry","delay_ms":7,"reason":"busy"},{"id":"1","outcome":"complete"}]"#,
+        ) else {
+            panic!("it is an answer to each")
+        };
+        assert!(matches!(&replies[..], [Reply::Complete(Work::Nothing), Reply::Retry { .. }]), "{replies:?}");
+    }
+
+    #[test]
+    fn a_message_without_an_outcome_may_have_been_handled() {
+        let BatchReply::Each(replies) = replied(r#"[{"id":"1","outcome":"complete"}]"#) else {
+            panic!("it is an answer to each")
+        };
+        assert!(matches!(&replies[..], [Reply::Complete(_), Reply::Unknown { .. }]), "{replies:?}");
+        let BatchReply::Each(replies) = replied("") else { panic!("nothing completes all") };
+        assert!(replies.iter().all(|reply| matches!(reply, Reply::Complete(Work::Nothing))));
+        for wrong in ["{}", "[1]", r#"[{"id":1,"outcome":"complete"}]"#, "done"] {
+            assert!(matches!(replied(wrong), BatchReply::Whole(Reply::Unknown { .. })), "{wrong}");
+        }
+    }
+}

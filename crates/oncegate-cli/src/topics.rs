@@ -1,0 +1,288 @@
+//! `oncegate topics create`: makes the topics that a configuration names.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use oncegate::kafka::{self, TopicCreation, TopicFacts, TopicPlan};
+use serde::Serialize;
+
+use crate::args::{AnswerArgs, within};
+use crate::config::{self, Secrets, shape};
+use crate::confirm::confirm;
+use crate::doctor::{Topics, configured_topics};
+use crate::exit::{Exit, Problem, not_opened};
+use crate::output::{self, plain};
+
+/// The format of the `--json` document.
+const SCHEMA: &str = "oncegate.topics/1";
+
+/// Make the topics of a configuration
+#[derive(Debug, Subcommand)]
+pub(crate) enum TopicsCommand {
+    Create(CreateArgs),
+}
+
+/// Create the topics that a configuration names and that do not exist: its sources, retry topics and dead letters
+///
+/// Topics that exist are not changed. Exit code 1 with --dry-run: there is something to create; 69: no broker answers;
+/// 78: a topic was refused, for example because there are fewer brokers than --replication-factor.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// The configuration
+    #[arg(value_name = "FILE")]
+    config: PathBuf,
+
+    /// How many partitions a new topic gets [default: `num.partitions` of the brokers]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    partitions: Option<u16>,
+
+    /// How many replicas each partition gets [default: `default.replication.factor` of the brokers]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    replication_factor: Option<u16>,
+
+    /// Create only retry topics and dead-letter topics: those that are consumed belong to their producers
+    #[arg(long)]
+    except_sources: bool,
+
+    /// Only show what would be done. Exit code 1: there is something to do
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Do it without confirmation; required where there is no terminal
+    #[arg(long)]
+    yes: bool,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// What a topic is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    Source,
+    Retry,
+    DeadLetters,
+}
+
+/// Whether a topic exists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Exists,
+    Missing,
+    Created,
+    Refused,
+}
+
+/// A topic of the configuration.
+#[derive(Debug, Serialize)]
+struct NamedTopic {
+    topic: String,
+    consumer: String,
+    role: Role,
+    state: State,
+    /// Of an existing topic, or as asked for; `null` stands for the brokers' default.
+    partitions: Option<usize>,
+    replicas: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// The topics of one consumer, and how its cluster is reached.
+struct Cluster {
+    brokers: String,
+    properties: Vec<(String, String)>,
+    named: Vec<NamedTopic>,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct TopicsDocument<'a> {
+    schema: &'static str,
+    topics: Vec<&'a NamedTopic>,
+}
+
+pub(crate) async fn run(command: &TopicsCommand) -> Result<Exit, Problem> {
+    match command {
+        TopicsCommand::Create(args) => args.create().await,
+    }
+}
+
+impl CreateArgs {
+    async fn create(&self) -> Result<Exit, Problem> {
+        let mut clusters = self.clusters()?;
+        for cluster in &mut clusters {
+            within(self.answer.timeout, cluster.look()).await?;
+        }
+        let missing = |clusters: &[Cluster]| clusters.iter().any(Cluster::has_missing);
+        let pending = missing(&clusters);
+        if !self.answer.json {
+            output::answer(&text(&clusters))?;
+        }
+        if pending && !self.dry_run {
+            confirm("create the missing topics?", "create the missing topics above", self.yes).await?;
+            for cluster in &mut clusters {
+                within(self.answer.timeout, cluster.create(self)).await?;
+            }
+            if !self.answer.json {
+                output::answer(&done(&clusters))?;
+            }
+        }
+        if self.answer.json {
+            let topics = clusters.iter().flat_map(|cluster| &cluster.named).collect();
+            output::answer_json(&TopicsDocument { schema: SCHEMA, topics })?;
+        }
+        match (pending, self.dry_run) {
+            (true, true) => Ok(Exit::No),
+            (true, false) if clusters.iter().any(Cluster::has_refused) => {
+                Err(Problem::new(Exit::Configuration, "not all topics were created"))
+            }
+            _ => Ok(Exit::Yes),
+        }
+    }
+
+    /// The topics that the configuration names, each once.
+    fn clusters(&self) -> Result<Vec<Cluster>, Problem> {
+        let loaded = config::load(Some(&self.config), |_| Vec::new(), Secrets::MayBeLiteral)?;
+        if loaded.findings.has_errors() {
+            eprintln!("{}", loaded.render());
+            return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+        }
+        let mut clusters: Vec<Cluster> = Vec::new();
+        for (name, consumer) in loaded.consumers() {
+            let Some(cluster) = self.cluster(name, &consumer)? else { continue };
+            let known = |topic: &NamedTopic| {
+                let same = clusters.iter().filter(|known| known.brokers == cluster.brokers);
+                same.flat_map(|known| &known.named).any(|known| known.topic == topic.topic)
+            };
+            let named = cluster.named.into_iter().filter(|topic| !known(topic)).collect();
+            clusters.push(Cluster { named, ..cluster });
+        }
+        if clusters.is_empty() {
+            let text = format!("{} names no topic of Kafka", self.config.display());
+            return Err(Problem::new(Exit::Configuration, text));
+        }
+        Ok(clusters)
+    }
+
+    /// `None` when the consumer does not read topics.
+    fn cluster(&self, name: &str, consumer: &shape::Consumer) -> Result<Option<Cluster>, Problem> {
+        let Some(kafka) = consumer.source.as_ref().and_then(|source| source.kafka.as_ref()) else {
+            return Ok(None);
+        };
+        let topics = configured_topics(name, kafka, consumer);
+        let topics = topics.map_err(|why| Problem::new(Exit::Configuration, why).of(name))?;
+        let Topics { brokers, properties, consumed, retries, dead_letters, .. } = topics;
+        let sources =
+            consumed.into_iter().filter(|_| !self.except_sources).map(|topic| (topic, Role::Source));
+        let retries = retries.into_iter().map(|(topic, _)| (topic, Role::Retry));
+        let letters = dead_letters.into_iter().map(|topic| (topic, Role::DeadLetters));
+        let named = sources.chain(retries).chain(letters).map(|(topic, role)| NamedTopic {
+            topic,
+            consumer: name.to_owned(),
+            role,
+            state: State::Missing,
+            partitions: self.partitions.map(usize::from),
+            replicas: self.replication_factor.map(usize::from),
+            reason: None,
+        });
+        Ok(Some(Cluster { brokers, properties, named: named.collect() }))
+    }
+
+    fn plan(&self, topic: &NamedTopic) -> TopicPlan {
+        let plan = TopicPlan::new(&topic.topic);
+        let plan = self.partitions.into_iter().fold(plan, TopicPlan::partitions);
+        self.replication_factor.into_iter().fold(plan, TopicPlan::replication_factor)
+    }
+}
+
+impl Cluster {
+    fn has_missing(&self) -> bool {
+        self.named.iter().any(|topic| topic.state == State::Missing)
+    }
+
+    fn has_refused(&self) -> bool {
+        self.named.iter().any(|topic| topic.state == State::Refused)
+    }
+
+    /// Asks which topics exist.
+    async fn look(&mut self) -> Result<(), Problem> {
+        let names: Vec<String> = self.named.iter().map(|topic| topic.topic.clone()).collect();
+        let facts = kafka::describe_topics(&self.brokers, &names, &self.properties).await;
+        let facts = facts.map_err(|error| not_opened(&error))?;
+        for (topic, fact) in self.named.iter_mut().zip(&facts) {
+            topic.note(fact, State::Exists);
+        }
+        Ok(())
+    }
+
+    async fn create(&mut self, args: &CreateArgs) -> Result<(), Problem> {
+        let missing = self.named.iter().filter(|topic| topic.state == State::Missing);
+        let plans: Vec<TopicPlan> = missing.map(|topic| args.plan(topic)).collect();
+        if plans.is_empty() {
+            return Ok(());
+        }
+        let created = kafka::create_topics(&self.brokers, &plans, &self.properties).await;
+        let created = created.map_err(|error| not_opened(&error))?;
+        let missing = self.named.iter_mut().filter(|topic| topic.state == State::Missing);
+        for (topic, creation) in missing.zip(created) {
+            match creation {
+                TopicCreation::Refused(error) => {
+                    topic.state = State::Refused;
+                    topic.reason = Some(Problem::caused(Exit::Configuration, &error).to_string());
+                }
+                // Another process may have been faster.
+                TopicCreation::Existed => topic.state = State::Exists,
+                _ => topic.state = State::Created,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NamedTopic {
+    fn note(&mut self, fact: &TopicFacts, state: State) {
+        if fact.partitions > 0 {
+            (self.state, self.partitions, self.replicas) =
+                (state, Some(fact.partitions), Some(fact.replicas));
+        }
+    }
+
+    fn purpose(&self) -> String {
+        let consumer = plain(&self.consumer);
+        match self.role {
+            Role::Source => format!("consumed by {consumer}"),
+            Role::Retry => format!("retries of {consumer}"),
+            Role::DeadLetters => format!("dead letters of {consumer}"),
+        }
+    }
+
+    fn size(&self) -> String {
+        let counted = |count: Option<usize>, what: &str| match count {
+            Some(1) => format!("1 {what}"),
+            Some(count) => format!("{count} {what}s"),
+            None => format!("the brokers' number of {what}s"),
+        };
+        format!("{}, {}", counted(self.partitions, "partition"), counted(self.replicas, "replica"))
+    }
+}
+
+/// What exists and what is missing, a topic a line.
+fn text(clusters: &[Cluster]) -> String {
+    let line = |topic: &NamedTopic| {
+        let state = if topic.state == State::Missing { "to create" } else { "exists" };
+        format!("{}: {state}, {} ({})", plain(&topic.topic), topic.size(), topic.purpose())
+    };
+    clusters.iter().flat_map(|cluster| &cluster.named).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// What was done about the missing topics.
+fn done(clusters: &[Cluster]) -> String {
+    let line = |topic: &NamedTopic| match (&topic.state, &topic.reason) {
+        (State::Created, _) => Some(format!("created {}", plain(&topic.topic))),
+        (State::Refused, Some(reason)) => Some(plain(reason)),
+        _ => None,
+    };
+    clusters.iter().flat_map(|cluster| &cluster.named).filter_map(line).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,72 @@
+// A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line on
+// standard output. So print to standard error; oncegate writes that into its log.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"log"
+	"os"
+)
+
+type message struct {
+	Type           string `json:"type"`
+	ID             string `json:"id"`
+	IdempotencyKey string `json:"idempotency_key"`
+	Payload        string `json:"payload"`
+}
+
+type order struct {
+	OrderID string      `json:"order_id"`
+	Amount  json.Number `json:"amount"`
+}
+
+type answer struct {
+	ID      string            `json:"id"`
+	Outcome string            `json:"outcome"`
+	Reason  string            `json:"reason,omitempty"`
+	Result  map[string]string `json:"result,omitempty"`
+}
+
+// charge is your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
+func charge(o order, idempotencyKey string) error {
+	charges, err := os.OpenFile("charges.txt", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer charges.Close()
+	_, err = fmt.Fprintf(charges, "%s %s\n", o.OrderID, o.Amount)
+	return err
+}
+
+func handle(m message) answer {
+	var o order
+	if err := json.Unmarshal([]byte(m.Payload), &o); err != nil {
+		return answer{ID: m.ID, Outcome: "dead-letter", Reason: "it is no order"}
+	}
+	if err := charge(o, m.IdempotencyKey); err != nil {
+		return answer{ID: m.ID, Outcome: "retry", Reason: err.Error()}
+	}
+	return answer{ID: m.ID, Outcome: "complete", Result: map[string]string{"charged": o.OrderID}}
+}
+
+func main() {
+	fmt.Println(`{"type":"ready","v":1}`)
+	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 16<<20) // the longest line of the protocol
+	say := json.NewEncoder(os.Stdout)
+	for lines.Scan() {
+		var m message
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+			log.Fatal(err)
+		}
+		// The other type is "cancel": this worker handles one message at a time, so it has answered by then.
+		if m.Type != "message" {
+			continue
+		}
+		if err := say.Encode(handle(m)); err != nil {
+			log.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+//! `oncegate init`: what it writes is correct, runs, and replaces nothing.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::{Answer, command, oncegate};
+
+async fn initialised(flags: &[&str]) -> (TempDir, Answer) {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("billing");
+    let answer = oncegate(&[&["init", folder.to_str().unwrap()], flags].concat(), b"").await;
+    (dir, answer)
+}
+
+/// Runs `oncegate` in the folder.
+async fn within(folder: &Path, arguments: &[&str], input: Option<&str>) -> Answer {
+    let mut command = command(arguments);
+    let input = input.map(|name| std::fs::File::open(folder.join(name)).unwrap());
+    command.current_dir(folder).stdin(input.map_or_else(Stdio::null, Stdio::from));
+    let output = tokio::time::timeout(super::LIMIT, command.output()).await.unwrap().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Answer { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// The worker in this language handles the messages that come with it.
+async fn runs(language: &str) {
+    let (dir, answer) = initialised(&["--language", language]).await;
+    answer.ended(0);
+    let folder = dir.path().join("billing");
+    within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
+    if language == "go" {
+        let built =
+            Command::new("go").args(["build", "-o", "worker", "worker.go"]).current_dir(&folder).status();
+        assert!(built.expect("go is installed").success());
+    }
+    let run = ["run", "--config", "oncegate.toml"];
+    let first = within(&folder, &run, Some("orders.jsonl")).await;
+    assert_eq!(first.ended(0).out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n");
+    let charges = std::fs::read_to_string(folder.join("charges.txt")).unwrap();
+    assert_eq!(charges.lines().count(), 1, "{charges}");
+    assert!(charges.contains("A-1"), "{charges}");
+    let second = within(&folder, &run, Some("orders.jsonl")).await;
+    assert!(second.ended(0).out.contains("0 handled, 3 duplicates"), "{}", second.out);
+    assert_eq!(std::fs::read_to_string(folder.join("charges.txt")).unwrap(), charges);
+}
+
+#[tokio::test]
+async fn a_worker_in_python_runs() {
+    runs("python").await;
+}
+
+#[tokio::test]
+async fn a_worker_in_node_runs() {
+    runs("node").await;
+}
+
+#[tokio::test]
+async fn a_worker_in_go_runs() {
+    runs("go").await;
+}
+
+#[tokio::test]
+async fn a_worker_in_bash_runs() {
+    runs("bash").await;
+}
+
+#[tokio::test]
+async fn every_source_gets_a_configuration_without_errors() {
+    let kafka = ["--source", "kafka", "--brokers", "a:9092, b:9092", "--topic", "sales", "--scope", "a.b"];
+    let sqs = ["--source", "sqs", "--queue", "sales", "--endpoint-url", "http://127.0.0.1:9324"];
+    let stdin = ["--source", "stdin", "--store", "sqlite:it's \"here\".db"];
+    let all: [(&[&str], &[&str]); 3] = [
+        (&kafka, &["a:9092", "b:9092", "sales.dead", "redis://localhost:6379"]),
+        (&sqs, &["sales", "http://127.0.0.1:9324", "orders-dead"]),
+        (&stdin, &["it's", "here", "dead.jsonl"]),
+    ];
+    for (flags, needles) in all {
+        let (dir, answer) = initialised(&[&["--language", "python"], flags].concat()).await;
+        assert!(answer.ended(0).out.contains("next:"), "{answer:?}");
+        let folder = dir.path().join("billing");
+        within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
+        let explained = within(&folder, &["check", "oncegate.toml", "--explain"], None).await;
+        for needle in needles {
+            assert!(explained.out.contains(needle), "{needle}: {}", explained.out);
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_overwritten_and_a_dry_run_writes_nothing() {
+    let (dir, answer) = initialised(&["--language", "bash", "--dry-run"]).await;
+    assert!(answer.ended(0).out.contains("version = 1"), "{answer:?}");
+    let folder = dir.path().join("billing");
+    assert!(!folder.exists());
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("worker.sh"), "mine").unwrap();
+    let answer = oncegate(&["init", folder.to_str().unwrap(), "--language", "bash"], b"").await;
+    answer.ended(1).says("worker.sh exists; nothing was written");
+    assert_eq!(std::fs::read_to_string(folder.join("worker.sh")).unwrap(), "mine");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn the_json_document_lists_files_and_commands() {
+    let (dir, answer) = initialised(&["--language", "go", "--source", "kafka", "--json"]).await;
+    let document = answer.ended(0).json();
+    assert_eq!((&document["schema"], &document["done"]), (&"oncegate.init/1".into(), &true.into()));
+    for file in document["files"].as_array().unwrap() {
+        assert!(dir.path().join("billing").join(file.as_str().unwrap()).is_file(), "{file}");
+    }
+    assert_eq!(document["next"][0], "go build -o worker worker.go");
+}

@@ -1,0 +1,107 @@
+//! `oncegate topics create` against a real broker.
+
+use oncegate_testkit::{Kafka, unique};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{Answer, oncegate};
+
+/// A configuration that names three topics, of which none exists.
+struct Named {
+    kafka: Kafka,
+    dir: TempDir,
+    source: String,
+}
+
+impl Named {
+    async fn new() -> Self {
+        let (kafka, dir, source) = (Kafka::shared().await, tempfile::tempdir().unwrap(), unique("topics"));
+        let text = format!(
+            r#"version = 1
+[store]
+url = "sqlite:records.db"
+[defaults]
+key = {{ json = ["order_id"] }}
+handler = {{ command = "true" }}
+ordering = "unordered"
+source = {{ kafka = {{ brokers = ["{brokers}"], topics = ["{source}"], retry_topics = {{ "{source}.retry.30s" = "30s" }} }} }}
+[consumer.billing]
+dead_letters = {{ kafka = "{source}.dead" }}
+[consumer.audit]
+dead_letters = {{ kafka = "{source}.dead" }}
+"#,
+            brokers = kafka.bootstrap(),
+        );
+        std::fs::write(dir.path().join("oncegate.toml"), text).unwrap();
+        Self { kafka, dir, source }
+    }
+
+    async fn create(&self, flags: &[&str]) -> Answer {
+        let path = self.dir.path().join("oncegate.toml");
+        oncegate(&[&["topics", "create", path.to_str().unwrap()], flags].concat(), b"").await
+    }
+
+    /// The topics with their roles, states and partitions.
+    async fn found(&self, flags: &[&str]) -> Vec<(String, String, Value)> {
+        let answer = self.create(&[flags, &["--json"]].concat()).await;
+        let document = answer.json();
+        assert_eq!(document["schema"], "oncegate.topics/1");
+        let topic = |topic: &Value| {
+            let text = |name: &str| topic[name].as_str().unwrap().to_owned();
+            assert!(text("topic").starts_with(&self.source));
+            (text("role"), text("state"), topic["partitions"].clone())
+        };
+        document["topics"].as_array().unwrap().iter().map(topic).collect()
+    }
+}
+
+fn all(state: &str, partitions: &Value) -> Vec<(String, String, Value)> {
+    ["source", "retry", "dead_letters"]
+        .map(|role| (role.to_owned(), state.to_owned(), partitions.clone()))
+        .into()
+}
+
+#[tokio::test]
+async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
+    let named = Named::new().await;
+    let flags = ["--partitions", "3", "--replication-factor", "1"];
+    let shown = named.create(&[&flags[..], &["--dry-run"]].concat()).await;
+    let line = shown.ended(1).line(&format!("{}.dead:", named.source));
+    assert_eq!(
+        line,
+        format!("{}.dead: to create, 3 partitions, 1 replica (dead letters of audit)", named.source)
+    );
+    named.create(&flags).await.ended(2).says("add --yes to do it");
+    assert_eq!(
+        named.found(&[&flags[..], &["--dry-run"]].concat()).await,
+        all("missing", &json!(3)),
+        "nothing yet"
+    );
+
+    assert_eq!(named.found(&[&flags[..], &["--yes"]].concat()).await, all("created", &json!(3)));
+    assert_eq!(named.kafka.end_offsets(&named.source).await.len(), 3, "the broker has its partitions");
+    let again = named.create(&["--partitions", "9"]).await;
+    let line = again.ended(0).line(&format!("{}:", named.source));
+    assert_eq!(line, format!("{}: exists, 3 partitions, 1 replica (consumed by audit)", named.source));
+}
+
+#[tokio::test]
+async fn topics_of_producers_can_be_left_out_and_what_is_refused_is_told() {
+    let named = Named::new().await;
+    let refused = named.create(&["--except-sources", "--yes", "--replication-factor", "500"]).await;
+    refused.ended(78).says("not all topics were created");
+    assert!(refused.out.contains(&format!("topic {}.dead was not created", named.source)), "{}", refused.out);
+    let created = named.found(&["--except-sources", "--yes"]).await;
+    let roles: Vec<_> = created.iter().map(|(role, state, _)| (role.as_str(), state.as_str())).collect();
+    assert_eq!(roles, [("retry", "created"), ("dead_letters", "created")], "with the broker's own numbers");
+}
+
+#[tokio::test]
+async fn a_configuration_without_topics_or_without_a_broker_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("billing");
+    oncegate(&["init", folder.to_str().unwrap(), "--language", "bash"], b"").await.ended(0);
+    let path = folder.join("oncegate.toml");
+    let answer = oncegate(&["topics", "create", path.to_str().unwrap()], b"").await;
+    answer.ended(78).says("names no topic of Kafka");
+}

@@ -1,0 +1,56 @@
+//! What `oncegate run` says about its servers before its worker is ready.
+
+use oncegate_testkit::{LoopbackPort, RedisServer, unique};
+
+use super::raw::{Answer, RawWorker};
+use super::{LIMIT, Stage};
+
+/// A worker that never becomes ready must not hide what else is wrong.
+async fn is_reported_though_no_worker_is_ready(setting: &str) {
+    let stage = Stage::with_orders(1).await;
+    let port = LoopbackPort::reserve();
+    let handler = format!("http://127.0.0.1:{}/", port.number());
+    let absent = unique("absent");
+    let set = format!("consumer.{}.{setting}={absent}", stage.scope);
+    let mut running = stage.start(&["--handler", &handler, "--set", &set]);
+    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(78), "{}", stage.log());
+    assert!(stage.log().contains(&format!("has no topic {absent}")), "{}", stage.log());
+}
+
+#[tokio::test]
+async fn a_missing_topic_is_reported_though_no_worker_is_ready() {
+    is_reported_though_no_worker_is_ready("source.kafka.topics").await;
+}
+
+#[tokio::test]
+async fn a_missing_dead_letter_topic_is_reported_though_no_worker_is_ready() {
+    is_reported_though_no_worker_is_ready("dead_letters.kafka").await;
+}
+
+#[tokio::test]
+async fn a_store_that_must_not_be_used_is_reported_though_no_worker_is_ready() {
+    let stage = Stage::with_orders(1).await;
+    let evicting = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]).await;
+    let port = LoopbackPort::reserve();
+    let handler = format!("http://127.0.0.1:{}/", port.number());
+    let mut running = stage.start(&["--handler", &handler, "--store", evicting.url()]);
+    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(78), "{}", stage.log());
+    assert!(stage.log().contains("noeviction"), "{}", stage.log());
+}
+
+#[tokio::test]
+async fn the_start_waits_for_a_store_that_is_away_as_long_as_it_is_told() {
+    let stage = Stage::with_orders(1).await;
+    let worker = RawWorker::start(|_| Answer::status(200, "", "")).await;
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let url = server.url().to_owned();
+    let flags = ["--handler", &worker.url(), "--store", &url];
+    let mut running = stage.start(&[&flags[..], &["--start-patience", "1ms"]].concat());
+    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(69), "{}", stage.log());
+    let running = stage.start(&flags);
+    stage.until_logged("the store is away").await;
+    server.start_again().await;
+    stage.until_consumed(&running.group).await;
+    running.stop().await;
+}

@@ -1,0 +1,74 @@
+//! Stores of tests that change what another store does in a few places.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use crate::key::{Scope, StoreKey};
+use crate::rules::Reply;
+use crate::store::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep};
+
+/// A store that passes every call on to another one, except those that a test changes.
+#[async_trait]
+pub trait StoreWrapper: Send + Sync + fmt::Debug {
+    /// The other store.
+    fn inner(&self) -> &dyn Store;
+
+    /// See [`Store::execute`].
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        self.inner().execute(commands).await
+    }
+
+    /// See [`Store::prefetch`].
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        self.inner().prefetch(keys).await
+    }
+}
+
+#[async_trait]
+impl<W: StoreWrapper> Store for W {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        StoreWrapper::execute(self, commands).await
+    }
+
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner().read(keys).await
+    }
+
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        StoreWrapper::prefetch(self, keys).await
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        self.inner().describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner().descriptor(scope).await
+    }
+
+    fn shard(&self, key: &StoreKey) -> u64 {
+        self.inner().shard(key)
+    }
+
+    fn loss(&self) -> Option<StoreLoss> {
+        self.inner().loss()
+    }
+
+    fn accept_loss(&self) {
+        self.inner().accept_loss();
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        self.inner().upkeep()
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        self.inner().check().await
+    }
+}

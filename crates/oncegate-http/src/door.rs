@@ -1,0 +1,242 @@
+//! The checks of a request before its handler: its key, its caller, its body, and the gate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::request::Parts;
+use ::http::{Request, Response};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use oncegate_core::store::StoreError;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, info, warn};
+
+use super::IdempotencyLayer;
+use super::body::{Body, Cut, collect};
+use super::key;
+use super::problem::{Cause, GivenUp, Problem};
+use super::request::{Caller, Duty, Form, message};
+use super::response::Kept;
+use super::run;
+use super::store_breaker::BreakerChange;
+use super::tasks::OccupiedMemory;
+use oncegate_runtime::codec::Raw;
+use oncegate_runtime::gate::{Entry, GateError, Lease, Stored};
+use oncegate_runtime::message::Message;
+use oncegate_runtime::observe::{Event, ExtraRunCause};
+
+/// The layer and the handler, for one request.
+pub(super) type Handle<E> =
+    Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Response<Body>, E>> + Send>;
+
+/// The first and the longest wait of a duplicate whose key is busy; the waits double.
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_millis(250);
+
+/// The gate's decision about a request.
+pub(super) enum Door {
+    /// The handler runs.
+    Open(Lease),
+    /// The request is answered without its handler.
+    Answered(Response<Body>),
+    /// Another request owns the key, for this long at most.
+    Busy { retry_in: Duration },
+    /// The store is unavailable, and the route is set to fail open.
+    FailOpen,
+}
+
+pub(super) async fn serve<E: Send + 'static>(
+    layer: Arc<IdempotencyLayer>,
+    request: Request<Body>,
+    handle: Handle<E>,
+) -> Result<Response<Body>, E> {
+    let (parts, body) = request.into_parts();
+    let caller = match layer.caller(&parts) {
+        Ok(Some(caller)) => caller,
+        Ok(None) => return handle(Request::from_parts(parts, body)).await,
+        Err(problem) => return Ok(layer.refuse(&problem)),
+    };
+    let (body, memory) = match layer.read(body).await {
+        Ok(read) => read,
+        Err(problem) => return Ok(layer.refuse(&problem)),
+    };
+    let give_up_at = Instant::now() + layer.settings.wait;
+    let mut wait = FIRST_WAIT;
+    let mut waited = false;
+    loop {
+        // A claimed request runs at once, so a permit is needed first.
+        let Some(place) = layer.tasks.place() else { return Ok(layer.refuse(&Problem::Overloaded)) };
+        let retry_in = match layer.knock(&parts, &caller, &body).await {
+            Door::Open(lease) => {
+                let request = Request::from_parts(parts, Body::from(body));
+                return run::start(layer, (place, memory), lease, request, handle).await;
+            }
+            Door::Answered(response) => return Ok(response),
+            Door::FailOpen => return handle(Request::from_parts(parts, Body::from(body))).await,
+            Door::Busy { retry_in } => retry_in,
+        };
+        drop(place);
+        // A key that was released is due a moment later; waiting is better than a refusal.
+        let is_due = retry_in <= FIRST_WAIT && !waited;
+        if !is_due && Instant::now() + wait > give_up_at {
+            return Ok(layer.refuse(&Problem::InProgress));
+        }
+        sleep(wait.min(retry_in)).await;
+        waited = true;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// Whether the store cannot be asked now. An unreadable record, for example, is still a record: the request may have been
+/// handled.
+fn is_away(error: &StoreError) -> bool {
+    matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. })
+}
+
+/// Whether the program must be changed before requests can be served.
+fn is_setting(error: &GateError) -> bool {
+    matches!(error, GateError::Settings { .. } | GateError::Key(_) | GateError::OtherDescriptor { .. })
+}
+
+impl IdempotencyLayer {
+    /// The caller and the key of the request; `None` when it needs no key.
+    fn caller(&self, request: &Parts) -> Result<Option<Caller>, Problem> {
+        let duty = Duty::of(&request.method);
+        if duty == Duty::Safe {
+            return Ok(None);
+        }
+        let Some(key) = key::of(&request.headers, self.settings.strict).map_err(Problem::KeyInvalid)? else {
+            let required = self.settings.required && duty == Duty::Enforce;
+            return if required { Err(Problem::KeyMissing) } else { Ok(None) };
+        };
+        let principal = self.settings.principal.of(request).ok_or(Problem::PrincipalMissing)?;
+        Ok(Some(Caller { principal, key }))
+    }
+
+    /// Reads the body before the claim: a slow upload holds no lease.
+    async fn read(&self, body: Body) -> Result<(Bytes, OccupiedMemory), Problem> {
+        let limit_bytes = self.settings.max_request_bytes;
+        let mut memory = OccupiedMemory::default();
+        let room = |bytes| self.body_memory.occupy(&mut memory, bytes);
+        let collected = collect(body, limit_bytes, self.settings.request_timeout, room).await;
+        collected.whole.map(|body| (body, memory)).map_err(|cut| match cut {
+            Cut::TooLarge => Problem::RequestTooLarge { limit_bytes },
+            Cut::NoRoom => Problem::Overloaded,
+            Cut::TooSlow => Problem::RequestTooSlow,
+            Cut::Broken => Problem::RequestBroken,
+        })
+    }
+
+    async fn knock(&self, request: &Parts, caller: &Caller, body: &Bytes) -> Door {
+        if !self.store_breaker.admits(Instant::now()) {
+            return self.without_store();
+        }
+        let as_json = message(request, caller, body, Form::Json);
+        let mut entry = self.ask(&as_json).await;
+        if let Err(GateError::BadKey(_)) = entry {
+            // Some JSON cannot be compared, such as an object with a duplicate name. Its bytes can.
+            entry = self.ask(&message(request, caller, body, Form::Bytes)).await;
+        }
+        self.note_claim(entry.as_ref().err());
+        match entry {
+            Ok(Entry::Granted(lease)) => Door::Open(lease),
+            Ok(Entry::Busy { retry_in }) => Door::Busy { retry_in },
+            Ok(other) => Door::Answered(self.repeat(other)),
+            Err(GateError::Store(error)) if is_away(&error) => {
+                warn!(scope = self.gate.scope(), %error, "the store did not answer a request's claim");
+                self.without_store()
+            }
+            Err(GateError::BadKey(_)) => {
+                Door::Answered(self.refuse(&Problem::KeyInvalid("no key can be made of it")))
+            }
+            Err(error) if is_setting(&error) => {
+                error!(scope = self.gate.scope(), %error, "requests with an Idempotency-Key cannot be served");
+                Door::Answered(self.refuse(&Problem::Misconfigured))
+            }
+            Err(error) => {
+                // There may be a response that cannot be read now, so the handler must not run.
+                warn!(scope = self.gate.scope(), %error, "a request is refused because its record cannot be read");
+                Door::Answered(self.refuse(&Problem::StoreUnavailable))
+            }
+        }
+    }
+
+    /// Asks the gate, for a limited time. At the time limit, a claim that may have been granted is released.
+    pub(super) async fn ask(&self, message: &Message) -> Result<Entry, GateError> {
+        self.check()?;
+        let patience = self.settings.claim_timeout;
+        let asked = timeout(patience, self.gate.enter(message)).await;
+        asked.unwrap_or_else(|_| Err(StoreError::unknown(format!("no answer within {patience:?}")).into()))
+    }
+
+    /// Tells the breaker whether the store has answered a claim.
+    fn note_claim(&self, error: Option<&GateError>) {
+        let answered = match error {
+            None => true,
+            Some(GateError::Store(error)) => !is_away(error),
+            // These do not tell.
+            Some(_) => return,
+        };
+        let scope = self.gate.scope();
+        match self.store_breaker.claimed(answered, Instant::now()) {
+            Some(BreakerChange::Opened) => {
+                warn!(
+                    scope,
+                    "the store does not answer claims; requests no longer wait for it, except for one a second"
+                );
+            }
+            Some(BreakerChange::Closed) => info!(scope, "the store answers claims again"),
+            None => {}
+        }
+    }
+
+    fn without_store(&self) -> Door {
+        let scope = self.gate.scope();
+        if self.settings.fail_open {
+            warn!(scope, "a request runs without protection against its repetition");
+            self.gate.observe(Event::Answered { scope, answer: "fail_open" });
+            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+            return Door::FailOpen;
+        }
+        Door::Answered(self.refuse(&Problem::StoreUnavailable))
+    }
+
+    /// The answer to a request whose handler does not run.
+    pub(super) fn repeat(&self, entry: Entry) -> Response<Body> {
+        let problem = match entry {
+            Entry::Completed(stored) => return self.replay(&stored),
+            Entry::Mismatch => Problem::KeyReused,
+            Entry::Failed { reason, .. } => {
+                let server_error = GivenUp {
+                    cause: Cause::AttemptsExhausted,
+                    status: ::http::StatusCode::INTERNAL_SERVER_ERROR,
+                };
+                Problem::Failed(reason.parse().unwrap_or(server_error))
+            }
+            Entry::Granted(_) | Entry::Busy { .. } => Problem::InProgress,
+        };
+        self.refuse(&problem)
+    }
+
+    fn replay(&self, stored: &Stored) -> Response<Body> {
+        let kept = stored.decode::<Raw>().ok().and_then(|Raw(bytes)| Kept::decode(&bytes));
+        let status = kept.as_ref().map(|kept| kept.status);
+        match kept.and_then(Kept::replay) {
+            Some(response) => {
+                self.gate.observe(Event::Acked { scope: self.gate.scope(), count: 1, age: None });
+                self.note("replayed");
+                response
+            }
+            None => self.refuse(&Problem::ResponseNotKept { status }),
+        }
+    }
+
+    pub(super) fn refuse(&self, problem: &Problem) -> Response<Body> {
+        self.note(problem.name());
+        problem.response(&self.settings.problems_at)
+    }
+
+    pub(super) fn note(&self, answer: &'static str) {
+        self.gate.observe(Event::Answered { scope: self.gate.scope(), answer });
+    }
+}

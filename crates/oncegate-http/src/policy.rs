@@ -1,0 +1,97 @@
+//! Decides from a response what happens to its key.
+
+use ::http::StatusCode;
+use ::http::response::Parts;
+
+/// A handler's own decision about its key, as an extension of its response; it overrides the status.
+///
+/// In axum: `(StatusCode::CONFLICT, Extension(Settle::Retry), "not yet")`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settle {
+    /// The work is done: keep this response for repetitions, whatever its status.
+    Complete,
+    /// The response is not kept, and the next request runs the handler again. The attempt counts.
+    Retry,
+    /// The request is given up: repetitions get the status of this response, and never run.
+    Fail,
+}
+
+/// What happens to the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Complete,
+    Release {
+        counted: bool,
+    },
+    /// The handler may have been dropped halfway: nothing is written, and the lease expires.
+    Unknown,
+    Fail,
+}
+
+/// How the status decides, unless the response contains a [`Settle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// Results are kept; responses that another attempt may change are not, and the key is released.
+    ByStatus,
+    /// Every response is kept once the handler has begun.
+    KeepEverything,
+}
+
+impl Policy {
+    pub(super) fn decide(self, response: &Parts) -> Decision {
+        match response.extensions.get::<Settle>() {
+            Some(Settle::Complete) => return Decision::Complete,
+            Some(Settle::Retry) => return Decision::Release { counted: true },
+            Some(Settle::Fail) => return Decision::Fail,
+            None => {}
+        }
+        match response.status {
+            _ if self == Self::KeepEverything => Decision::Complete,
+            // A time limit inside of the layer drops the handler, which may have had its effect by then.
+            StatusCode::REQUEST_TIMEOUT => Decision::Unknown,
+            // These do not concern the work, but the caller, the rate or the time.
+            StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::CONFLICT
+            | StatusCode::TOO_EARLY
+            | StatusCode::TOO_MANY_REQUESTS => Decision::Release { counted: false },
+            status if status.is_server_error() => Decision::Release { counted: true },
+            _ => Decision::Complete,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::http::Response;
+
+    use super::*;
+
+    fn decide(policy: Policy, status: u16, word: Option<Settle>) -> Decision {
+        let mut response = Response::builder().status(status).body(()).unwrap();
+        if let Some(word) = word {
+            response.extensions_mut().insert(word);
+        }
+        policy.decide(&response.into_parts().0)
+    }
+
+    #[test]
+    fn the_status_decides_unless_the_handler_does() {
+        let (free, counted) = (Decision::Release { counted: false }, Decision::Release { counted: true });
+        for status in [200, 201, 204, 302, 400, 402, 404, 410, 413, 422, 451] {
+            assert_eq!(decide(Policy::ByStatus, status, None), Decision::Complete, "{status}");
+        }
+        for status in [401, 403, 409, 425, 429] {
+            assert_eq!(decide(Policy::ByStatus, status, None), free, "{status}");
+        }
+        assert_eq!(decide(Policy::ByStatus, 408, None), Decision::Unknown);
+        assert_eq!(decide(Policy::KeepEverything, 408, None), Decision::Complete);
+        for status in [500, 502, 503, 504, 599] {
+            assert_eq!(decide(Policy::ByStatus, status, None), counted, "{status}");
+            assert_eq!(decide(Policy::KeepEverything, status, None), Decision::Complete, "{status}");
+            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Complete)), Decision::Complete);
+        }
+        assert_eq!(decide(Policy::KeepEverything, 200, Some(Settle::Retry)), counted);
+        assert_eq!(decide(Policy::ByStatus, 200, Some(Settle::Fail)), Decision::Fail);
+    }
+}

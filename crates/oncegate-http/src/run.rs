@@ -1,0 +1,304 @@
+//! Runs a granted request, and sends its response.
+//!
+//! `settle` and `complete` ensure that a response is sent only after COMPLETED.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ::http::{Request, Response, StatusCode, header};
+use futures_util::FutureExt;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::IdempotencyLayer;
+use super::body::{Body, collect};
+use super::door::Handle;
+use super::policy::Decision;
+use super::problem::{Cause, GivenUp, Problem};
+use super::response::{Kept, mark_expiry};
+use super::tasks::{OccupiedMemory, Place};
+use oncegate_runtime::attempt::CANCELLATION_GRACE;
+use oncegate_runtime::codec::Raw;
+use oncegate_runtime::gate::{Completion, Entry, Lease};
+use oncegate_runtime::message::Message;
+use oncegate_runtime::observe::{Event, RunOutcome};
+
+/// The channel to the client's request, if it still waits.
+struct Waiting<E> {
+    client: Option<oneshot::Sender<Result<Response<Body>, E>>>,
+}
+
+impl<E> Waiting<E> {
+    /// Whether a client waits that has not been answered yet.
+    fn is_there(&self) -> bool {
+        self.client.as_ref().is_some_and(|client| !client.is_closed())
+    }
+
+    /// Sends the answer. A client that has disconnected can repeat the request with its key.
+    fn answer(&mut self, answer: Result<Response<Body>, E>) {
+        if let Some(client) = self.client.take() {
+            _ = client.send(answer);
+        }
+    }
+}
+
+/// Runs the request in a separate task, and waits for its answer. Dropping this future does not stop the task.
+pub(super) async fn start<E: Send + 'static>(
+    layer: Arc<IdempotencyLayer>,
+    (place, memory): (Place, OccupiedMemory),
+    lease: Lease,
+    request: Request<Body>,
+    handle: Handle<E>,
+) -> Result<Response<Body>, E> {
+    let (client, answered) = oneshot::channel();
+    let run = Run { layer: Arc::clone(&layer), waiting: Waiting { client: Some(client) } };
+    layer.tasks.spawn(place, async move {
+        run.run(lease, request, handle).await;
+        drop(memory);
+    });
+    // Without an answer, the task was cancelled or a body has panicked: its lease expires.
+    answered.await.unwrap_or_else(|_| Ok(layer.refuse(&Problem::OutcomeUnknown)))
+}
+
+/// The outcome of the handler.
+enum Ran<E> {
+    Answered(Response<Body>),
+    Failed(E),
+    Panicked,
+    Cancelled,
+}
+
+struct Run<E> {
+    layer: Arc<IdempotencyLayer>,
+    waiting: Waiting<E>,
+}
+
+impl<E: Send + 'static> Run<E> {
+    async fn run(mut self, lease: Lease, mut request: Request<Body>, handle: Handle<E>) {
+        let attempt = lease.attempt().number();
+        if attempt > self.layer.settings.max_attempts {
+            // Earlier attempts have ended their processes, so this one does not run.
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            let given_up = GivenUp { cause: Cause::AttemptsExhausted, status };
+            let response = self.problem(&Problem::Failed(given_up));
+            return self.give_up(lease, Cause::AttemptsExhausted, response).await;
+        }
+        request.extensions_mut().insert(lease.attempt().clone());
+        let started = Instant::now();
+        let ran = call(&lease, self.grace(), request, handle).await;
+        let took = started.elapsed();
+        match ran {
+            Ran::Answered(response) => self.settle(lease, response, None, took).await,
+            Ran::Panicked => {
+                warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), attempt, "a handler has panicked");
+                let response = self.problem(&Problem::HandlerPanicked);
+                self.settle(lease, response, Some(RunOutcome::Panicked), took).await;
+            }
+            Ran::Failed(error) => {
+                self.ran(RunOutcome::Failed, took);
+                self.release(lease, true, StatusCode::INTERNAL_SERVER_ERROR).await;
+                self.waiting.answer(Err(error));
+            }
+            Ran::Cancelled => {
+                // Its effect may have happened. The lease expires, so that the next attempt is marked as recovered.
+                self.ran(RunOutcome::Cancelled, took);
+                drop(lease);
+                self.refuse(&Problem::OutcomeUnknown);
+            }
+        }
+    }
+
+    /// Settles the key as the response requires, then sends the response.
+    async fn settle(
+        mut self,
+        lease: Lease,
+        response: Response<Body>,
+        ended: Option<RunOutcome>,
+        took: Duration,
+    ) {
+        let (parts, body) = response.into_parts();
+        let status = parts.status;
+        let exhausted = lease.attempt().number() >= self.layer.settings.max_attempts;
+        let decision = match self.layer.settings.policy.decide(&parts) {
+            // A run that was interrupted by an outage must not use up an attempt.
+            Decision::Release { counted } => Decision::Release { counted: counted && !lease.was_cut_short() },
+            other => other,
+        };
+        let response = Response::from_parts(parts, body);
+        match decision {
+            Decision::Complete => {
+                self.ran(ended.unwrap_or(RunOutcome::Succeeded), took);
+                self.complete(lease, response).await;
+            }
+            Decision::Release { counted: true } if exhausted => {
+                self.ran(ended.unwrap_or(RunOutcome::Failed), took);
+                self.give_up(lease, Cause::AttemptsExhausted, response).await;
+            }
+            Decision::Release { counted } => {
+                self.ran(ended.unwrap_or(RunOutcome::Failed), took);
+                self.release(lease, counted, status).await;
+                self.send(response, "released");
+            }
+            Decision::Unknown => {
+                self.ran(ended.unwrap_or(RunOutcome::Cancelled), took);
+                warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), %status, "the outcome of a request is unknown: a time limit inside of the layer may have dropped its handler; use the gate's `max_run` instead");
+                drop(lease);
+                self.send(response, Problem::OutcomeUnknown.name());
+            }
+            Decision::Fail => {
+                self.ran(ended.unwrap_or(RunOutcome::GaveUp), took);
+                self.give_up(lease, Cause::Handler, response).await;
+            }
+        }
+    }
+
+    /// Writes COMPLETED, then sends the response.
+    async fn complete(mut self, lease: Lease, response: Response<Body>) {
+        let (mut parts, body) = response.into_parts();
+        let settings = &self.layer.settings;
+        let endless = parts
+            .headers
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
+        let limit_bytes = if endless { 0 } else { self.layer.kept_response_bytes() };
+        let patience = if endless { Duration::ZERO } else { settings.response_patience };
+        let collected = collect(body, limit_bytes, patience, |_bytes| true).await;
+        let expires_unix_s = expires_unix_s(self.layer.gate.retention_period());
+        let kept = Kept::new(parts.status, &parts.headers, collected.whole.ok(), expires_unix_s);
+        if !kept.is_whole() {
+            self.not_kept(&lease);
+        }
+        let (message, key) = (lease.message().clone(), lease.store_key().clone());
+        let mut completing = pin!(lease.complete(&Raw(kept.encode())));
+        let completed = match timeout(settings.settle_timeout, &mut completing).await {
+            Ok(completed) => completed,
+            Err(_elapsed) => {
+                warn!(scope = self.layer.gate.scope(), %key, "a response waits for its completion, and its client waits no longer");
+                self.refuse(&Problem::OutcomeUnknown);
+                // Heartbeats continue, and so do the tries with the same token.
+                completing.await
+            }
+        };
+        match completed {
+            Ok(Completion::Applied) => {}
+            Ok(Completion::NotOwner) => return self.follow(&message).await,
+            Err(error) => {
+                let scope = self.layer.gate.scope();
+                warn!(scope, %key, %error, "the work is recorded without its response");
+                self.layer.gate.observe(Event::ResultNotKept { scope });
+            }
+        }
+        mark_expiry(&mut parts.headers, expires_unix_s);
+        if self.waiting.is_there() {
+            let scope = self.layer.gate.scope();
+            self.layer.gate.observe(Event::Acked { scope, count: 1, age: None });
+        }
+        self.send(Response::from_parts(parts, collected.body), "handled");
+    }
+
+    /// Another owner took over: its outcome counts.
+    async fn follow(mut self, message: &Message) {
+        let problem = match self.layer.ask(message).await {
+            Ok(Entry::Granted(lease)) => {
+                // The key has no owner any more. The client repeats the request, and the next attempt is marked as
+                // recovered.
+                lease.release(Duration::ZERO, false, "its owner had lost the lease").await;
+                Problem::InProgress
+            }
+            Ok(entry) => {
+                let response = self.layer.repeat(entry);
+                return self.waiting.answer(Ok(response));
+            }
+            Err(_) => Problem::OutcomeUnknown,
+        };
+        self.refuse(&problem);
+    }
+
+    async fn release(&self, lease: Lease, counted: bool, status: StatusCode) {
+        let scope = self.layer.gate.scope();
+        info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed; it runs again if repeated");
+        lease.release(Duration::ZERO, counted, &format!("HTTP status {}", status.as_u16())).await;
+        if counted {
+            self.layer.gate.observe(Event::Retried { scope });
+        }
+    }
+
+    /// Writes FAILED, then sends the response.
+    async fn give_up(mut self, lease: Lease, cause: Cause, response: Response<Body>) {
+        let given_up = GivenUp { cause, status: response.status() };
+        warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), %given_up, "a request will not run again");
+        let message = lease.message().clone();
+        let mut failing = pin!(async { lease.fail(&given_up.to_string()).await });
+        let failed = match timeout(self.layer.settings.settle_timeout, &mut failing).await {
+            Ok(failed) => failed,
+            Err(_elapsed) => {
+                self.refuse(&Problem::OutcomeUnknown);
+                failing.await
+            }
+        };
+        match failed {
+            Completion::Applied => self.send(response, "given-up"),
+            Completion::NotOwner => self.follow(&message).await,
+        }
+    }
+
+    /// How long a handler may continue after its cancellation.
+    fn grace(&self) -> Duration {
+        self.layer.gate.lease_period().min(CANCELLATION_GRACE)
+    }
+
+    fn ran(&self, outcome: RunOutcome, took: Duration) {
+        let gate = &self.layer.gate;
+        gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+    }
+
+    fn not_kept(&self, lease: &Lease) {
+        let scope = self.layer.gate.scope();
+        info!(scope, key = %lease.store_key(), "a response is too large or does not end; it is recorded without its body");
+        self.layer.gate.observe(Event::ResultNotKept { scope });
+    }
+
+    fn problem(&self, problem: &Problem) -> Response<Body> {
+        problem.response(&self.layer.settings.problems_at)
+    }
+
+    /// Answers the client, unless it was already answered or has disconnected; then nothing is counted.
+    fn send(&mut self, response: Response<Body>, answer: &'static str) {
+        if self.waiting.is_there() {
+            self.layer.note(answer);
+            self.waiting.answer(Ok(response));
+        }
+    }
+
+    fn refuse(&mut self, problem: &Problem) {
+        if self.waiting.is_there() {
+            let response = self.layer.refuse(problem);
+            self.waiting.answer(Ok(response));
+        }
+    }
+}
+
+async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle: Handle<E>) -> Ran<E> {
+    // Creating the future runs the user's code as well.
+    let work = async move { handle(request).await };
+    let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
+    let ran = tokio::select! {
+        biased;
+        ran = &mut work => Some(ran),
+        () = lease.discarded().cancelled() => timeout(grace, work).await.ok(),
+    };
+    match ran {
+        Some(Ok(Ok(response))) => Ran::Answered(response),
+        Some(Ok(Err(error))) => Ran::Failed(error),
+        Some(Err(_panic)) => Ran::Panicked,
+        None => Ran::Cancelled,
+    }
+}
+
+fn expires_unix_s(retention: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_add(retention).as_secs()
+}

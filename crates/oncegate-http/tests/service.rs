@@ -1,0 +1,235 @@
+//! The layer as a tower service, called without a server.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::future::{pending, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response, StatusCode};
+use http_body::{Body as HttpBody, Frame};
+use http_body_util::{BodyExt as _, Empty, Full};
+use oncegate::core::rules::{Operation, Reply};
+use oncegate::core::store::{Command, Store, StoreError};
+use oncegate::core::testing::wrapper::StoreWrapper;
+use oncegate::http::{Body, Idempotency, IdempotencyLayer, Principal, request_gate};
+use oncegate::{BoxError, MemoryStore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{advance, timeout};
+use tokio_util::sync::PollSemaphore;
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+/// Responds with the size of the request's body. A permit limits how many do so at once, like tower's `ConcurrencyLimit`.
+struct Limited {
+    permits: PollSemaphore,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Limited {
+    fn new(permits: usize) -> Self {
+        Self { permits: PollSemaphore::new(Arc::new(Semaphore::new(permits))), permit: None }
+    }
+}
+
+impl Clone for Limited {
+    fn clone(&self) -> Self {
+        Self { permits: self.permits.clone(), permit: None }
+    }
+}
+
+impl Service<Request<Body>> for Limited {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        if self.permit.is_none() {
+            self.permit = ready!(self.permits.poll_acquire(context));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let permit = self.permit.take().expect("it is ready");
+        Box::pin(async move {
+            let body = request.into_body().collect().await?.to_bytes();
+            drop(permit);
+            Ok(Response::new(Body::from(Bytes::from(body.len().to_string()))))
+        })
+    }
+}
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(request_gate("payments", MemoryStore::new()), Principal::single_tenant())
+}
+
+// invariant: stalled-upload
+#[tokio::test(start_paused = true)]
+async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended() {
+    let service = layer().max_request_bytes(10).max_buffered_bytes(10).layer(Limited::new(1));
+    let stalled = Pieces::new(6);
+    let (sent, end) = (Arc::clone(&stalled.sent), stalled.end.clone());
+    let first = {
+        let service = service.clone();
+        tokio::spawn(async move { call(&service, post("first", stalled)).await })
+    };
+    drop(sent.acquire().await.unwrap());
+    let second = || post("second", Full::new(Bytes::from_static(b"12345")));
+    let refused = call(&service, second()).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    end.add_permits(1);
+    assert_eq!(first.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(call(&service, second()).await.status(), StatusCode::OK);
+}
+
+/// A store that can be away: then claims get no answer. Counts the claims.
+#[derive(Debug, Default)]
+struct AwayStore {
+    inner: MemoryStore,
+    away: AtomicBool,
+    claims: AtomicUsize,
+}
+
+#[async_trait]
+impl StoreWrapper for AwayStore {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        if matches!(commands.first(), Some(Command { operation: Operation::Claim { .. }, .. })) {
+            self.claims.fetch_add(1, SeqCst);
+        }
+        if self.away.load(SeqCst) {
+            pending::<()>().await;
+        }
+        self.inner.execute(commands).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_every_request_waits_for_a_store_that_is_away() {
+    let store = Arc::new(AwayStore::default());
+    let gate = request_gate("payments", Arc::clone(&store)).simulated(1);
+    let layer = IdempotencyLayer::new(gate, Principal::single_tenant());
+    layer.open().await.unwrap();
+    let service = layer.layer(Limited::new(1));
+    let status = async |key: &str| call(&service, post(key, Empty::new())).await.status();
+    store.away.store(true, SeqCst);
+    for n in 0..50 {
+        assert_eq!(status(&format!("k{n}")).await, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    assert_eq!(store.claims.load(SeqCst), 5, "requests that waited for the store");
+    store.away.store(false, SeqCst);
+    assert_eq!(status("early").await, StatusCode::SERVICE_UNAVAILABLE);
+    advance(Duration::from_secs(1)).await;
+    assert_eq!(status("probe").await, StatusCode::OK);
+    assert_eq!(status("next").await, StatusCode::OK);
+}
+
+/// What layers outside of this one require of a body, such as tower-http's `TimeoutLayer`.
+#[tokio::test]
+async fn a_body_has_a_default() {
+    async fn status<S, B: Default + HttpBody>(mut service: S) -> usize
+    where
+        S: Service<Request<Empty<Bytes>>, Response = Response<B>, Error = BoxError>,
+    {
+        let response = service.call(post("k", Empty::new())).await.unwrap();
+        let timed_out = response.map(|_| B::default());
+        timed_out.into_body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap()
+    }
+    assert_eq!(status(layer().layer(Limited::new(1))).await, 0);
+}
+
+fn post<B>(key: &str, body: B) -> Request<B> {
+    Request::post("/charges").header("idempotency-key", key).body(body).unwrap()
+}
+
+async fn call<B>(service: &Idempotency<Limited>, request: Request<B>) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let mut service = service.clone();
+    poll_fn(|context| Service::<Request<B>>::poll_ready(&mut service, context)).await.unwrap();
+    service.call(request).await.unwrap()
+}
+
+/// A body that ends only when the gate is open, after `bytes` pieces of one byte.
+struct Pieces {
+    left: usize,
+    sent: Arc<Semaphore>,
+    end: PollSemaphore,
+}
+
+impl Pieces {
+    fn new(left: usize) -> Self {
+        Self { left, sent: Arc::new(Semaphore::new(0)), end: PollSemaphore::new(Arc::new(Semaphore::new(0))) }
+    }
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(left) = self.left.checked_sub(1) {
+            self.left = left;
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))));
+        }
+        self.sent.add_permits(1);
+        drop(ready!(self.end.poll_acquire(context)));
+        Poll::Ready(None)
+    }
+}
+
+// invariant: stalled-upload
+#[tokio::test(start_paused = true)]
+async fn a_stalled_upload_holds_no_permit_of_the_inner_service() {
+    let service = layer().layer(Limited::new(1));
+    let stalled = Pieces::new(1);
+    let sent = Arc::clone(&stalled.sent);
+    let slow = {
+        let service = service.clone();
+        tokio::spawn(async move { call(&service, post("slow", stalled)).await })
+    };
+    drop(sent.acquire().await.unwrap());
+    // Time passes only while nothing else can be done: while this request waits for the upload.
+    let other = timeout(Duration::from_secs(1), call(&service, post("other", Empty::new()))).await;
+    assert_eq!(other.unwrap().status(), StatusCode::OK);
+    slow.abort();
+}
+
+/// The memory that this process occupies.
+fn resident_bytes() -> usize {
+    const PAGE_BYTES: usize = 4096;
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE_BYTES
+}
+
+#[tokio::test]
+async fn a_body_in_pieces_of_one_byte_takes_the_memory_of_its_bytes() {
+    const BODY_BYTES: usize = 1024 * 1024;
+    let service = layer().layer(Limited::new(1));
+    let pieces = Pieces::new(BODY_BYTES);
+    let (sent, end) = (Arc::clone(&pieces.sent), pieces.end.clone());
+    let before = resident_bytes();
+    let answered = tokio::spawn(async move { call(&service, post("pieces", pieces)).await });
+    drop(sent.acquire().await.unwrap());
+    let taken = resident_bytes().saturating_sub(before);
+    assert!(taken < 16 * BODY_BYTES, "{taken} bytes for a body of {BODY_BYTES}");
+    end.add_permits(1);
+    let body = answered.await.unwrap().into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, BODY_BYTES.to_string());
+}

@@ -1,0 +1,53 @@
+//! Reads the metadata of a consumer group's commits.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use rdkafka::TopicPartitionList;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::Consumer as _;
+use rdkafka::error::KafkaError;
+
+use super::inquiry;
+use super::trouble::is_refusal;
+use oncegate_runtime::source::SourceError;
+
+/// Time limit of one request to the brokers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Returns the metadata of the group's commits of these topics, without duplicates. It joins no group.
+pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<String>, SourceError> {
+    let failed = |error: KafkaError| {
+        let is_refusal = is_refusal(&error);
+        let failed = SourceError::caused(
+            "the committed offsets of the consumer group could not be read: check that the brokers are reachable and \
+             that the user has the right DESCRIBE on the topics and the group",
+            error,
+        );
+        if is_refusal { failed } else { failed.away() }
+    };
+    let consumer = inquiry::client(config.clone())?;
+    let mut partitions = TopicPartitionList::new();
+    for topic in topics {
+        let metadata = inquiry::metadata(&consumer, topic, ANSWER_TIMEOUT, failed)?;
+        for described in metadata.topics() {
+            for partition in described.partitions() {
+                partitions.add_partition(described.name(), partition.id());
+            }
+        }
+    }
+    if partitions.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let committed = consumer.committed_offsets(partitions, ANSWER_TIMEOUT).map_err(failed)?;
+    let mut annotations: Vec<String> = Vec::new();
+    for partition in committed.elements() {
+        // The client panics on text that is not UTF-8. Such metadata is not ours.
+        let read = catch_unwind(AssertUnwindSafe(|| partition.metadata().to_owned()));
+        let Ok(annotation) = read else { continue };
+        if !annotation.is_empty() && !annotations.contains(&annotation) {
+            annotations.push(annotation);
+        }
+    }
+    Ok(annotations)
+}

@@ -1,0 +1,493 @@
+//! Tracks which partitions this member owns, in which epoch, and which offsets may be committed.
+//!
+//! Kafka does not check who commits: it accepts a commit for another member's partition, and right after a rejoin
+//! even a commit by a zombie. So ownership is decided here. Each assignment of a partition is an epoch of its own.
+//! Offsets are received, finished and committed under one lock that knows the epoch, and anything from an epoch that
+//! is over is ignored.
+//!
+//! This file does not depend on a broker.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::clock::Clock;
+pub(crate) use super::ledger::Begin;
+use super::ledger::Ledger;
+use super::partition_map::PartitionMap;
+use super::standing::{LogEnd, Standing};
+use super::watermark::Watermark;
+
+/// A partition of a topic.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Partition {
+    pub(crate) topic: Arc<str>,
+    pub(crate) number: i32,
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic, self.number)
+    }
+}
+
+/// The partitions that this member owns now.
+#[derive(Debug, Default)]
+pub(crate) struct Assignments {
+    current: Mutex<PartitionMap<Arc<Assignment>>>,
+    /// Grows with every change of `current`, so that holders of a copy know when it is old.
+    generation: AtomicU64,
+    /// Whether a partition may have only offsets without messages after those received.
+    may_pass: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    clock: Clock,
+    last_epoch: AtomicU64,
+    /// How many messages of all partitions have been received, counted from each partition's first unfinished one.
+    total_span: AtomicUsize,
+    /// Used only to wait for `drained`.
+    draining: Mutex<()>,
+    drained: Condvar,
+}
+
+impl Shared {
+    fn next_epoch(&self) -> u64 {
+        self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// One partition, from its assignment to its revocation.
+#[derive(Debug)]
+pub(crate) struct Assignment {
+    partition: Partition,
+    /// How many attempts run, and in the highest bit whether the partition is being revoked. One word, so that no
+    /// attempt can start between the check of the bit and the increment.
+    attempts: AtomicU32,
+    /// How many received messages wait until they are due, in a retry topic.
+    waiting: AtomicUsize,
+    /// Start of the epoch; times in the ledger are milliseconds since then.
+    begun: Instant,
+    ledger: Mutex<Ledger>,
+    shared: Arc<Shared>,
+}
+
+const REVOKED: u32 = 1 << 31;
+
+/// The position of a received message in its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Receipt {
+    epoch: u64,
+    number: u64,
+}
+
+/// The result of recording a received offset.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    pub(crate) receipt: Receipt,
+    /// How many messages would be delivered again after a crash now.
+    pub(crate) span: usize,
+    /// Whether the log went back, so that a new epoch has begun: it was truncated, or the topic was recreated.
+    pub(crate) rewound: bool,
+}
+
+/// A position to commit.
+#[derive(Debug)]
+pub(crate) struct Due {
+    assignment: Arc<Assignment>,
+    epoch: u64,
+    pub(crate) position: i64,
+}
+
+impl Due {
+    pub(crate) fn partition(&self) -> &Partition {
+        &self.assignment.partition
+    }
+}
+
+impl Assignments {
+    /// Creates the assignments of a member with this clock.
+    #[cfg(test)]
+    fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        let shared = Shared { clock: Clock::new(clock), ..Shared::default() };
+        Self { shared: Arc::new(shared), ..Self::default() }
+    }
+
+    /// Begins an epoch for each of these partitions, which are read from the position in `begin`.
+    pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>, begin: Begin) {
+        let mut current = self.current();
+        for partition in partitions {
+            // A partition that is already ours was assigned again without a revoke, so its state may be wrong.
+            self.begin(&mut current, partition, Watermark::default(), begin);
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Begins another epoch of a partition whose log was replaced; `false` when the partition is not ours.
+    ///
+    /// With `base`, that position is committed until messages are finished, so that the last epoch's position does not
+    /// stay at the broker.
+    pub(crate) fn restart(&self, partition: &Partition, base: Option<i64>) -> bool {
+        let mut current = self.current();
+        if current.of(partition).is_none() {
+            return false;
+        }
+        let watermark = base.map_or_else(Watermark::default, Watermark::starting_at);
+        self.begin(&mut current, partition.clone(), watermark, Begin::Begun);
+        self.generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    fn begin(
+        &self,
+        current: &mut PartitionMap<Arc<Assignment>>,
+        partition: Partition,
+        watermark: Watermark,
+        begin: Begin,
+    ) {
+        let mut ledger = Ledger { begin, ..Ledger::new(self.shared.next_epoch(), watermark) };
+        ledger.mark_due(0);
+        let assignment = Arc::new(Assignment {
+            partition: partition.clone(),
+            attempts: AtomicU32::new(0),
+            waiting: AtomicUsize::new(0),
+            begun: self.shared.clock.now(),
+            ledger: Mutex::new(ledger),
+            shared: Arc::clone(&self.shared),
+        });
+        if let Some(former) = current.insert(&partition, assignment) {
+            former.forbid();
+            former.end();
+        }
+    }
+
+    /// Stops attempts from starting for these partitions. Running attempts may still finish.
+    pub(crate) fn begin_revoke(&self, partitions: &[Partition]) -> Vec<Arc<Assignment>> {
+        let current = self.current();
+        let revoked: Vec<_> = partitions.iter().filter_map(|one| current.of(one).cloned()).collect();
+        revoked.iter().for_each(|assignment| assignment.forbid());
+        revoked
+    }
+
+    /// Waits until no attempt runs, and returns how many still run at `deadline`.
+    pub(crate) fn wait_drained(&self, revoked: &[Arc<Assignment>], deadline: Instant) -> u32 {
+        let running = || revoked.iter().map(|assignment| assignment.running()).sum();
+        let mut draining = self.shared.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let (still, left) = (running(), deadline.saturating_duration_since(Instant::now()));
+            if still == 0 || left.is_zero() {
+                return still;
+            }
+            draining =
+                self.shared.drained.wait_timeout(draining, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends all epochs at once, because we are no longer a member. Returns how many partitions there were.
+    pub(crate) fn end_all(&self) -> usize {
+        let ours = self.all();
+        ours.iter().for_each(|assignment| assignment.forbid());
+        self.end(&ours);
+        ours.len()
+    }
+
+    /// Ends the epochs of these assignments: none of their offsets is committed afterwards.
+    pub(crate) fn end(&self, revoked: &[Arc<Assignment>]) {
+        let mut current = self.current();
+        for assignment in revoked {
+            assignment.end();
+            if current.of(&assignment.partition).is_some_and(|now| Arc::ptr_eq(now, assignment)) {
+                current.remove(&assignment.partition);
+            }
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns the positions of our partitions that have moved since their last commit.
+    pub(crate) fn due(&self) -> Vec<Due> {
+        let current = self.current();
+        let due = |assignment: &Arc<Assignment>| {
+            let ledger = assignment.ledger();
+            let (epoch, position) = (ledger.epoch?, ledger.watermark.due()?);
+            Some(Due { assignment: Arc::clone(assignment), epoch, position })
+        };
+        current.values().filter_map(due).collect()
+    }
+
+    /// Records that the broker has these positions.
+    pub(crate) fn committed(&self, done: &[Due]) {
+        for due in done {
+            let mut ledger = due.assignment.ledger();
+            if ledger.epoch == Some(due.epoch) {
+                ledger.watermark.committed(due.position);
+                ledger.due_at_ms = None;
+                ledger.mark_due(due.assignment.now_ms());
+            }
+        }
+    }
+
+    /// Records the end of a partition's log, as the client knows it.
+    pub(crate) fn ends_at(&self, topic: &str, number: i32, end: LogEnd) {
+        let current = self.current();
+        if let Some(assignment) = current.get(topic, number) {
+            let mut ledger = assignment.ledger();
+            ledger.end = Some(end);
+            if ledger.may_pass() {
+                self.may_pass.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether the client's positions should be read, since the last call.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.may_pass.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns the partitions whose starting position is not known yet.
+    pub(crate) fn unresolved(&self) -> Vec<Arc<Assignment>> {
+        let current = self.current();
+        current.values().filter(|one| one.ledger().begin == Begin::Unresolved).cloned().collect()
+    }
+
+    /// Returns the partition's assignment, if it is ours.
+    pub(crate) fn get(&self, partition: &Partition) -> Option<Arc<Assignment>> {
+        self.current().of(partition).cloned()
+    }
+
+    /// Returns the progress of each of our partitions, by topic and number.
+    pub(crate) fn standings(&self) -> Vec<Standing> {
+        let mut standings: Vec<_> = self.all().iter().map(|assignment| assignment.standing()).collect();
+        standings.sort_by(|a, b| {
+            (&a.partition.topic, a.partition.number).cmp(&(&b.partition.topic, b.partition.number))
+        });
+        standings
+    }
+
+    /// Returns every partition that is ours now.
+    pub(crate) fn all(&self) -> Vec<Arc<Assignment>> {
+        self.current().values().cloned().collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.current().is_empty()
+    }
+
+    /// Returns how many messages would be delivered again after a crash now, of all partitions.
+    pub(crate) fn total_span(&self) -> usize {
+        self.shared.total_span.load(Ordering::Relaxed)
+    }
+
+    /// Returns a number that changes whenever [`all`](Self::all) does.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn current(&self) -> MutexGuard<'_, PartitionMap<Arc<Assignment>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Assignment {
+    pub(crate) fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// Records a received offset; `None` when the partition is no longer ours, or not read yet.
+    pub(crate) fn receive(&self, offset: i64) -> Option<Received> {
+        let now_ms = self.now_ms();
+        self.change(|ledger| {
+            let mut epoch = ledger.epoch?;
+            if ledger.begin != Begin::Begun {
+                return None;
+            }
+            let (number, rewound) = match ledger.watermark.receive(offset, now_ms) {
+                Some(number) => (number, false),
+                None => {
+                    epoch = self.shared.next_epoch();
+                    // The committed position is beyond this offset: the next owner would skip the messages in between.
+                    *ledger = Ledger::new(epoch, Watermark::starting_at(offset));
+                    let number = ledger.watermark.receive(offset, now_ms)?;
+                    ledger.mark_due(now_ms);
+                    (number, true)
+                }
+            };
+            ledger.delivered_at_ms = now_ms;
+            Some(Received { receipt: Receipt { epoch, number }, span: ledger.watermark.span(), rewound })
+        })
+    }
+
+    /// Records that a message is finished; `false` when its epoch is over or it was finished already.
+    pub(crate) fn complete(&self, receipt: Receipt) -> bool {
+        self.change(|ledger| {
+            let news = ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number);
+            if news && ledger.due_at_ms.is_none() {
+                ledger.mark_due(self.now_ms());
+            }
+            news
+        })
+    }
+
+    /// Sets where the partition begins; `is_committed` when the broker has that position already.
+    pub(crate) fn resolve(&self, position: i64, is_committed: bool) {
+        let mut ledger = self.ledger();
+        if ledger.epoch.is_none() || ledger.begin != Begin::Unresolved {
+            return;
+        }
+        ledger.begin = Begin::At(position);
+        ledger.watermark = Watermark::starting_at(position);
+        if is_committed {
+            ledger.watermark.committed(position);
+        }
+        ledger.mark_due(self.now_ms());
+    }
+
+    /// Returns where the client must seek before the partition is read, once that position is committed.
+    pub(crate) fn begins_at(&self) -> Option<i64> {
+        let ledger = self.ledger();
+        match ledger.begin {
+            Begin::At(position) if ledger.watermark.due().is_none() => Some(position),
+            _ => None,
+        }
+    }
+
+    /// Whether the starting position is settled, so that the partition may be read.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.ledger().begin == Begin::Begun
+    }
+
+    /// Records that the client has sought to its starting position: from now on its position is from this epoch.
+    pub(crate) fn begun(&self) {
+        let mut ledger = self.ledger();
+        (ledger.begin, ledger.is_position_ours) = (Begin::Begun, true);
+    }
+
+    /// Records that the client has no position in the partition: its next one is from this epoch.
+    pub(crate) fn has_no_position(&self) {
+        let mut ledger = self.ledger();
+        ledger.is_position_ours = ledger.begin == Begin::Begun;
+    }
+
+    /// Records that the client has returned every message before `position`.
+    pub(crate) fn passes(&self, position: i64) {
+        let mut ledger = self.ledger();
+        let ours = ledger.is_position_ours || ledger.watermark.last_received().is_some();
+        if ledger.epoch.is_some() && ledger.begin == Begin::Begun && ours {
+            ledger.watermark.pass(position);
+            ledger.mark_due(self.now_ms());
+        }
+    }
+
+    /// Records whether the partition is paused because too many of its messages are unfinished, or not due.
+    pub(crate) fn set_crowded(&self, crowded: bool) {
+        self.ledger().crowded = crowded;
+    }
+
+    fn standing(&self) -> Standing {
+        let now_ms = self.now_ms();
+        let ago = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms));
+        let ledger = self.ledger();
+        let watermark = &ledger.watermark;
+        Standing {
+            partition: self.partition.clone(),
+            received: watermark.last_received(),
+            span: watermark.span(),
+            watermark: watermark.first_unfinished(),
+            committed: watermark.last_committed(),
+            uncommitted_for: ledger.due_at_ms.map(ago),
+            delivered_ago: ago(ledger.delivered_at_ms),
+            oldest_unfinished: watermark.oldest_at_ms().map(ago),
+            crowded: ledger.crowded,
+            waiting: self.waiting(),
+            end: ledger.end,
+        }
+    }
+
+    /// Returns the milliseconds since the assignment.
+    fn now_ms(&self) -> u64 {
+        let elapsed = self.shared.clock.now().saturating_duration_since(self.begun);
+        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Counts an attempt. `false`, without counting, once the partition is being revoked.
+    pub(crate) fn start(&self) -> bool {
+        let count = |attempts: u32| (attempts & REVOKED == 0).then_some(attempts + 1);
+        self.attempts.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).is_ok()
+    }
+
+    /// Ends the attempt that [`start`](Self::start) counted.
+    pub(crate) fn stop(&self) {
+        let before = self.attempts.fetch_sub(1, Ordering::AcqRel);
+        debug_assert_ne!(before & !REVOKED, 0, "stop without a start");
+        if before == REVOKED | 1 {
+            // Taking the lock orders this after the drain's check of the count, so the drain cannot miss the wake-up.
+            drop(self.shared.draining.lock().unwrap_or_else(PoisonError::into_inner));
+            self.shared.drained.notify_all();
+        }
+    }
+
+    /// Counts a received message that is not due.
+    pub(crate) fn waits(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a message that waited and is due now.
+    pub(crate) fn waits_no_more(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many received messages wait until they are due.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Whether attempts may no longer start.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.attempts.load(Ordering::Acquire) & REVOKED != 0
+    }
+
+    /// Returns how many messages would be delivered again after a crash now.
+    pub(crate) fn span(&self) -> usize {
+        self.ledger().watermark.span()
+    }
+
+    fn running(&self) -> u32 {
+        self.attempts.load(Ordering::Acquire) & !REVOKED
+    }
+
+    fn forbid(&self) {
+        self.attempts.fetch_or(REVOKED, Ordering::AcqRel);
+    }
+
+    fn end(&self) {
+        self.change(|ledger| {
+            ledger.epoch = None;
+            ledger.watermark = Watermark::default();
+            ledger.due_at_ms = None;
+        });
+    }
+
+    /// Changes the ledger, and counts what that means for all partitions together.
+    fn change<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
+        let mut ledger = self.ledger();
+        let before = ledger.watermark.span();
+        let changed = change(&mut ledger);
+        let after = ledger.watermark.span();
+        let total = &self.shared.total_span;
+        match after.checked_sub(before) {
+            Some(more) => total.fetch_add(more, Ordering::Relaxed),
+            None => total.fetch_sub(before - after, Ordering::Relaxed),
+        };
+        changed
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[path = "assignment_tests.rs"]
+mod tests;

@@ -1,0 +1,482 @@
+//! Compares the watermark and the epochs with a simple model.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::*;
+
+fn partition(number: i32) -> Partition {
+    Partition { topic: "orders".into(), number }
+}
+
+fn assigned(number: i32) -> (Assignments, Arc<Assignment>) {
+    let assignments = Assignments::default();
+    assignments.assign([partition(number)], Begin::Begun);
+    let [assignment] = assignments.all().try_into().expect("one");
+    (assignments, assignment)
+}
+
+fn positions(assignments: &Assignments) -> BTreeMap<i32, i64> {
+    assignments.due().iter().map(|due| (due.partition().number, due.position)).collect()
+}
+
+fn commit(assignments: &Assignments) -> BTreeMap<i32, i64> {
+    let due = assignments.due();
+    let positions = due.iter().map(|due| (due.partition().number, due.position)).collect();
+    assignments.committed(&due);
+    positions
+}
+
+// invariant: commit-past-unfinished
+#[test]
+fn every_order_of_completions_commits_the_first_incomplete_one() {
+    const OFFSETS: [i64; 6] = [0, 1, 5, 6, 1_000_000_000_000, 1_000_000_000_001];
+    for order in permutations(OFFSETS.len()) {
+        let (assignments, assignment) = assigned(0);
+        let receipts = OFFSETS.map(|offset| assignment.receive(offset).expect("ours").receipt);
+        let mut done = [false; OFFSETS.len()];
+        for index in &order {
+            assert!(assignment.complete(receipts[*index]));
+            done[*index] = true;
+            let first = done.iter().position(|done| !done);
+            let expected = match first {
+                Some(0) => None,
+                Some(first) => Some(OFFSETS[first]),
+                None => Some(OFFSETS[OFFSETS.len() - 1] + 1),
+            };
+            assert_eq!(positions(&assignments).get(&0).copied(), expected, "{order:?} at {index}");
+            assert_eq!(assignment.span(), first.map_or(0, |first| OFFSETS.len() - first));
+        }
+    }
+}
+
+fn permutations(length: usize) -> Vec<Vec<usize>> {
+    if length == 0 {
+        return vec![Vec::new()];
+    }
+    let insert = |shorter: Vec<usize>| {
+        (0..length).map(move |at| {
+            let mut longer = shorter.clone();
+            longer.insert(at, length - 1);
+            longer
+        })
+    };
+    permutations(length - 1).into_iter().flat_map(insert).collect()
+}
+
+/// The simple model of one partition in one epoch.
+#[derive(Debug, Default)]
+struct Epoch {
+    received: BTreeMap<i64, bool>,
+    committed: Option<i64>,
+    /// Whether it began with a log that went back, so that its start is committed.
+    rewound: bool,
+}
+
+impl Epoch {
+    fn due(&self) -> Option<i64> {
+        let first = *self.received.first_key_value()?.0;
+        let incomplete = self.received.iter().find(|(_, done)| !**done).map(|(offset, _)| *offset);
+        let position = incomplete.or(self.received.last_key_value().map(|(last, _)| last + 1))?;
+        let due = position > first || self.rewound;
+        (due && self.committed.is_none_or(|committed| position > committed)).then_some(position)
+    }
+}
+
+/// An ack handle of the run: the real one, and its place in the model.
+struct Given {
+    assignment: Arc<Assignment>,
+    receipt: Receipt,
+    partition: i32,
+    epoch: usize,
+    offset: i64,
+}
+
+#[derive(Default)]
+struct Run {
+    assignments: Assignments,
+    /// The epochs by number, in the order in which they began.
+    epochs: Vec<Epoch>,
+    current: BTreeMap<i32, usize>,
+    given: Vec<Given>,
+    /// A commit that is decided and not yet answered, as in the commit thread.
+    in_flight: Option<(Vec<Due>, BTreeMap<i32, usize>)>,
+}
+
+const PARTITIONS: std::ops::Range<i32> = 0..3;
+
+impl Run {
+    fn step(&mut self, random: &mut fastrand::Rng) {
+        let number = random.i32(PARTITIONS);
+        match random.u8(..100) {
+            0..4 => self.assign(number),
+            4..7 => self.revoke(number),
+            7..50 => self.receive(number, random),
+            50..85 => self.complete(random),
+            85..93 => self.decide(),
+            _ => self.answer(random.bool()),
+        }
+        self.check();
+    }
+
+    fn assign(&mut self, number: i32) {
+        self.assignments.assign([partition(number)], Begin::Begun);
+        self.epochs.push(Epoch::default());
+        self.current.insert(number, self.epochs.len() - 1);
+    }
+
+    fn revoke(&mut self, number: i32) {
+        let revoked = self.assignments.begin_revoke(&[partition(number)]);
+        assert_eq!(revoked.len(), usize::from(self.current.contains_key(&number)));
+        assert!(revoked.iter().all(|assignment| !assignment.start() && assignment.is_revoked()));
+        // A revoke that drains still commits; check() verifies that here.
+        self.check();
+        self.assignments.end(&revoked);
+        self.current.remove(&number);
+    }
+
+    fn receive(&mut self, number: i32, random: &mut fastrand::Rng) {
+        let all = self.assignments.all();
+        let Some(assignment) = all.iter().find(|one| one.partition.number == number) else {
+            assert!(!self.current.contains_key(&number));
+            return;
+        };
+        let mut epoch = self.current[&number];
+        let last = self.epochs[epoch].received.last_key_value().map(|(last, _)| *last);
+        let rewinds = last.is_some() && random.u8(..40) == 0;
+        let offset = match last {
+            Some(last) if rewinds => random.i64(0..=last),
+            Some(last) => last + if random.bool() { 1 } else { random.i64(1..50) },
+            None => random.i64(0..100),
+        };
+        if rewinds {
+            self.epochs.push(Epoch { rewound: true, ..Epoch::default() });
+            epoch = self.epochs.len() - 1;
+            self.current.insert(number, epoch);
+        }
+        let received = assignment.receive(offset).expect("ours");
+        assert_eq!(received.rewound, rewinds);
+        self.epochs[epoch].received.insert(offset, false);
+        let incomplete = self.epochs[epoch].received.iter().find(|(_, done)| !**done).expect("this one");
+        assert_eq!(received.span, self.epochs[epoch].received.range(incomplete.0..).count());
+        let receipt = received.receipt;
+        self.given.push(Given {
+            assignment: Arc::clone(assignment),
+            receipt,
+            partition: number,
+            epoch,
+            offset,
+        });
+    }
+
+    /// Completes any message ever received, of any epoch, possibly a second time.
+    fn complete(&mut self, random: &mut fastrand::Rng) {
+        if self.given.is_empty() {
+            return;
+        }
+        let recent = self.given.len().saturating_sub(12);
+        let index = if random.u8(..10) == 0 {
+            random.usize(..self.given.len())
+        } else {
+            random.usize(recent..self.given.len())
+        };
+        let given = &self.given[index];
+        let ours = self.current.get(&given.partition) == Some(&given.epoch);
+        let done = self.epochs[given.epoch].received.get_mut(&given.offset).expect("it was received");
+        let news = ours && !*done;
+        assert_eq!(given.assignment.complete(given.receipt), news);
+        if ours {
+            *done = true;
+        }
+    }
+
+    fn decide(&mut self) {
+        if self.in_flight.is_none() {
+            self.in_flight = Some((self.assignments.due(), self.current.clone()));
+        }
+    }
+
+    /// Answers a commit, possibly long after other events.
+    fn answer(&mut self, well: bool) {
+        let Some((due, epochs)) = self.in_flight.take() else {
+            return;
+        };
+        if !well {
+            return;
+        }
+        self.assignments.committed(&due);
+        for due in due {
+            let epoch = &mut self.epochs[epochs[&due.partition().number]];
+            assert!(epoch.committed < Some(due.position), "a commit went back");
+            epoch.committed = Some(due.position);
+        }
+    }
+
+    fn check(&self) {
+        let due = |(number, epoch): (&i32, &usize)| Some((*number, self.epochs[*epoch].due()?));
+        let expected: BTreeMap<_, _> = self.current.iter().filter_map(due).collect();
+        assert_eq!(positions(&self.assignments), expected);
+    }
+}
+
+// invariant: commit-past-unfinished
+#[test]
+fn random_runs_commit_what_the_model_commits() {
+    const RUNS: u64 = 3_000;
+    const STEPS: usize = 200;
+    let base = fastrand::u64(..);
+    let mut committed = 0;
+    for seed in (0..RUNS).map(|run| base.wrapping_add(run)) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let run = std::panic::AssertUnwindSafe(|| {
+            let mut run = Run::default();
+            (0..STEPS).for_each(|_| run.step(&mut random));
+            run.epochs.iter().filter(|epoch| epoch.committed.is_some()).count()
+        });
+        match std::panic::catch_unwind(run) {
+            Ok(count) => committed += count,
+            Err(panic) => {
+                eprintln!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    assert!(committed > 1_000, "the runs hardly commit anything: {committed}");
+}
+
+// invariant: commit-of-revoked-partition
+#[test]
+fn nothing_of_a_revoked_partition_is_committed() {
+    let (assignments, assignment) = assigned(7);
+    let [first, second] = [10, 11].map(|offset| assignment.receive(offset).expect("ours").receipt);
+    assert!(assignment.complete(first));
+    let late = assignments.due();
+
+    let revoked = assignments.begin_revoke(&[partition(7)]);
+    assert_eq!(commit(&assignments), BTreeMap::from([(7, 11)]), "the revoke itself may commit");
+    assignments.end(&revoked);
+
+    assert!(!assignment.complete(second), "its epoch is over");
+    assert!(assignment.receive(12).is_none(), "what comes late was not asked for");
+    assert!(positions(&assignments).is_empty());
+
+    assignments.assign([partition(7)], Begin::Begun);
+    assignments.committed(&late);
+    let again = assignments.all().remove(0);
+    let receipt = again.receive(10).expect("ours").receipt;
+    assert!(!assignment.complete(first) && again.complete(receipt));
+    assert_eq!(commit(&assignments), BTreeMap::from([(7, 11)]), "the old epoch's commit does not count");
+    assert!(commit(&assignments).is_empty(), "what has not moved is not committed again");
+}
+
+#[test]
+fn a_revoke_waits_for_what_has_started_and_for_nothing_else() {
+    // The waiting thread cannot report that it sleeps. So the race between its sleep and the last stop runs often
+    // enough to see both outcomes.
+    for round in 0..500_u32 {
+        let (assignments, assignment) = assigned(0);
+        assert!(assignment.start() && assignment.start());
+        let revoked = assignments.begin_revoke(&[partition(0)]);
+        assert!(!assignment.start(), "nothing starts any more");
+        assert_eq!(assignments.wait_drained(&revoked, Instant::now()), 2, "the deadline holds");
+
+        let (begun, far) = (AtomicU32::new(0), Instant::now() + Duration::from_secs(20));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                begun.store(1, Ordering::SeqCst);
+                assignments.wait_drained(&revoked, far)
+            });
+            while begun.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            (0..round * 20).for_each(|_| std::hint::spin_loop());
+            assignment.stop();
+            assignment.stop();
+            assert_eq!(waiting.join().expect("no panic"), 0);
+        });
+        assert!(Instant::now() < far, "it was woken");
+    }
+}
+
+// invariant: attempt-after-revoke
+#[test]
+fn a_start_and_a_revoke_at_once_never_miss_each_other() {
+    for _ in 0..2_000 {
+        let (assignments, assignment) = assigned(0);
+        let running = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while assignment.start() {
+                    running.store(1, Ordering::SeqCst);
+                    running.store(0, Ordering::SeqCst);
+                    assignment.stop();
+                }
+            });
+            let revoked = assignments.begin_revoke(&[partition(0)]);
+            let far = Instant::now() + Duration::from_secs(60);
+            assert_eq!(assignments.wait_drained(&revoked, far), 0);
+            assert_eq!(running.load(Ordering::SeqCst), 0, "an attempt runs behind the drain");
+        });
+    }
+}
+
+// invariant: recreated-topic
+#[test]
+fn a_partition_that_is_read_anew_tells_the_broker_where_it_begins() {
+    let (assignments, former) = assigned(3);
+    let receipt = former.receive(100).expect("ours").receipt;
+    assert!(former.complete(receipt) && former.start());
+    assert_eq!(positions(&assignments), BTreeMap::from([(3, 101)]));
+    let late = assignments.due();
+
+    assert!(assignments.restart(&partition(3), Some(0)));
+    assert!(former.is_revoked() && former.receive(101).is_none() && !former.complete(receipt));
+    assignments.committed(&late);
+    assert_eq!(positions(&assignments), BTreeMap::from([(3, 0)]), "the old position must not stay");
+
+    let [anew] = assignments.all().try_into().expect("one");
+    let [first, second] = [0, 1].map(|offset| anew.receive(offset).expect("ours").receipt);
+    assert!(anew.complete(second));
+    assert_eq!(commit(&assignments), BTreeMap::from([(3, 0)]));
+    assert!(commit(&assignments).is_empty(), "once is enough");
+    assert!(anew.complete(first));
+    assert_eq!(commit(&assignments), BTreeMap::from([(3, 2)]));
+
+    assert!(!assignments.restart(&partition(4), Some(0)), "it is not ours");
+    assert!(assignments.restart(&partition(3), None));
+    assert!(positions(&assignments).is_empty(), "where it begins is not known");
+}
+
+// invariant: commit-by-removed-member
+#[test]
+fn a_member_that_is_none_any_more_commits_nothing() {
+    let (assignments, assignment) = assigned(1);
+    let receipt = assignment.receive(5).expect("ours").receipt;
+    assert!(assignment.complete(receipt));
+    assert_eq!(assignments.end_all(), 1);
+    assert!(assignments.is_empty() && assignments.due().is_empty() && !assignment.start());
+}
+
+#[test]
+fn what_stands_where_is_told_without_the_broker() {
+    let (assignments, assignment) = assigned(2);
+    let standing = || assignments.standings().pop().expect("one");
+    let fresh = standing();
+    assert_eq!(
+        (fresh.received, fresh.watermark, fresh.committed, fresh.lag(), fresh.undelivered()),
+        Default::default()
+    );
+
+    let [first, second] = [10, 11].map(|offset| assignment.receive(offset).expect("ours").receipt);
+    assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 15, queued: 3 });
+    assignments.ends_at("others", 2, LogEnd { stable: 99, next: 0, queued: 0 });
+    let received = standing();
+    assert_eq!((received.received, received.watermark), (Some(11), Some(10)));
+    assert_eq!((received.lag(), received.undelivered()), (Some(10), Some(8)));
+    assert!(received.oldest_unfinished.is_some() && received.uncommitted_for.is_none());
+
+    assert!(assignment.complete(first));
+    let half = standing();
+    assert_eq!((half.watermark, half.committed, half.lag()), (Some(11), None, Some(9)));
+    assert!(half.uncommitted_for.is_some() && half.oldest_unfinished.is_some());
+
+    assert!(assignment.complete(second));
+    assert_eq!(commit(&assignments), BTreeMap::from([(2, 12)]));
+    // The rest of the log is transaction markers, and the client has moved past them.
+    assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 20, queued: 0 });
+    let done = standing();
+    assert_eq!((done.committed, done.undelivered()), (Some(12), Some(0)));
+    assert!(done.uncommitted_for.is_none() && done.oldest_unfinished.is_none());
+}
+
+// invariant: commit-before-arrival
+#[test]
+fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
+    let (assignments, assignment) = assigned(1);
+    let standing = || assignments.standings().pop().expect("one");
+    assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 0, queued: 0 });
+    assert_eq!(standing().lag(), Some(10), "it is known before anything has come");
+    assert!(assignments.may_pass(), "there may be nothing but markers");
+
+    // It is not known yet that the client's position is from after the assignment.
+    assignment.passes(5);
+    assert!(positions(&assignments).is_empty());
+    assignment.has_no_position();
+    assignment.passes(5);
+    assert_eq!(commit(&assignments), BTreeMap::from([(1, 5)]), "nothing but markers so far");
+
+    let [first, second] = [7, 8].map(|offset| assignment.receive(offset).expect("ours").receipt);
+    assignment.passes(10);
+    assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 10, queued: 0 });
+    assert!(!assignments.may_pass(), "messages are unfinished");
+    assert_eq!((standing().lag(), positions(&assignments)), (Some(2), BTreeMap::from([(1, 7)])));
+    assert!(assignment.complete(second));
+    assert_eq!(positions(&assignments), BTreeMap::from([(1, 7)]), "never past an unfinished one");
+    assert!(assignment.complete(first));
+    assert_eq!((standing().lag(), commit(&assignments)), (Some(0), BTreeMap::from([(1, 10)])));
+    assert!(assignment.receive(9).expect("ours").rewound, "the log went back behind the markers");
+}
+
+#[test]
+fn the_client_is_asked_for_its_position_when_a_log_may_end_without_messages() {
+    let (assignments, assignment) = assigned(1);
+    let receipt = assignment.receive(3).expect("ours").receipt;
+    let end = |next, queued| assignments.ends_at("orders", 1, LogEnd { stable: 9, next, queued });
+    assert!(assignment.complete(receipt));
+    end(4, 0);
+    assert!(!assignments.may_pass(), "it stands behind its last message");
+    end(9, 5);
+    assert!(!assignments.may_pass(), "messages are to come");
+    end(9, 0);
+    assert!(assignments.may_pass() && !assignments.may_pass(), "once is enough");
+}
+
+// invariant: begin-at-the-end
+#[test]
+fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
+    let assignments = Assignments::default();
+    assignments.assign([partition(0), partition(1)], Begin::Unresolved);
+    assert_eq!(assignments.unresolved().len(), 2);
+    let [new, known] = [0, 1].map(|number| assignments.get(&partition(number)).expect("ours"));
+    known.resolve(40, true);
+    new.resolve(90, false);
+    assert!(assignments.unresolved().is_empty() && !new.has_begun());
+    assert_eq!((known.begins_at(), new.begins_at()), (Some(40), None), "the broker does not have it");
+    known.passes(50);
+    assert!(new.receive(95).is_none() && known.receive(45).is_none(), "the client is somewhere else");
+    assert_eq!(commit(&assignments), BTreeMap::from([(0, 90)]));
+    assert_eq!(new.begins_at(), Some(90));
+
+    new.begun();
+    known.begun();
+    new.resolve(7, false);
+    assert!(new.has_begun() && positions(&assignments).is_empty(), "it is decided once");
+    let receipt = new.receive(90).expect("ours").receipt;
+    assert!(new.complete(receipt));
+    assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
+}
+
+/// 2^32 milliseconds are 49.7 days. An assignment can live longer, and a stall must be detected then as well.
+// invariant: stall-unreported
+#[test]
+fn ages_go_on_past_two_to_the_32_milliseconds_of_one_assignment() {
+    const WRAP_MS: u64 = 1 << 32;
+    for assigned_for_ms in [WRAP_MS - 45_000, WRAP_MS - 1, WRAP_MS, WRAP_MS + 1, 3 * WRAP_MS + 7] {
+        let (start, passed_ms) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        let clock = Arc::clone(&passed_ms);
+        let now = move || start + Duration::from_millis(clock.load(Ordering::Relaxed));
+        let assignments = Assignments::with_clock(now);
+        assignments.assign([partition(0)], Begin::Begun);
+        let [assignment] = assignments.all().try_into().expect("one");
+        passed_ms.store(assigned_for_ms, Ordering::Relaxed);
+        let first = assignment.receive(1).expect("ours").receipt;
+        assignment.receive(2).expect("ours");
+        assert!(assignment.complete(first));
+        passed_ms.fetch_add(90_000, Ordering::Relaxed);
+        let standing = assignments.standings().pop().expect("one");
+        let age = Duration::from_secs(90);
+        assert_eq!(standing.delivered_ago, age, "delivered, after {assigned_for_ms} ms");
+        assert_eq!(standing.oldest_unfinished, Some(age), "unfinished, after {assigned_for_ms} ms");
+        assert_eq!(standing.uncommitted_for, Some(age), "uncommitted, after {assigned_for_ms} ms");
+    }
+}

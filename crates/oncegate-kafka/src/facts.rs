@@ -1,0 +1,133 @@
+//! Describes topics of a cluster, to check a configuration before it runs.
+
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::types::RDKafkaRespErr;
+
+use super::inquiry::{self, InquiryClient};
+use super::{settings, tokens};
+use oncegate_runtime::source::SourceError;
+
+/// Time limit of one request to the brokers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The description of a topic by its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TopicFacts {
+    /// Its name.
+    pub name: String,
+    /// How many partitions it has; 0 if the topic does not exist, or is hidden.
+    pub partitions: usize,
+    /// Whether this user may not see it: the right DESCRIBE is missing.
+    pub hidden: bool,
+    /// The replication factor: the smallest one of all partitions.
+    pub replicas: usize,
+    /// How many replicas must have a message before it counts as written (`min.insync.replicas`).
+    pub min_insync_replicas: Option<usize>,
+    /// How long messages are kept (`retention.ms`); `None` means forever.
+    pub retention: Option<Duration>,
+    /// Whether the last message of each key is kept forever (`cleanup.policy` has `compact`).
+    pub compacted: bool,
+    /// The largest message in bytes (`max.message.bytes`).
+    pub max_message_bytes: Option<u64>,
+    /// Whether this user may not see its settings: the right DESCRIBE_CONFIGS is missing.
+    pub settings_hidden: bool,
+    /// Why its settings are not known, for example because the right to describe them is missing.
+    pub settings_unknown: Option<String>,
+}
+
+/// Describes topics of the cluster at `brokers`, with properties of librdkafka as for
+/// [`KafkaSource::property`](super::KafkaSource::property). Changes and creates nothing.
+///
+/// # Errors
+/// When no broker answers, or a property is not valid.
+pub async fn describe_topics(
+    brokers: &str,
+    topics: &[String],
+    properties: &[(String, String)],
+) -> Result<Vec<TopicFacts>, SourceError> {
+    topics.iter().try_for_each(|topic| settings::check_topic(topic))?;
+    let mut config = settings::client(brokers, properties)?;
+    // rdkafka's client for such requests never asks for a token.
+    let admin: Option<AdminClient<DefaultClientContext>> = match tokens::are_used(properties) {
+        true => None,
+        false => Some(config.create().map_err(settings::unusable)?),
+    };
+    // A consumer that requests a topic's metadata does not create it, even if the brokers allow that.
+    config.set("group.id", "oncegate-asks").set("allow.auto.create.topics", "false");
+    let (names, at) = (topics.to_vec(), brokers.to_owned());
+    let asking = tokio::task::spawn_blocking(move || {
+        let client = inquiry::client(config)?;
+        names.into_iter().map(|name| layout(&client, &at, name)).collect::<Result<Vec<_>, _>>()
+    });
+    let asked = asking.await;
+    let mut facts = asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))??;
+    for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
+        let Some(admin) = &admin else {
+            fact.settings_unknown = Some("the Kafka client cannot ask for them with a token".to_owned());
+            continue;
+        };
+        let options = AdminOptions::new().request_timeout(Some(ANSWER_TIMEOUT));
+        let resource = [ResourceSpecifier::Topic(&fact.name)];
+        let answer = admin.describe_configs(&resource, &options).await;
+        match answer.map(|mut resources| resources.pop()) {
+            // What rdkafka makes of a refusal; every topic has settings.
+            Ok(Some(Ok(resource))) if resource.entries.is_empty() => {
+                fact.settings_hidden = true;
+                fact.settings_unknown = Some("the brokers do not show them to this user".to_owned());
+            }
+            Ok(Some(Ok(resource))) => fact.read(&resource),
+            Ok(Some(Err(code))) => {
+                fact.settings_hidden = code == RDKafkaErrorCode::TopicAuthorizationFailed;
+                fact.settings_unknown = Some(code.to_string());
+            }
+            Ok(None) => fact.settings_unknown = Some("the broker returned no settings".to_owned()),
+            Err(error) => fact.settings_unknown = Some(error.to_string()),
+        }
+    }
+    Ok(facts)
+}
+
+fn layout(client: &InquiryClient, brokers: &str, name: String) -> Result<TopicFacts, SourceError> {
+    let metadata = inquiry::metadata(client, &name, ANSWER_TIMEOUT, |error| {
+        SourceError::caused(format!("no Kafka broker answers at {brokers} within {ANSWER_TIMEOUT:?}"), error)
+    })?;
+    let found = metadata.topics().iter().find(|topic| topic.name() == name && topic.error().is_none());
+    let partitions = found.map(rdkafka::metadata::MetadataTopic::partitions).unwrap_or_default();
+    let replicas = partitions.iter().map(|partition| partition.replicas().len()).min().unwrap_or(0);
+    let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+    let hidden = metadata.topics().iter().any(|topic| topic.name() == name && topic.error() == Some(denied));
+    Ok(TopicFacts {
+        partitions: partitions.len(),
+        hidden,
+        name,
+        replicas,
+        min_insync_replicas: None,
+        retention: None,
+        compacted: false,
+        max_message_bytes: None,
+        settings_hidden: false,
+        settings_unknown: None,
+    })
+}
+
+impl TopicFacts {
+    fn read(&mut self, resource: &ConfigResource) {
+        let value = |name: &str| {
+            let entry = resource.entries.iter().find(|entry| entry.name == name);
+            entry.and_then(|entry| entry.value.clone()).unwrap_or_default()
+        };
+        self.min_insync_replicas = value("min.insync.replicas").parse().ok();
+        // -1 means forever.
+        self.retention = value("retention.ms").parse().ok().map(Duration::from_millis);
+        self.compacted = value("cleanup.policy").contains("compact");
+        if !value("cleanup.policy").contains("delete") {
+            self.retention = None;
+        }
+        self.max_message_bytes = value("max.message.bytes").parse().ok();
+    }
+}

@@ -1,0 +1,210 @@
+//! Clients that ask brokers about topics, offsets and groups, and never join one.
+//!
+//! librdkafka reports a refused password or certificate through its error callback alone: the request that needed the
+//! connection goes on until its time limit, as if nothing answered. These clients listen to that callback while they
+//! wait, so the reason is known at once, with the property to change.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::client::{ClientContext, OAuthToken};
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::metadata::Metadata;
+use rdkafka::topic_partition_list::TopicPartitionList;
+
+use super::tokens::{self, TokenError, Tokens};
+use super::{member, settings};
+use oncegate_runtime::source::SourceError;
+
+/// A client that asks.
+pub(crate) type InquiryClient = BaseConsumer<InquiryContext>;
+
+/// How long a request waits before the callback is listened to.
+const LISTEN_EVERY: Duration = Duration::from_millis(500);
+
+/// The group of a client that asks about none: without a group, a client hears no callback.
+const NO_GROUP: &str = "oncegate-asks";
+
+/// Returns a client with these settings.
+pub(crate) fn client(mut config: ClientConfig) -> Result<InquiryClient, SourceError> {
+    // It joins no group, and its log is not read.
+    config.remove("group.instance.id");
+    config.remove("debug");
+    if config.get("group.id").is_none() {
+        config.set("group.id", NO_GROUP);
+    }
+    let tokens = Tokens::take(&mut config)?;
+    let waits_for_token = tokens.is_some();
+    let context = InquiryContext { tokens, ..InquiryContext::default() };
+    let client: InquiryClient = config.create_with_context(context).map_err(settings::unusable)?;
+    // A client asks for its token in `poll`, and no request is sent before it has one.
+    let begun = Instant::now();
+    while waits_for_token && !client.context().has_asked() && begun.elapsed() < LISTEN_EVERY {
+        drop(client.poll(Duration::from_millis(10)));
+    }
+    Ok(client)
+}
+
+/// Returns what the brokers know about `topic`, or an error: the brokers' refusal, or else what `failed` makes of it.
+pub(crate) fn metadata(
+    client: &InquiryClient,
+    topic: &str,
+    timeout: Duration,
+    failed: impl FnOnce(KafkaError) -> SourceError,
+) -> Result<Metadata, SourceError> {
+    let begun = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(begun.elapsed());
+        let error =
+            match client.fetch_metadata(Some(topic), left.clamp(Duration::from_millis(1), LISTEN_EVERY)) {
+                Ok(metadata) => return Ok(metadata),
+                Err(error) => error,
+            };
+        while client.poll(Duration::ZERO).is_some() {}
+        if let Some(refusal) = client.context().refusal() {
+            return Err(refusal);
+        }
+        if left <= LISTEN_EVERY {
+            return Err(failed(error));
+        }
+    }
+}
+
+/// Why a client cannot connect.
+#[derive(Debug)]
+enum LoginRefusal {
+    ByBrokers(String),
+    NoToken(TokenError),
+}
+
+/// What the coordinator of a client's group says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coordinator {
+    /// It answers this user.
+    Answers,
+    /// It denies access to the group.
+    Denies,
+    /// It does not answer in time.
+    Away,
+}
+
+/// Asks the coordinator of the client's group for the committed offsets of these partitions.
+///
+/// # Errors
+/// When the brokers refuse the connection.
+pub(crate) fn coordinator(
+    client: &InquiryClient,
+    partitions: &TopicPartitionList,
+    timeout: Duration,
+) -> Result<Coordinator, SourceError> {
+    let begun = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(begun.elapsed());
+        let limit = left.clamp(Duration::from_millis(1), LISTEN_EVERY);
+        let answer = client.committed_offsets(partitions.clone(), limit);
+        while client.poll(Duration::ZERO).is_some() {}
+        if let Some(refusal) = client.context().refusal() {
+            return Err(refusal);
+        }
+        let code = answer.err().map(|error| error.rdkafka_error_code());
+        match code {
+            None => return Ok(Coordinator::Answers),
+            Some(Some(RDKafkaErrorCode::GroupAuthorizationFailed)) => return Ok(Coordinator::Denies),
+            Some(_) if client.context().is_group_denied() => return Ok(Coordinator::Denies),
+            Some(Some(RDKafkaErrorCode::TopicAuthorizationFailed)) => return Ok(Coordinator::Answers),
+            Some(_) if left <= LISTEN_EVERY => return Ok(Coordinator::Away),
+            Some(_) => {}
+        }
+    }
+}
+
+/// Remembers why brokers refuse the connection, or access to the group.
+#[derive(Debug, Default)]
+pub(crate) struct InquiryContext {
+    refusal: Mutex<Option<LoginRefusal>>,
+    is_group_denied: AtomicBool,
+    tokens: Option<Tokens>,
+    has_asked: AtomicBool,
+}
+
+impl InquiryContext {
+    fn refusal(&self) -> Option<SourceError> {
+        self.first_refusal().as_ref().map(|refusal| match refusal {
+            LoginRefusal::ByBrokers(text) => SourceError::new(text.clone()),
+            LoginRefusal::NoToken(error) => error.of_source(),
+        })
+    }
+
+    /// Whether the client has asked for a token, and got one or not.
+    fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Relaxed)
+    }
+
+    fn first_refusal(&self) -> MutexGuard<'_, Option<LoginRefusal>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_group_denied(&self) -> bool {
+        self.is_group_denied.load(Ordering::Relaxed)
+    }
+}
+
+impl ClientContext for InquiryContext {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        member::log(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(reason, "Kafka client error");
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::GroupAuthorizationFailed) {
+            self.is_group_denied.store(true, Ordering::Relaxed);
+        }
+        if let Some(refusal) = refusal(&error, reason, self.tokens.is_some()) {
+            // The first one is the cause of the others.
+            self.first_refusal().get_or_insert(LoginRefusal::ByBrokers(refusal));
+        }
+    }
+
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        let token = match self.tokens.as_ref().map(Tokens::next) {
+            Some(Ok(token)) => Ok(token),
+            Some(Err(error)) => {
+                let text = error.to_string();
+                self.first_refusal().get_or_insert(LoginRefusal::NoToken(error));
+                Err(text.into())
+            }
+            None => tokens::generate(None),
+        };
+        self.has_asked.store(true, Ordering::Relaxed);
+        token
+    }
+
+    fn stats_raw(&self, _statistics: &[u8]) {}
+}
+
+impl ConsumerContext for InquiryContext {
+    fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
+}
+
+/// The refusal that an error means, with the properties that decide it.
+fn refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
+    let properties = match error.rdkafka_error_code()? {
+        RDKafkaErrorCode::SSL => {
+            "no TLS with the brokers (ssl.ca.location, ssl.certificate.location, ssl.key.location)"
+        }
+        RDKafkaErrorCode::Authentication if with_tokens => {
+            "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
+        }
+        RDKafkaErrorCode::Authentication => {
+            "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)"
+        }
+        _ => return None,
+    };
+    Some(format!("{properties}: {reason}"))
+}

@@ -1,0 +1,421 @@
+//! A member of the consumer group: its shared state, and how it handles assigned and revoked partitions.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::TopicPartitionList;
+use rdkafka::client::{ClientContext, OAuthToken};
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::Offset;
+
+use super::assignment::{Assignment, Assignments, Begin, Partition};
+use super::buffer::Buffer;
+use super::commit::{CommitDesk, CommitOutcome};
+use super::connection::Connection;
+use super::notices::Notices;
+use super::settings::Start;
+use super::statistics;
+use super::tokens::{self, Tokens};
+use oncegate_runtime::health::FailureLog;
+use oncegate_runtime::observe::{Event, Observer};
+use oncegate_runtime::source::CommitAnnotation;
+
+/// The state shared by the poll thread, the commit thread and the source. It outlives a failed client, and its
+/// replacement uses it as well.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) assignments: Assignments,
+    pub(crate) buffer: Buffer,
+    pub(crate) notices: Notices,
+    pub(crate) observer: Arc<dyn Observer>,
+    /// Where the group begins in a topic without committed offsets.
+    start: Start,
+    /// The operations that are failing now.
+    pub(crate) failures: FailureLog,
+    /// How long a revoke waits for running handlers.
+    pub(crate) drain_timeout: Duration,
+    /// How long a revoke waits for its commit.
+    pub(crate) commit_patience: Duration,
+    /// The metadata to store with each committed position.
+    pub(crate) annotation: Option<CommitAnnotation>,
+    /// Whether the client is connected.
+    pub(crate) connection: Connection,
+    /// The poll thread's state for `status`.
+    polls: Mutex<Polls>,
+    /// How many broker responses the client has counted.
+    responses: AtomicU64,
+    /// Set once: the member leaves, and must have left by this instant.
+    leave_by: OnceLock<Instant>,
+    /// Why the member left without the last commit, for `close` to report.
+    uncommitted: Mutex<Option<String>>,
+}
+
+/// The state of the poll thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polls {
+    /// When its last round began.
+    pub(crate) last: Option<Instant>,
+    /// Whether fetching is paused because the buffer is full.
+    pub(crate) held: bool,
+}
+
+impl Member {
+    pub(crate) fn new(
+        observer: Arc<dyn Observer>,
+        buffer: Buffer,
+        start: Start,
+        drain_timeout: Duration,
+        commit_patience: Duration,
+        annotation: Option<CommitAnnotation>,
+    ) -> Self {
+        Self {
+            assignments: Assignments::default(),
+            buffer,
+            notices: Notices::default(),
+            observer,
+            start,
+            failures: FailureLog::default(),
+            drain_timeout,
+            commit_patience,
+            annotation,
+            connection: Connection::default(),
+            polls: Mutex::default(),
+            responses: AtomicU64::new(0),
+            leave_by: OnceLock::new(),
+            uncommitted: Mutex::default(),
+        }
+    }
+
+    /// Records how many responses the brokers have sent so far. An increase means that a broker answers, even if
+    /// there is no message.
+    fn heard(&self, responses: Option<u64>) {
+        let Some(responses) = responses else { return };
+        // A replacement client counts from 0.
+        if self.responses.swap(responses, Ordering::Relaxed) != responses {
+            self.failures.succeeded("broker");
+            self.failures.succeeded("fetch");
+        }
+    }
+
+    /// Records that the poll thread begins another round.
+    pub(crate) fn polling(&self, held: bool) {
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner) =
+            Polls { last: Some(Instant::now()), held };
+    }
+
+    /// Returns the state of the poll thread.
+    pub(crate) fn polls(&self) -> Polls {
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the poll thread to leave the group. The first deadline counts.
+    pub(crate) fn leave(&self, by: Instant) {
+        let _ = self.leave_by.set(by);
+    }
+
+    /// Returns the instant by which the member must have left, once it is leaving.
+    pub(crate) fn leaving(&self) -> Option<Instant> {
+        self.leave_by.get().copied()
+    }
+
+    /// Returns why the member left without the last commit, if it did.
+    pub(crate) fn take_uncommitted(&self) -> Option<String> {
+        self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Ends all epochs, because the client is no longer a member and gets no callback for it: other members own its
+    /// partitions, or will. It waits for nothing and commits nothing.
+    pub(crate) fn dropped(&self) {
+        let revoked = self.assignments.end_all();
+        self.buffer.purge_revoked();
+        if revoked > 0 {
+            self.observer.observe(Event::Rebalanced { assigned: 0, revoked });
+        }
+    }
+
+    fn assigned(&self, partitions: Vec<Partition>) {
+        if partitions.is_empty() {
+            return;
+        }
+        let assigned = partitions.len();
+        tracing::info!(partitions = %Names(&partitions), "partitions assigned");
+        let begin = if self.start == Start::End { Begin::Unresolved } else { Begin::Begun };
+        self.assignments.assign(partitions, begin);
+        self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
+    }
+
+    /// Gives up partitions: no further handler starts for them, running handlers may finish, their positions are
+    /// committed, and then their epochs end.
+    ///
+    /// It runs on the poll thread, so it must not wait for anything that needs that thread. It waits for handlers and
+    /// for the commit thread, each with a time limit.
+    fn revoked(&self, partitions: &[Partition], lost: bool, commit: impl FnOnce(Instant) -> CommitOutcome) {
+        if partitions.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        let revoked = self.assignments.begin_revoke(partitions);
+        self.buffer.purge_revoked();
+        if lost {
+            // Other members own them already; a wait or a commit would only do harm.
+            self.assignments.end(&revoked);
+            tracing::warn!(partitions = %Names(partitions), "partitions lost");
+        } else {
+            self.drain_and_commit(&revoked, begun, commit);
+            self.assignments.end(&revoked);
+            let took_ms = begun.elapsed().as_millis();
+            tracing::info!(partitions = %Names(partitions), took_ms, "partitions revoked");
+        }
+        self.observer.observe(Event::Rebalanced { assigned: 0, revoked: partitions.len() });
+    }
+
+    fn drain_and_commit(
+        &self,
+        revoked: &[Arc<Assignment>],
+        begun: Instant,
+        commit: impl FnOnce(Instant) -> CommitOutcome,
+    ) {
+        let mut drain_by = begun + self.drain_timeout;
+        if let Some(leave_by) = self.leaving() {
+            // `close` has its own deadline, and the commit needs a part of that time.
+            let left = leave_by.saturating_duration_since(begun);
+            drain_by = drain_by.min(begun + left / 2);
+        }
+        let running = self.assignments.wait_drained(revoked, drain_by);
+        if running > 0 {
+            tracing::warn!(
+                running,
+                "handlers still run on revoked partitions; their messages will be delivered again"
+            );
+        }
+        // `close` sets the time limit of a member's last commit: a rebalance may hold it back for longer than a revoke
+        // of a member that stays may wait.
+        let commit_by = self.leaving().unwrap_or_else(|| Instant::now() + self.commit_patience);
+        match commit(commit_by) {
+            CommitOutcome::Committed => {}
+            CommitOutcome::NotOurs(error) | CommitOutcome::Busy(error) | CommitOutcome::Failed(error) => {
+                tracing::warn!(error, "partitions were revoked without their last commit");
+                if self.leaving().is_some() {
+                    *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        }
+    }
+}
+
+/// librdkafka's callbacks. They run on the poll thread, inside `poll`.
+#[derive(Debug)]
+pub(crate) struct MemberContext {
+    member: Arc<Member>,
+    desk: CommitDesk,
+    /// Whether the user wants to see librdkafka's debug log.
+    debug: bool,
+    tokens: Option<Tokens>,
+    /// Whether another client has replaced this one, so that its callbacks must have no effect.
+    retired: AtomicBool,
+}
+
+impl MemberContext {
+    pub(crate) fn new(member: Arc<Member>, debug: bool, tokens: Option<Tokens>) -> Self {
+        Self { member, desk: CommitDesk::default(), debug, tokens, retired: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Returns where commits through this client are requested.
+    pub(crate) fn desk(&self) -> &CommitDesk {
+        &self.desk
+    }
+
+    /// Gives up all partitions, outside of any callback, unless the member `is_lost`.
+    pub(crate) fn give_back(&self, is_lost: impl Fn() -> bool) {
+        let ours = self.member.assignments.all();
+        let ours: Vec<Partition> = ours.iter().map(|one| one.partition().clone()).collect();
+        self.member.revoked(&ours, is_lost(), |by| self.desk.commit_last(by, &is_lost));
+    }
+
+    /// Retires this client: from now on it does not change the state of its replacement.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        self.desk.stop();
+    }
+
+    /// Notes the partitions in which the client has no position.
+    ///
+    /// The client keeps its position in a partition for a moment after a revoke. Where it has none now, its next one is
+    /// from the new assignment.
+    fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
+        let positions = match consumer.position() {
+            Ok(positions) => positions,
+            Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
+        };
+        for partition in assigned {
+            let found = positions.find_partition(&partition.topic, partition.number);
+            if found.is_none_or(|found| found.offset() == Offset::Invalid)
+                && let Some(assignment) = self.member.assignments.get(partition)
+            {
+                assignment.has_no_position();
+            }
+        }
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+}
+
+impl ClientContext for MemberContext {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        tokens::generate(self.tokens.as_ref())
+    }
+
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        if !self.is_retired() {
+            self.member.notices.hear(level, line);
+        }
+        if self.debug || !matches!(level, RDKafkaLogLevel::Debug) {
+            log(level, facility, line);
+        }
+    }
+
+    fn error(&self, _error: KafkaError, reason: &str) {
+        // `poll` returns the same error, and it is handled there; only its text is missing there.
+        tracing::debug!(reason, "Kafka client error");
+    }
+
+    fn stats_raw(&self, statistics: &[u8]) {
+        if !self.is_retired() {
+            self.member.heard(statistics::responses(statistics));
+            let connected = statistics::each_end(statistics, |topic, number, end| {
+                self.member.assignments.ends_at(topic, number, end);
+            });
+            if let Some(is_connected) = connected {
+                self.member.connection.note(is_connected);
+            }
+        }
+    }
+}
+
+impl ConsumerContext for MemberContext {
+    fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        if self.is_retired() {
+            return;
+        }
+        match rebalance {
+            Rebalance::Revoke(list) => {
+                let commit = |by| self.desk.commit_now(by);
+                self.member.revoked(&partitions(list), consumer.assignment_lost(), commit);
+            }
+            Rebalance::Assign(list) => {
+                self.member.assigned(partitions(list));
+                if self.member.start == Start::End {
+                    self.desk.ask();
+                }
+            }
+            Rebalance::Error(error) => tracing::warn!(%error, "rebalance failed"),
+        }
+    }
+
+    fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        // A pause survives revocation and re-assignment: a partition that comes back paused would stall without an
+        // error.
+        if let Rebalance::Assign(list) = rebalance {
+            let assigned = partitions(list);
+            if let Err(error) = consumer.resume(&list_of(assigned.iter())) {
+                tracing::warn!(%error, "cannot resume assigned partitions");
+            }
+            if !self.is_retired() {
+                self.note_positions(consumer, &assigned);
+            }
+        }
+    }
+
+    fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
+}
+
+/// Passes librdkafka's log lines to `tracing`.
+pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
+    match level {
+        RDKafkaLogLevel::Emerg
+        | RDKafkaLogLevel::Alert
+        | RDKafkaLogLevel::Critical
+        | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, "{line}"),
+        RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+            tracing::info!(target: "librdkafka", facility, "{line}");
+        }
+        RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
+    }
+}
+
+fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
+    let partition = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| Partition {
+        topic: element.topic().into(),
+        number: element.partition(),
+    };
+    list.elements().iter().map(partition).collect()
+}
+
+/// Returns a list for a single call. It must not outlive the call: a consumer whose lists are alive cannot be dropped.
+pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for partition in partitions {
+        list.add_partition(&partition.topic, partition.number);
+    }
+    list
+}
+
+/// Formats partitions for a log line.
+struct Names<'a>(&'a [Partition]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, partition) in self.0.iter().enumerate() {
+            write!(f, "{}{partition}", if index == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncegate_runtime::observe::Counters;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(1);
+
+    fn member() -> Member {
+        let buffer = Buffer::new(1, 1);
+        Member::new(Arc::new(Counters::default()), buffer, Start::Beginning, PATIENCE, PATIENCE, None)
+    }
+
+    /// Revokes a partition, and returns until when its commit may take.
+    fn commit_deadline(member: &Member) -> Instant {
+        let partition = Partition { topic: "orders".into(), number: 0 };
+        member.assigned(vec![partition.clone()]);
+        let mut deadline = None;
+        member.revoked(&[partition], false, |by| {
+            deadline = Some(by);
+            CommitOutcome::Committed
+        });
+        deadline.expect("the revoke commits")
+    }
+
+    #[test]
+    fn the_last_commit_of_a_member_that_leaves_may_take_as_long_as_close_allows() {
+        let member = member();
+        let far = Instant::now() + Duration::from_secs(3_600);
+        assert!(commit_deadline(&member) < far, "a revoke of a member that stays has a limit of its own");
+        member.leave(far);
+        assert_eq!(commit_deadline(&member), far);
+    }
+}

@@ -1,0 +1,294 @@
+//! The settings of the librdkafka client: our defaults, what a user may change, and what would break oncegate's
+//! guarantees.
+
+use std::time::Duration;
+
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::error::KafkaError;
+
+use super::notices::DEBUG_CONTEXT;
+use super::tokens;
+use oncegate_runtime::source::SourceError;
+
+/// A setting of librdkafka by name.
+pub(crate) type Property = (String, String);
+
+/// Where a group without committed offsets begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    Beginning,
+    End,
+}
+
+/// librdkafka's default of `max.poll.interval.ms`, which limits how long a revoke may take.
+const MAX_POLL_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
+
+/// Interval at which the client reports the end offsets, for the status; in milliseconds.
+const STATISTICS_MS: &str = "5000";
+
+/// Kafka's limit on the names of topics and static members, in bytes.
+const NAME_MAX_BYTES: usize = 249;
+
+/// Properties that only oncegate may set, and what to use instead.
+const REFUSED: &[(&str, &str)] = &[
+    ("bootstrap.servers", "it is the first argument"),
+    ("metadata.broker.list", "the brokers are the first argument"),
+    ("group.id", "it is a separate argument"),
+    ("enable.auto.commit", "offsets are committed only after their messages are finished"),
+    ("auto.commit.enable", "offsets are committed only after their messages are finished"),
+    ("auto.commit.interval.ms", "use commit_interval"),
+    ("enable.auto.offset.store", "offsets are committed only after their messages are finished"),
+    ("auto.offset.reset", "use from_beginning or from_end; the client's own default skips messages"),
+    ("allow.auto.create.topics", "a mistyped topic must be an error, not a new topic"),
+    ("offset.store.method", "the broker stores the offsets"),
+    ("enable.partition.eof", "this source does not use end-of-partition events"),
+    ("group.instance.id", "use static_member"),
+];
+
+/// Defaults that keep small queues fast and bound memory; a user may change them.
+const DEFAULTS: &[(&str, &str)] = &[
+    ("client.id", "oncegate"),
+    // Without it, a fetch that found the queue full is retried only after a second.
+    ("fetch.queue.backoff.ms", "10"),
+    ("queued.min.messages", "10000"),
+    ("queued.max.messages.kbytes", "16384"),
+    ("socket.keepalive.enable", "true"),
+    // While no broker answers, the waits between two attempts to connect double up to this. With the client's default of
+    // 10 s, a broker that is back for only a few seconds may be missed.
+    ("reconnect.backoff.max.ms", "1000"),
+    // Every broker closes idle connections from time to time.
+    ("log.connection.close", "false"),
+];
+
+/// Returns the configuration of a consumer in `group`, after every check that needs no broker.
+pub(crate) fn consumer(
+    brokers: &str,
+    group: &str,
+    start: Start,
+    properties: &[Property],
+) -> Result<ClientConfig, SourceError> {
+    refuse(properties, REFUSED)?;
+    if group.is_empty() {
+        return Err(SourceError::new("the name of the consumer group is empty"));
+    }
+    let mut config = client(brokers, properties)?;
+    if !new_protocol(&config) && config.get(STRATEGY).is_none() {
+        config.set(STRATEGY, "cooperative-sticky");
+    }
+    if config.get("statistics.interval.ms").is_none() {
+        config.set("statistics.interval.ms", STATISTICS_MS);
+    }
+    let debug = config.get("debug").map(|contexts| format!("{contexts},{DEBUG_CONTEXT}"));
+    config.set("debug", debug.as_deref().unwrap_or(DEBUG_CONTEXT));
+    config.set("group.id", group);
+    config.set("enable.auto.commit", "false");
+    config.set("enable.auto.offset.store", "false");
+    config.set("auto.offset.reset", if start == Start::Beginning { "earliest" } else { "latest" });
+    Ok(config)
+}
+
+/// The ways to log in.
+const MECHANISMS: [&str; 4] = ["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"];
+
+const STRATEGY: &str = "partition.assignment.strategy";
+
+/// Returns the configuration that all consumers share.
+pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientConfig, SourceError> {
+    if brokers.trim().is_empty() {
+        return Err(SourceError::new("no broker is given: use \"host:port\", separated by commas"));
+    }
+    let uncommitted = |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
+    if properties.iter().find(uncommitted).is_some() {
+        return Err(SourceError::new(
+            "the property isolation.level must stay read_committed: aborted messages must not be handled",
+        ));
+    }
+    check_security(properties)?;
+    let mut config = ClientConfig::new();
+    // `tracing` filters the log lines. Without this, the level of the crate `log` would apply.
+    config.set_log_level(RDKafkaLogLevel::Debug);
+    config.set("bootstrap.servers", brokers);
+    config.set("isolation.level", "read_committed");
+    for (name, value) in DEFAULTS {
+        config.set(*name, *value);
+    }
+    for (name, value) in properties {
+        config.set(name, value);
+    }
+    Ok(config)
+}
+
+/// Returns an error for a kind of protection that this build does not have.
+fn check_security(properties: &[Property]) -> Result<(), SourceError> {
+    for (name, value) in properties {
+        let value = value.to_ascii_lowercase();
+        match name.as_str() {
+            // What a file contains is not read for this.
+            _ if value.is_empty() => {}
+            "security.protocol" if value != "plaintext" && !cfg!(feature = "tls") => {
+                return Err(SourceError::new(format!(
+                    "security.protocol is {value}, and this build has neither TLS nor SASL: enable the feature kafka-tls"
+                )));
+            }
+            "sasl.mechanism" | "sasl.mechanisms" if !MECHANISMS.contains(&value.as_str()) => {
+                return Err(SourceError::new(format!(
+                    "{name} is {value}, and this build has {} only",
+                    MECHANISMS.join(", ").to_ascii_uppercase()
+                )));
+            }
+            _ => {}
+        }
+    }
+    tokens::check(properties)
+}
+
+/// Whether a password or token would be sent to another machine in plain text.
+pub(crate) fn shows_login(brokers: &str, properties: &[Property]) -> bool {
+    let last = |names: &[&str]| properties.iter().rev().find(|(name, _)| names.contains(&name.as_str()));
+    let is = |names: &[&str], values: &[&str]| {
+        last(names).is_some_and(|(_, given)| values.iter().any(|value| given.eq_ignore_ascii_case(value)))
+    };
+    let is_here = |broker: &str| {
+        let address = broker.rsplit_once("://").map_or(broker, |(_, address)| address).trim();
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    };
+    // SCRAM proves that the client knows the password, and does not send it.
+    is(&["security.protocol"], &["SASL_PLAINTEXT"])
+        && is(&["sasl.mechanism", "sasl.mechanisms"], &["PLAIN", "OAUTHBEARER"])
+        && !brokers.split(',').all(is_here)
+}
+
+/// Returns an error for a property that only oncegate may set.
+pub(crate) fn refuse(properties: &[Property], refused: &[(&str, &str)]) -> Result<(), SourceError> {
+    for (name, _) in properties {
+        if let Some((_, instead)) = refused.iter().find(|(refused, _)| refused == name) {
+            return Err(SourceError::new(format!("the property {name} cannot be set: {instead}")));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that Kafka accepts `topic` as the name of a topic.
+pub(crate) fn check_topic(topic: &str) -> Result<(), SourceError> {
+    check_name("topic", topic)
+}
+
+/// Checks that Kafka accepts `name` for a topic or a static member.
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.bytes().all(legal) {
+        return Err(SourceError::new(format!(
+            "{name:?} is no {what}: 1 to {NAME_MAX_BYTES} letters, digits, dots, underscores or dashes"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether the group uses the new protocol (KIP-848), in which the broker assigns partitions.
+pub(crate) fn new_protocol(config: &ClientConfig) -> bool {
+    config.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
+}
+
+/// The longest time between two calls of `poll` that these settings allow.
+pub(crate) fn max_poll_interval(properties: &[Property]) -> Duration {
+    let set = properties.iter().rev().find(|(name, _)| name == "max.poll.interval.ms");
+    let set = set.and_then(|(_, value)| value.parse().ok()).map(Duration::from_millis);
+    set.unwrap_or(MAX_POLL_INTERVAL_DEFAULT)
+}
+
+/// Returns the error for a client that cannot be created. It names the setting, but not the value, which may be a
+/// password.
+pub(crate) fn unusable(error: KafkaError) -> SourceError {
+    match error {
+        KafkaError::ClientConfig(_, what, name, _) => {
+            SourceError::new(format!("the Kafka property {name} is not valid: {what}"))
+        }
+        KafkaError::ClientCreation(what) => {
+            SourceError::new(format!("the Kafka settings contradict each other: {what}"))
+        }
+        error => SourceError::caused("cannot create the Kafka client", error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn property(name: &str, value: &str) -> Property {
+        (name.to_owned(), value.to_owned())
+    }
+
+    fn refusal(properties: &[Property]) -> String {
+        consumer("b:1", "g", Start::Beginning, properties).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn what_would_break_the_promise_is_refused_by_name() {
+        for (name, _) in REFUSED {
+            assert!(refusal(&[property(name, "true")]).contains(name), "{name}");
+        }
+        assert!(refusal(&[property("isolation.level", "read_uncommitted")]).contains("isolation.level"));
+    }
+
+    #[test]
+    fn the_promise_is_set_whatever_else_is() {
+        let config =
+            consumer("b:1", "g", Start::Beginning, &[property("queued.min.messages", "1")]).expect("fine");
+        for (name, value) in [
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+            ("auto.offset.reset", "earliest"),
+            ("isolation.level", "read_committed"),
+            ("partition.assignment.strategy", "cooperative-sticky"),
+            ("queued.min.messages", "1"),
+            ("reconnect.backoff.max.ms", "1000"),
+        ] {
+            assert_eq!(config.get(name), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_new_group_protocol_gets_no_client_side_assignor() {
+        let config = consumer("b:1", "g", Start::End, &[property("group.protocol", "consumer")]);
+        let config = config.expect("fine");
+        assert_eq!(config.get("partition.assignment.strategy"), None);
+        assert_eq!(config.get("auto.offset.reset"), Some("latest"));
+    }
+
+    #[test]
+    fn a_password_in_plain_text_to_another_machine_is_noticed() {
+        let shows = |brokers: &str, protocol: &str, mechanism: &str| {
+            let given = [property("security.protocol", protocol), property("sasl.mechanism", mechanism)];
+            shows_login(brokers, &given)
+        };
+        assert!(shows("b:9092", "SASL_PLAINTEXT", "PLAIN"));
+        assert!(shows("127.0.0.1:9092,b:9092", "sasl_plaintext", "oauthbearer"));
+        for (brokers, protocol, mechanism) in [
+            ("127.0.0.1:9092, [::1]:9092,localhost", "SASL_PLAINTEXT", "PLAIN"),
+            ("b:9092", "SASL_SSL", "PLAIN"),
+            ("b:9092", "SASL_PLAINTEXT", "SCRAM-SHA-256"),
+        ] {
+            assert!(!shows(brokers, protocol, mechanism), "{brokers} {protocol} {mechanism}");
+        }
+    }
+
+    #[test]
+    fn what_this_build_cannot_do_is_refused() {
+        let mechanism = |value: &str| refusal(&[property("sasl.mechanism", value)]);
+        assert!(mechanism("GSSAPI").contains("sasl.mechanism is gssapi"));
+        let from_a_file = property("sasl.mechanism", "");
+        assert!(consumer("b:1", "g", Start::Beginning, &[from_a_file]).is_ok());
+        if !cfg!(feature = "tls") {
+            assert!(refusal(&[property("security.protocol", "SSL")]).contains("kafka-tls"));
+        }
+    }
+
+    #[test]
+    fn topics_are_names_not_patterns() {
+        for topic in ["", "^orders.*", "a b", "a\0b", "ö"] {
+            assert!(check_topic(topic).is_err(), "{topic:?}");
+        }
+        assert!(check_topic("orders.v1_x-y").is_ok());
+    }
+}

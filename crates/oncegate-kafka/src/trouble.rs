@@ -1,0 +1,126 @@
+//! Why a client has failed, and what to do about it.
+
+use std::time::Duration;
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+/// Why a client cannot continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// This client can never be a member again; a new client can.
+    Dropped {
+        /// The label of the event.
+        cause: &'static str,
+        why: String,
+    },
+    /// The client's password or certificate has changed, and the brokers accept the new one from another client.
+    Outdated,
+    /// Another member still holds our static id: a process that has ended, or one that runs at the same time.
+    Held(String),
+    /// An operator must change something; a new client would fail as well.
+    Hopeless(String),
+}
+
+impl Trouble {
+    /// Classifies a fatal error of the client. Unknown errors are retried with a new client, a limited number of times.
+    pub(crate) fn of_fatal(code: RDKafkaErrorCode, reason: &str) -> Self {
+        use RDKafkaErrorCode::{
+            FencedInstanceId, GroupMaxSizeReached, InconsistentGroupProtocol, InvalidGroupId,
+            UnreleasedInstanceId, UnsupportedAssignor, UnsupportedFeature, UnsupportedVersion,
+        };
+        let permanent = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
+        match code {
+            // A member that joins with a static id removes the one that had it. If we joined again, we would remove
+            // that member, and so on.
+            FencedInstanceId => {
+                permanent("another member has taken our static_member id; give each process its own")
+            }
+            UnreleasedInstanceId => Self::Held(format!("{reason} ({code})")),
+            GroupMaxSizeReached => permanent("the group is full; see group.max.size of the brokers"),
+            InconsistentGroupProtocol => {
+                permanent("members of one group need one group.protocol and partition.assignment.strategy")
+            }
+            InvalidGroupId => permanent("the broker does not accept the name of the group"),
+            UnsupportedAssignor => permanent("the brokers do not know the property group.remote.assignor"),
+            UnsupportedFeature | UnsupportedVersion => {
+                permanent("the brokers are too old for the property group.protocol")
+            }
+            code if Self::forbidden(code) => permanent("check the credentials and the ACLs"),
+            _ => Self::Dropped { cause: "dropped", why: format!("{reason} ({code})") },
+        }
+    }
+
+    /// The poll thread did not poll for longer than `max.poll.interval.ms`.
+    pub(crate) fn poll_interval() -> Self {
+        let why = "the poll thread was held up for longer than max.poll.interval.ms";
+        Self::Dropped { cause: "poll_interval", why: why.to_owned() }
+    }
+
+    /// The thread that commits has ended by itself.
+    pub(crate) fn no_commits() -> Self {
+        Self::Hopeless("the thread that commits offsets has failed; restart the process".to_owned())
+    }
+
+    /// The client has no connection, though the brokers answer another client.
+    pub(crate) fn disconnected(lasts: Duration) -> Self {
+        let why = format!(
+            "the client has had no connection for {lasts:.0?}, though the brokers answer another client"
+        );
+        Self::Dropped { cause: "disconnected", why }
+    }
+
+    /// Whether the broker rejects our credentials.
+    pub(crate) fn is_about_login(code: RDKafkaErrorCode) -> bool {
+        matches!(code, RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed)
+    }
+
+    /// Whether the broker rejects our credentials or rights.
+    pub(crate) fn forbidden(code: RDKafkaErrorCode) -> bool {
+        use RDKafkaErrorCode::{
+            Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed, SaslAuthenticationFailed,
+            TopicAuthorizationFailed, UnsupportedSASLMechanism,
+        };
+        matches!(
+            code,
+            Authentication
+                | ClusterAuthorizationFailed
+                | GroupAuthorizationFailed
+                | SaslAuthenticationFailed
+                | TopicAuthorizationFailed
+                | UnsupportedSASLMechanism
+        )
+    }
+}
+
+/// Whether the brokers answer with an error that a retry would not change.
+pub(crate) fn is_refusal(error: &KafkaError) -> bool {
+    matches!(error, KafkaError::ClientCreation(_) | KafkaError::ClientConfig(..))
+        || error
+            .rdkafka_error_code()
+            .is_some_and(|code| Trouble::forbidden(code) || code == RDKafkaErrorCode::InvalidGroupId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fatal_error_is_replaced_waited_for_or_told() {
+        use RDKafkaErrorCode as Code;
+        let trouble = |code| Trouble::of_fatal(code, "what the client said");
+        for code in [Code::InvalidRequest, Code::FencedMemberEpoch, Code::UnknownMemberId, Code::Fatal] {
+            assert!(matches!(trouble(code), Trouble::Dropped { .. }), "{code:?}");
+        }
+        assert!(matches!(trouble(Code::UnreleasedInstanceId), Trouble::Held(_)));
+        for (code, named) in [
+            (Code::FencedInstanceId, "static_member"),
+            (Code::UnsupportedVersion, "group.protocol"),
+            (Code::UnsupportedAssignor, "group.remote.assignor"),
+            (Code::GroupMaxSizeReached, "group.max.size"),
+            (Code::GroupAuthorizationFailed, "ACL"),
+        ] {
+            let Trouble::Hopeless(why) = trouble(code) else { panic!("{code:?}") };
+            assert!(why.contains(named) && why.contains("what the client said"), "{why}");
+        }
+    }
+}

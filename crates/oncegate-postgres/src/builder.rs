@@ -1,0 +1,312 @@
+//! Options of a PostgreSQL store, and how it connects.
+
+use std::path::PathBuf;
+use std::str::FromStr as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use oncegate_core::store::StoreError;
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
+
+use super::link::{self, CONNECTIONS, Link, Sessions, Shared};
+use super::notices::Notices;
+use super::password::PasswordFile;
+use super::purge::Purge;
+use super::tls::{Parameters, Tls};
+use super::transactional::Connecting;
+use super::{Inner, PostgresStore};
+use oncegate_store_toolkit::archive::{Archive, SharedArchive};
+use oncegate_store_toolkit::start::until_reachable;
+
+/// Default time limit for one round trip.
+const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Default time limit for one try to connect.
+const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Default of the longest time between two purges of expired records.
+const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
+
+/// How long sent data may stay unconfirmed before the system closes a connection.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Error text for an invalid URL. It does not repeat the URL, which may contain a password.
+const INVALID_URL: &str = "the URL is invalid: postgres://[user[:password]@]host[:port]/database is expected";
+
+/// Options for a [`PostgresStore`].
+#[must_use = "nothing happens before connect()"]
+#[derive(Clone)]
+pub struct PostgresBuilder {
+    origin: Origin,
+    response_timeout: Duration,
+    connect_timeout: Duration,
+    start_patience: Duration,
+    allowed: Allowed,
+    purge: Purge,
+    journaled: bool,
+    tls_root: Option<PathBuf>,
+    tls_client: Option<(PathBuf, PathBuf)>,
+    password_file: Option<PathBuf>,
+}
+
+/// Settings that the check accepts although they break the guarantees.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Allowed {
+    pub(super) asynchronous_commit: bool,
+    pub(super) fsync_off: bool,
+}
+
+/// The source of the connections.
+#[derive(Clone)]
+pub(super) enum Origin {
+    Url(String),
+    Pool(Pool),
+}
+
+impl PostgresBuilder {
+    pub(super) fn new(origin: Origin) -> Self {
+        Self {
+            origin,
+            response_timeout: DEFAULT_RESPONSE_TIMEOUT,
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            start_patience: Duration::ZERO,
+            allowed: Allowed::default(),
+            purge: Purge { rest: Some(DEFAULT_PURGE_REST), ..Purge::default() },
+            journaled: false,
+            tls_root: None,
+            tls_client: None,
+            password_file: None,
+        }
+    }
+
+    /// The file in PEM with the authorities that may sign the server's certificate, where the URL names none
+    /// (`sslrootcert`). Default: those of this machine. A pool that the caller supplies has its own TLS.
+    pub fn tls_root(self, file: impl Into<PathBuf>) -> Self {
+        Self { tls_root: Some(file.into()), ..self }
+    }
+
+    /// The files in PEM with the client's certificate and its key, where the URL names none (`sslcert`, `sslkey`).
+    /// Default: none. They are read again when they change.
+    pub fn tls_client(self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        Self { tls_client: Some((certificate.into(), key.into())), ..self }
+    }
+
+    /// The file with the password, instead of one in the URL; a line feed at its end does not count. Default: none.
+    ///
+    /// It is read for each new connection, so the password may change while connections are open. A pool that the caller
+    /// supplies has its own.
+    pub fn password_file(self, path: impl Into<PathBuf>) -> Self {
+        Self { password_file: Some(path.into()), ..self }
+    }
+
+    /// Time limit for one round trip. Default: 5 s. Keep it well below the lease.
+    ///
+    /// It is also each transaction's `statement_timeout` and `idle_in_transaction_session_timeout`, and
+    /// half of it is the `lock_timeout`: a stalled process blocks keys no longer than that.
+    pub fn response_timeout(self, response_timeout: Duration) -> Self {
+        Self { response_timeout, ..self }
+    }
+
+    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its own.
+    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self }
+    }
+
+    /// Accepts `synchronous_commit = off`. By default the check refuses it.
+    ///
+    /// Then a crash of the server may undo completions of messages that were already acknowledged.
+    pub fn allow_asynchronous_commit(mut self) -> Self {
+        self.allowed.asynchronous_commit = true;
+        self
+    }
+
+    /// Accepts `fsync = off`, for a server with test data only. By default the check refuses it.
+    ///
+    /// Then a power cut may damage or lose every record.
+    pub fn allow_fsync_off(mut self) -> Self {
+        self.allowed.fsync_off = true;
+        self
+    }
+
+    /// The longest time between the starts of two purges, which remove expired records. Default: 10 min.
+    ///
+    /// Purges run more often, and pause less, when one record in twenty has expired by then, so that they keep up.
+    /// The processes at one database take turns: one of them purges at a time, in small steps.
+    pub fn purge_every(mut self, rest: Duration) -> Self {
+        self.purge.rest = Some(rest);
+        self
+    }
+
+    /// Leaves expired records in the table until [`PostgresStore::purge`] is called. They still count as
+    /// absent.
+    pub fn without_purge(mut self) -> Self {
+        self.purge.rest = None;
+        self
+    }
+
+    /// Passes expired records to `archive` before a purge deletes them. Default: no archive; they are deleted.
+    ///
+    /// Set the same archive for every process at one database, because any of them may run the purge.
+    pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
+        self.purge.archive = Some(SharedArchive::new(archive));
+        self
+    }
+
+    /// Requires a journal in the database. Default: no journal.
+    ///
+    /// Triggers on the table write an entry for each change of state, in the same transaction; see
+    /// [`PostgresStore::journal`]. [`create_schema`](PostgresStore::create_schema) creates the journal, and without it
+    /// the check refuses the store. Once created, it records every change in the database, also those by processes
+    /// whose store was opened without this setting.
+    pub fn journaled(mut self) -> Self {
+        self.journaled = true;
+        self
+    }
+
+    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is starting, or is not there
+    /// yet. Default: zero, which is one try, so that a wrong address is reported at once.
+    ///
+    /// A service that may start before its database sets this; five minutes are what a consumer waits for its brokers
+    /// (`Consumer::start_patience`). Each failed try is logged as a warning, and the delays between them grow to 5 s. A
+    /// server that refuses is not waited for.
+    pub fn start_patience(mut self, patience: Duration) -> Self {
+        self.start_patience = patience;
+        self
+    }
+
+    /// Connects. It creates no tables: see [`PostgresStore::create_schema`].
+    ///
+    /// # Errors
+    /// When the URL is invalid, the server cannot be reached within the [`start_patience`](Self::start_patience), or it
+    /// refuses the user.
+    pub async fn connect(self) -> Result<PostgresStore, StoreError> {
+        until_reachable(self.start_patience, fastrand::f64, || self.try_connect()).await
+    }
+
+    async fn try_connect(&self) -> Result<PostgresStore, StoreError> {
+        let url = match &self.origin {
+            Origin::Pool(pool) => {
+                let sessions = Sessions::Unconfigured;
+                return self.open((pool.clone(), None), None, String::new(), sessions).await;
+            }
+            Origin::Url(url) => url,
+        };
+        let (url, parameters) = Parameters::split(url)?;
+        let mut config = self.config(&url)?;
+        let password = self.password_file.clone().map(PasswordFile::new);
+        if let Some(password) = &password {
+            config.password(password.read()?);
+        }
+        let parameters = parameters.or_root(self.tls_root.clone()).or_client(self.tls_client.clone());
+        let tls = Tls::new(parameters, &mut config)?;
+        let options = config.get_options().unwrap_or_default().to_owned();
+        let mut ours = config.clone();
+        ours.options(options + &link::session_options(self.response_timeout));
+        let address = address(&config);
+        let connecting = |sessions| {
+            let notices = Notices::new(tls.clone(), password.clone());
+            Some(Connecting { config: config.clone(), notices, sessions })
+        };
+        let pool_of = |config| pool(config, tls.clone(), password.clone());
+        let opened =
+            self.open(pool_of(ours)?, connecting(Sessions::Ours), address.clone(), Sessions::Ours).await;
+        match opened {
+            // A pooler may refuse a session with settings, or drop them.
+            Err(StoreError::Refused { .. }) => {
+                let pool = pool_of(config.clone())?;
+                self.open(pool, connecting(Sessions::Unconfigured), address, Sessions::Unconfigured).await
+            }
+            opened => opened,
+        }
+    }
+
+    async fn open(
+        &self,
+        (pool, notices): (Pool, Option<Notices>),
+        connecting: Option<Connecting>,
+        address: String,
+        sessions: Sessions,
+    ) -> Result<PostgresStore, StoreError> {
+        // Builders can be used again, and each store has its own purge.
+        let purge = Purge { backlog: Arc::default(), ..self.purge.clone() };
+        let backlog = Arc::clone(&purge.backlog);
+        let link = Link::start(Shared::new(pool, notices, self.response_timeout, sessions), purge)?;
+        // A pool of the caller's has no address here.
+        let server =
+            if address.is_empty() { "PostgreSQL".to_owned() } else { format!("PostgreSQL at {address}") };
+        let has_settings = link.has_settings().await.map_err(|error| error.at(server))?;
+        if sessions == Sessions::Ours && !has_settings {
+            return Err(StoreError::refused("the sessions do not keep their settings"));
+        }
+        if sessions == Sessions::Unconfigured {
+            link.keeps_statements().await?;
+        }
+        Ok(PostgresStore {
+            inner: Inner {
+                link,
+                connecting,
+                address,
+                allowed: self.allowed,
+                journaled: self.journaled,
+                backlog,
+            }
+            .into(),
+        })
+    }
+
+    fn config(&self, url: &str) -> Result<Config, StoreError> {
+        let mut config = Config::from_str(url).map_err(|_| StoreError::refused(INVALID_URL))?;
+        config
+            .connect_timeout(self.connect_timeout)
+            .tcp_user_timeout(TCP_USER_TIMEOUT)
+            // Of several hosts, the one that accepts writes.
+            .target_session_attrs(TargetSessionAttrs::ReadWrite);
+        if config.get_application_name().is_none() {
+            config.application_name("oncegate");
+        }
+        Ok(config)
+    }
+}
+
+/// A pool, and the notices of the server on its connections.
+fn pool(
+    config: Config,
+    tls: Option<Tls>,
+    password: Option<PasswordFile>,
+) -> Result<(Pool, Option<Notices>), StoreError> {
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let notices = Notices::new(tls, password);
+    let manager = Manager::from_connect(config, notices.clone(), recycling);
+    let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).build();
+    let pool = pool.map_err(|error| StoreError::refused(format!("no pool: {error}")))?;
+    Ok((pool, Some(notices)))
+}
+
+/// The address in a configuration, without user and password.
+fn address(config: &Config) -> String {
+    let hosts = config.get_hosts().iter().map(|host| match host {
+        Host::Tcp(name) => name.clone(),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    });
+    let ports: Vec<u16> = config.get_ports().to_vec();
+    let port = |position: usize| ports.get(position).or(ports.first()).copied().unwrap_or(5_432);
+    let places: Vec<String> =
+        hosts.enumerate().map(|(position, host)| format!("{host}:{}", port(position))).collect();
+    format!("{}/{}", places.join(","), config.get_dbname().unwrap_or_default())
+}
+
+impl std::fmt::Debug for PostgresBuilder {
+    /// Leaves out the URL, which may contain a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresBuilder")
+            .field("response_timeout", &self.response_timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("allowed", &self.allowed)
+            .field("purge", &self.purge)
+            .field("journaled", &self.journaled)
+            .finish_non_exhaustive()
+    }
+}

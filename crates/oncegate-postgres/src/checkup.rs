@@ -1,0 +1,224 @@
+//! Checks whether a server can keep the guarantees.
+
+use std::time::{Duration, SystemTime};
+
+use deadpool_postgres::Object;
+use oncegate_core::store::{Checkup, StoreError, Survives};
+
+use super::builder::Allowed;
+use super::errors::{self, Trouble};
+use super::schema;
+use oncegate_store_toolkit::clock;
+
+/// The first version that returns its clock as an exact number.
+const OLDEST_MAJOR: i32 = 14;
+
+const ASK: &str = "\
+SELECT current_setting('server_version_num')::integer AS version, current_setting('server_version') AS words, \
+current_setting('server_encoding') AS encoding, current_setting('synchronous_commit') AS synchronous_commit, \
+current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, \
+pg_is_in_recovery() AS standby, current_user::text AS role, \
+(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS clock_ms, \
+current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby";
+
+/// The properties of the tables, if they exist.
+const ASK_TABLES: &str = "\
+SELECT relpersistence = 'u' AS unlogged, \
+has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') \
+AND has_table_privilege(oid, 'DELETE') AND has_table_privilege('oncegate_schema', 'UPDATE') \
+AND has_table_privilege('oncegate_descriptors', 'SELECT') AND has_table_privilege('oncegate_descriptors', 'INSERT') \
+AS has_rights FROM pg_class WHERE oid = 'oncegate_records'::regclass";
+
+/// The settings and properties that the server reports.
+#[derive(Clone, Debug)]
+struct Said {
+    version: i32,
+    words: String,
+    encoding: String,
+    synchronous_commit: String,
+    fsync: String,
+    full_page_writes: String,
+    has_synchronous_standby: bool,
+    standby: bool,
+}
+
+/// Reads the server's settings, and checks them.
+pub(super) async fn ask(
+    client: &Object,
+    address: &str,
+    allowed: Allowed,
+    journaled: bool,
+) -> Result<Checkup, Trouble> {
+    let asked = SystemTime::now();
+    let row = client.query_one(ASK, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let answered = SystemTime::now();
+    let said = Said {
+        version: row.get("version"),
+        words: row.get("words"),
+        encoding: row.get("encoding"),
+        synchronous_commit: row.get("synchronous_commit"),
+        fsync: row.get("fsync"),
+        full_page_writes: row.get("full_page_writes"),
+        standby: row.get("standby"),
+        has_synchronous_standby: row.get("has_synchronous_standby"),
+    };
+    let store = match address {
+        "" => format!("postgresql {}", said.words),
+        address => format!("postgresql {} at {address}", said.words),
+    };
+    let mut checkup = judge(&said, store, allowed)?;
+    let clock_ms = u64::try_from(row.get::<_, i64>("clock_ms")).unwrap_or_default();
+    let clock = SystemTime::UNIX_EPOCH + Duration::from_millis(clock_ms);
+    checkup.warnings.extend(clock::warning(clock, asked, answered));
+    schema::check(client, journaled).await?;
+    let tables = client.query_one(ASK_TABLES, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
+    if tables.get("unlogged") {
+        return refuse(
+            "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED".into(),
+        );
+    }
+    if !tables.get::<_, bool>("has_rights") {
+        let grants = schema::grants(row.get("role"));
+        return refuse(format!("does not let this role do its work; run as the tables' owner: {grants}"));
+    }
+    Ok(checkup)
+}
+
+fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreError> {
+    let refuse = |why: String| Err(StoreError::refused(format!("{store} {why}")));
+    if said.version / 10_000 < OLDEST_MAJOR {
+        return refuse(format!("is too old: oncegate needs PostgreSQL {OLDEST_MAJOR} or later"));
+    }
+    if said.standby {
+        return refuse("is a standby: name its primary in the URL".to_owned());
+    }
+    if said.encoding != "UTF8" {
+        return refuse(format!("keeps text as {}: use a database with encoding UTF8", said.encoding));
+    }
+    let mut warnings = Vec::new();
+    if said.synchronous_commit == "off" {
+        if !allowed.asynchronous_commit {
+            return refuse(
+                "has synchronous_commit = off, so that a crash takes back what was acknowledged: set it to on \
+                 (ALTER ROLE … SET synchronous_commit = on), or accept it with \
+                 PostgresBuilder::allow_asynchronous_commit()"
+                    .to_owned(),
+            );
+        }
+        warnings.push(
+            "synchronous_commit is off: a crash of the server takes back the last completions, and their \
+             messages will run again if they are delivered again. Set it to on."
+                .to_owned(),
+        );
+    }
+    if said.synchronous_commit == "local" && said.has_synchronous_standby {
+        warnings.push(
+            "synchronous_commit is local: a failover to a standby may take back the last completions. Set it to on."
+                .to_owned(),
+        );
+    }
+    if said.fsync != "on" {
+        if !allowed.fsync_off {
+            return refuse(
+                "has fsync = off, so that a power cut may lose or damage every record: set it to on, or accept it \
+                 with PostgresBuilder::allow_fsync_off()"
+                    .to_owned(),
+            );
+        }
+        warnings.push("fsync is off: a power cut may damage or lose every record. Set it to on.".to_owned());
+    }
+    if said.full_page_writes != "on" {
+        // Some file systems never write half a page.
+        warnings.push(
+            "full_page_writes is off: a power cut may damage records, unless the file system writes whole pages. \
+             Set it to on."
+                .to_owned(),
+        );
+    }
+    Ok(Checkup { store, survives: survives(said), warnings })
+}
+
+fn survives(said: &Said) -> Survives {
+    if said.fsync != "on" || said.full_page_writes != "on" {
+        return Survives::Unsynced;
+    }
+    match said.synchronous_commit.as_str() {
+        "off" => Survives::Moments,
+        "local" => Survives::Disk,
+        _ if said.has_synchronous_standby => Survives::Replicated,
+        _ => Survives::Disk,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Said {
+        let on = || "on".to_owned();
+        Said {
+            version: 150_013,
+            words: "15.13".to_owned(),
+            encoding: "UTF8".to_owned(),
+            synchronous_commit: on(),
+            fsync: on(),
+            full_page_writes: on(),
+            has_synchronous_standby: false,
+            standby: false,
+        }
+    }
+
+    #[test]
+    fn a_safe_server_raises_no_warning() {
+        let checkup = judge(&good(), String::new(), Allowed::default()).unwrap();
+        assert_eq!(checkup.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_breaks_the_promise_is_refused_with_its_remedy() {
+        for (said, remedy) in [
+            (Said { version: 130_001, ..good() }, "14 or later"),
+            (Said { standby: true, ..good() }, "primary"),
+            (Said { encoding: "LATIN1".to_owned(), ..good() }, "UTF8"),
+            (Said { synchronous_commit: "off".to_owned(), ..good() }, "allow_asynchronous_commit"),
+            (Said { fsync: "off".to_owned(), ..good() }, "allow_fsync_off"),
+        ] {
+            let refused = judge(&said, String::new(), Allowed::default()).unwrap_err();
+            assert_eq!(refused.class(), "refused");
+            assert!(refused.to_string().contains(remedy), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_settings_decide_what_a_completion_survives() {
+        let all = Allowed { asynchronous_commit: true, fsync_off: true };
+        let said = |synchronous_commit: &str, fsync: &str, has_synchronous_standby| Said {
+            synchronous_commit: synchronous_commit.to_owned(),
+            fsync: fsync.to_owned(),
+            has_synchronous_standby,
+            ..good()
+        };
+        for (said, survives) in [
+            (said("on", "on", true), Survives::Replicated),
+            (said("remote_apply", "on", true), Survives::Replicated),
+            (said("local", "on", true), Survives::Disk),
+            (said("on", "on", false), Survives::Disk),
+            (said("off", "on", true), Survives::Moments),
+            (said("on", "off", true), Survives::Unsynced),
+        ] {
+            assert_eq!(judge(&said, String::new(), all).unwrap().survives, survives, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn what_weakens_the_promise_is_said() {
+        let off = || "off".to_owned();
+        let local = Said { synchronous_commit: "local".to_owned(), has_synchronous_standby: true, ..good() };
+        let whole = Said { synchronous_commit: off(), fsync: off(), full_page_writes: off(), ..good() };
+        let all = Allowed { asynchronous_commit: true, fsync_off: true };
+        for (said, warnings) in [(local, 1), (whole, 3)] {
+            assert_eq!(judge(&said, String::new(), all).unwrap().warnings.len(), warnings, "{said:?}");
+        }
+    }
+}

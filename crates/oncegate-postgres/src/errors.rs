@@ -1,0 +1,251 @@
+//! Maps each server error to what it means to the caller. No error is ever an answer about a key.
+//!
+//! Errors are classified by SQLSTATE, never by their text, which is translated and may quote data.
+
+use std::error::Error as _;
+
+use deadpool_postgres::PoolError;
+use oncegate_core::store::StoreError;
+use oncegate_runtime::transactional::Excuse;
+use rustls::CertificateError;
+use tokio_postgres::Error;
+use tokio_postgres::error::Severity;
+
+use super::schema::REMEDY;
+
+/// The most characters of the server's error text that an error repeats.
+const MAX_DETAIL_CHARS: usize = 160;
+
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// The error for the caller, and whether to try again before returning it.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    pub(super) error: StoreError,
+    /// Nothing was executed, and the cause is probably gone at the next try.
+    pub(super) passing: bool,
+    /// Nothing was executed, because another transaction holds one of the rows.
+    pub(super) row_held: bool,
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self { error, passing: false, row_held: false }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    /// Not executed, and likely to succeed at the next try at once.
+    Passing,
+    /// Not executed: try again later.
+    Unavailable,
+    /// Not executed: the configuration or the server must be changed first.
+    Refused,
+}
+
+use Class::{Passing, Refused, Unavailable};
+
+/// A statement that was prepared is prepared no more, or was already.
+const POOLED: &str = "a pooler gives statements to sessions that did not prepare them: set max_prepared_statements of PgBouncer \
+                      above zero (1.21 or later), or pool_mode = session";
+
+/// What a SQLSTATE means, by its prefix; the first line that matches counts.
+#[rustfmt::skip]
+const MEANINGS: &[(&str, Class, &str)] = &[
+    ("40001", Passing, "the transaction crossed another one"),
+    ("40P01", Passing, "the transaction was chosen to end a deadlock"),
+    ("25P02", Refused, "an earlier statement of the transaction has failed"),
+    ("57P01", Passing, "the server ended the session"),
+    ("57P02", Passing, "another session of the server crashed"),
+    ("57P05", Passing, "the server ended an idle session"),
+    ("25P03", Passing, "the server ended a session that was idle in its transaction"),
+    ("57P03", Unavailable, "the server is starting or stopping"),
+    ("57014", Unavailable, "the statement was cancelled or took too long (statement_timeout)"),
+    (LOCK_NOT_AVAILABLE, Unavailable, "no lock in time (lock_timeout): another transaction holds the row"),
+    ("53300", Unavailable, "the server has too many connections (max_connections)"),
+    ("53100", Unavailable, "the server's disk is full"),
+    ("53200", Unavailable, "the server is out of memory"),
+    ("53", Unavailable, "the server lacks a resource"),
+    ("58", Unavailable, "the server's system failed"),
+    ("25006", Unavailable, "the server accepts no writes: it is a standby, or read-only"),
+    ("08P01", Refused, "the server, or a pooler before it, refuses the settings of the connection"),
+    ("08", Unavailable, "the connection to the server failed"),
+    ("28", Refused, "the server refuses the user or the password"),
+    ("26000", Refused, POOLED),
+    ("42P05", Refused, POOLED),
+    ("3D000", Refused, "the database does not exist"),
+    ("42501", Refused, "the role lacks rights; `oncegate sql --store postgres --role NAME` prints what to grant"),
+    ("42P01", Refused, "the tables are missing"),
+    ("3F000", Refused, "the schema is missing"),
+    ("42703", Refused, "the tables are of another format"),
+    ("XX001", Refused, "the server found damaged data"),
+    ("XX002", Refused, "the server found a damaged index"),
+];
+
+/// Converts an error from before a commit was sent.
+pub(super) fn not_executed(error: &Error) -> Trouble {
+    let Some(answered) = error.as_db_error() else {
+        return without_an_answer(error);
+    };
+    answered_with(answered.code().code(), answered.message())
+}
+
+/// Converts a server error with this SQLSTATE and text.
+pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
+    let (class, text) = meaning(state);
+    let error = match class {
+        Passing | Unavailable => StoreError::unavailable(format!("{text} (SQLSTATE {state})")),
+        Refused if matches!(state, "42P01" | "3F000" | "42703") => {
+            StoreError::refused(format!("{text} (SQLSTATE {state}): {REMEDY}"))
+        }
+        // These name a table or a role, and quote no data.
+        Refused if state == "42501" || state.starts_with("28") => {
+            let words: String = message.chars().take(MAX_DETAIL_CHARS).collect();
+            StoreError::refused(format!("{text} (SQLSTATE {state}): {words}"))
+        }
+        Refused => StoreError::refused(format!("{text} (SQLSTATE {state})")),
+    };
+    Trouble { error, passing: class == Passing, row_held: state == LOCK_NOT_AVAILABLE }
+}
+
+/// Converts an error after a commit was sent: an answer of the server settles the outcome, silence does not.
+pub(super) fn in_doubt(error: &Error) -> Trouble {
+    match error.as_db_error() {
+        // A session that is ended while it commits may have committed.
+        Some(answered) if !is_about_the_session(answered.code().code()) => not_executed(error),
+        _ => StoreError::unknown("the connection was lost while the transaction was being committed").into(),
+    }
+}
+
+/// Whether an error with this SQLSTATE is no fault of the statement that got it.
+pub(super) fn excuse(state: &str) -> Option<Excuse> {
+    match state {
+        "40001" | "40P01" => Some(Excuse::Conflict),
+        "57P01" | "57P02" | "57P03" => Some(Excuse::ConnectionLost),
+        _ if state.starts_with("08") => Some(Excuse::ConnectionLost),
+        _ => None,
+    }
+}
+
+/// Converts an error of the check whether the standbys have a confirmed commit.
+pub(super) fn unconfirmed(error: &Error) -> Trouble {
+    StoreError::unknown(format!("the standbys did not confirm the commit: {}", not_executed(error).error))
+        .into()
+}
+
+/// Whether the server has reported the failure of a statement that commits by itself. A session that continues has
+/// rolled it back; one that ends may have committed before.
+pub(super) fn is_rolled_back(error: &Error) -> bool {
+    error.as_db_error().is_some_and(|answered| answered.parsed_severity() == Some(Severity::Error))
+}
+
+/// Converts an error of the pool.
+pub(super) fn no_connection(error: &PoolError) -> StoreError {
+    match error {
+        PoolError::Backend(error) => not_executed(error).error,
+        PoolError::Timeout(_) => StoreError::unavailable("no connection in time"),
+        _ => StoreError::unavailable("the pool has no connection"),
+    }
+}
+
+fn meaning(state: &str) -> (Class, &'static str) {
+    let found = MEANINGS.iter().find(|(begins, ..)| state.starts_with(begins));
+    found.map_or((Refused, "the server answered an error"), |&(_, class, text)| (class, text))
+}
+
+/// Whether a SQLSTATE means that the session ends, so that the outcome of its last statement is unknown.
+pub(super) fn is_about_the_session(state: &str) -> bool {
+    ["57P", "08", "25P03", "58", "XX"].iter().any(|begins| state.starts_with(begins))
+}
+
+fn without_an_answer(error: &Error) -> Trouble {
+    if error.is_closed() {
+        let lost = Trouble::from(StoreError::unavailable("the connection was lost"));
+        return Trouble { passing: true, ..lost };
+    }
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        if let Some(io) = source.downcast_ref::<std::io::Error>() {
+            if let Some(tls) = io.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+                return not_secured(tls).into();
+            }
+            // The client's error for a server that does not accept writes.
+            if io.kind() == std::io::ErrorKind::PermissionDenied && io.raw_os_error().is_none() {
+                return StoreError::unavailable(meaning("25006").1).into();
+            }
+            // Connecting and reading fail with errors of the system, which contain an address at most.
+            return StoreError::unavailable(format!("the connection failed: {}", io.kind())).into();
+        }
+        cause = source.source();
+    }
+    let text = error.to_string();
+    if text.starts_with("error connecting") || text.starts_with("timeout") {
+        return StoreError::unavailable("the server cannot be reached").into();
+    }
+    if text.starts_with("invalid configuration") {
+        return StoreError::refused("the server asks for a password, and the URL has none").into();
+    }
+    if text.starts_with("error performing TLS") {
+        return StoreError::refused(
+            "the server has no TLS: set sslmode=disable in the URL, or enable it there",
+        )
+        .into();
+    }
+    StoreError::unavailable("the exchange with the server broke").into()
+}
+
+/// The error for a connection that TLS did not protect: the parameter that decides it, and the reason.
+fn not_secured(error: &rustls::Error) -> StoreError {
+    use rustls::Error::{AlertReceived, InvalidCertificate};
+    let parameter = match error {
+        InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "the server's certificate does not name the host of the URL (sslmode=verify-full)",
+        // Another authority of the same name.
+        InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            "the server's certificate is not signed by an authority of sslrootcert"
+        }
+        InvalidCertificate(_) => "the server's certificate cannot be accepted",
+        AlertReceived(_) => "the server does not accept the client's certificate (sslcert, sslkey)",
+        _ => "no TLS with the server",
+    };
+    StoreError::refused(format!("{parameter}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sqlstate_has_its_class() {
+        for (state, class) in [
+            ("40001", Passing),
+            ("40P01", Passing),
+            ("57P01", Passing),
+            ("57P03", Unavailable),
+            ("57014", Unavailable),
+            ("53300", Unavailable),
+            ("53100", Unavailable),
+            ("53400", Unavailable),
+            ("25006", Unavailable),
+            ("55P03", Unavailable),
+            ("08006", Unavailable),
+            ("42501", Refused),
+            ("42P01", Refused),
+            ("28P01", Refused),
+            ("28000", Refused),
+            ("3D000", Refused),
+            ("22021", Refused),
+        ] {
+            assert_eq!(meaning(state).0, class, "{state}");
+        }
+    }
+
+    #[test]
+    fn only_an_answer_about_the_statement_settles_a_commit() {
+        for (state, doubtful) in [("57P01", true), ("08006", true), ("40001", false), ("53100", false)] {
+            assert_eq!(is_about_the_session(state), doubtful, "{state}");
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The thread that drives the connections, with one queue each for claims, their ends, heartbeats and reads.
+//!
+//! deadpool-postgres opens and holds the connections, and replaces broken ones. A connection is checked out per
+//! batch, never per call.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use deadpool_postgres::{Object, Pool, PoolError};
+use futures_util::StreamExt as _;
+use futures_util::future::{join, join3};
+use futures_util::stream::FuturesUnordered;
+use oncegate_core::key::StoreKey;
+use oncegate_core::store::{Command, StoreError};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, SimpleQueryMessage, Statement};
+use tokio_util::sync::CancellationToken;
+
+use super::direct;
+use super::errors::{self, Trouble};
+use super::notices::Notices;
+use super::purge::Purge;
+use super::reconnect::Reconnect;
+use super::row;
+use super::transaction::{self, Answer, ReadAnswer, within};
+use oncegate_store_toolkit::batch::{self, Batch, Carrier, Item, Joiner};
+
+/// The number of batches of claims in flight, and of batches of their ends. While one waits for the disk, or for a
+/// locked row, the next batch is collected and sent.
+const BATCHES_IN_FLIGHT: usize = 2;
+
+/// The most connections of a store: claims, their ends, heartbeats, reads, the purge, and one for everything else
+/// that is not about a key.
+pub(super) const CONNECTIONS: usize = 2 * BATCHES_IN_FLIGHT + 4;
+
+/// Up to this many commands go in one statement: a statement has a high cost besides its rows. Of more, half are
+/// claimed while the others are completed.
+const UNDIVIDED_ITEMS: usize = 128;
+
+/// The most calls of `purge` that may wait for their turn.
+const MAX_WAITING_PURGES: usize = 16;
+
+/// Settings with which every statement looks its keys up in the index, one after another in the given order.
+///
+/// Otherwise a prepared statement that was planned while the table was small would always read the whole table, and
+/// with another order two batches could deadlock.
+const PLAN: [(&str, &str); 3] =
+    [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
+
+/// A custom setting, which shows that a session was opened with our settings.
+const SESSION_MARK: &str = "oncegate.response_timeout_ms";
+
+/// The longest time limit that the server accepts, in milliseconds.
+const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
+
+/// State shared by the tasks on the thread.
+pub(super) struct Shared {
+    pub(super) pool: Pool,
+    /// Time limit for one round trip.
+    pub(super) response_timeout: Duration,
+    /// The statement that begins a transaction with our limits.
+    pub(super) begin: String,
+    sessions: Sessions,
+    /// The server's notices on the connections; `None` if they are not opened here.
+    notices: Option<Notices>,
+    reconnect: Reconnect,
+}
+
+/// Where our limits are set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sessions {
+    /// Each session has them from its beginning, so that a statement may stand alone.
+    Ours,
+    /// Each transaction sets them, so they are valid on any connection, also behind a pooler, which shares
+    /// sessions.
+    Unconfigured,
+}
+
+/// The settings of our transactions, by the server's names.
+fn settings(response_timeout: Duration) -> Vec<(&'static str, String)> {
+    let limit_ms = limit_ms(response_timeout);
+    let limits = [
+        ("lock_timeout", (limit_ms / 2).to_string()),
+        ("statement_timeout", limit_ms.to_string()),
+        ("idle_in_transaction_session_timeout", limit_ms.to_string()),
+    ];
+    limits.into_iter().chain(PLAN.map(|(name, value)| (name, value.to_owned()))).collect()
+}
+
+pub(super) fn limit_ms(response_timeout: Duration) -> u128 {
+    response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS)
+}
+
+/// The `options` of a connection that give its session our settings.
+pub(super) fn session_options(response_timeout: Duration) -> String {
+    let further = [
+        ("default_transaction_isolation", r"read\ committed".to_owned()),
+        (SESSION_MARK, session_mark(response_timeout)),
+    ];
+    let settings = settings(response_timeout).into_iter().chain(further);
+    settings.map(|(name, value)| format!(" -c {name}={value}")).collect()
+}
+
+/// The value of [`SESSION_MARK`] in a session with our settings.
+fn session_mark(response_timeout: Duration) -> String {
+    limit_ms(response_timeout).to_string()
+}
+
+impl Shared {
+    pub(super) fn new(
+        pool: Pool,
+        notices: Option<Notices>,
+        response_timeout: Duration,
+        sessions: Sessions,
+    ) -> Self {
+        let mut begin = "BEGIN ISOLATION LEVEL READ COMMITTED".to_owned();
+        if sessions == Sessions::Unconfigured {
+            let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
+            begin.extend(settings(response_timeout).into_iter().map(set));
+        }
+        Self { pool, response_timeout, begin, sessions, notices, reconnect: Reconnect::default() }
+    }
+
+    /// Runs work that ends with a commit, and checks that the commit has waited for the standbys.
+    ///
+    /// If the server confirmed the commit without waiting for its standbys, the outcome is unknown. On a connection
+    /// that was not opened here, notices cannot be read; there a second transaction waits for the standbys.
+    pub(super) async fn committed<T>(
+        &self,
+        client: &Object,
+        work: impl Future<Output = Result<T, Trouble>>,
+    ) -> Result<T, Trouble> {
+        let Some(notices) = &self.notices else {
+            // In this order on the wire.
+            let (done, confirmed) = join(work, client.batch_execute(row::CONFIRM)).await;
+            let done = done?;
+            confirmed.map_err(|error| errors::unconfirmed(&error))?;
+            return Ok(done);
+        };
+        let before = notices.cut_waits();
+        let done = work.await?;
+        // The notice may concern another connection's commit, but it is so rare that it may count for this one.
+        if notices.cut_waits() == before {
+            return Ok(done);
+        }
+        Err(StoreError::unknown(
+            "the server stopped waiting for its synchronous standbys before they had the commit",
+        )
+        .into())
+    }
+
+    /// Waits until the synchronous standbys have everything that is visible now.
+    pub(super) async fn confirm(&self, client: &Object) -> Result<(), Trouble> {
+        let confirm = client.batch_execute(row::CONFIRM);
+        let confirm = async { confirm.await.map_err(|error| errors::not_executed(&error)) };
+        let confirmed = within(self.response_timeout, self.committed(client, confirm)).await;
+        // It changes nothing, so no outcome can be unknown.
+        confirmed
+            .map_err(|_| StoreError::unavailable("the synchronous standbys did not confirm in time").into())
+    }
+
+    /// Runs one statement in a separate transaction, in one round trip. `lost` is the error when the answer to its
+    /// commit is lost.
+    pub(super) async fn alone(
+        &self,
+        client: &Object,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+        lost: fn(&tokio_postgres::Error) -> Trouble,
+    ) -> Result<Vec<Row>, Trouble> {
+        let query = client.query(statement, parameters);
+        if self.sessions == Sessions::Ours {
+            return query.await.map_err(|error| match errors::is_rolled_back(&error) {
+                true => errors::not_executed(&error),
+                false => lost(&error),
+            });
+        }
+        // In this order on the wire.
+        let sent = join3(client.batch_execute(&self.begin), query, client.batch_execute("COMMIT"));
+        let (begun, rows, committed) = sent.await;
+        match (begun.and(rows), committed) {
+            (Ok(rows), Ok(())) => Ok(rows),
+            // The server has answered, and has turned the commit into a rollback.
+            (Err(error), Ok(())) => Err(errors::not_executed(&error)),
+            (_, Err(error)) => Err(lost(&error)),
+        }
+    }
+
+    /// Returns a connection. While the server is away, most callers get the error at once.
+    pub(super) async fn client(&self) -> Result<Object, StoreError> {
+        // An open connection is used at once.
+        if self.pool.status().available == 0 {
+            self.reconnect.turn()?;
+        }
+        let got = tokio::time::timeout(self.response_timeout, self.pool.get()).await;
+        let got = got.map_err(|_| StoreError::unavailable("no connection in time"))?;
+        match got {
+            Ok(client) => {
+                self.reconnect.succeeded();
+                Ok(client)
+            }
+            Err(error) => {
+                let says = errors::no_connection(&error);
+                if matches!(error, PoolError::Backend(_)) {
+                    self.reconnect.failed(&says);
+                }
+                Err(says)
+            }
+        }
+    }
+
+    /// Returns the connection to the pool, or closes it after an error, which ends its transaction.
+    pub(super) fn settle<T>(&self, client: Object, outcome: Result<T, Trouble>) -> Result<T, Trouble> {
+        if outcome.is_err() {
+            drop(Object::take(client));
+        }
+        outcome
+    }
+}
+
+/// The callers' handle. Dropping it stops the thread and waits for it.
+pub(super) struct Link {
+    pub(super) claims: Joiner<Command, Answer>,
+    /// For everything about keys except claims, heartbeats and reads.
+    pub(super) ends: Joiner<Command, Answer>,
+    /// For heartbeats, which must not queue behind bulk.
+    pub(super) heartbeats: Joiner<Command, Answer>,
+    /// For reads.
+    pub(super) reads: Joiner<StoreKey, ReadAnswer>,
+    purges: mpsc::Sender<oneshot::Sender<Result<u64, StoreError>>>,
+    shared: Arc<Shared>,
+    handle: Handle,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Starts the thread. It connects when there is something to send.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(super) fn start(shared: Shared, purge: Purge) -> Result<Self, StoreError> {
+        let shared = Arc::new(shared);
+        let (claims, claim_carrier) = batch::channel();
+        let (ends, end_carrier) = batch::channel();
+        let (heartbeats, heartbeat_carrier) = batch::channel();
+        let (reads, read_carrier) = batch::channel();
+        let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
+        let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime: Runtime = runtime.map_err(no_thread)?;
+        let (handle, stop) = (runtime.handle().clone(), CancellationToken::new());
+        let (stopped, driven) = (stop.clone(), Arc::clone(&shared));
+        let drive = move || {
+            let lanes = async {
+                tokio::join!(
+                    carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(end_carrier, BATCHES_IN_FLIGHT, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(heartbeat_carrier, 1, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(read_carrier, 1, |batch| read(Arc::clone(&driven), batch)),
+                    purge_when_asked(&driven, &purge, asked_purges),
+                    purge.walk_in_the_background(&driven),
+                )
+            };
+            runtime.block_on(async {
+                tokio::select! {
+                    () = stopped.cancelled() => {}
+                    _ = lanes => {}
+                }
+            });
+            // Does not wait for a name that is still being resolved.
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
+        let thread = Some(thread.map_err(no_thread)?);
+        Ok(Self { claims, ends, heartbeats, reads, purges, shared, handle, stop, thread })
+    }
+
+    /// Purges the table once, at full speed, and returns how many rows it has removed.
+    pub(super) async fn purge(&self) -> Result<u64, StoreError> {
+        let (caller, answer) = oneshot::channel();
+        let ended = || StoreError::unavailable("the store's thread ended");
+        self.purges.send(caller).await.map_err(|_| ended())?;
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// Whether the sessions have the settings of [`session_options`]. A pooler may have dropped them.
+    ///
+    /// # Errors
+    /// When no session can be opened.
+    pub(super) async fn has_settings(&self) -> Result<bool, StoreError> {
+        let mark = session_mark(self.shared.response_timeout);
+        self.run(move |client| async move {
+            let answer = client.simple_query(&format!("SELECT current_setting('{SESSION_MARK}', true)")).await;
+            let is_ours = |message: &SimpleQueryMessage| {
+                matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&mark))
+            };
+            let answer = answer.map(|messages| messages.iter().any(is_ours));
+            (client, answer.map_err(|error| errors::not_executed(&error)))
+        })
+        .await
+    }
+
+    /// Checks that a statement can be executed in another session than the one that prepared it, if a pooler has several
+    /// sessions for the connections.
+    ///
+    /// # Errors
+    /// When it cannot, with what to change at the pooler.
+    pub(super) async fn keeps_statements(&self) -> Result<(), StoreError> {
+        let shared = Arc::clone(&self.shared);
+        self.run(move |client| async move {
+            let tried = async {
+                let failed = |error: tokio_postgres::Error| errors::not_executed(&error);
+                let statement = client.prepare("SELECT 1").await.map_err(failed)?;
+                // While its transaction is open, this one holds the session that was used last.
+                let other = shared.client().await?;
+                other.batch_execute("BEGIN").await.map_err(failed)?;
+                let executed = client.query_one(&statement, &[]).await.map(drop).map_err(failed);
+                let ended = other.batch_execute("ROLLBACK").await.map_err(failed);
+                shared.settle(other, executed.and(ended))
+            };
+            let tried = tried.await;
+            (client, tried)
+        })
+        .await
+    }
+
+    /// Runs `work` on the thread, with a separate connection, within the time limit for an answer.
+    pub(super) async fn run<T, F, Work>(&self, work: Work) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = (Object, Result<T, Trouble>)> + Send,
+        Work: FnOnce(Object) -> F + Send + 'static,
+    {
+        self.run_for(self.shared.response_timeout, work).await
+    }
+
+    /// Runs `work` on the thread, with a separate connection, within `limit`.
+    pub(super) async fn run_for<T, F, Work>(&self, limit: Duration, work: Work) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = (Object, Result<T, Trouble>)> + Send,
+        Work: FnOnce(Object) -> F + Send + 'static,
+    {
+        let shared = Arc::clone(&self.shared);
+        let task = self.handle.spawn(async move {
+            let client = shared.client().await?;
+            // Not settled means dropped half-way: then it is unknown what was executed.
+            let worked = tokio::time::timeout(limit, work(client)).await;
+            let (client, outcome) =
+                worked.map_err(|_| StoreError::unknown("the server did not answer in time"))?;
+            shared.settle(client, outcome).map_err(|trouble| trouble.error)
+        });
+        task.await.unwrap_or_else(|_| Err(StoreError::unknown("the store's thread ended")))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            // No caller waits for an answer any more, so the thread ends at its next wake-up. Whether it
+            // panicked does not matter.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Executes the batches, at most `in_flight` at once, until every caller is gone.
+async fn carry<T: Item, A, F>(
+    mut carrier: Carrier<T, A>,
+    in_flight: usize,
+    send_batch: impl Fn(Batch<T, A>) -> F,
+) where
+    F: Future<Output = ()>,
+{
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+            batch = carrier.next(|| UNDIVIDED_ITEMS), if under_way.len() < in_flight => match batch {
+                Some(batch) => under_way.push(send_batch(batch)),
+                None => break,
+            },
+        }
+    }
+    while under_way.next().await.is_some() {}
+}
+
+async fn purge_when_asked(
+    shared: &Shared,
+    purge: &Purge,
+    mut asked: mpsc::Receiver<oneshot::Sender<Result<u64, StoreError>>>,
+) {
+    while let Some(caller) = asked.recv().await {
+        // The caller may have stopped waiting; the removed rows stay removed.
+        let _ = caller.send(purge.walk(shared, None).await.map(|(_, removed)| removed));
+    }
+}
+
+async fn execute(shared: Arc<Shared>, mut batch: Batch<Command, Answer>) {
+    let commands = batch.take_items();
+    match direct::execute(&shared, &commands).await {
+        Ok(answers) => batch.answer(answers),
+        Err(error) => batch.answer_all(&Err(error)),
+    }
+}
+
+async fn read(shared: Arc<Shared>, mut batch: Batch<StoreKey, ReadAnswer>) {
+    let keys = batch.take_items();
+    match transaction::read_records(&shared, &keys).await {
+        Ok(answers) => batch.answer(answers),
+        Err(error) => batch.answer_all(&Err(error)),
+    }
+}

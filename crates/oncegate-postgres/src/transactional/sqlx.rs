@@ -1,0 +1,199 @@
+//! Transactions of sqlx that the runtime opens for handlers.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::key::Scope;
+use oncegate_core::store::StoreError;
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::transaction::Completing;
+use oncegate_runtime::transactional::{Begun, CommitError, Excuse, Ground, Sessions, Transactions};
+use sqlx::postgres::{PgPool, Postgres};
+use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
+
+use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
+use super::{
+    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, Isolation, MAX_TRIES, PostgresStore, begin_sql,
+    retention_ms,
+};
+use crate::{errors, row};
+
+/// The transactions of a pool of sqlx, for
+/// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s of `sqlx::Transaction<'static, Postgres>`; made by
+/// [`PostgresStore::sqlx_transactions`].
+#[derive(Clone)]
+pub struct SqlxTransactions {
+    store: PostgresStore,
+    pool: PgPool,
+    isolation: Isolation,
+}
+
+impl PostgresStore {
+    /// Returns the transactions of a pool of sqlx on this database, for a
+    /// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler). A handler waits for a connection of the pool.
+    pub fn sqlx_transactions(&self, pool: PgPool) -> SqlxTransactions {
+        SqlxTransactions { store: self.clone(), pool, isolation: Isolation::default() }
+    }
+}
+
+impl SqlxTransactions {
+    /// The isolation of the transactions: READ COMMITTED by default. Serialisation failures are repeated, and cost no
+    /// attempt.
+    #[must_use]
+    pub fn isolation(self, isolation: Isolation) -> Self {
+        Self { isolation, ..self }
+    }
+
+    async fn try_begin(
+        &self,
+        completing: &Completing,
+        ground: Ground,
+        limit: Duration,
+    ) -> Result<Begun<Transaction<'static, Postgres>, Hold>, Error> {
+        // Only numbers are inserted into it.
+        let begin = AssertSqlSafe(begin_sql(self.isolation, Some(limit)));
+        let mut transaction = self.pool.begin_with(begin).await?;
+        if ground == Ground::Claimed {
+            let number = sqlx::query_scalar(ASSIGN_NUMBER).fetch_one(&mut *transaction).await?;
+            return Ok(Begun::Open(transaction, Hold::Claim { xid: number }));
+        }
+        let fingerprint = completing.fingerprint();
+        let fingerprint = fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice());
+        let insert = sqlx::query(row::COMPLETE_ABSENT)
+            .bind(completing.key().as_str())
+            .bind(retention_ms(completing))
+            .bind(completing.token().tag().0.to_vec())
+            .bind(fingerprint);
+        let Some(row) = insert.fetch_optional(&mut *transaction).await? else {
+            return Ok(Begun::RecordExists);
+        };
+        let hold = Hold::Record { xid: row.try_get("xid")?, ctid: row.try_get("ctid")? };
+        if row.try_get("asynchronous")? {
+            sqlx::raw_sql("SET LOCAL synchronous_commit = on").execute(&mut *transaction).await?;
+        }
+        Ok(Begun::Open(transaction, hold))
+    }
+}
+
+impl fmt::Debug for SqlxTransactions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqlxTransactions").field("isolation", &self.isolation).finish_non_exhaustive()
+    }
+}
+
+impl Transactions for SqlxTransactions {
+    type Transaction = Transaction<'static, Postgres>;
+    type Hold = Hold;
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        let select = sqlx::query_scalar("SELECT descriptor FROM oncegate_descriptors WHERE scope = $1");
+        let held = select.bind(scope.as_str()).fetch_optional(&self.pool).await;
+        held.map_err(|error| not_executed(&error))
+    }
+
+    fn sessions(&self) -> Arc<dyn Sessions> {
+        Arc::new(self.store.clone())
+    }
+
+    async fn begin(
+        &self,
+        completing: &Completing,
+        ground: Ground,
+        limit: Duration,
+    ) -> Result<Begun<Self::Transaction, Hold>, StoreError> {
+        let mut tries = 1;
+        loop {
+            let begun = tokio::time::timeout(limit, self.try_begin(completing, ground, limit)).await;
+            let error = match begun {
+                Ok(Ok(begun)) => return Ok(begun),
+                Ok(Err(error)) => error,
+                Err(_) => return Err(StoreError::unavailable("the server did not answer in time")),
+            };
+            let trouble = state(&error).map(|state| errors::answered_with(&state, ""));
+            match trouble {
+                Some(trouble) if trouble.row_held => return Ok(Begun::Held),
+                Some(trouble) if !trouble.passing => return Err(trouble.error),
+                _ if tries < MAX_TRIES => tries += 1,
+                _ => return Err(not_executed(&error)),
+            }
+        }
+    }
+
+    async fn commit(
+        &self,
+        transaction: Self::Transaction,
+        hold: Hold,
+        completing: &Completing,
+    ) -> Result<(), CommitError> {
+        let silence =
+            || CommitError::Unknown(StoreError::unknown("the server did not answer the commit in time"));
+        let committed =
+            tokio::time::timeout(completing.limit(), commit(transaction, &hold, completing)).await;
+        committed.unwrap_or_else(|_| Err(silence()))
+    }
+
+    async fn roll_back(&self, transaction: Self::Transaction) {
+        // An error closes the connection, and the server rolls back.
+        drop(transaction.rollback().await);
+    }
+
+    fn excuse(&self, error: &(dyn StdError + 'static)) -> Option<Excuse> {
+        let error = error.downcast_ref::<Error>()?;
+        match (state(error), error) {
+            (Some(state), _) => errors::excuse(&state),
+            (None, Error::Io(_)) => Some(Excuse::ConnectionLost),
+            (None, _) => None,
+        }
+    }
+}
+
+/// Stores the result and commits.
+async fn commit(
+    mut transaction: Transaction<'static, Postgres>,
+    hold: &Hold,
+    completing: &Completing,
+) -> Result<(), CommitError> {
+    let (Hold::Record { xid, .. } | Hold::Claim { xid }) = hold;
+    let guard = sqlx::query(GUARD).bind(xid);
+    guard.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
+    match hold {
+        Hold::Claim { .. } => {
+            complete(&mut transaction, completing).await.map_err(CommitError::RolledBack)?;
+        }
+        Hold::Record { .. } if completing.result().is_empty() => {}
+        Hold::Record { ctid, .. } => {
+            let add = sqlx::query(row::ADD_RESULT)
+                .bind(ctid)
+                .bind(completing.key().as_str())
+                .bind(completing.result().as_ref());
+            let added = add.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
+            if added.rows_affected() != 1 {
+                let interference =
+                    "oncegate_records did not take the result: a trigger, rule or policy on it interferes";
+                return Err(CommitError::RolledBack(interference.into()));
+            }
+        }
+    }
+    transaction.commit().await.map_err(|error| match state(&error) {
+        Some(state) if errors::excuse(&state) == Some(Excuse::Conflict) => {
+            CommitError::Conflict(in_doubt(&error).into())
+        }
+        _ => match in_doubt(&error) {
+            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
+            error => CommitError::RolledBack(error.into()),
+        },
+    })
+}
+
+/// Converts an error from before the commit.
+fn rolled_back(error: &Error) -> CommitError {
+    match state(error).as_deref() {
+        Some("22012") => CommitError::RolledBack(ENDED_BY_HANDLER.into()),
+        Some(state) if errors::excuse(state) == Some(Excuse::Conflict) => {
+            CommitError::Conflict(not_executed(error).into())
+        }
+        _ => CommitError::RolledBack(BoxError::from(not_executed(error))),
+    }
+}

@@ -1,0 +1,300 @@
+//! The link to one server: one connection for bulk and one for heartbeats, each with its queue.
+//!
+//! A lane takes one connection when it connects and clones it for each batch: a checkout from a pool per call
+//! would cost the server three times as much. A lane without a connection answers at once that the store is
+//! unavailable, and reconnects by itself.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use oncegate_core::store::StoreError;
+use redis::Value;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::connector::Connector;
+use super::driver::Jobs;
+use super::durability::Durability;
+use super::losses::Losses;
+use super::pipeline::{self, ReadyConnection};
+use super::scripts::{Request, Scripts};
+use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
+
+/// The most pipelines of a lane in flight at once: while one is answered, the next is read.
+/// With more of them, each is smaller, and a request costs more.
+const MAX_PIPELINES: usize = 3;
+
+/// Up to this many requests go in one pipeline. Of more, half can be prepared while the server executes the others.
+const UNDIVIDED_REQUESTS: usize = 16;
+
+/// The same while other lanes have pipelines in flight: the thread is busy then, and large pipelines cost less.
+const UNDIVIDED_BESIDE_OTHERS: usize = 32;
+
+/// The pause of a lane before its second try to connect. Then the pause doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest pause of a lane between two tries to connect.
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// After a connection that lasted at least this long, the lane reconnects without a pause.
+const GOOD_CONNECTION: Duration = Duration::from_secs(1);
+
+/// The server's answer to one command of a pipeline. Errors of the server are values here.
+pub(super) type Answer = Result<Value, StoreError>;
+
+/// One server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
+///
+/// Its lanes end when it is dropped.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// `host:port`, or empty when the caller supplied a pool.
+    pub(super) address: Arc<str>,
+    /// The [`Store::shard`](oncegate_core::store::Store::shard) of the keys on this node.
+    pub(super) shard: u64,
+    bulk: Joiner<Request, Answer>,
+    heartbeats: Joiner<Request, Answer>,
+}
+
+/// Which lane of a node carries a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneName {
+    Bulk,
+    Heartbeats,
+}
+
+/// State shared by the lanes of all nodes.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) scripts: Arc<Scripts>,
+    /// Time limit for a pipeline, without what its size adds.
+    pub(super) response_timeout: Duration,
+    pub(super) durability: Durability,
+    pub(super) losses: Arc<Losses>,
+    /// Whether a server has refused a call with keys of several slots, although its INFO says that it is not in
+    /// cluster mode: a proxy in front of several servers. From then on, no call has more than one key.
+    pub(super) is_sharded: Arc<AtomicBool>,
+}
+
+/// Receives the outcome of a lane's first try to connect.
+pub(super) type Up = oneshot::Receiver<Result<(), StoreError>>;
+
+impl Node {
+    /// Starts both lanes of a node; they connect by themselves.
+    pub(super) fn start(
+        jobs: &Jobs,
+        address: Arc<str>,
+        connector: Connector,
+        shared: Shared,
+    ) -> (Self, [Up; 2]) {
+        let mut hasher = DefaultHasher::new();
+        address.hash(&mut hasher);
+        let shard = hasher.finish();
+        let lane = |name| {
+            let (joiner, carrier) = batch::channel();
+            let (up, is_up) = oneshot::channel();
+            let (connector, shared) = (connector.clone(), shared.clone());
+            let lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
+            jobs.run(lane.run(up));
+            (joiner, is_up)
+        };
+        let (bulk, bulk_is_up) = lane(LaneName::Bulk);
+        let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats);
+        (Self { address, shard, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
+    }
+
+    /// Sends requests. Returns one answer for each, in their order.
+    pub(super) async fn ask(&self, lane: LaneName, requests: Vec<Request>) -> Vec<Answer> {
+        let count = requests.len();
+        self.lane(lane).submit(requests).await.unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
+    }
+
+    /// Sends one request.
+    pub(super) async fn ask_one(&self, lane: LaneName, request: Request) -> Answer {
+        self.lane(lane).submit_one(request).await.unwrap_or_else(|gone| Err(ended(&gone)))
+    }
+
+    fn lane(&self, name: LaneName) -> &Joiner<Request, Answer> {
+        match name {
+            LaneName::Bulk => &self.bulk,
+            LaneName::Heartbeats => &self.heartbeats,
+        }
+    }
+}
+
+fn ended(gone: &CarrierGone) -> StoreError {
+    let ended = "the store's thread ended";
+    if gone.unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) }
+}
+
+/// One connection and its queue.
+struct Lane {
+    name: LaneName,
+    node: Arc<str>,
+    carrier: Carrier<Request, Answer>,
+    connector: Connector,
+    shared: Shared,
+}
+
+/// The state of a lane.
+enum Standing {
+    Up(ReadyConnection),
+    Down(StoreError),
+    Ended,
+}
+
+type Pipelines = FuturesUnordered<BoxFuture<'static, PipelineResult>>;
+
+/// The number of pipelines of this process in flight, of all stores.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a pipeline while it is in flight.
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Self {
+        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The result of a pipeline: why its connection should be replaced, if it should.
+struct PipelineResult {
+    generation: u64,
+    broken: Option<StoreError>,
+}
+
+impl Lane {
+    /// Runs until every caller is gone. `up` receives the outcome of the first try to connect.
+    async fn run(mut self, up: oneshot::Sender<Result<(), StoreError>>) {
+        let mut up = Some(up);
+        let mut pipelines = Pipelines::new();
+        let mut generation = 0_u64;
+        let mut standing = Standing::Down(StoreError::unavailable("not connected yet"));
+        // A server that accepts connections but refuses commands must not be flooded with connections either.
+        let mut pause = Duration::ZERO;
+        loop {
+            standing = match standing {
+                Standing::Ended => return,
+                Standing::Down(reason) => self.connect(reason, &mut pause, &mut up, &mut pipelines).await,
+                Standing::Up(ready) => {
+                    generation += 1;
+                    let since = Instant::now();
+                    let next = self.serve(&ready, generation, &mut pipelines).await;
+                    pause =
+                        if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
+                    if let Standing::Down(reason) = &next {
+                        let (node, lane) = (&*self.node, self.name);
+                        tracing::warn!(node, ?lane, %reason, "lost the connection to the store");
+                    }
+                    next
+                }
+            };
+        }
+    }
+
+    /// Sends batch after batch until the connection breaks.
+    async fn serve(
+        &mut self,
+        ready: &ReadyConnection,
+        generation: u64,
+        pipelines: &mut Pipelines,
+    ) -> Standing {
+        loop {
+            let own = pipelines.len();
+            let undivided = || match UNDER_WAY.load(Ordering::Relaxed) > own {
+                true => UNDIVIDED_BESIDE_OTHERS,
+                false => UNDIVIDED_REQUESTS,
+            };
+            tokio::select! {
+                biased;
+                Some(result) = pipelines.next(), if !pipelines.is_empty() => {
+                    if let Some(reason) = result.broken.filter(|_| result.generation == generation) {
+                        return Standing::Down(reason);
+                    }
+                }
+                batch = self.carrier.next(undivided), if pipelines.len() < MAX_PIPELINES => {
+                    let Some(batch) = batch else {
+                        return Standing::Ended;
+                    };
+                    let shared = self.shared.clone();
+                    let sending =
+                        pipeline::send_pipeline(shared, Arc::clone(&self.node), ready.clone(), batch, pipelines.len());
+                    let under_way = UnderWay::begin();
+                    let finish = move |broken| {
+                        drop(under_way);
+                        PipelineResult { generation, broken }
+                    };
+                    pipelines.push(sending.map(finish).boxed());
+                }
+            }
+        }
+    }
+
+    /// Tries to connect until it succeeds. Calls meanwhile fail with the reason why there is no connection.
+    async fn connect(
+        &mut self,
+        mut reason: StoreError,
+        pause: &mut Duration,
+        up: &mut Option<oneshot::Sender<Result<(), StoreError>>>,
+        pipelines: &mut Pipelines,
+    ) -> Standing {
+        loop {
+            let (connector, shared, node) =
+                (self.connector.clone(), self.shared.clone(), Arc::clone(&self.node));
+            let pause_now = *pause;
+            let attempt = async move {
+                tokio::time::sleep(pause_now).await;
+                pipeline::connect(&connector, &shared, &node).await
+            };
+            tokio::pin!(attempt);
+            let outcome = loop {
+                tokio::select! {
+                    outcome = &mut attempt => break outcome,
+                    // Pipelines on the old connection end soon.
+                    Some(_) = pipelines.next(), if !pipelines.is_empty() => {}
+                    // Calls to a node that is not yet known to be down wait for the first try.
+                    batch = self.carrier.next(|| UNDIVIDED_REQUESTS), if up.is_none() => match batch {
+                        Some(batch) => batch.answer_all(&Err(reason.clone())),
+                        None => return Standing::Ended,
+                    },
+                }
+            };
+            let first = up.take();
+            match outcome {
+                Ok(ready) => {
+                    if let Some(up) = first {
+                        // A caller that gave up connecting has dropped the lanes too.
+                        let _ = up.send(Ok(()));
+                    } else {
+                        tracing::info!(node = &*self.node, lane = ?self.name, "reconnected to the store");
+                    }
+                    return Standing::Up(ready);
+                }
+                Err(error) => {
+                    if let Some(up) = first {
+                        let _ = up.send(Err(error.clone()));
+                    }
+                    reason = error;
+                }
+            }
+            *pause = next_pause(*pause);
+        }
+    }
+}
+
+/// Doubles up to a limit, with jitter: many processes lose a server at the same moment.
+fn next_pause(pause: Duration) -> Duration {
+    let doubled = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+    doubled.mul_f64(0.75 + fastrand::f64() / 2.0)
+}

@@ -1,0 +1,463 @@
+//! The Lua scripts, and the requests that run them. `replies` decodes the answers.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::{Record, State, StoreTime, TAIL, Token, TokenTag};
+use oncegate_core::rules::{Operation, REOPENED, Reply, cut_reason};
+use oncegate_core::store::{Command, StoreError};
+use redis::{Cmd, Value};
+
+use super::buckets::{Buckets, Names};
+use super::layout;
+use super::link::Answer;
+use super::replies;
+use super::shortcut::{self, First};
+use super::slots;
+use super::witnesses::{Completed, Witness};
+use oncegate_store_toolkit::batch::Item;
+
+/// Approximate bytes of a request on the wire besides its key and its payload.
+const OVERHEAD_BYTES: usize = 160;
+
+/// Precedes every verb when completions are kept in buckets.
+const COMPACT: &str = include_str!("../lua/compact.lua");
+
+/// What several scripts share. It replaces their line [`INCLUDE`].
+const RECORD: &str = include_str!("../lua/lib/record.lua");
+const INCLUDE: &str = "-- include lib/record.lua\n";
+
+/// One script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    // These concern one record, and run through `compact.lua` when completions are kept in buckets.
+    Claim,
+    Extend,
+    Complete,
+    Release,
+    Fail,
+    HandOver,
+    Reopen,
+    Read,
+    // These do not.
+    Describe,
+    FirstClaims,
+    FirstCompletions,
+    /// The same as `Extend`, always for the record's own key alone.
+    ExtendOwn,
+}
+
+const VERBS: usize = 12;
+
+/// The scripts as they are sent.
+#[derive(Clone, Debug)]
+pub(super) struct Scripts {
+    sources: [Source; VERBS],
+    durable: bool,
+    /// Whether first attempts use shortcuts.
+    shortcuts: bool,
+    buckets: Option<Buckets>,
+    /// The script that precedes every verb when completions are kept in buckets.
+    compact: Cow<'static, str>,
+}
+
+#[derive(Clone, Debug)]
+struct Source {
+    text: Cow<'static, str>,
+    sha: Box<str>,
+}
+
+impl Source {
+    /// The script of a file in `lua/`.
+    fn file(text: &'static str) -> Self {
+        if text.contains(INCLUDE) { Self::new(text.replace(INCLUDE, RECORD)) } else { Self::new(text) }
+    }
+
+    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+        let text = text.into();
+        let sha = redis::Script::new(&text).get_hash().into();
+        Self { text, sha }
+    }
+}
+
+impl Default for Scripts {
+    fn default() -> Self {
+        // The order is that of `Verb`.
+        let sources = [
+            Source::file(include_str!("../lua/claim.lua")),
+            Source::file(include_str!("../lua/extend.lua")),
+            Source::file(include_str!("../lua/complete.lua")),
+            Source::file(include_str!("../lua/release.lua")),
+            Source::file(include_str!("../lua/fail.lua")),
+            Source::file(include_str!("../lua/hand_over.lua")),
+            Source::file(include_str!("../lua/reopen.lua")),
+            Source::file(include_str!("../lua/read.lua")),
+            Source::file(include_str!("../lua/describe.lua")),
+            Source::file(include_str!("../lua/first_claims.lua")),
+            Source::file(include_str!("../lua/first_completions.lua")),
+            Source::file(include_str!("../lua/extend.lua")),
+        ];
+        Self { sources, durable: false, shortcuts: true, buckets: None, compact: COMPACT.into() }
+    }
+}
+
+impl Scripts {
+    /// Whether a settled record is written once more, so that its durability can be confirmed.
+    pub(super) fn durable(self, durable: bool) -> Self {
+        Self { durable, ..self }
+    }
+
+    /// Keeps completions without a result in buckets: each verb runs through `compact.lua`, and no shortcut is used.
+    pub(super) fn in_buckets(mut self, buckets: Buckets) -> Self {
+        let compact = &self.compact;
+        for source in self.sources.iter_mut().take(Verb::Describe as usize) {
+            // The line with the flags has to stay the first one.
+            let text = match source.text.split_once('\n') {
+                Some((flags, verb)) if flags.starts_with("#!") => format!("{flags}\n{compact}{verb}"),
+                _ => format!("{compact}{}", source.text),
+            };
+            *source = Source::new(text);
+        }
+        Self { buckets: Some(buckets), shortcuts: false, ..self }
+    }
+
+    /// Uses the rules' scripts for everything, to prove that shortcuts give the same answers.
+    #[cfg(feature = "testing")]
+    pub(super) fn alone(self) -> Self {
+        Self { shortcuts: false, ..self }
+    }
+
+    /// Replaces the one occurrence of `from` in a script, to prove that a test detects it.
+    ///
+    /// # Errors
+    /// When there is no such script, or the script does not contain the text exactly once.
+    #[cfg(feature = "testing")]
+    pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
+        /// The files without their ending, in the order of `Verb`.
+        const NAMES: [&str; VERBS] = [
+            "claim",
+            "extend",
+            "complete",
+            "release",
+            "fail",
+            "hand_over",
+            "reopen",
+            "read",
+            "describe",
+            "first_claims",
+            "first_completions",
+            "extend",
+        ];
+        let rewritten = |text: &str| match text.matches(from).count() {
+            1 => Ok(text.replace(from, to)),
+            found => Err(format!("{name}.lua has `{from}` {found} times")),
+        };
+        if name == "compact" {
+            self.compact = rewritten(&self.compact)?.into();
+            return Ok(());
+        }
+        if !NAMES.contains(&name) {
+            return Err(format!("there is no {name}.lua"));
+        }
+        for (_, source) in NAMES.iter().zip(&mut self.sources).filter(|(known, _)| **known == name) {
+            *source = Source::new(rewritten(&source.text)?);
+        }
+        Ok(())
+    }
+
+    /// The requests that load every script.
+    pub(super) fn load(&self) -> impl ExactSizeIterator<Item = Cmd> + '_ {
+        self.sources.iter().map(|source| {
+            let mut cmd = Cmd::with_capacity(3, source.text.len() + 16);
+            cmd.arg("SCRIPT").arg("LOAD").arg(source.text.as_bytes());
+            cmd
+        })
+    }
+
+    pub(super) fn evalsha(&self, verb: Verb, words: usize, bytes: usize) -> Cmd {
+        let source = self.sources.get(verb as usize).expect("there is a source for each verb");
+        let mut cmd = Cmd::with_capacity(words, OVERHEAD_BYTES + bytes);
+        cmd.arg("EVALSHA").arg(&*source.sha);
+        cmd
+    }
+
+    fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
+        let mut cmd = self.evalsha(verb, 9, key.as_str().len() + payload_bytes);
+        match self.buckets {
+            None => cmd.arg("1").arg(key.as_str()),
+            Some(buckets) => {
+                let Names { record, bucket, field } = buckets.names(key);
+                cmd.arg("2").arg(record).arg(bucket).arg(&field)
+            }
+        };
+        cmd
+    }
+
+    /// The operation that completes a record.
+    pub(super) fn complete(
+        &self,
+        key: &StoreKey,
+        token: &Token,
+        fingerprint: [u8; 7],
+        result: &[u8],
+        retention_ms: u64,
+    ) -> Cmd {
+        let mut cmd = self.call(Verb::Complete, key, result.len());
+        cmd.arg(&layout::first_attempt(token.as_bytes(), fingerprint));
+        layout::add_completed(&mut cmd, token.tag(), fingerprint, result);
+        cmd.arg(retention_ms);
+        cmd
+    }
+
+    /// The slot of a record in a cluster.
+    pub(super) fn slot(&self, key: &StoreKey) -> u16 {
+        self.buckets.map_or_else(|| slots::slot(key.as_str()), |buckets| buckets.slot(key))
+    }
+
+    pub(super) fn buckets(&self) -> Option<Buckets> {
+        self.buckets
+    }
+
+    /// The request for `command`: a shortcut if there is one, or else the script.
+    pub(super) fn request(&self, command: &Command) -> Request {
+        let first = if self.shortcuts { First::of(command) } else { None };
+        match (first, self.buckets, &command.operation) {
+            (Some(first), ..) => Request::first(first),
+            (None, Some(buckets), Operation::Extend { token, lease }) => {
+                self.extend_own(buckets, &command.key, token, *lease)
+            }
+            _ => self.script(command),
+        }
+    }
+
+    /// The heartbeat of a record that is not in its bucket, as every claim is.
+    ///
+    /// While a slot moves, a node refuses calls with several keys (TRYAGAIN), but not those with one.
+    fn extend_own(&self, buckets: Buckets, key: &StoreKey, token: &Token, lease: Duration) -> Request {
+        let mut cmd = self.evalsha(Verb::ExtendOwn, 6, key.as_str().len());
+        cmd.arg("1").arg(buckets.names(key).record).arg(token.as_bytes()).arg(layout::millis(lease + TAIL));
+        Request::new(cmd, OVERHEAD_BYTES + key.as_str().len())
+    }
+
+    /// Decodes the answer to [`request`](Self::request); `None` when the script has to run.
+    pub(super) fn settled(&self, command: &Command, answer: Answer) -> Option<Result<Reply, StoreError>> {
+        if self.buckets.is_some() && matches!(command.operation, Operation::Extend { .. }) {
+            // A record that is not under its own key may be in its bucket.
+            return Some(replies::of_script(command, answer))
+                .filter(|reply| !matches!(reply, Ok(Reply::NotOwner)));
+        }
+        let is_short = self.shortcuts
+            && match command.operation {
+                Operation::Claim { fenced, .. } => !fenced,
+                // Only a script answers with a string.
+                Operation::Complete { .. } => !matches!(answer, Ok(Value::BulkString(_))),
+                _ => false,
+            };
+        if is_short {
+            shortcut::settled(command, answer, self.durable)
+        } else {
+            Some(replies::of_script(command, answer))
+        }
+    }
+
+    /// The request that runs the script of `command`.
+    pub(super) fn script(&self, command: &Command) -> Request {
+        let key = &command.key;
+        let mut payload_bytes = 0;
+        let mut completed = None;
+        let cmd = match &command.operation {
+            Operation::Claim { token, lease, fingerprint, fenced, longest_lease } => {
+                let record = layout::first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
+                let mut cmd = self.call(Verb::Claim, key, 0);
+                match record.split_last() {
+                    Some((_attempt, unnumbered)) if *fenced => cmd.arg(unnumbered),
+                    _ => cmd.arg(&record),
+                };
+                cmd.arg(layout::millis(*lease + TAIL));
+                cmd.arg(layout::millis(longest_lease.saturating_add(TAIL)));
+                if self.durable {
+                    cmd.arg("1");
+                }
+                cmd
+            }
+            Operation::Extend { token, lease } => {
+                let mut cmd = self.call(Verb::Extend, key, 0);
+                cmd.arg(token.as_bytes()).arg(layout::millis(*lease + TAIL));
+                cmd
+            }
+            Operation::Complete { token, fingerprint, result, retention } => {
+                payload_bytes = result.len();
+                let fingerprint = layout::fingerprint_bytes(*fingerprint);
+                let retention_ms = layout::millis(*retention);
+                completed = Some(Completed { key: key.clone(), tag: token.tag(), retention_ms });
+                self.complete(key, token, fingerprint, result, retention_ms)
+            }
+            Operation::Release { token, delay, counted, reason } => {
+                let reason = cut_reason(reason);
+                payload_bytes = reason.len();
+                let mut cmd = self.call(Verb::Release, key, payload_bytes);
+                cmd.arg(token.as_bytes()).arg(layout::millis(*delay + TAIL));
+                cmd.arg(if *counted { "1" } else { "0" }).arg(reason);
+                cmd
+            }
+            Operation::Fail { token, reason, retention } => {
+                let reason = cut_reason(reason);
+                payload_bytes = reason.len();
+                let mut cmd = self.call(Verb::Fail, key, payload_bytes);
+                cmd.arg(token.as_bytes()).arg(layout::millis(*retention)).arg(reason);
+                cmd
+            }
+            Operation::HandOver { by: TokenTag(tag) } => {
+                let mut cmd = self.call(Verb::HandOver, key, 0);
+                cmd.arg(tag);
+                cmd
+            }
+            Operation::Reopen { expected } => {
+                let expected_bytes = layout::encode(expected);
+                payload_bytes = expected_bytes.len();
+                let mut cmd = self.call(Verb::Reopen, key, payload_bytes);
+                cmd.arg(expected_bytes).arg(layout::encode(&reopened(expected)));
+                cmd.arg(layout::millis(TAIL) - 1);
+                cmd
+            }
+        };
+        // A heartbeat does not wait for durability.
+        let confirm = !matches!(command.operation, Operation::Extend { .. });
+        Request {
+            completed,
+            confirm,
+            ..Request::new(cmd, OVERHEAD_BYTES + key.as_str().len() + payload_bytes)
+        }
+    }
+
+    /// The request that reads a record and the time until it expires.
+    pub(super) fn read(&self, key: &StoreKey) -> Request {
+        Request::new(self.call(Verb::Read, key, 0), OVERHEAD_BYTES + key.as_str().len())
+    }
+
+    /// The request that reads a record whose message will be acknowledged if it is completed.
+    pub(super) fn prefetch(&self, key: &StoreKey) -> Request {
+        let mut request = self.read(key);
+        if let (true, What::Cmd(cmd)) = (self.durable, &mut request.what) {
+            cmd.arg("1");
+        }
+        request.confirmed()
+    }
+
+    /// The witness that shows whether a completion is lost.
+    pub(super) fn witness(&self, completed: &Completed) -> Option<Witness> {
+        let Completed { key, tag, retention_ms } = completed;
+        let read = self.sources.get(Verb::Read as usize)?.sha.as_bytes();
+        let question = match self.buckets {
+            None => vec![b"GET".to_vec(), key.as_str().into()],
+            // The record is in its bucket, or was.
+            Some(buckets) => {
+                let Names { record, bucket, field } = buckets.names(key);
+                vec![
+                    b"EVALSHA".to_vec(),
+                    read.to_vec(),
+                    b"2".to_vec(),
+                    record.into(),
+                    bucket.into(),
+                    field.into(),
+                ]
+            }
+        };
+        Witness::new(self.slot(key), question, *tag, Duration::from_millis(*retention_ms))
+    }
+
+    /// The request that compares and sets a descriptor.
+    pub(super) fn describe(&self, key: &str, expected: Option<&str>, proposed: &str) -> Request {
+        let bytes = proposed.len() + expected.map_or(0, str::len);
+        let mut cmd = self.evalsha(Verb::Describe, 6, key.len() + bytes);
+        cmd.arg("1").arg(key).arg(proposed);
+        if let Some(expected) = expected {
+            cmd.arg(expected);
+        }
+        Request::new(cmd, OVERHEAD_BYTES + key.len() + bytes).confirmed()
+    }
+}
+
+/// One command to send to the server.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) what: What,
+    /// The node answers only after ASKING: the key's slot is being moved there.
+    pub(super) asking: bool,
+    /// The answer counts only when the required durability is confirmed for everything before it.
+    pub(super) confirm: bool,
+    /// The completion that it writes.
+    pub(super) completed: Option<Completed>,
+    bytes: usize,
+}
+
+/// A request on the wire.
+#[derive(Debug)]
+pub(super) enum What {
+    /// One command.
+    Cmd(Cmd),
+    /// One command, or a part of one, depending on the other requests of the pipeline.
+    First(First),
+}
+
+impl Request {
+    pub(super) fn new(cmd: Cmd, bytes: usize) -> Self {
+        Self { what: What::Cmd(cmd), asking: false, confirm: false, completed: None, bytes }
+    }
+
+    fn first(first: First) -> Self {
+        let bytes = first.bytes();
+        Self { what: What::First(first), asking: false, confirm: true, completed: None, bytes }
+    }
+
+    pub(super) fn confirmed(self) -> Self {
+        Self { confirm: true, ..self }
+    }
+
+    /// The same request for a node that a redirection named for this request only.
+    pub(super) fn asking(self, asking: bool) -> Self {
+        Self { asking, ..self }
+    }
+
+    /// A plain read of a record, without its expiry.
+    pub(super) fn get(key: &str) -> Self {
+        let mut cmd = Cmd::with_capacity(2, key.len() + 4);
+        cmd.arg("GET").arg(key);
+        Self::new(cmd, key.len() + 24)
+    }
+
+    /// A small query.
+    pub(super) fn plain(cmd: Cmd) -> Self {
+        Self::new(cmd, OVERHEAD_BYTES)
+    }
+
+    /// The query for the server's persistence settings, which not every user may read.
+    pub(super) fn persistence() -> Self {
+        let mut cmd = redis::cmd("CONFIG");
+        cmd.arg("GET").arg("appendfsync").arg("save");
+        Self::new(cmd, 48)
+    }
+
+    /// The query for INFO.
+    pub(super) fn info() -> Self {
+        Self::new(redis::cmd("INFO"), 16)
+    }
+}
+
+impl Item for Request {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// The state of a reopened record, as in [`oncegate_core::rules`].
+fn reopened(expected: &Record) -> Record {
+    let fencing_token = match expected.state {
+        State::Pending { fencing_token, .. } | State::Released { fencing_token, .. } => fencing_token,
+        State::Completed { .. } | State::Failed { .. } => None,
+    };
+    let reason = REOPENED.to_owned();
+    let state = State::Released { by: TokenTag::NONE, attempt: 0, recovered: false, fencing_token, reason };
+    Record { expires_at: StoreTime::default(), fingerprint: None, state }
+}

@@ -1,0 +1,72 @@
+//! Checks the servers periodically: a loss or a new eviction policy can occur without a broken connection.
+//!
+//! Each server is asked about its own keys. The interval grows with the number of its clients, so that the checks of
+//! many processes cost a server no more than those of some two hundred.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::Value;
+use tokio::time::sleep;
+
+use super::checkup::Info;
+use super::cluster::Primary;
+use super::link::LaneName;
+use super::losses::Losses;
+use super::scripts::Request;
+
+/// The time between two checks, plus or minus a quarter: a loss without a broken connection is detected by then.
+pub(super) const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Up to this many clients of a server, the interval stays as it is. Each store has two connections to a server.
+const CLIENTS_PER_INTERVAL: u64 = 400;
+
+/// The most that the interval is multiplied with.
+const MAX_INTERVALS: u64 = 15;
+
+/// Checks the servers that `primaries` returns, again and again. It never ends.
+pub(super) async fn watch(
+    losses: Arc<Losses>,
+    interval: Duration,
+    primaries: impl Fn() -> Vec<Primary> + Send,
+) {
+    let mut clients = 0;
+    loop {
+        sleep(pause(interval, clients).mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+        let checks = join_all(primaries().iter().map(|primary| check(&losses, primary))).await;
+        clients = checks.into_iter().flatten().max().unwrap_or(clients);
+    }
+}
+
+/// The time until the next check, without jitter, when one of the servers has this many clients.
+fn pause(interval: Duration, clients: u64) -> Duration {
+    let intervals = clients.div_ceil(CLIENTS_PER_INTERVAL).clamp(1, MAX_INTERVALS);
+    interval.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX))
+}
+
+/// Checks a server. Returns the number of its clients, if it answers.
+async fn check(losses: &Losses, primary: &Primary) -> Option<u64> {
+    let question = losses.question(|slot| primary.holds(slot));
+    let requests = std::iter::once(Request::info()).chain(question.commands().map(Request::plain)).collect();
+    let answers = primary.node.ask(LaneName::Heartbeats, requests).await;
+    // A server that does not answer is checked when it answers again.
+    let values = answers.into_iter().collect::<Result<Vec<Value>, _>>().ok()?;
+    let Some((Value::BulkString(info), held)) = values.split_first() else { return None };
+    let info = String::from_utf8_lossy(info);
+    let info = Info(&info);
+    losses.judge(&question, &primary.node.address, &info, held);
+    info.number("connected_clients")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // invariant: loss-checks-that-spread
+    #[test]
+    fn the_interval_grows_with_the_clients_of_a_server_up_to_a_limit() {
+        let seconds = |clients| pause(WATCH_INTERVAL, clients).as_secs();
+        assert_eq!([0, 1, 400, 401, 2_000, 6_000, u64::MAX].map(seconds), [2, 2, 2, 4, 10, 30, 30]);
+    }
+}

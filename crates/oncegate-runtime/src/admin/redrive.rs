@@ -1,0 +1,471 @@
+//! Redrive: sends the messages of dead letters back to their topic or queue.
+//!
+//! The steps for each dead letter are: read its record, decide, reopen the record, send the message, save the progress.
+//! In this order, an end between any two steps loses nothing: a message that is sent twice is answered by its record.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::State;
+use oncegate_core::store::{RecordSnapshot, Store, StoreError};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Reopened, is_reopened, reopen};
+use crate::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
+use crate::dead_letters::DeadLetterCause;
+use crate::failure::BoxError;
+use crate::source::SourceError;
+
+/// How many dead letters are in flight at once.
+const AT_ONCE: usize = 64;
+
+/// How many keys a redrive remembers, so that two dead letters of one message are sent once. Beyond this number, a
+/// message may be sent twice, and its record answers the second one.
+const KEYS_REMEMBERED_MOST: usize = 1_000_000;
+
+/// The action for a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RedriveAction {
+    /// Reopen its record, then send its message to this topic or queue.
+    Reopen {
+        /// Where to.
+        to: String,
+    },
+    /// Send its message to this topic or queue without a reopen: its record was never created, has expired, or was
+    /// already reopened by a redrive that did not finish.
+    Send {
+        /// Where to.
+        to: String,
+    },
+    /// Nothing: the message has been completed since.
+    Completed,
+    /// Nothing: an attempt runs or a retry waits, so a consumer holds a delivery.
+    UnderWay,
+    /// Nothing: this redrive has sent another dead letter of the same message.
+    SentAlready,
+    /// Nothing: the record belongs to a message with other content, and this one would fail again with a mismatch.
+    Mismatched,
+    /// Nothing: its record cannot be read, for this reason.
+    Unreadable(String),
+    /// Nothing: its message cannot be sent anywhere, for this reason.
+    NoWayBack(String),
+}
+
+impl RedriveAction {
+    /// Returns the lower-case name of the action.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Reopen { .. } => "reopen",
+            Self::Send { .. } => "send",
+            Self::Completed => "completed",
+            Self::UnderWay => "under_way",
+            Self::SentAlready => "sent_already",
+            Self::Mismatched => "mismatched",
+            Self::Unreadable(_) => "unreadable",
+            Self::NoWayBack(_) => "no_way_back",
+        }
+    }
+
+    /// Returns the topic or queue to which the message is sent, if it is sent.
+    pub fn to(&self) -> Option<&str> {
+        match self {
+            Self::Reopen { to } | Self::Send { to } => Some(to),
+            _ => None,
+        }
+    }
+
+    /// Whether an operator must handle the dead letter.
+    pub const fn is_trouble(&self) -> bool {
+        matches!(self, Self::Mismatched | Self::Unreadable(_) | Self::NoWayBack(_))
+    }
+}
+
+/// What a redrive did, or would do, with one dead letter.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// The dead letter.
+    pub letter: &'a StoredDeadLetter,
+    /// The action for it.
+    pub course: &'a RedriveAction,
+}
+
+/// How many dead letters had which outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Redriven {
+    /// Dead letters that were read.
+    pub seen: u64,
+    /// Dead letters that were wanted.
+    pub wanted: u64,
+    /// Messages that were sent, or would be.
+    pub sent: u64,
+    /// Sent messages whose records were reopened first.
+    pub reopened: u64,
+    /// Messages that have been completed since.
+    pub completed: u64,
+    /// Messages that run, or wait for a retry.
+    pub under_way: u64,
+    /// Dead letters of messages that were already sent.
+    pub sent_already: u64,
+    /// Records of messages with other content.
+    pub mismatched: u64,
+    /// Records that cannot be read.
+    pub unreadable: u64,
+    /// Messages that cannot be sent anywhere.
+    pub no_way_back: u64,
+}
+
+impl Redriven {
+    /// Returns how many dead letters an operator must handle.
+    pub const fn troubles(&self) -> u64 {
+        self.mismatched + self.unreadable + self.no_way_back
+    }
+
+    fn count(&mut self, course: &RedriveAction) {
+        let counter = match course {
+            RedriveAction::Reopen { .. } => {
+                self.reopened += 1;
+                &mut self.sent
+            }
+            RedriveAction::Send { .. } => &mut self.sent,
+            RedriveAction::Completed => &mut self.completed,
+            RedriveAction::UnderWay => &mut self.under_way,
+            RedriveAction::SentAlready => &mut self.sent_already,
+            RedriveAction::Mismatched => &mut self.mismatched,
+            RedriveAction::Unreadable(_) => &mut self.unreadable,
+            RedriveAction::NoWayBack(_) => &mut self.no_way_back,
+        };
+        *counter += 1;
+    }
+}
+
+/// Why a redrive ended early. Dead letters that were not sent are still in their topic or queue.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedriveError {
+    /// The dead-letter topic or queue failed.
+    #[error(transparent)]
+    Letters(#[from] SourceError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A message could not be sent. Its record is reopened, so the next redrive sends it.
+    #[error("not sent: {0}")]
+    Send(#[source] BoxError),
+}
+
+/// Sends the messages of dead letters back to their topic or queue.
+///
+/// It skips a dead letter whose message was completed since, runs, or waits for a retry. It reopens the record of a
+/// failed message (attempts start again), if the record has not changed since it was read; then it sends the message,
+/// and waits until it is durable.
+///
+/// It may be stopped at any moment and started again. If the reader saves its progress, sent messages are not sent
+/// again. In the worst case those of the last batch are, and their records answer them.
+///
+/// Messages with the same key (in a FIFO queue: the same group) are sent in the order of their dead letters.
+#[derive(Debug)]
+pub struct Redrive {
+    store: Arc<dyn Store>,
+    to: Option<String>,
+    per_second: Option<u32>,
+    dry_run: bool,
+}
+
+impl Redrive {
+    /// Creates a redrive of dead letters whose records are in `store`.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, to: None, per_second: None, dry_run: false }
+    }
+
+    /// Sends every message to this topic or queue. By default each goes back to the one where it was consumed.
+    ///
+    /// Its consumer must take the route from the header; otherwise the keys differ:
+    /// `KafkaSource::routes_from_headers`, `SqsSource::routes_from_attributes`.
+    #[must_use]
+    pub fn to(mut self, to: impl Into<String>) -> Self {
+        self.to = Some(to.into());
+        self
+    }
+
+    /// Limits the messages per second; no limit by default.
+    #[must_use]
+    pub fn per_second(mut self, per_second: u32) -> Self {
+        self.per_second = Some(per_second.max(1));
+        self
+    }
+
+    /// Makes it a dry run, which only decides, and changes nothing.
+    #[must_use]
+    pub fn dry_run(mut self) -> Self {
+        self.dry_run = true;
+        self
+    }
+
+    /// Redrives the dead letters of an opened reader, and reports each `wanted` one when it is settled.
+    ///
+    /// # Errors
+    /// When the broker, the store, or the destination does not answer. The progress until then is saved.
+    pub async fn run(
+        &self,
+        letters: &mut dyn DeadLetterReader,
+        wanted: impl Fn(&StoredDeadLetter) -> Wanted + Send + Sync,
+        mut tell: impl FnMut(Step<'_>) + Send,
+    ) -> Result<Redriven, RedriveError> {
+        let mut run =
+            RedriveState { redriven: Redriven::default(), sent: HashSet::new(), next: Instant::now() };
+        while let Some(batch) = letters.next_batch().await? {
+            for chunk in batch.chunks(self.at_once()) {
+                let chunk: Vec<_> = chunk.iter().map(|letter| (letter, wanted(letter))).collect();
+                let outcome = self.redrive_chunk(&mut run, letters, &chunk, &mut tell).await;
+                if !self.dry_run {
+                    // The progress of sent messages is saved after any error.
+                    letters.save().await?;
+                }
+                outcome?;
+            }
+        }
+        Ok(run.redriven)
+    }
+
+    /// Returns how many messages to send at once: at most what the rate allows in a second.
+    fn at_once(&self) -> usize {
+        self.per_second.map_or(AT_ONCE, |per_second| AT_ONCE.min(per_second as usize))
+    }
+
+    async fn redrive_chunk(
+        &self,
+        run: &mut RedriveState,
+        letters: &mut dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
+        tell: &mut (impl FnMut(Step<'_>) + Send),
+    ) -> Result<(), RedriveError> {
+        let courses = self.courses(run, letters, chunk).await?;
+        if let Some(per_second) = self.per_second.filter(|_| !self.dry_run) {
+            sleep_until(run.next).await;
+            let sending = courses.iter().flatten().filter(|course| course.to().is_some()).count();
+            let took = Duration::from_secs_f64(sending as f64 / f64::from(per_second));
+            run.next = run.next.max(Instant::now()) + took;
+        }
+        let done = self.act_in_order(&*letters, chunk, &courses).await;
+        let mut failed = None;
+        for ((letter, wanted), done) in chunk.iter().zip(done) {
+            run.redriven.seen += 1;
+            let course = match (wanted, done) {
+                (_, Ok(Some(course))) => course,
+                (_, Err(error)) => {
+                    letters.settle(letter, Disposition::Left);
+                    failed = failed.or(Some(error));
+                    continue;
+                }
+                (Wanted::NotNow, Ok(None)) => {
+                    letters.settle(letter, Disposition::Left);
+                    continue;
+                }
+                (_, Ok(None)) => {
+                    letters.settle(letter, Disposition::Passed);
+                    continue;
+                }
+            };
+            run.redriven.wanted += 1;
+            run.redriven.count(&course);
+            letters.settle(letter, self.settled(&course));
+            tell(Step { letter, course: &course });
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn settled(&self, course: &RedriveAction) -> Disposition {
+        match course {
+            _ if self.dry_run => Disposition::Left,
+            RedriveAction::Reopen { .. } | RedriveAction::Send { .. } => Disposition::Sent,
+            RedriveAction::Unreadable(_) => Disposition::Left,
+            _ => Disposition::Passed,
+        }
+    }
+
+    /// Decides the action for each wanted dead letter.
+    async fn courses(
+        &self,
+        run: &mut RedriveState,
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
+    ) -> Result<Vec<Option<Planned>>, RedriveError> {
+        let keys: Vec<Option<StoreKey>> = chunk.iter().map(|(letter, wanted)| key(letter, *wanted)).collect();
+        let asked: Vec<StoreKey> = keys.iter().flatten().cloned().collect();
+        let mut snapshots = self.store.read(asked).await.into_iter();
+        let mut courses = Vec::with_capacity(chunk.len());
+        for ((letter, wanted), key) in chunk.iter().zip(keys) {
+            if *wanted != Wanted::Yes {
+                courses.push(None);
+                continue;
+            }
+            let Some(key) = key else {
+                courses.push(Some(Planned::new(self.open_way(letters, letter))));
+                continue;
+            };
+            let found = match snapshots.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))) {
+                Ok(found) => found,
+                Err(StoreError::Unreadable { reason, .. }) => {
+                    courses.push(Some(Planned::new(RedriveAction::Unreadable(reason.to_string()))));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let course = self.course(letters, letter, found.as_ref());
+            let again = course.to().is_some() && !run.first(&key);
+            let course = if again { RedriveAction::SentAlready } else { course };
+            courses.push(Some(Planned { course, record: found.map(|found| (key, found)) }));
+        }
+        Ok(courses)
+    }
+
+    /// Decides the action for a dead letter from its record.
+    fn course(
+        &self,
+        letters: &dyn DeadLetterReader,
+        letter: &StoredDeadLetter,
+        found: Option<&RecordSnapshot>,
+    ) -> RedriveAction {
+        let mismatch = letter.letter().is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
+        let Some(RecordSnapshot { record, .. }) = found else {
+            return self.open_way(letters, letter);
+        };
+        match record.state {
+            _ if mismatch => RedriveAction::Mismatched,
+            State::Completed { .. } => RedriveAction::Completed,
+            State::Failed { .. } => match self.open_way(letters, letter) {
+                RedriveAction::Send { to } => RedriveAction::Reopen { to },
+                other => other,
+            },
+            State::Released { .. } if is_reopened(record) => self.open_way(letters, letter),
+            State::Released { .. } | State::Pending { .. } => RedriveAction::UnderWay,
+        }
+    }
+
+    fn open_way(&self, letters: &dyn DeadLetterReader, letter: &StoredDeadLetter) -> RedriveAction {
+        match letters.destination(letter, self.to.as_deref()) {
+            Ok(to) => RedriveAction::Send { to },
+            Err(why) => RedriveAction::NoWayBack(why),
+        }
+    }
+
+    /// Carries out the actions: one after another for the same [order key](DeadLetterReader::order), and concurrently
+    /// for others. After a failure, no later message with the same order key is sent.
+    async fn act_in_order(
+        &self,
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
+        courses: &[Option<Planned>],
+    ) -> Vec<Result<Option<RedriveAction>, RedriveError>> {
+        let mut orders: Vec<Vec<usize>> = Vec::new();
+        let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
+        for (place, (letter, _)) in chunk.iter().enumerate() {
+            let order = letters.order(letter).map(|order| *known.entry(order).or_insert(orders.len()));
+            match order.and_then(|order| orders.get_mut(order)) {
+                Some(order) => order.push(place),
+                None => orders.push(vec![place]),
+            }
+        }
+        let act = async |places: Vec<usize>| {
+            let (mut done, mut failed) = (Vec::with_capacity(places.len()), false);
+            for place in places {
+                let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place)) else {
+                    continue;
+                };
+                let acted = match failed {
+                    false => self.act(letters, letter, course.as_ref()).await,
+                    true => Err(RedriveError::Send(
+                        "an earlier message with the same order key was not sent".into(),
+                    )),
+                };
+                failed |= acted.is_err();
+                done.push((place, acted));
+            }
+            done
+        };
+        let mut done: Vec<_> = join_all(orders.into_iter().map(act)).await.into_iter().flatten().collect();
+        done.sort_by_key(|(place, _)| *place);
+        done.into_iter().map(|(_, acted)| acted).collect()
+    }
+
+    /// Carries out an action, and returns what was done.
+    async fn act(
+        &self,
+        letters: &dyn DeadLetterReader,
+        letter: &StoredDeadLetter,
+        planned: Option<&Planned>,
+    ) -> Result<Option<RedriveAction>, RedriveError> {
+        let Some(Planned { course, record }) = planned else { return Ok(None) };
+        let Some(to) = course.to().filter(|_| !self.dry_run) else { return Ok(Some(course.clone())) };
+        if let (RedriveAction::Reopen { .. }, Some((key, seen))) = (course, record) {
+            match reopen(&*self.store, key, &seen.record).await? {
+                Reopened::Opened => {}
+                Reopened::Changed(found) => {
+                    let course = self.course(letters, letter, found.as_ref());
+                    // Another process has changed it: another redrive, or a consumer that has dead-lettered it again.
+                    return Ok(Some(if course.to().is_some() { RedriveAction::UnderWay } else { course }));
+                }
+            }
+        }
+        letters.send(letter, to).await.map_err(RedriveError::Send)?;
+        Ok(Some(course.clone()))
+    }
+}
+
+/// Whether a dead letter is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// It is wanted.
+    Yes,
+    /// It is not wanted, and the same redrive will never want it.
+    No,
+    /// It is not wanted yet: the same redrive may want it later.
+    NotNow,
+}
+
+/// The action for a dead letter, and the record that decided it.
+#[derive(Debug)]
+struct Planned {
+    course: RedriveAction,
+    record: Option<(StoreKey, RecordSnapshot)>,
+}
+
+impl Planned {
+    fn new(course: RedriveAction) -> Self {
+        Self { course, record: None }
+    }
+
+    fn to(&self) -> Option<&str> {
+        self.course.to()
+    }
+}
+
+/// The state of a running redrive.
+#[derive(Debug)]
+struct RedriveState {
+    redriven: Redriven,
+    sent: HashSet<StoreKey>,
+    /// When the next message may be sent.
+    next: Instant,
+}
+
+impl RedriveState {
+    /// Whether no dead letter with this key has been sent.
+    fn first(&mut self, key: &StoreKey) -> bool {
+        if self.sent.len() < KEYS_REMEMBERED_MOST {
+            self.sent.insert(key.clone())
+        } else {
+            !self.sent.contains(key)
+        }
+    }
+}
+
+/// Returns the store key of the message's record, if any.
+fn key(letter: &StoredDeadLetter, wanted: Wanted) -> Option<StoreKey> {
+    let letter = letter.letter().filter(|_| wanted == Wanted::Yes)?;
+    letter.key.as_deref()?.parse().ok()
+}

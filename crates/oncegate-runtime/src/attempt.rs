@@ -1,0 +1,191 @@
+//! One run of a handler under a lease.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::record::{FencingToken, Recovery};
+use oncegate_core::rules::Grant;
+use tokio_util::sync::CancellationToken;
+
+use crate::transaction::Unit;
+
+/// The longest time that a handler may continue after its cancellation, before its future is dropped.
+pub const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
+
+/// One run of a handler under a lease: its number, cancellation, fencing token and idempotency keys.
+///
+/// A handler receives it with its message; your own loop gets it from [`Lease::attempt`](crate::Lease::attempt),
+/// and an HTTP handler finds it in the extensions of its request. Cheap to clone.
+///
+/// A message alone has no attempt, so none of these methods exists on it:
+///
+/// ```compile_fail,E0599
+/// # fn example(message: &oncegate::Message) {
+/// message.idempotency_key("charge");
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # fn example(message: &oncegate::Message) {
+/// message.attempt();
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # async fn example(message: &oncegate::Message) {
+/// message.cancelled().await;
+/// # }
+/// ```
+/// ```compile_fail,E0599
+/// # fn example(message: &oncegate::Message) {
+/// message.completing(&());
+/// # }
+/// ```
+/// On the attempt, they compile:
+///
+/// ```
+/// # async fn example(attempt: &oncegate::Attempt) {
+/// attempt.idempotency_key("charge");
+/// attempt.number();
+/// attempt.completing(&());
+/// attempt.cancelled().await;
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Attempt {
+    run: Arc<GrantedRun>,
+}
+
+/// What the gate has granted.
+#[derive(Debug)]
+struct GrantedRun {
+    grant: Grant,
+    cancelled: CancellationToken,
+    discarded: CancellationToken,
+    unit: Unit,
+    /// It runs without the store.
+    fail_open: bool,
+    /// Failures of earlier attempts that the record does not count.
+    failures: u32,
+}
+
+impl Attempt {
+    pub(crate) fn new(
+        grant: Grant,
+        cancelled: CancellationToken,
+        discarded: CancellationToken,
+        unit: Unit,
+        fail_open: bool,
+    ) -> Self {
+        Self { run: Arc::new(GrantedRun { grant, cancelled, discarded, unit, fail_open, failures: 0 }) }
+    }
+
+    /// Flags the attempt as recovered: an earlier attempt may have had its effect, although the record does not hold
+    /// one.
+    ///
+    /// It must be called before the attempt is cloned; afterwards it does nothing.
+    pub(crate) fn mark_recovered(&mut self) {
+        if let Some(run) = Arc::get_mut(&mut self.run)
+            && !run.grant.recovery.recovered()
+        {
+            run.grant.recovery = Recovery::Earlier;
+        }
+    }
+
+    /// Adds failures of earlier attempts that the record does not count.
+    ///
+    /// It must be called before the attempt is cloned; afterwards it does nothing.
+    pub(crate) fn add_failures(&mut self, failures: u32) {
+        if let Some(run) = Arc::get_mut(&mut self.run) {
+            run.failures = failures;
+        }
+    }
+
+    pub(crate) fn unit(&self) -> &Unit {
+        &self.run.unit
+    }
+
+    /// The number of this attempt of the key, from 1. It is counted in the record, so it survives crashes.
+    ///
+    /// Failures before the first success of the handler in this process are counted in the process alone, while the
+    /// consumer has a [circuit breaker](crate::consumer::Breaker): a restart forgets them.
+    pub fn number(&self) -> u32 {
+        u32::from(self.run.grant.attempt).saturating_add(self.run.failures)
+    }
+
+    /// Whether an earlier attempt ended without an outcome, so that its effect may have happened.
+    ///
+    /// A handler that can ask its downstream system "did this happen?" should ask when this is true.
+    ///
+    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because the record is unknown
+    /// then.
+    pub fn recovered(&self) -> bool {
+        self.run.fail_open || self.run.grant.recovery.recovered()
+    }
+
+    /// Whether it runs without its store, which is away, because the consumer
+    /// [fails open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now, or run
+    /// again.
+    pub fn is_fail_open(&self) -> bool {
+        self.run.fail_open
+    }
+
+    /// The fencing token, a number that only grows for this key, when the gate is [`fenced`](crate::Gate::fenced). A
+    /// downstream system that remembers the largest one it saw can refuse a stale worker.
+    pub fn fencing_token(&self) -> Option<u64> {
+        self.run.grant.fencing_token.map(|FencingToken(number)| number)
+    }
+
+    /// An idempotency key to pass to a downstream system, in the form of a UUID (version 8).
+    ///
+    /// It is the same for every attempt and every delivery of the message, and differs between steps: two effects of one
+    /// message must not share one.
+    pub fn idempotency_key(&self, step: &str) -> String {
+        idempotency_key(self.run.unit.key.as_str(), step)
+    }
+
+    /// Resolves when the run should stop: its lease is lost or may be, it has run for too long, or the consumer's stop
+    /// deadline is over.
+    ///
+    /// If it is certain that the result cannot be used ([`discarded`](Self::discarded)), the handler's future is dropped a
+    /// little later. It is not certain while the store gives no answer: another process may have taken over by now. A
+    /// handler that goes on and returns `Ok` completes its message when the store answers, if none has.
+    pub async fn cancelled(&self) {
+        self.run.cancelled.cancelled().await;
+    }
+
+    /// Resolves when the run should stop and its result would not be used; then [`cancelled`](Self::cancelled) has
+    /// resolved, too. For a handler that waits for the answer of another program, and would throw it away.
+    pub async fn discarded(&self) {
+        self.run.discarded.cancelled().await;
+    }
+
+    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block their thread.
+    pub fn is_cancelled(&self) -> bool {
+        self.run.cancelled.is_cancelled()
+    }
+}
+
+impl fmt::Debug for Attempt {
+    /// Shows nothing that could complete the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt")
+            .field("number", &self.number())
+            .field("recovered", &self.recovered())
+            .finish_non_exhaustive()
+    }
+}
+
+fn idempotency_key(identity: &str, step: &str) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 downstream key");
+    for part in [identity, step] {
+        hasher.update(&(part.len() as u64).to_be_bytes());
+        hasher.update(part.as_bytes());
+    }
+    let mut bits = [0; 16];
+    hasher.finalize_xof().fill(&mut bits);
+    // The version and variant of RFC 9562, so that systems that want a UUID accept it.
+    let bits = u128::from_be_bytes(bits) & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
+    let [a, b, c, d, e] =
+        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
+    format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+}

@@ -1,0 +1,231 @@
+//! The trait that a user implements to handle many messages in one call.
+
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::attempt::Attempt;
+use crate::codec::{Codec, FromStored, Output, ToStored};
+use crate::failure::{BoxError, Failure};
+use crate::handler::{BoxFuture, Encoded, ErasedHandler};
+use crate::message::Message;
+
+/// The work to be done once per key, for many messages in one call: for code that writes a hundred rows in one
+/// statement.
+///
+/// Each message keeps an [`Attempt`] of its own: its own claim, lease, fencing token and idempotency keys. A batch holds no key
+/// twice. Its messages are in the order of their arrival, and no two of them are from the same lane of the consumer's
+/// [`Ordering`](crate::Ordering): with [`Ordering::Partition`](crate::Ordering::Partition) a batch has at most one
+/// message of each partition. Messages that are completed, or whose keys other processes hold, are left out.
+///
+/// - On a **crash**, each message of the batch runs again, flagged by its own [`Attempt::recovered`].
+/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
+/// - On a **cancellation** of one message, its [`Attempt::cancelled`] resolves, and its outcome may be ignored. The
+///   others are not affected. The future is dropped when all of them are cancelled, a little later.
+/// - On a **panic**, or an error for the whole batch, the batch is [split](Self::handle).
+pub trait BatchHandler: Send + Sync + 'static {
+    /// The result of one message: stored with its key, and passed to duplicates. `()` stores nothing.
+    type Output: Output;
+
+    /// Does the work of all messages, and returns one outcome for each, in the order of `batch`.
+    ///
+    /// The outcome of a message is that of [`Handler::handle`](crate::Handler::handle): its result, another attempt, or
+    /// [`Failure::permanent`], which sends it to the dead letters. If the number of outcomes is not that of the
+    /// messages, they are all treated as [`Failure::unknown`].
+    ///
+    /// # Errors
+    /// An error for the whole batch states that none of its work is done: roll back before you return it. The
+    /// consumer then calls `handle` with one half of the batch and then with the other, and splits further what fails.
+    /// So a message that makes its batch fail is found, gets its own reason, and costs the others no attempt. It runs
+    /// in a batch of its own from then on.
+    ///
+    /// Not split, because no message can be the cause: [`Failure::retry_after`], [`Failure::later`],
+    /// [`Failure::not_run`] and [`Failure::unknown`]. They concern each message of the batch as if it had been alone. When three messages
+    /// fail alone, one after another, and no call succeeds in between, the cause is taken to be what all of them need:
+    /// the rest of the batch is tried again after the back-off, and uses up no attempt.
+    fn handle(
+        &self,
+        batch: &[BatchMessage],
+    ) -> impl Future<Output = Result<Vec<Result<Self::Output, Failure>>, Failure>> + Send;
+
+    /// Called for a message whose work was done before, as [`Handler::duplicate`](crate::Handler::duplicate).
+    ///
+    /// # Errors
+    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
+    /// counted.
+    fn duplicate(
+        &self,
+        message: &Message,
+        result: Self::Output,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        _ = (message, result);
+        std::future::ready(Ok(()))
+    }
+
+    /// Called for a duplicate whose stored result is unusable, as
+    /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    fn undecodable_duplicate(
+        &self,
+        message: &Message,
+        stored: Bytes,
+        error: BoxError,
+    ) -> impl Future<Output = ()> + Send {
+        _ = (message, stored, error);
+        std::future::ready(())
+    }
+}
+
+/// A message of a batch with its attempt.
+#[derive(Clone, Debug)]
+pub struct BatchMessage {
+    message: Message,
+    attempt: Attempt,
+}
+
+impl BatchMessage {
+    pub(crate) fn new(message: Message, attempt: Attempt) -> Self {
+        Self { message, attempt }
+    }
+
+    /// The message.
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    /// The attempt of this message: its number, its cancellation, its idempotency keys.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+}
+
+/// When a batch is full, and how long one that is not waits for more messages.
+///
+/// A batch starts when it has the most messages or bytes, when the wait of its first message is over, or when no more
+/// messages can come. While they wait, messages are not claimed, and they need no permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    pub(crate) messages: usize,
+    pub(crate) bytes: usize,
+    pub(crate) wait: Duration,
+}
+
+impl BatchLimits {
+    /// 10 ms.
+    pub const DEFAULT_WAIT: Duration = Duration::from_millis(10);
+    /// 8 MiB.
+    pub const DEFAULT_BYTES: usize = 8 * 1024 * 1024;
+    /// The most messages that a batch may have: 10,000.
+    pub const MOST_MESSAGES: usize = 10_000;
+    /// The longest wait: 5 seconds.
+    pub const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+    /// Batches of at most this many messages: 1 to [`MOST_MESSAGES`](Self::MOST_MESSAGES).
+    pub const fn new(messages: usize) -> Self {
+        Self { messages, bytes: Self::DEFAULT_BYTES, wait: Self::DEFAULT_WAIT }
+    }
+
+    /// How many bytes the messages of a batch have together, at most: 8 MiB by default. A larger message is a batch of
+    /// its own.
+    #[must_use]
+    pub const fn bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    /// How long the first message of a batch waits for others: 10 ms by default,
+    /// [5 seconds](Self::LONGEST_WAIT) at most. With zero, a batch is what is ready when a permit is free.
+    #[must_use]
+    pub const fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Returns what is wrong with the limits, for a consumer with at most `in_flight` messages in flight.
+    pub(crate) fn defect(&self, in_flight: usize) -> Option<String> {
+        let most = Self::MOST_MESSAGES;
+        if self.messages == 0 || self.messages > most {
+            return Some(format!("`batch.messages` must be between 1 and {most}"));
+        }
+        if self.messages > in_flight {
+            return Some(format!(
+                "`batch.messages` is {}, and `in_flight` lets {in_flight} in: raise it, or make batches smaller",
+                self.messages
+            ));
+        }
+        if self.bytes == 0 {
+            return Some("`batch.bytes` must be at least 1".to_owned());
+        }
+        let longest = Self::LONGEST_WAIT;
+        (self.wait > longest).then(|| format!("`batch.wait` must be at most {longest:?}"))
+    }
+}
+
+/// The outcomes of a batch, each result encoded; or the failure of all.
+pub(crate) type BatchOutcome = Result<Vec<Result<Encoded, Failure>>, Failure>;
+
+/// A batch handler with its type erased.
+pub(crate) trait ErasedBatchHandler: ErasedHandler {
+    /// Runs the handler once, and encodes its results. There is one outcome for each message.
+    fn handle_batch<'a>(&'a self, batch: &'a [BatchMessage], codec: Codec) -> BoxFuture<'a, BatchOutcome>;
+}
+
+/// Makes a batch handler a handler, too: a message that runs alone is a batch of one.
+pub(crate) struct ErasedBatches<H>(pub(crate) H);
+
+impl<H: BatchHandler> ErasedBatchHandler for ErasedBatches<H> {
+    fn handle_batch<'a>(&'a self, batch: &'a [BatchMessage], codec: Codec) -> BoxFuture<'a, BatchOutcome> {
+        Box::pin(async move {
+            let outcomes = self.0.handle(batch).await?;
+            if outcomes.len() != batch.len() {
+                return Err(miscounted(outcomes.len(), batch.len()));
+            }
+            let encode = |(one, outcome): (&BatchMessage, Result<H::Output, Failure>)| {
+                let output = outcome?;
+                if one.attempt.unit().is_attempted() {
+                    // Its transaction has stored the result, or nothing was stored.
+                    return Ok(Ok(Bytes::new()));
+                }
+                Ok(output.to_stored(codec))
+            };
+            Ok(batch.iter().zip(outcomes).map(encode).collect())
+        })
+    }
+}
+
+/// The handler succeeded, and it is not known for which messages.
+fn miscounted(outcomes: usize, messages: usize) -> Failure {
+    Failure::unknown(format!("the batch handler returned {outcomes} outcomes for {messages} messages"))
+}
+
+impl<H: BatchHandler> ErasedHandler for ErasedBatches<H> {
+    fn handle(
+        &self,
+        message: Message,
+        attempt: Attempt,
+        codec: Codec,
+    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
+        Box::pin(async move {
+            let batch = [BatchMessage::new(message, attempt)];
+            let mut outcomes = self.handle_batch(&batch, codec).await?;
+            outcomes.pop().unwrap_or_else(|| Err(miscounted(0, 1)))
+        })
+    }
+
+    fn duplicate(
+        &self,
+        message: Message,
+        stored: Bytes,
+        lost: Option<BoxError>,
+    ) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            match lost.map_or_else(|| H::Output::from_stored(&stored), Err) {
+                Ok(result) => self.0.duplicate(&message, result).await,
+                Err(error) => {
+                    self.0.undecodable_duplicate(&message, stored, error).await;
+                    Ok(())
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,341 @@
+//! Circuit breaker: pauses a handler that fails for all messages alike, before they use up their attempts.
+//!
+//! A dependency that is down fails every message in the same way. Each message would use up its attempts and become a
+//! dead letter. So the breaker counts the failures of *distinct keys*: when too many of the last ones failed, it opens,
+//! that handler starts no more messages, and after a pause one message probes (half-open). If the probe succeeds, the
+//! breaker closes; if not, the pause gets longer. Failures while it is not closed cost no attempt.
+//!
+//! The memory of a breaker ends with its process. In an outage, each restart would let as many messages fail as it takes
+//! to open it, the same ones each time, and a dozen restarts would use up their attempts. So until the handler has
+//! succeeded once, the failures of a key are counted here, and not in its record: they count for the limit of attempts
+//! in this process, and a restart forgets them. When the breaker opens, it forgets them, too: they were the outage's.
+//!
+//! All rules are in [`apply`], which is pure: time and outcomes are parameters.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::gate::OpenGate;
+use crate::observe::{BreakerState, Event};
+
+/// The limits of the circuit breaker: when failures mean that a dependency of the handler is down, not that messages
+/// are bad.
+///
+/// ```
+/// use std::time::Duration;
+/// use oncegate::Backoff;
+/// use oncegate::consumer::Breaker;
+///
+/// let patient = Breaker { pause: Backoff::new(Duration::from_secs(5), Duration::from_secs(300)), ..Breaker::default() };
+/// # let _ = patient;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Breaker {
+    /// How many of the last keys are counted; the breaker stays closed before it has seen that many. 20 by default, 2
+    /// to 1,000.
+    ///
+    /// Failures of fewer keys are no evidence, however many they are: a few bad messages that are retried while no
+    /// others arrive must reach the dead letters. With a source that gives one message at a time, as a partition in
+    /// order does, up to this many messages are given up before the breaker opens.
+    pub keys: u32,
+    /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and up to 1.
+    pub share: f64,
+    /// How long to wait before a message probes: 1 s, doubling up to 30 s, by default. A handler that requests a delay
+    /// ([`Failure::retry_after`](crate::Failure::retry_after)) replaces the doubled wait, between these two limits.
+    pub pause: Backoff,
+}
+
+impl Breaker {
+    /// Half of the last 20 keys; pauses of 1 s, doubling up to 30 s.
+    pub const DEFAULT: Self =
+        Self { keys: 20, share: 0.5, pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(30)) };
+    /// The most keys that can be counted.
+    const MOST_KEYS: u32 = 1_000;
+
+    /// The time until a message probes: what the failed handler has requested, within the limits, or the pause of this
+    /// number.
+    fn wait(&self, requested: Option<Duration>, pauses: u32, fraction: f64) -> Duration {
+        let within = |requested: Duration| requested.max(self.pause.first()).min(self.pause.most());
+        requested.map_or_else(|| self.pause.wait(pauses, fraction), within)
+    }
+
+    /// Returns what is wrong with these limits, if anything.
+    pub(super) fn defect(&self) -> Option<&'static str> {
+        if !(2..=Self::MOST_KEYS).contains(&self.keys) {
+            return Some("`breaker.keys` must be between 2 and 1,000");
+        }
+        if !(self.share > 0.0 && self.share <= 1.0) {
+            return Some(
+                "`breaker.share` must be more than 0 and at most 1; `without_breaker` switches it off",
+            );
+        }
+        None
+    }
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// The breaker's state: its phase and the last runs.
+#[derive(Clone, Debug, Default)]
+struct State {
+    phase: CircuitPhase,
+    /// The last keys with the result of their last run, the latest at the end.
+    last: VecDeque<(u64, RunResult)>,
+    /// The handler has succeeded in this process: its dependencies have worked.
+    has_succeeded: bool,
+    /// How often the handler has failed for a key, of failures that the key's record does not count.
+    failures: HashMap<u64, u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum CircuitPhase {
+    /// Every message runs.
+    #[default]
+    Closed,
+    /// No message runs before `probe_at`.
+    Open { probe_at: Instant, pauses: u32 },
+    /// Only the message of this key runs.
+    HalfOpen { probe: u64, pauses: u32 },
+}
+
+/// The result of a run, as evidence of whether the handler's dependencies work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunResult {
+    Success,
+    /// It gave the message up, or wants it later: the dependency answered, if it was asked.
+    Answer,
+    /// `costs_attempt`: it is to be counted as one. A run that did not begin is none, and of a run whose outcome is unknown
+    /// the record holds the attempt already.
+    Failure {
+        costs_attempt: bool,
+    },
+}
+
+/// Where a failed run counts as an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureCount {
+    /// In the key's record, so that it outlives this process.
+    InRecord,
+    /// In this process alone, because nothing shows that the handler works.
+    InProcess,
+    /// Nowhere: it is the outage's.
+    Nowhere,
+}
+
+/// An input of the breaker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum BreakerEvent {
+    /// A message of this key is about to start.
+    Asks { key: u64 },
+    /// The handler has run for this key. `pause` is the one that a failed handler has requested, `fraction` is random,
+    /// for the jitter of a pause.
+    Ran { key: u64, ran: RunResult, pause: Option<Duration>, fraction: f64 },
+    /// The attempt for this key is over; its handler need not have run.
+    Over { key: u64 },
+}
+
+/// Returns the state after the event.
+fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) -> State {
+    match (state.phase, event) {
+        (CircuitPhase::Open { probe_at, pauses }, BreakerEvent::Asks { key }) if now >= probe_at => {
+            state.phase = CircuitPhase::HalfOpen { probe: key, pauses };
+        }
+        (
+            CircuitPhase::HalfOpen { probe, .. },
+            BreakerEvent::Ran { key, ran: ran @ (RunResult::Success | RunResult::Answer), .. },
+        ) if key == probe => {
+            let has_succeeded = state.has_succeeded || ran == RunResult::Success;
+            return State { has_succeeded, ..State::default() };
+        }
+        (
+            CircuitPhase::HalfOpen { probe, pauses },
+            BreakerEvent::Ran { key, ran: RunResult::Failure { .. }, pause, fraction },
+        ) if key == probe => {
+            let pauses = pauses.saturating_add(1);
+            state.phase = CircuitPhase::Open { probe_at: now + limits.wait(pause, pauses, fraction), pauses };
+        }
+        // A duplicate, or a key that is busy elsewhere: the probe found out nothing, so the next message may probe.
+        (CircuitPhase::HalfOpen { probe, pauses }, BreakerEvent::Over { key }) if key == probe => {
+            state.phase = CircuitPhase::Open { probe_at: now, pauses };
+        }
+        (CircuitPhase::Closed, BreakerEvent::Ran { key, ran, pause, fraction }) => {
+            state.note(limits, key, ran);
+            if state.must_open(limits) {
+                state.phase =
+                    CircuitPhase::Open { probe_at: now + limits.wait(pause, 1, fraction), pauses: 1 };
+                state.failures.clear();
+            }
+        }
+        _ => {}
+    }
+    state
+}
+
+impl State {
+    fn note(&mut self, limits: &Breaker, key: u64, ran: RunResult) {
+        match ran {
+            RunResult::Failure { costs_attempt: true } if self.counts_here(key) => {
+                let failures = self.failures.entry(key).or_default();
+                *failures = failures.saturating_add(1);
+            }
+            RunResult::Failure { .. } => {}
+            RunResult::Success | RunResult::Answer => {
+                self.failures.remove(&key);
+            }
+        }
+        self.has_succeeded |= ran == RunResult::Success;
+        self.last.retain(|(known, _)| *known != key);
+        self.last.push_back((key, ran));
+        if self.last.len() > limits.keys as usize {
+            self.last.pop_front();
+        }
+    }
+
+    /// Whether a failure of this key is counted here, and not in its record.
+    fn counts_here(&self, key: u64) -> bool {
+        let has_room = self.failures.len() < Breaker::MOST_KEYS as usize || self.failures.contains_key(&key);
+        !self.has_succeeded && has_room
+    }
+
+    fn must_open(&self, limits: &Breaker) -> bool {
+        let failed = self.last.iter().filter(|(_, ran)| matches!(ran, RunResult::Failure { .. })).count();
+        #[expect(clippy::cast_precision_loss, reason = "at most a thousand")]
+        let share = failed as f64 / f64::from(limits.keys);
+        self.last.len() >= limits.keys as usize && share >= limits.share
+    }
+}
+
+/// The breaker of one handler.
+#[derive(Debug)]
+pub(super) struct Switch {
+    limits: Option<Breaker>,
+    state: Mutex<State>,
+}
+
+/// Whether a message may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Run,
+    Wait,
+}
+
+impl Switch {
+    pub(super) fn new(limits: Option<Breaker>) -> Self {
+        Self { limits, state: Mutex::default() }
+    }
+
+    /// Called right before a message starts. After `Run` the caller must call [`over`](Self::over) when the attempt
+    /// ends.
+    pub(super) fn admit(&self, gate: &OpenGate, key: u64) -> Admission {
+        match self.tell(gate, BreakerEvent::Asks { key }) {
+            (CircuitPhase::Closed, _) => Admission::Run,
+            (CircuitPhase::Open { .. }, CircuitPhase::HalfOpen { .. }) => Admission::Run,
+            _ => Admission::Wait,
+        }
+    }
+
+    /// Notes that the handler has run, and the pause that it has requested. Returns where that run, if it failed, counts
+    /// as an attempt.
+    pub(super) fn ran(
+        &self,
+        gate: &OpenGate,
+        key: u64,
+        ran: RunResult,
+        pause: Option<Duration>,
+    ) -> FailureCount {
+        let (fraction, known) = (gate.fraction(), self.failures(key));
+        match self.tell(gate, BreakerEvent::Ran { key, ran, pause, fraction }) {
+            (CircuitPhase::Closed, CircuitPhase::Closed) if self.failures(key) > known => {
+                FailureCount::InProcess
+            }
+            (CircuitPhase::Closed, CircuitPhase::Closed) => FailureCount::InRecord,
+            _ => FailureCount::Nowhere,
+        }
+    }
+
+    /// How many failures of this key its record does not count. Only one message of a key runs at a time.
+    pub(super) fn failures(&self, key: u64) -> u32 {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.failures.get(&key).copied().unwrap_or_default()
+    }
+
+    /// Notes that the attempt is over, whether or not the handler has run.
+    pub(super) fn over(&self, gate: &OpenGate, key: u64) {
+        self.tell(gate, BreakerEvent::Over { key });
+    }
+
+    /// How many waiting messages may ask again now: all when the breaker is closed, one when a probe is due.
+    pub(super) fn admits(&self) -> usize {
+        match self.phase() {
+            CircuitPhase::Closed => usize::MAX,
+            CircuitPhase::Open { probe_at, .. } if probe_at <= Instant::now() => 1,
+            CircuitPhase::Open { .. } | CircuitPhase::HalfOpen { .. } => 0,
+        }
+    }
+
+    /// When the next probe is due. The task of a probe that runs reports its end.
+    pub(super) fn probe_at(&self) -> Option<std::time::Instant> {
+        match self.phase() {
+            CircuitPhase::Open { probe_at, .. } => Some(probe_at.into_std()),
+            CircuitPhase::Closed | CircuitPhase::HalfOpen { .. } => None,
+        }
+    }
+
+    /// Whether the last run has failed, which may be the beginning of an outage: a run of another key then says more than
+    /// another run of a key that has failed already.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_failed = matches!(state.last.back(), Some((_, RunResult::Failure { .. })));
+        has_failed && state.phase == CircuitPhase::Closed
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.phase() == CircuitPhase::Closed
+    }
+
+    fn phase(&self) -> CircuitPhase {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).phase
+    }
+
+    /// Applies an event, and returns the phases before and after it.
+    fn tell(&self, gate: &OpenGate, event: BreakerEvent) -> (CircuitPhase, CircuitPhase) {
+        let Some(limits) = &self.limits else { return (CircuitPhase::Closed, CircuitPhase::Closed) };
+        let (before, after) = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = state.phase;
+            *state = apply(Instant::now(), limits, std::mem::take(&mut *state), event);
+            (before, state.phase)
+        };
+        let scope = gate.scope();
+        let state = match (before, after) {
+            (CircuitPhase::Closed, CircuitPhase::Open { .. }) => {
+                warn!(
+                    scope,
+                    "the circuit breaker is open: the handler is paused, and one message at a time probes"
+                );
+                BreakerState::Open
+            }
+            (CircuitPhase::Open { .. }, CircuitPhase::HalfOpen { .. }) => BreakerState::HalfOpen,
+            (CircuitPhase::HalfOpen { .. }, CircuitPhase::Open { .. }) => BreakerState::Open,
+            (CircuitPhase::HalfOpen { .. }, CircuitPhase::Closed) => {
+                info!(scope, "the circuit breaker is closed: the handler works again");
+                BreakerState::Closed
+            }
+            _ => return (before, after),
+        };
+        gate.observe(Event::BreakerChanged { scope, state });
+        (before, after)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,270 @@
+//! The loop that starts attempts and notes their ends. What starts when is decided by the [`Schedule`]; this module has
+//! the clock, the permits, the tasks, and the log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::store::StoreError;
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::{error, info, warn};
+
+use super::breaker::Admission;
+use super::error::ConsumerError;
+use super::item::Item;
+use super::lanes::PlaceId;
+use super::schedule::{AttemptEnd, NextStart, Schedule, Shard, Starting};
+use super::settle::Outcome;
+use super::shared::{Route, Shared};
+use crate::observe::Event;
+
+mod look;
+mod stop;
+mod tasks;
+
+use tasks::{Done, EndedAttempt, NextAttempt, answer_all, attempt_batch, attempt_one};
+
+/// How often the engine counts everything that waits, for the monitor.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The handler times fade after this many counts.
+const LOOKS_PER_FADE: u32 = 60;
+/// How many messages that the prefetch found completed are answered under one permit.
+const ANSWERS_PER_PERMIT: usize = 64;
+
+/// Everything that waits or runs.
+pub(super) struct Engine {
+    shared: Arc<Shared>,
+    schedule: Schedule<Item>,
+    running: JoinSet<Done>,
+    /// Messages of a batch whose attempts have ended before the others.
+    ended_early: mpsc::UnboundedReceiver<Vec<EndedAttempt>>,
+    /// Its sender, for the tasks.
+    ends_early: mpsc::UnboundedSender<Vec<EndedAttempt>>,
+    /// Messages, and their bytes, that have come since the counts were published.
+    admitted: (usize, usize),
+    failed: Option<ConsumerError>,
+}
+
+impl Engine {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let settings = &shared.settings;
+        let limits = |route: &Arc<Route>| Some((route.number, route.batches.as_ref()?.limits));
+        let limits = shared.routes().filter_map(limits).collect();
+        let (ends_early, ended_early) = mpsc::unbounded_channel();
+        Self {
+            schedule: Schedule::new(settings.tenant_limit, settings.fail_open_after).with_batches(limits),
+            shared,
+            running: JoinSet::new(),
+            ended_early,
+            ends_early,
+            admitted: (0, 0),
+            failed: None,
+        }
+    }
+
+    /// Runs until the consumer stops and everything started has ended, or the deadline is over.
+    pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Item>>) -> Result<(), ConsumerError> {
+        let (mut more, mut looks) = (true, interval(LOOK_EVERY));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked: u32 = 0;
+        while more || !self.schedule.is_empty() {
+            let may_bring_more = more && self.shared.in_flight.may_bring_more(self.admitted.0);
+            self.schedule.note_supply(may_bring_more);
+            self.dispatch();
+            self.publish();
+            let wake_at = self.next_wake();
+            let timer = async {
+                match wake_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.shared.stopping.cancelled() => break,
+                Some(done) = self.running.join_next() => {
+                    self.note(done);
+                    while let Some(done) = self.running.try_join_next() {
+                        self.note(done);
+                    }
+                }
+                Some(ended) = self.ended_early.recv() => self.note_attempts(ended),
+                batch = intake.recv(), if more => match batch {
+                    Some(batch) => batch.into_iter().for_each(|item| self.admit(item)),
+                    None => more = false,
+                },
+                () = timer => {}
+                _ = looks.tick() => {
+                    self.look();
+                    looked = looked.wrapping_add(1);
+                    if looked.is_multiple_of(LOOKS_PER_FADE) {
+                        self.shared.watch.handler_times.fade();
+                    }
+                }
+            }
+        }
+        self.stop().await
+    }
+
+    fn admit(&mut self, item: Item) {
+        self.admitted.0 += 1;
+        self.admitted.1 += item.bytes;
+        let arrival = item.arrival(self.shared.settings.ordering);
+        self.schedule.arrive(item, arrival);
+    }
+
+    /// Tells the intake how much is in flight.
+    fn publish(&mut self) {
+        let admitted = std::mem::take(&mut self.admitted);
+        let is_paused = self.schedule.is_every_store_away();
+        self.shared.in_flight.publish(self.schedule.counts(), admitted, is_paused);
+    }
+
+    /// Starts everything that may start.
+    fn dispatch(&mut self) {
+        let now = now();
+        self.bypass_outages(now);
+        let shared = &self.shared;
+        self.schedule.note_doubt(shared.routes().any(|route| route.breaker.is_in_doubt()));
+        self.schedule
+            .resume_handlers(|route| shared.breaker(route).map_or(usize::MAX, |breaker| breaker.admits()));
+        self.schedule.advance(now);
+        while self.schedule.can_start(now)
+            && let Ok(permit) = Arc::clone(&self.shared.permits).try_acquire_owned()
+        {
+            let answers = self.schedule.start_answers(ANSWERS_PER_PERMIT);
+            if !answers.is_empty() {
+                self.running.spawn(answer_all(Arc::clone(&self.shared), answers, permit));
+                continue;
+            }
+            match self.schedule.next_start(now) {
+                None => return,
+                Some(NextStart::One(place)) => {
+                    if let Some(NextAttempt { place, item, asks }) = self.admit_start(place, now) {
+                        let shared = Arc::clone(&self.shared);
+                        self.running.spawn(attempt_one(shared, place, item, asks, permit));
+                    }
+                }
+                Some(NextStart::Batch(places)) => {
+                    let admitted = places.into_iter().filter_map(|place| self.admit_start(place, now));
+                    let members: Vec<NextAttempt> = admitted.collect();
+                    let shared = Arc::clone(&self.shared);
+                    if !members.is_empty() {
+                        self.running.spawn(attempt_batch(shared, members, permit, self.ends_early.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a message ready for its task; `None` if it waits for something.
+    fn admit_start(&mut self, place: PlaceId, now: std::time::Instant) -> Option<NextAttempt> {
+        let shard = self.schedule.content(place).and_then(Item::shard);
+        let Starting { place, content: mut item, asks, without_store } =
+            self.schedule.offer(place, shard, now)?;
+        if let Some(key) = item.breaker_key()
+            && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
+        {
+            self.schedule.refuse(place, item);
+            return None;
+        }
+        item.without_store = without_store;
+        let origin = item.delivery.message.origin();
+        item.attempt =
+            Some(self.shared.watch.begin(&item.route.gate, item.route.number, origin, item.received_at));
+        Some(NextAttempt { place, item, asks })
+    }
+
+    /// When the loop must wake even if nothing else happens.
+    ///
+    /// What is already due waits for a permit, and the end of a task wakes the loop.
+    fn next_wake(&self) -> Option<Instant> {
+        let now = now();
+        let paused = self.schedule.paused_routes();
+        let probes = paused.filter_map(|route| self.shared.breaker(route)?.probe_at()).filter(|at| *at > now);
+        self.schedule.next_wake(now).into_iter().chain(probes).min().map(Instant::from_std)
+    }
+
+    fn note(&mut self, done: Result<Done, JoinError>) {
+        match done {
+            Ok(Done::Attempted(attempted)) => self.note_attempt(attempted),
+            Ok(Done::Batch(ended)) => self.note_attempts(ended),
+            Ok(Done::Answered { places }) => {
+                places.into_iter().for_each(|place| self.schedule.end(place, AttemptEnd::Finished, now()));
+            }
+            Err(panic) => self.fail(ConsumerError::Bug(panic.to_string())),
+        }
+    }
+
+    fn note_attempts(&mut self, ended: Vec<EndedAttempt>) {
+        ended.into_iter().for_each(|attempted| self.note_attempt(attempted));
+    }
+
+    fn note_attempt(&mut self, EndedAttempt { place, asked, outcome }: EndedAttempt) {
+        self.note_answer(place, asked, &outcome);
+        self.note_outcome(place, outcome);
+    }
+
+    /// Ends an outage when that shard of the store has answered, not when a message ended that never asked it.
+    fn note_answer(&mut self, place: PlaceId, asked: Option<Shard>, outcome: &Outcome) {
+        let Some(shard) = asked else { return };
+        let Outcome::NoAnswer { error, .. } = outcome else {
+            if self.schedule.answered(shard) {
+                info!("the store answers again");
+                self.shared.observer.observe(Event::StorePaused { paused: false });
+            }
+            return;
+        };
+        if !self.schedule.no_answer(shard, place, error, now(), self.shared.random()) {
+            return;
+        }
+        match error {
+            StoreError::Refused { .. } => {
+                error!(reason = %error, "nothing is dispatched until this is changed");
+            }
+            _ => warn!(reason = %error, "nothing is dispatched until the store answers"),
+        }
+        self.shared.observer.observe(Event::StorePaused { paused: true });
+    }
+
+    fn note_outcome(&mut self, place: PlaceId, outcome: Outcome) {
+        let end = match outcome {
+            Outcome::Acked | Outcome::NotOurs => AttemptEnd::Finished,
+            Outcome::NoAnswer { item, .. } => AttemptEnd::NoAnswer { content: waiting(item) },
+            Outcome::Again { item, after, cause } => {
+                if item.past.runs_alone {
+                    self.schedule.keep_out_of_batches(place);
+                }
+                AttemptEnd::TryAgain { content: waiting(item), after, cause }
+            }
+            Outcome::Stop(error) => return self.fail(*error),
+        };
+        self.schedule.end(place, end, now());
+    }
+
+    /// Lets messages run that have waited for their store for as long as the consumer's patience.
+    fn bypass_outages(&mut self, now: std::time::Instant) {
+        for outage in self.schedule.bypass_outages(now) {
+            let away_for = now.saturating_duration_since(outage.since);
+            error!(?away_for, error = &*outage.error, "messages run without their store until it answers");
+        }
+    }
+
+    /// Keeps the first failure and begins the stop; everything that has started may end.
+    fn fail(&mut self, error: ConsumerError) {
+        self.failed.get_or_insert(error);
+        self.shared.stopping.cancel();
+    }
+}
+
+/// A message whose attempt has ended, for its next one.
+fn waiting(mut item: Item) -> Item {
+    item.attempt = None;
+    item
+}
+
+/// The time for the schedule: in tests it stands still while tokio's does.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}

@@ -1,0 +1,94 @@
+//! Counts everything that waits in the engine, once a second, for the monitor.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::super::item::Item;
+use super::super::schedule::MessageState;
+use super::super::watch::{Look, Seen, SeenOutage, see};
+use super::Engine;
+use crate::health::{Messages, Stage, WaitCause};
+
+/// The most waiting messages that are listed.
+const MOST_WAITING: usize = 16;
+
+impl Engine {
+    /// Counts what waits and why. Attempts in progress have notes of their own.
+    pub(super) fn look(&mut self) {
+        let gathering = self.schedule.gathering(super::now());
+        let (shards, outages) = (self.asked_shards(), self.seen_outages());
+        let mut look = Look { shards, outages, gathering, ..Look::default() };
+        for (item, state) in self.schedule.waiting() {
+            let Some(seen) = seen(item, state) else { continue };
+            count(&mut look.messages, seen.stage);
+            let is_worth_knowing = matches!(
+                seen.stage,
+                Stage::Parked(
+                    WaitCause::Busy
+                        | WaitCause::Lapse
+                        | WaitCause::Later
+                        | WaitCause::Unreadable
+                        | WaitCause::Result
+                )
+            );
+            if is_worth_knowing {
+                look.waiting.push(seen.clone());
+            }
+            see(&mut look.partitions, seen);
+        }
+        // Thousands may be wanted later, and nothing is wrong with them: they take no place of the others.
+        look.waiting.sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
+        look.waiting.truncate(MOST_WAITING);
+        let free = self.shared.permits.available_permits();
+        self.shared.watch.looked(look, free);
+    }
+
+    fn asked_shards(&self) -> Vec<(usize, u32)> {
+        let asked = |number: usize| u32::try_from(self.schedule.shards_asked(number)).unwrap_or(u32::MAX);
+        self.shared.routes().map(|route| (route.number, asked(route.number))).collect()
+    }
+
+    fn seen_outages(&self) -> Vec<SeenOutage> {
+        let outages = self.schedule.outages();
+        outages
+            .map(|(shard, outage, waiting)| SeenOutage {
+                route: shard.route,
+                shard: shard.number,
+                since: Instant::from_std(outage.since),
+                error: Arc::clone(&outage.error),
+                waiting,
+                open: outage.is_bypassed,
+            })
+            .collect()
+    }
+}
+
+/// What the monitor knows of a message in this state; `None` while a task has it.
+fn seen(item: &Item, state: MessageState) -> Option<Seen> {
+    let (stage, since) = match state {
+        MessageState::Behind { .. } => (Stage::Behind, item.received_at),
+        MessageState::Ready | MessageState::Found => (Stage::Ready, item.received_at),
+        MessageState::Delayed(delay) => (Stage::Parked(delay.cause), Instant::from_std(delay.since)),
+        MessageState::TenantFull => (Stage::Parked(WaitCause::Tenant), item.received_at),
+        MessageState::StoreAway { .. } => (Stage::HeldBack, item.received_at),
+        MessageState::HandlerPaused => (Stage::Parked(WaitCause::Breaker), item.received_at),
+        MessageState::Running { .. } | MessageState::Answering | MessageState::Gone => return None,
+    };
+    Some(Seen {
+        route: item.route.number,
+        origin: item.delivery.message.origin().clone(),
+        stage,
+        since,
+        received_at: item.received_at,
+    })
+}
+
+fn count(messages: &mut Messages, stage: Stage) {
+    match stage {
+        Stage::Behind => messages.behind += 1,
+        Stage::Parked(_) => messages.parked += 1,
+        Stage::HeldBack => messages.held_back += 1,
+        _ => messages.ready += 1,
+    }
+}

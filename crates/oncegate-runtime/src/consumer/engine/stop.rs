@@ -1,0 +1,100 @@
+//! How the engine ends: what has started may finish, what ignores its cancellation is dropped, and what blocks its
+//! thread is named.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tracing::warn;
+
+use super::super::error::ConsumerError;
+use super::super::lanes::PlaceId;
+use super::super::schedule::AttemptEnd;
+use super::super::settle::Outcome;
+use super::tasks::{Done, EndedAttempt};
+use super::{Engine, now};
+
+/// How long handlers get between their cancellation and their end when the stop deadline is over.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+/// How long dropped handlers have to end before they count as blocking their threads.
+const ABORT_GRACE: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Drops what has not started, and waits for what has, within the deadline.
+    pub(super) async fn stop(mut self) -> Result<(), ConsumerError> {
+        self.schedule.stop();
+        self.publish();
+        let deadline = Instant::now() + self.shared.settings.stop_deadline;
+        if !self.drain_until(deadline).await {
+            self.cut_short().await;
+        }
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Cancels what has not ended in time. A handler that blocks its thread cannot be ended, so it is named.
+    async fn cut_short(&mut self) {
+        let handlers = self.shared.watch.named();
+        warn!(?handlers, "the stop deadline is over; handlers that still run are cancelled");
+        self.shared.routes().for_each(|route| route.cancel_all());
+        if self.drain_until(Instant::now() + STOP_GRACE).await {
+            return;
+        }
+        let handlers = self.shared.watch.named();
+        warn!(?handlers, "handlers ignore their cancellation; their leases will lapse");
+        self.running.abort_all();
+        if !self.drain(Instant::now() + ABORT_GRACE).await {
+            let handlers = self.shared.watch.named();
+            self.failed.get_or_insert(ConsumerError::StillRunning { handlers });
+        }
+    }
+
+    /// Like `drain`, but returns early when the stop is to end at once.
+    async fn drain_until(&mut self, deadline: Instant) -> bool {
+        let at_once = self.shared.at_once.clone();
+        tokio::select! {
+            biased;
+            () = at_once.cancelled() => self.running.is_empty(),
+            drained = self.drain(deadline) => drained,
+        }
+    }
+
+    /// Waits until everything has ended, and returns whether it has before `deadline`.
+    async fn drain(&mut self, deadline: Instant) -> bool {
+        loop {
+            tokio::select! {
+                biased;
+                Some(ended) = self.ended_early.recv() => {
+                    ended.into_iter().for_each(|attempted| self.note_last_attempt(attempted));
+                    self.publish();
+                }
+                done = self.running.join_next() => match done {
+                    None => return true,
+                    Some(Ok(done)) => self.note_last(done),
+                    Some(Err(_)) => {}
+                },
+                () = sleep_until(deadline) => return self.running.is_empty(),
+            }
+        }
+    }
+
+    /// Notes the end of a task during the stop.
+    fn note_last(&mut self, done: Done) {
+        match done {
+            Done::Attempted(attempted) => self.note_last_attempt(attempted),
+            Done::Batch(ended) => ended.into_iter().for_each(|attempted| self.note_last_attempt(attempted)),
+            Done::Answered { places } => places.into_iter().for_each(|place| self.finish(place)),
+        }
+        self.publish();
+    }
+
+    fn note_last_attempt(&mut self, EndedAttempt { place, outcome, .. }: EndedAttempt) {
+        if let Outcome::Stop(error) = outcome {
+            self.failed.get_or_insert(*error);
+        }
+        self.finish(place);
+    }
+
+    /// Whatever its outcome, the message does not start again.
+    fn finish(&mut self, place: PlaceId) {
+        self.schedule.end(place, AttemptEnd::Finished, now());
+    }
+}

@@ -1,0 +1,148 @@
+//! From the source to the engine: limits what is in flight, receives, derives keys, and prefetches records.
+
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt, stream};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::in_flight::InFlight;
+use super::item::{Item, Past};
+use super::shared::Shared;
+use crate::gate::Identity;
+use crate::observe::Event;
+use crate::source::{Delivery, Source, SourceError};
+
+/// How many prefetches may be in progress at once.
+const PREFETCHES: usize = 4;
+/// The assumed size of a message before any was received.
+const FIRST_GUESS_BYTES: usize = 1024;
+
+/// Runs until the consumer stops or the source ends.
+pub(super) async fn intake(
+    shared: Arc<Shared>,
+    source: Arc<dyn Source>,
+    engine: mpsc::Sender<Vec<Item>>,
+) -> Result<(), SourceError> {
+    let ended = receive_all(&shared, &*source, engine).await;
+    source.stop_receiving();
+    ended
+}
+
+async fn receive_all(
+    shared: &Shared,
+    source: &dyn Source,
+    engine: mpsc::Sender<Vec<Item>>,
+) -> Result<(), SourceError> {
+    let batches = received(shared, source).map(|batch| prefetch(shared, batch)).buffered(PREFETCHES);
+    let mut batches = std::pin::pin!(batches);
+    loop {
+        let batch = tokio::select! {
+            biased;
+            () = shared.stopping.cancelled() => return Ok(()),
+            batch = batches.next() => batch,
+        };
+        match batch {
+            None => return Ok(()),
+            Some(Err(error)) => return Err(error),
+            Some(Ok(items)) => {
+                if engine.send(items).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// The source's messages, each with its key.
+fn received<'a>(
+    shared: &'a Shared,
+    source: &'a dyn Source,
+) -> impl Stream<Item = Result<Vec<Item>, SourceError>> + 'a {
+    stream::unfold(Some(FIRST_GUESS_BYTES), move |typical_bytes| async move {
+        match receive(&shared.in_flight, source, typical_bytes?).await {
+            Ok(None) => None,
+            Err(error) => Some((Err(error), None)),
+            Ok(Some(deliveries)) => {
+                shared.watch.delivered(deliveries.len());
+                let now = Instant::now();
+                let items: Vec<Item> =
+                    deliveries.into_iter().map(|delivery| identify(shared, delivery, now)).collect();
+                let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
+                let typical_bytes = bytes / items.len().max(1);
+                Some((Ok(items), Some(typical_bytes)))
+            }
+        }
+    })
+}
+
+/// Receives as many messages as the limits allow. With a source on demand, the request follows the free capacity.
+async fn receive(
+    in_flight: &InFlight,
+    source: &dyn Source,
+    typical_bytes: usize,
+) -> Result<Option<Vec<Delivery>>, SourceError> {
+    let mut room = in_flight.room_other_than(0, typical_bytes).await;
+    if !in_flight.is_on_demand() {
+        return source.receive(room).await;
+    }
+    loop {
+        tokio::select! {
+            biased;
+            received = source.receive(room), if room > 0 => return received,
+            other = in_flight.room_other_than(room, typical_bytes) => room = other,
+        }
+    }
+}
+
+fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
+    let route = shared.route(delivery.message.route());
+    let (identity, tenant) = match route.gate.identify_with_tenant(&delivery.message) {
+        Ok((identity, tenant)) => (Ok(identity), tenant),
+        Err(error) => (Err(error), None),
+    };
+    let key = identity.as_ref().ok().map(|identity| &identity.key);
+    let entry = key.and_then(|key| Some(route.transactional.as_ref()?.session.receive(key)));
+    let bytes = delivery.message.size_bytes();
+    shared.in_flight.receive(bytes);
+    Item {
+        delivery,
+        route,
+        identity,
+        tenant,
+        claim: None,
+        without_store: false,
+        bytes,
+        found: None,
+        received_at,
+        past: Past::default(),
+        entry,
+        attempt: None,
+    }
+}
+
+/// In a replay, asks the store in bulk which keys are completed. It only reads: every other key is claimed.
+async fn prefetch(shared: &Shared, batch: Result<Vec<Item>, SourceError>) -> Result<Vec<Item>, SourceError> {
+    let mut items = batch?;
+    if !shared.mostly_duplicates() {
+        return Ok(items);
+    }
+    for route in shared.routes() {
+        let of_route = items.iter().enumerate().filter(|(_, item)| Arc::ptr_eq(&item.route, route));
+        let identified = of_route.filter_map(|(n, item)| Some((n, item.identity.as_ref().ok()?.clone())));
+        let (places, identities): (Vec<usize>, Vec<Identity>) = identified.unzip();
+        if places.is_empty() {
+            continue;
+        }
+        let completed = route.gate.completed(&identities).await;
+        for (place, stored) in places.into_iter().zip(completed) {
+            if let Some(stored) = stored
+                && let Some(item) = items.get_mut(place)
+            {
+                route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });
+                item.found = Some(stored);
+            }
+        }
+    }
+    Ok(items)
+}

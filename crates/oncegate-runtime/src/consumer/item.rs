@@ -1,0 +1,166 @@
+//! A message between the source and the ack, with what the consumer knows of it.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use oncegate_core::key::KeyError;
+use oncegate_core::record::TokenTag;
+use tokio::time::Instant;
+
+use super::breaker::{FailureCount, RunResult};
+use super::lanes::LaneId;
+use super::schedule::{Arrival, Shard};
+use super::session::SessionEntry;
+use super::settings::Ordering;
+use super::shared::Route;
+use super::watch::AttemptNote;
+use crate::failure::{Advice, Failure};
+use crate::gate::{Identity, OpenClaim};
+use crate::health::Stage;
+use crate::message::Origin;
+use crate::observe::RunOutcome;
+use crate::source::Delivery;
+
+/// A message in flight, with what is known of it.
+pub(super) struct Item {
+    pub(super) delivery: Delivery,
+    pub(super) route: Arc<Route>,
+    pub(super) identity: Result<Identity, KeyError>,
+    /// Equal for messages of one tenant, if the tenant is part of the key.
+    pub(super) tenant: Option<u64>,
+    /// A claim whose answer was lost: the next attempt must repeat it. It is released with the message.
+    pub(super) claim: Option<OpenClaim>,
+    /// Its size, as counted against the limit on bytes.
+    pub(super) bytes: usize,
+    /// Its store has been away for longer than the patience: it runs without it.
+    pub(super) without_store: bool,
+    /// The stored result, when the prefetch has found one.
+    pub(super) found: Option<Bytes>,
+    pub(super) received_at: Instant,
+    /// What its earlier attempts in this process have left behind.
+    pub(super) past: Past,
+    /// Its entry in the lists of what was received, if its handler is transactional.
+    pub(super) entry: Option<SessionEntry>,
+    /// The monitor's note of its attempt, while one is in progress.
+    pub(super) attempt: Option<AttemptNote>,
+}
+
+/// What earlier attempts of a message in this process leave behind that its record need not hold.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    /// The outcome of one is unknown. The record holds this too, unless it was lost since.
+    pub(super) effect_is_unknown: bool,
+    /// It must not be in a batch with others: it made a batch fail, or ended its process twice.
+    pub(super) runs_alone: bool,
+    /// How many times in a row its key was busy.
+    pub(super) busy: u32,
+    /// How many in a row were not counted.
+    pub(super) uncounted: u32,
+    /// Why the last one failed.
+    pub(super) last_failure: Option<Box<str>>,
+    /// It must be claimed before it runs: a transaction without a claim has lost its connection.
+    pub(super) needs_claim: bool,
+    /// Its transaction was rolled back because its handler has failed, and its record does not hold this yet.
+    pub(super) rolled_back: Option<RolledBack>,
+    /// The tag of a transaction whose commit was not answered.
+    pub(super) unanswered_commit: Option<TokenTag>,
+}
+
+/// A failed run that left nothing in the store.
+#[derive(Debug)]
+pub(super) struct RolledBack {
+    pub(super) failure: Failure,
+    pub(super) count: FailureCount,
+}
+
+impl Item {
+    /// Notes that the next stage of the attempt begins.
+    pub(super) fn enter(&self, stage: Stage) {
+        if let Some(attempt) = &self.attempt {
+            attempt.enter(stage);
+        }
+    }
+
+    /// Reports the run to the breaker, and returns where it counts if it failed. A run cut short by an outage or a stop is
+    /// no evidence about the handler, and costs no attempt.
+    pub(super) fn tell_breaker(
+        &self,
+        was_cut_short: bool,
+        outcome: RunOutcome,
+        failure: Option<&Failure>,
+    ) -> FailureCount {
+        let result = match outcome {
+            RunOutcome::Succeeded => RunResult::Success,
+            RunOutcome::GaveUp | RunOutcome::Later => RunResult::Answer,
+            _ if was_cut_short => return FailureCount::Nowhere,
+            RunOutcome::Panicked => RunResult::Failure { costs_attempt: true },
+            _ => {
+                let costs_attempt =
+                    failure.is_some_and(|failure| matches!(failure.advice(), Advice::Retry { .. }));
+                RunResult::Failure { costs_attempt }
+            }
+        };
+        let Some(key) = self.breaker_key() else { return FailureCount::InRecord };
+        self.route.breaker.ran(&self.route.gate, key, result, failure.and_then(Failure::requested_delay))
+    }
+
+    /// What the schedule must know of it.
+    pub(super) fn arrival(&self, ordering: Ordering) -> Arrival {
+        Arrival {
+            lanes: self.lanes(ordering),
+            bytes: self.bytes,
+            route: self.route.number,
+            tenant: self.tenant,
+            is_completed: self.found.is_some(),
+        }
+    }
+
+    /// The lane of its order, and the lane of its idempotency key: two deliveries of one key run one after the other.
+    fn lanes(&self, ordering: Ordering) -> [Option<LaneId>; 2] {
+        let message = &self.delivery.message;
+        // In a queue, order is kept by the group, which is the message's key, not by the queue.
+        let ordering = match (ordering, message.origin()) {
+            (Ordering::Partition, Origin::Queue { .. }) => Ordering::Key,
+            (ordering, _) => ordering,
+        };
+        let order = match (ordering, message.key()) {
+            (Ordering::Partition, _) => Some(lane("partition", &message.origin().partition())),
+            (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
+            (Ordering::Key, None) | (Ordering::Unordered, _) => None,
+        };
+        [order, self.identity.as_ref().ok().map(|identity| lane("identity", &identity.key))]
+    }
+
+    /// The shard of the store that its attempt will ask.
+    ///
+    /// A bad key needs no store, and neither does a key that the prefetch found completed.
+    pub(super) fn shard(&self) -> Option<Shard> {
+        let identity = self.unanswered()?;
+        Some(Shard { route: self.route.number, number: self.route.gate.shard(&identity.key) })
+    }
+
+    /// The key by which the handler's breaker counts it; `None` if no handler will run for it.
+    pub(super) fn breaker_key(&self) -> Option<u64> {
+        Some(lane("identity", &self.unanswered()?.key))
+    }
+
+    /// Its key, unless the prefetch has found the key's result.
+    fn unanswered(&self) -> Option<&Identity> {
+        self.identity.as_ref().ok().filter(|_| self.found.is_none())
+    }
+}
+
+/// A lane's number; `kind` keeps lanes of different meaning apart.
+fn lane(kind: &str, what: &impl Hash) -> LaneId {
+    let mut hasher = DefaultHasher::new();
+    kind.hash(&mut hasher);
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl std::fmt::Debug for Item {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.delivery.message.fmt(f)
+    }
+}

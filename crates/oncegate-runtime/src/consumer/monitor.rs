@@ -1,0 +1,278 @@
+//! The handle that reports a consumer's status and health.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use tokio::time::Instant;
+
+use super::shared::{Route, Shared};
+use super::watch::{Look, Place, Seen, SeenPartition, Underway, see};
+use crate::health::{
+    FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, ScopeStatus,
+    SourceStatus, Stage, Status, StoreOutage, Unfinished,
+};
+use crate::source::Source;
+
+/// Reports a consumer's status and health, at any time, from any thread. It is cheap to clone and keeps nothing alive.
+///
+/// ```no_run
+/// # use oncegate::{Attempt, Consumer, Gate, Key, MemoryStore, Message};
+/// # async fn example(source: oncegate::kafka::KafkaSource) -> Result<(), oncegate::BoxError> {
+/// # let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new());
+/// let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok(()));
+/// let monitor = consumer.monitor();
+/// // … pass clones of it to the tasks that answer probes …
+/// consumer.run_until(oncegate::shutdown_signal()).await?;
+/// println!("{}", monitor.health()); // "degraded: it was stopped"
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    name: Arc<str>,
+    life: Arc<Life>,
+}
+
+impl Monitor {
+    pub(super) fn new(name: &str, life: Arc<Life>) -> Self {
+        Self { name: name.into(), life }
+    }
+
+    /// Returns the consumer's status. What waits in its lanes is counted every second, the rest at the moment of the
+    /// call.
+    pub fn status(&self) -> Status {
+        Status { name: self.name.to_string(), ..self.look() }
+    }
+
+    /// Everything but the name.
+    fn look(&self) -> Status {
+        let (phase, error) = self.life.phase();
+        if matches!(phase, Phase::Starting | Phase::Stopped) {
+            let failures = self.life.opening.at(Instant::now().into_std());
+            let source = SourceStatus { failures, ..SourceStatus::default() };
+            return Status { phase, error, source, ..Status::default() };
+        }
+        let running = self.life.running.get().and_then(Running::upgrade);
+        let Some((shared, source)) = running else {
+            let error = error.or_else(|| Some("the future of `run_until` was dropped".to_owned()));
+            return Status { phase: Phase::Stopped, error, ..Status::default() };
+        };
+        Status { phase, ..shared.status(source.status()) }
+    }
+
+    /// Returns whether the consumer is healthy: [`Health::of`] its [`status`](Self::status).
+    pub fn health(&self) -> Health {
+        Health::of(&self.status())
+    }
+}
+
+/// The phase of a consumer, readable for as long as a monitor exists.
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    phase: Mutex<(Phase, Option<String>)>,
+    /// Failures that the start waits out.
+    pub(super) opening: FailureLog,
+    running: OnceLock<Running>,
+}
+
+struct Running {
+    shared: Weak<Shared>,
+    source: Weak<dyn Source>,
+}
+
+impl Running {
+    fn upgrade(&self) -> Option<(Arc<Shared>, Arc<dyn Source>)> {
+        Some((self.shared.upgrade()?, self.source.upgrade()?))
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").finish_non_exhaustive()
+    }
+}
+
+impl Life {
+    fn phase(&self) -> (Phase, Option<String>) {
+        self.lock().clone()
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        self.lock().0 = phase;
+    }
+
+    pub(super) fn begin(&self, shared: &Arc<Shared>, source: &Arc<dyn Source>) {
+        let running = Running { shared: Arc::downgrade(shared), source: Arc::downgrade(source) };
+        // A consumer runs once: `run_until` takes it.
+        _ = self.running.set(running);
+        self.enter(Phase::Running);
+    }
+
+    /// Notes that the consumer has ended, by itself if there is an error.
+    pub(super) fn end(&self, error: Option<String>) {
+        *self.lock() = (Phase::Stopped, error);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Phase, Option<String>)> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Everything but the phase.
+    fn status(&self, mut source: SourceStatus) -> Status {
+        let (now, look, underway) = (Instant::now(), self.watch.last_look(), self.watch.underway());
+        let routes: Vec<&Arc<Route>> = self.routes().collect();
+        let mut messages = look.messages;
+        (messages.in_flight, messages.bytes) = self.in_flight.held();
+        (messages.most, messages.most_bytes) = self.in_flight.limits();
+        messages.running = underway.len();
+        let mut runs: Vec<Run> = underway.iter().map(|underway| run(now, underway)).collect();
+        let overdue = runs.iter().filter(|run| run.is_overdue()).count();
+        let late = |run: &&Run| run.stage == Stage::Burying && run.in_stage_for > QUIET_LIMIT;
+        let letters_waiting = runs.iter().filter(late).count();
+        runs.sort_by_key(|run| std::cmp::Reverse(run.in_stage_for));
+        runs.truncate(Status::RUNS_SHOWN);
+        let mut seen = look.partitions.clone();
+        for underway in &underway {
+            see(&mut seen, under_way(underway));
+        }
+        add_to(&mut source, now, &seen, &routes);
+        source.failures.extend(self.failures.at(now.into_std()));
+        let mut status = Status {
+            up: self.watch.up(),
+            scopes: self.scopes(now, &look),
+            permits: self.permits_now(),
+            messages,
+            rates: look.rates,
+            handler_p99: self.watch.handler_times.p99(),
+            runs,
+            overdue: u32::try_from(overdue).unwrap_or(u32::MAX),
+            letters_waiting: u32::try_from(letters_waiting).unwrap_or(u32::MAX),
+            refusals: self.dead_letter_guard().refusals(),
+            waiting: look.waiting.iter().filter_map(|seen| unfinished(now, seen, &routes)).collect(),
+            delivered_ago: self.watch.delivered_ago(),
+            nothing_started_for: look.ready_since.map(|since| now.duration_since(since)).unwrap_or_default(),
+            looked_ago: self.watch.looked_ago(),
+            source,
+            ..Status::default()
+        };
+        status.paused = self.pauses(&status);
+        status
+    }
+
+    fn permits_now(&self) -> Permits {
+        let free = u32::try_from(self.permits.available_permits()).unwrap_or(u32::MAX);
+        Permits { total: self.settings.concurrency, free }
+    }
+
+    fn scopes(&self, now: Instant, look: &Look) -> Vec<ScopeStatus> {
+        let fails_open = self.settings.fail_open_after.map(|patience| {
+            format!("the consumer fails open: when its store is away for longer than {patience:?}, messages run without it, and duplicates run again")
+        });
+        let scope = |(name, route): &(Option<String>, Arc<Route>)| {
+            let (settings, checkup) = (route.gate.settings(), route.gate.checkup());
+            let outages = look.outages.iter().filter(|outage| outage.route == route.number);
+            let outage = |outage: &super::watch::SeenOutage| StoreOutage {
+                shard: outage.shard,
+                lasts: now.duration_since(outage.since),
+                error: outage.error.to_string(),
+                waiting: outage.waiting,
+                open: outage.open,
+            };
+            let shards = look.shards.iter().find(|(number, _)| *number == route.number);
+            let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
+            ScopeStatus {
+                scope: route.gate.scope().to_owned(),
+                route: name.clone(),
+                store: checkup.store.clone(),
+                promise: promise.name.to_owned(),
+                holds: promise.holds.to_owned(),
+                warnings: checkup.warnings.iter().cloned().chain(fails_open.clone()).collect(),
+                lease: settings.lease,
+                lease_remaining: route.gate.least_lease_remaining(),
+                retention: settings.retention,
+                max_run: settings.max_run,
+                oldest_expired: upkeep.oldest_expired,
+                log_bytes: upkeep.log_bytes,
+                shards: shards.map_or(0, |(_, shards)| *shards),
+                outages: outages.map(outage).collect(),
+                handler_paused: !route.breaker.is_closed(),
+            }
+        };
+        self.routes.iter().map(scope).collect()
+    }
+
+    fn pauses(&self, status: &Status) -> Vec<PauseCause> {
+        let of_source = status.source.partitions.iter().filter_map(|partition| partition.paused);
+        let mut paused: Vec<PauseCause> = of_source.collect();
+        if status.scopes.iter().flat_map(|scope| &scope.outages).any(|outage| !outage.open) {
+            paused.push(PauseCause::StoreAway);
+        }
+        if !status.has_room() {
+            paused.push(PauseCause::Full);
+        }
+        if self.routes.iter().any(|(_, route)| !route.breaker.is_closed()) {
+            paused.push(PauseCause::Breaker);
+        }
+        if self.stopping.is_cancelled() {
+            paused.push(PauseCause::Stopping);
+        }
+        paused.sort_unstable();
+        paused.dedup();
+        paused
+    }
+}
+
+fn run(now: Instant, underway: &Underway) -> Run {
+    Run {
+        scope: underway.gate.scope().to_owned(),
+        origin: underway.origin.to_string(),
+        stage: underway.stage,
+        in_stage_for: now.duration_since(underway.since),
+        max_run: underway.gate.settings().max_run,
+    }
+}
+
+fn under_way(underway: &Underway) -> Seen {
+    Seen {
+        route: underway.route,
+        origin: underway.origin.clone(),
+        stage: underway.stage,
+        since: underway.since,
+        received_at: underway.received_at,
+    }
+}
+
+fn unfinished(now: Instant, seen: &Seen, routes: &[&Arc<Route>]) -> Option<Unfinished> {
+    Some(Unfinished {
+        scope: routes.get(seen.route)?.gate.scope().to_owned(),
+        origin: seen.origin.to_string(),
+        stage: seen.stage,
+        in_stage_for: now.duration_since(seen.since),
+        age: now.duration_since(seen.received_at),
+    })
+}
+
+/// Adds what the consumer has in flight to the source's status of its partitions.
+fn add_to(
+    source: &mut SourceStatus,
+    now: Instant,
+    seen: &BTreeMap<Place, SeenPartition>,
+    routes: &[&Arc<Route>],
+) {
+    for ((topic, number), seen) in seen {
+        let known =
+            source.partitions.iter().position(|one| *one.topic == **topic && one.partition == *number);
+        let known = known.unwrap_or_else(|| {
+            source.partitions.push(PartitionStatus::new(&**topic, *number));
+            source.partitions.len() - 1
+        });
+        let Some(partition) = source.partitions.get_mut(known) else { continue };
+        partition.in_flight += seen.in_flight;
+        partition.first = unfinished(now, &seen.first, routes);
+        let age = partition.first.as_ref().map(|first| first.age);
+        partition.oldest_unfinished = partition.oldest_unfinished.or(age);
+    }
+}

@@ -1,0 +1,114 @@
+//! From the first receive to the last ack: starts the parts of a consumer, begins the stop, and waits for its end.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tracing::{info, warn};
+
+use super::engine::Engine;
+use super::error::ConsumerError;
+use super::intake::intake;
+use super::monitor::Life;
+use super::shared::Shared;
+use crate::handler::BoxFuture;
+use crate::health::Phase;
+use crate::source::{Source, SourceError};
+
+/// The least time that a source has to commit and leave, however long the handlers took to end.
+const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
+/// The same for a stop that ends at once.
+const CLOSE_AT_ONCE: Duration = Duration::from_secs(1);
+/// How many batches wait between intake and engine.
+const INTAKE_DEPTH: usize = 4;
+
+/// Consumes from an open source until `shutdown` resolves, the source ends or a part fails. `at_once` is polled only
+/// after that, and ends the stop.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    source: Arc<dyn Source>,
+    life: &Life,
+    shutdown: impl Future<Output = ()> + Send,
+    mut at_once: BoxFuture<'static, ()>,
+) -> Result<(), ConsumerError> {
+    let stop_deadline = shared.settings.stop_deadline;
+    let (batches, receiver) = mpsc::channel(INTAKE_DEPTH);
+    let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
+    let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
+    parts.spawn(async move { Ok(intake(feed, from, batches).await?) });
+    parts.spawn(Engine::new(Arc::clone(&shared)).run(receiver));
+    let mut shutdown = std::pin::pin!(shutdown);
+    let (mut result, mut stop_by) = (Ok(()), None);
+    loop {
+        let is_stopping = shared.stopping.is_cancelled();
+        let ended = tokio::select! {
+            biased;
+            ended = parts.join_next() => ended,
+            () = &mut shutdown, if !is_stopping => {
+                info!("stopping: what has started may end");
+                life.enter(Phase::Stopping);
+                stop_by = Some(Instant::now() + stop_deadline);
+                shared.stopping.cancel();
+                continue;
+            }
+            () = &mut at_once, if is_stopping && !shared.at_once.is_cancelled() => {
+                warn!("stopping at once: running handlers are dropped");
+                shared.at_once.cancel();
+                continue;
+            }
+        };
+        match ended {
+            None => break,
+            Some(Ok(Ok(()))) => {}
+            Some(failed) => {
+                let error = failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
+                result = result.and(error.map_or(Ok(()), Err));
+                life.enter(Phase::Stopping);
+                shared.stopping.cancel();
+            }
+        }
+    }
+    let left = stop_by.map_or(stop_deadline, |stop_by| stop_by.saturating_duration_since(Instant::now()));
+    let closed = close(&shared, &*source, left, at_once).await;
+    if let Err(error) = &closed {
+        warn!(%error, "the source did not close cleanly");
+    }
+    result.and(closed.map_err(ConsumerError::from))
+}
+
+/// Commits what is finished, and leaves. Meanwhile, and within the deadline, the gates release the claims that were
+/// abandoned: otherwise their messages would wait for the leases, and lose an attempt each.
+async fn close(
+    shared: &Shared,
+    source: &dyn Source,
+    left: Duration,
+    at_once: BoxFuture<'static, ()>,
+) -> Result<(), SourceError> {
+    if shared.at_once.is_cancelled() {
+        return source.close(CLOSE_AT_ONCE).await;
+    }
+    let mut closed = None;
+    {
+        let closing = async { closed = Some(source.close(left.max(CLOSE_AT_LEAST)).await) };
+        let releasing = timeout(left, async {
+            shared.operations_finished().await;
+            shared.end_sessions().await;
+        });
+        let mut ending = std::pin::pin!(async { tokio::join!(closing, releasing) });
+        tokio::select! {
+            biased;
+            _ = &mut ending => {}
+            () = at_once => {
+                _ = timeout(CLOSE_AT_ONCE, ending).await;
+            }
+        }
+    }
+    closed.unwrap_or_else(|| {
+        let what =
+            "the stop was cut short before the last acknowledgements; their messages will be delivered again";
+        Err(SourceError::new(what))
+    })
+}

@@ -1,0 +1,461 @@
+//! Which message starts next: the table of all messages in the engine, each in one [`MessageState`].
+//!
+//! The state changes only in `Schedule::apply`, which asks the pure function `state::next` and updates the [`Index`] of
+//! queues and counts. The schedule is deterministic: it has no clock, no randomness, no I/O and no runtime. Time,
+//! random numbers and what the circuit breakers admit are parameters.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use oncegate_core::store::StoreError;
+
+use super::lanes::{LaneId, Lanes, PlaceId};
+use crate::backoff::LONGEST_TIME;
+use crate::batch::BatchLimits;
+use crate::health::WaitCause;
+
+mod gathering;
+mod index;
+mod outages;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub(super) use index::MessageCounts;
+pub(super) use outages::{Outage, Shard};
+pub(super) use state::{Delay, MessageState};
+
+use gathering::Gathering;
+use index::{Fixed, Index};
+use outages::{Outages, StoreAccess};
+use state::{Action, Facts, MessageEvent, next};
+
+/// Everything that waits or runs. `T` is the content of a message; a running message's content is with its task.
+#[derive(Debug)]
+pub(super) struct Schedule<T> {
+    table: Lanes<Scheduled<T>>,
+    index: Index,
+    outages: Outages,
+    gathering: Gathering,
+    /// How many messages of a tenant may run.
+    tenant_limit: Option<usize>,
+    arrivals: u64,
+    /// See [`note_doubt`](Self::note_doubt).
+    spares_retries: bool,
+}
+
+/// A message in the table.
+#[derive(Debug)]
+struct Scheduled<T> {
+    state: MessageState,
+    fixed: Fixed,
+    /// The last delay, to which a further one for the same cause is added.
+    last_delay: Option<Delay>,
+    content: Option<T>,
+}
+
+/// What the schedule must know of a message that arrives.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// The lane of its order and the lane of its idempotency key.
+    pub(super) lanes: [Option<LaneId>; 2],
+    pub(super) bytes: usize,
+    /// The number of its route.
+    pub(super) route: usize,
+    pub(super) tenant: Option<u64>,
+    /// The prefetch has found its record completed.
+    pub(super) is_completed: bool,
+}
+
+/// A message that starts now.
+#[derive(Debug)]
+pub(super) struct Starting<T> {
+    pub(super) place: PlaceId,
+    pub(super) content: T,
+    /// The shard of the store that the attempt asks.
+    pub(super) asks: Option<Shard>,
+    /// The attempt must not ask its store, which is away.
+    pub(super) without_store: bool,
+}
+
+/// What starts with the next permit.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NextStart {
+    One(PlaceId),
+    /// These messages of one route, in the order of their arrival.
+    Batch(Vec<PlaceId>),
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Of(PlaceId),
+    OfBatch(usize),
+}
+
+/// How an attempt ended, as far as the schedule is concerned.
+#[derive(Debug)]
+pub(super) enum AttemptEnd<T> {
+    /// It was acknowledged, or belongs to another consumer.
+    Finished,
+    /// It wants another attempt.
+    TryAgain { content: T, after: Duration, cause: WaitCause },
+    /// The store did not answer.
+    NoAnswer { content: T },
+}
+
+impl<T> Schedule<T> {
+    /// After `patience` messages run without a store that does not answer.
+    pub(super) fn new(tenant_limit: Option<u32>, patience: Option<Duration>) -> Self {
+        Self {
+            table: Lanes::new(),
+            index: Index::default(),
+            outages: Outages::new(patience),
+            gathering: Gathering::default(),
+            tenant_limit: tenant_limit.map(|limit| limit as usize),
+            arrivals: 0,
+            spares_retries: false,
+        }
+    }
+
+    /// The same schedule, in which the messages of these routes, by their numbers, start in batches.
+    pub(super) fn with_batches(mut self, limits: BTreeMap<usize, BatchLimits>) -> Self {
+        self.gathering = Gathering::new(limits);
+        self
+    }
+
+    /// Takes in a message. One that is known to be completed needs no order, unless another one is before it.
+    pub(super) fn arrive(&mut self, content: T, arrival: Arrival) {
+        let ahead = self.table.occupied(arrival.lanes);
+        let (state, lanes) = match (ahead, arrival.is_completed) {
+            (0, true) => (MessageState::Found, [None; 2]),
+            (0, false) => (MessageState::Ready, arrival.lanes),
+            (lanes, _) => (MessageState::Behind { lanes }, arrival.lanes),
+        };
+        let fixed = Fixed {
+            arrival: self.arrivals,
+            bytes: arrival.bytes,
+            route: arrival.route,
+            tenant: arrival.tenant.filter(|_| self.tenant_limit.is_some()),
+            in_batch: self.gathering.limits(arrival.route).is_some(),
+        };
+        self.arrivals += 1;
+        let scheduled =
+            Scheduled { state: MessageState::Gone, fixed, last_delay: None, content: Some(content) };
+        let place = self.table.join(scheduled, lanes);
+        self.set(place, state);
+    }
+
+    /// The content of a message that does not run.
+    pub(super) fn content(&self, place: PlaceId) -> Option<&T> {
+        self.table.get(place)?.content.as_ref()
+    }
+
+    /// Every message that neither runs nor is answered, with its state.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (&T, MessageState)> {
+        self.table.iter().filter_map(|(_, scheduled)| Some((scheduled.content.as_ref()?, scheduled.state)))
+    }
+
+    /// What the limits on messages in flight need to know.
+    pub(super) fn counts(&self) -> MessageCounts {
+        self.index.counts
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.index.counts.messages == 0
+    }
+
+    /// Whether every shard that was asked is away, and messages wait for them.
+    pub(super) fn is_every_store_away(&self) -> bool {
+        self.outages.is_everything_away()
+    }
+
+    /// The outages, each with the number of messages that wait for its end.
+    pub(super) fn outages(&self) -> impl Iterator<Item = (Shard, &Outage, usize)> {
+        self.outages.away().map(|(shard, outage)| {
+            let waiting = self.index.shards.get(&shard).map_or(0, |queue| queue.waiting.len() + queue.probes);
+            (shard, outage, waiting)
+        })
+    }
+
+    /// How many shards of the route's store were asked so far.
+    pub(super) fn shards_asked(&self, route: usize) -> usize {
+        self.outages.asked_of(route)
+    }
+
+    /// How many ready messages wait for their batch, and not for a permit.
+    pub(super) fn gathering(&self, now: Instant) -> usize {
+        let is_anything_running = self.index.counts.running > 0;
+        let queues = self.index.gathering.iter();
+        let waiting =
+            queues.filter(|(route, queue)| !self.gathering.is_due(**route, queue, now, is_anything_running));
+        waiting.map(|(_, queue)| queue.ready.len()).sum()
+    }
+
+    /// Makes the messages ready whose delay is over.
+    pub(super) fn advance(&mut self, now: Instant) {
+        while let Some((_, place)) =
+            self.index.delayed.first_key_value().filter(|((until, _), _)| *until <= now)
+        {
+            self.apply(*place, MessageEvent::TimeIs(now));
+        }
+    }
+
+    /// Notes whether messages may still arrive. If not, and nothing runs, no batch waits.
+    pub(super) fn note_supply(&mut self, more_may_arrive: bool) {
+        self.gathering.more_may_arrive = more_may_arrive;
+    }
+
+    /// Makes the messages ready that the circuit breakers admit: `admitted` returns how many of a route, by its number.
+    pub(super) fn resume_handlers(&mut self, admitted: impl Fn(usize) -> usize) {
+        let paused = self.index.paused.iter();
+        let resumed: Vec<PlaceId> =
+            paused.flat_map(|(route, queue)| queue.values().take(admitted(*route))).copied().collect();
+        resumed.into_iter().for_each(|place| self.apply(place, MessageEvent::HandlerResumes));
+    }
+
+    /// The routes with messages that wait for their paused handler.
+    pub(super) fn paused_routes(&self) -> impl Iterator<Item = usize> {
+        self.index.paused.keys().copied()
+    }
+
+    /// Lets messages run without the shards that have been away for longer than the patience. Returns the outages for
+    /// which that begins now.
+    pub(super) fn bypass_outages(&mut self, now: Instant) -> Vec<Outage> {
+        let begun = self.outages.bypass_overdue(now);
+        let bypassed = self.outages.away().filter(|(_, outage)| outage.is_bypassed);
+        let shards: Vec<Shard> = bypassed.map(|(shard, _)| shard).collect();
+        shards.into_iter().for_each(|shard| self.release_waiting(shard));
+        begun
+    }
+
+    /// Notes whether a handler may be failing for all messages alike. Then those start first that were not delayed yet:
+    /// failures of other keys open its circuit breaker before retries use up the attempts of a few.
+    pub(super) fn note_doubt(&mut self, is_in_doubt: bool) {
+        self.spares_retries = is_in_doubt;
+    }
+
+    /// Whether something can start when a permit is free. The waits of batches begin here.
+    pub(super) fn can_start(&mut self, now: Instant) -> bool {
+        self.gathering.note(&self.index.gathering, now);
+        !self.index.found.is_empty() || self.turn(now).is_some()
+    }
+
+    /// Starts answering up to `most` of the messages that the prefetch found completed.
+    pub(super) fn start_answers(&mut self, most: usize) -> Vec<(PlaceId, T)> {
+        let facts = Facts { tenant_is_full: false, shard: None, access: StoreAccess::Open };
+        let places: Vec<PlaceId> = self.index.found.values().take(most).copied().collect();
+        let start = |place: PlaceId| {
+            self.apply(place, MessageEvent::Offered(facts));
+            Some((place, self.table.get_mut(place)?.content.take()?))
+        };
+        places.into_iter().filter_map(start).collect()
+    }
+
+    /// What starts next: a due probe of a store, or the oldest message that is ready, with the others of its batch.
+    pub(super) fn next_start(&self, now: Instant) -> Option<NextStart> {
+        match self.turn(now)? {
+            Turn::Of(place) => Some(NextStart::One(place)),
+            Turn::OfBatch(route) => Some(NextStart::Batch(self.next_batch(route))),
+        }
+    }
+
+    fn turn(&self, now: Instant) -> Option<Turn> {
+        let due = |shard: Shard| self.outages.probe_at(shard).is_some_and(|at| at <= now);
+        let mut waiting = self.index.shards.iter().filter(|(_, queue)| queue.probes == 0);
+        let probe =
+            waiting.find_map(|(shard, queue)| queue.waiting.first_key_value().filter(|_| due(*shard)));
+        if let Some((_, place)) = probe {
+            return Some(Turn::Of(*place));
+        }
+        let is_anything_running = self.index.counts.running > 0;
+        let gathered = self.index.gathering.iter();
+        let due =
+            gathered.filter(|(route, queue)| self.gathering.is_due(**route, queue, now, is_anything_running));
+        let batches = due.filter_map(|(route, queue)| {
+            let (arrival, _) = queue.ready.first_key_value()?;
+            Some((*arrival, Turn::OfBatch(*route)))
+        });
+        let alone = self.next_alone().map(|(arrival, place)| (arrival, Turn::Of(place)));
+        batches.chain(alone).min_by_key(|(arrival, _)| *arrival).map(|(_, turn)| turn)
+    }
+
+    /// The oldest message that is ready and starts alone; in doubt, the oldest that was not delayed yet.
+    fn next_alone(&self) -> Option<(u64, PlaceId)> {
+        let mut ready = self.index.ready.iter().map(|(arrival, place)| (*arrival, *place));
+        let oldest = ready.clone().next();
+        let is_new = |place| self.table.get(place).is_some_and(|scheduled| scheduled.last_delay.is_none());
+        let new = self.spares_retries.then(|| ready.find(|(_, place)| is_new(*place))).flatten();
+        new.or(oldest)
+    }
+
+    /// The oldest ready messages of the route, within the limits of a batch.
+    fn next_batch(&self, route: usize) -> Vec<PlaceId> {
+        let (Some(queue), Some(limits)) = (self.index.gathering.get(&route), self.gathering.limits(route))
+        else {
+            return Vec::new();
+        };
+        let mut bytes = 0_usize;
+        let fits = |place: &PlaceId| {
+            let before = bytes;
+            bytes += self.table.get(*place).map_or(0, |scheduled| scheduled.fixed.bytes);
+            before == 0 || bytes <= limits.bytes
+        };
+        queue.ready.values().copied().take(limits.messages).take_while(fits).collect()
+    }
+
+    /// From now on the message, which runs, does not start together with others.
+    pub(super) fn keep_out_of_batches(&mut self, place: PlaceId) {
+        if let Some(scheduled) = self.table.get_mut(place)
+            && matches!(scheduled.state, MessageState::Running { .. })
+        {
+            scheduled.fixed.in_batch = false;
+        }
+    }
+
+    /// Starts the message, or makes it wait for what it lacks. `shard` is the one that its attempt would ask.
+    pub(super) fn offer(
+        &mut self,
+        place: PlaceId,
+        shard: Option<Shard>,
+        now: Instant,
+    ) -> Option<Starting<T>> {
+        let scheduled = self.table.get(place)?;
+        // A message held back for a shard probes that shard, even if the store has moved its key since.
+        let shard = match scheduled.state {
+            MessageState::StoreAway { shard } => Some(shard),
+            _ => shard,
+        };
+        let tenant_is_full = scheduled.fixed.tenant.is_some_and(|tenant| self.is_tenant_full(tenant));
+        let is_probed =
+            shard.is_some_and(|shard| self.index.shards.get(&shard).is_some_and(|queue| queue.probes > 0));
+        let access = shard.map_or(StoreAccess::Open, |shard| self.outages.access(shard, now, is_probed));
+        self.apply(place, MessageEvent::Offered(Facts { tenant_is_full, shard, access }));
+        let scheduled = self.table.get_mut(place)?;
+        let MessageState::Running { asks, .. } = scheduled.state else { return None };
+        let without_store = access == StoreAccess::Bypassed;
+        Some(Starting { place, content: scheduled.content.take()?, asks, without_store })
+    }
+
+    /// Takes a message back whose start the circuit breaker did not admit.
+    pub(super) fn refuse(&mut self, place: PlaceId, content: T) {
+        self.put_back(place, content);
+        self.apply(place, MessageEvent::HandlerRefused);
+    }
+
+    /// Notes how an attempt ended.
+    pub(super) fn end(&mut self, place: PlaceId, end: AttemptEnd<T>, now: Instant) {
+        let event = match end {
+            AttemptEnd::Finished => MessageEvent::Finished,
+            AttemptEnd::NoAnswer { content } => {
+                self.put_back(place, content);
+                MessageEvent::NoAnswer
+            }
+            AttemptEnd::TryAgain { content, after, cause } => {
+                self.put_back(place, content);
+                let Some(scheduled) = self.table.get_mut(place) else { return };
+                let before = scheduled.last_delay.filter(|delay| delay.cause == cause);
+                let delay = Delay {
+                    cause,
+                    since: before.map_or(now, |delay| delay.since),
+                    until: now + after.min(LONGEST_TIME),
+                };
+                scheduled.last_delay = Some(delay);
+                MessageEvent::TryAgain(delay)
+            }
+        };
+        self.apply(place, event);
+    }
+
+    /// Notes that the shard did not answer the attempt of this message, which may have been the shard's probe. Returns
+    /// whether an outage begins with this. `fraction` is random.
+    pub(super) fn no_answer(
+        &mut self,
+        shard: Shard,
+        place: PlaceId,
+        error: &StoreError,
+        now: Instant,
+        fraction: f64,
+    ) -> bool {
+        let state = self.table.get(place).map(|scheduled| scheduled.state);
+        let was_probe = matches!(state, Some(MessageState::Running { is_probe: true, .. }));
+        self.outages.no_answer(shard, (error, was_probe), now, fraction)
+    }
+
+    /// Notes that the shard answered: its messages may start. Returns whether that ends an outage.
+    pub(super) fn answered(&mut self, shard: Shard) -> bool {
+        let is_over = self.outages.answered(shard);
+        if is_over {
+            self.release_waiting(shard);
+        }
+        is_over
+    }
+
+    /// Drops every message that has not started.
+    pub(super) fn stop(&mut self) {
+        let places: Vec<PlaceId> = self.table.iter().map(|(place, _)| place).collect();
+        places.into_iter().for_each(|place| self.apply(place, MessageEvent::Stopped));
+    }
+
+    /// When something may start by the passing of time alone. `now` is excluded: what is due already waits for a permit.
+    pub(super) fn next_wake(&self, now: Instant) -> Option<Instant> {
+        let delayed = self.index.delayed.first_key_value().map(|((until, _), _)| *until);
+        let probed =
+            self.index.shards.iter().filter(|(_, queue)| queue.probes == 0 && !queue.waiting.is_empty());
+        let probes = probed.filter_map(|(shard, _)| self.outages.probe_at(*shard)).filter(|at| *at > now);
+        let batch = self.gathering.next_end(&self.index.gathering, now);
+        probes.chain(delayed).chain(batch).chain(self.outages.next_bypass()).min()
+    }
+
+    fn is_tenant_full(&self, tenant: u64) -> bool {
+        let running = self.index.tenants.get(&tenant).map_or(0, |of_tenant| of_tenant.running);
+        self.tenant_limit.is_some_and(|limit| running >= limit)
+    }
+
+    fn put_back(&mut self, place: PlaceId, content: T) {
+        if let Some(scheduled) = self.table.get_mut(place) {
+            scheduled.content = Some(content);
+        }
+    }
+
+    fn release_waiting(&mut self, shard: Shard) {
+        let waiting = self.index.shards.get(&shard).into_iter().flat_map(|queue| queue.waiting.values());
+        let released: Vec<PlaceId> = waiting.copied().collect();
+        released.into_iter().for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
+    }
+
+    /// Applies an event to a message. Nothing else changes the state of a message that has arrived.
+    fn apply(&mut self, place: PlaceId, event: MessageEvent) {
+        let Some(scheduled) = self.table.get(place) else { return };
+        let (state, tenant) = (scheduled.state, scheduled.fixed.tenant);
+        let (new, action) = next(state, event);
+        self.set(place, new);
+        if action == Action::Remove {
+            let advanced = self.table.leave(place);
+            advanced.into_iter().flatten().for_each(|place| self.apply(place, MessageEvent::LaneAdvanced));
+        }
+        if let Some(tenant) = tenant.filter(|_| state != new) {
+            self.fill(tenant);
+        }
+    }
+
+    fn set(&mut self, place: PlaceId, new: MessageState) {
+        let Some(scheduled) = self.table.get_mut(place) else { return };
+        let old = std::mem::replace(&mut scheduled.state, new);
+        if new == MessageState::Gone {
+            scheduled.content = None;
+        }
+        if old != new {
+            self.index.update(place, scheduled.fixed, old, new);
+        }
+    }
+
+    /// Makes as many messages of the tenant ready as may run, the oldest first. So a message that leaves its turn to
+    /// others does that whether it has run or waits for something else.
+    fn fill(&mut self, tenant: u64) {
+        let limit = self.tenant_limit.unwrap_or(usize::MAX);
+        if let Some(place) = self.index.tenants.get(&tenant).and_then(|of_tenant| of_tenant.next(limit)) {
+            self.apply(place, MessageEvent::TenantHasRoom);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Which shards of the stores do not answer, and when one message asks them again. Pure: time and randomness are
+//! parameters.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oncegate_core::store::StoreError;
+
+use crate::backoff::Backoff;
+
+/// The delays between probes of a store that does not answer.
+const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+
+/// The shortest delay before a probe that is sent early, because messages would otherwise run without the store.
+const SHORTEST_PROBE_WAIT: Duration = Duration::from_millis(100);
+
+/// A shard of a route's store. Each route may have a store of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::consumer) struct Shard {
+    pub(in crate::consumer) route: usize,
+    pub(in crate::consumer) number: u64,
+}
+
+/// Whether a message may ask its shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoreAccess {
+    /// The shard answers, as far as is known.
+    Open,
+    /// The shard does not answer, and a message is due that asks it again.
+    ProbeDue,
+    /// The shard does not answer.
+    Away,
+    /// The shard has not answered for so long that messages run without it.
+    Bypassed,
+}
+
+/// A shard that does not answer. Of its keys, only one probe at a time is dispatched.
+#[derive(Clone, Debug)]
+pub(in crate::consumer) struct Outage {
+    pub(in crate::consumer) since: Instant,
+    /// The store's last error.
+    pub(in crate::consumer) error: Arc<str>,
+    /// Messages run without the store.
+    pub(in crate::consumer) is_bypassed: bool,
+    probe_at: Instant,
+    probes: u32,
+    /// The store has answered that it refuses until something is changed: it is not away.
+    is_refusal: bool,
+}
+
+/// Every shard that was asked, and the outages.
+#[derive(Debug)]
+pub(super) struct Outages {
+    /// After this time without an answer messages run without the store; `None`: never.
+    patience: Option<Duration>,
+    asked: BTreeSet<Shard>,
+    away: BTreeMap<Shard, Outage>,
+}
+
+impl Outages {
+    pub(super) fn new(patience: Option<Duration>) -> Self {
+        Self { patience, asked: BTreeSet::new(), away: BTreeMap::new() }
+    }
+
+    /// Whether a message of this shard may ask it. `is_probed`: another one is asking it now.
+    pub(super) fn access(&mut self, shard: Shard, now: Instant, is_probed: bool) -> StoreAccess {
+        self.asked.insert(shard);
+        match self.away.get(&shard) {
+            None => StoreAccess::Open,
+            Some(outage) if !is_probed && now >= outage.probe_at => StoreAccess::ProbeDue,
+            Some(outage) if outage.is_bypassed => StoreAccess::Bypassed,
+            Some(_) => StoreAccess::Away,
+        }
+    }
+
+    /// Notes that the shard gave no answer. Returns whether its outage begins with this.
+    pub(super) fn no_answer(
+        &mut self,
+        shard: Shard,
+        (error, was_probe): (&StoreError, bool),
+        now: Instant,
+        fraction: f64,
+    ) -> bool {
+        let is_new = !self.away.contains_key(&shard);
+        let outage = self.away.entry(shard).or_insert_with(|| Outage {
+            since: now,
+            error: Arc::default(),
+            is_bypassed: false,
+            probe_at: now,
+            probes: 0,
+            is_refusal: false,
+        });
+        outage.error = error.to_string().into();
+        outage.is_refusal = matches!(error, StoreError::Refused { .. });
+        outage.is_bypassed &= !outage.is_refusal;
+        if is_new || was_probe {
+            outage.probes = outage.probes.saturating_add(1);
+            let wait = PROBE_BACKOFF.wait(outage.probes, fraction);
+            outage.probe_at = now + outage.probe_within(wait, now, self.patience);
+        }
+        is_new
+    }
+
+    /// Notes that the shard answered. Returns whether that ends an outage.
+    pub(super) fn answered(&mut self, shard: Shard) -> bool {
+        self.away.remove(&shard).is_some()
+    }
+
+    /// Lets messages run without each shard that has been away for longer than the patience. Returns the outages for
+    /// which that begins now.
+    pub(super) fn bypass_overdue(&mut self, now: Instant) -> Vec<Outage> {
+        let patience = self.patience;
+        let is_overdue = |outage: &&mut Outage| outage.bypass_at(patience).is_some_and(|at| at <= now);
+        let begin = |outage: &mut Outage| {
+            outage.is_bypassed = true;
+            outage.clone()
+        };
+        self.away.values_mut().filter(is_overdue).map(begin).collect()
+    }
+
+    /// Whether every shard that was asked is away, and messages wait for them.
+    pub(super) fn is_everything_away(&self) -> bool {
+        !self.away.is_empty()
+            && self.away.len() >= self.asked.len()
+            && !self.away.values().any(|outage| outage.is_bypassed)
+    }
+
+    /// When messages begin to run without a shard, the next time.
+    pub(super) fn next_bypass(&self) -> Option<Instant> {
+        self.away.values().filter_map(|outage| outage.bypass_at(self.patience)).min()
+    }
+
+    /// When the shard may be probed, if it is away.
+    pub(super) fn probe_at(&self, shard: Shard) -> Option<Instant> {
+        self.away.get(&shard).map(|outage| outage.probe_at)
+    }
+
+    pub(super) fn away(&self) -> impl Iterator<Item = (Shard, &Outage)> {
+        self.away.iter().map(|(shard, outage)| (*shard, outage))
+    }
+
+    /// How many shards of the route were asked so far.
+    pub(super) fn asked_of(&self, route: usize) -> usize {
+        self.asked.iter().filter(|shard| shard.route == route).count()
+    }
+}
+
+impl Outage {
+    /// When messages begin to run without the store; `None` if they already do or never will.
+    fn bypass_at(&self, patience: Option<Duration>) -> Option<Instant> {
+        patience.filter(|_| !self.is_bypassed && !self.is_refusal).map(|patience| self.since + patience)
+    }
+
+    /// The delay before the next probe, short enough to ask the store again before messages run without it.
+    fn probe_within(&self, wait: Duration, now: Instant, patience: Option<Duration>) -> Duration {
+        let left = self.bypass_at(patience).and_then(|at| at.checked_duration_since(now));
+        left.map_or(wait, |left| wait.min((left / 2).max(SHORTEST_PROBE_WAIT)))
+    }
+}

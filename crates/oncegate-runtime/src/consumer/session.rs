@@ -1,0 +1,316 @@
+//! What this process has received for a transactional handler and not finished, written down so that others find it
+//! when the process ends without a word.
+//!
+//! A list is written when a message is to start that is on none yet, and then it has everything received so far. With a
+//! backlog that is one write for thousands of messages.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::store::StoreError;
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::transactional::{NewList, SessionId, Sessions};
+
+/// The most digests of one list, so that a row stays small.
+const MOST_DIGESTS: usize = 4_096;
+
+/// The longest time between two beats of a session that starts messages.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A session that has not beaten for this long may have ended without a word. Brokers deliver its messages to another
+/// process later than that.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// The session of a route whose handler is transactional.
+pub(super) struct Session {
+    id: SessionId,
+    began: Instant,
+    sessions: Arc<dyn Sessions>,
+    received: Mutex<Received>,
+    /// The number of the last list. Locked while one is written: a message that has waited for the lock may be on it.
+    last_list: tokio::sync::Mutex<i64>,
+}
+
+/// The messages that were received and not finished, numbered from 1.
+#[derive(Debug, Default)]
+struct Received {
+    /// Every message up to this one is on a list or finished.
+    listed: u64,
+    /// The digests of those after it; `None` for a finished one.
+    unlisted: VecDeque<Option<i64>>,
+    /// The lists, by the number of their last message.
+    lists: BTreeMap<u64, List>,
+    /// The digests of other sessions that may have ended without a word.
+    suspects: HashSet<i64>,
+    /// When the session has last beaten, and was told the suspects.
+    beaten_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct List {
+    number: i64,
+    unfinished: usize,
+}
+
+/// A message that was received. It is finished when this is dropped.
+pub(super) struct SessionEntry {
+    session: Arc<Session>,
+    number: u64,
+    digest: i64,
+}
+
+impl Session {
+    pub(super) fn new(scope: Scope, number: i64, sessions: Arc<dyn Sessions>) -> Arc<Self> {
+        let (id, received, last_list) = (SessionId { scope, number }, Mutex::default(), Default::default());
+        Arc::new(Self { id, began: Instant::now(), sessions, received, last_list })
+    }
+
+    /// Notes a message that was received.
+    pub(super) fn receive(self: &Arc<Self>, key: &StoreKey) -> SessionEntry {
+        let [a, b, c, d, e, f, g, h, ..] = *key.digest().as_bytes();
+        let digest = i64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        let mut received = self.lock();
+        received.unlisted.push_back(Some(digest));
+        let number = received.listed + received.unlisted.len() as u64;
+        SessionEntry { session: Arc::clone(self), number, digest }
+    }
+
+    /// Removes what is written down: every handler of this run has ended.
+    pub(super) async fn end(&self) {
+        if let Err(error) = self.sessions.end(self.id.clone()).await {
+            let scope = self.id.scope.as_str();
+            warn!(scope, %error, "the session was not removed; what it had received is claimed before it runs");
+        }
+    }
+
+    /// Notes that the session is alive, and reads the suspects.
+    ///
+    /// # Errors
+    /// The database did not answer, or refuses.
+    pub(super) async fn beat(&self) -> Result<(), StoreError> {
+        // This process may follow one that has ended a moment ago: at first every other session counts as silent.
+        let silent_for = if self.began.elapsed() < SILENCE * 2 { Duration::ZERO } else { SILENCE };
+        let suspects = self.sessions.beat(self.id.clone(), silent_for).await?;
+        let mut received = self.lock();
+        received.suspects = suspects.into_iter().collect();
+        received.beaten_at = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Writes the next list.
+    async fn write(&self, last_list: &mut i64) -> Result<(), StoreError> {
+        *last_list += 1;
+        let (list, last) = {
+            let received = self.lock();
+            let next = received.unlisted.iter().take(MOST_DIGESTS);
+            let last = received.listed + next.len() as u64;
+            let digests = next.copied().flatten().collect();
+            let finished = received.lists.values().filter(|list| list.unfinished == 0);
+            let finished = finished.map(|list| list.number).collect();
+            (NewList { session: self.id.clone(), number: *last_list, digests, finished }, last)
+        };
+        let (number, finished) = (list.number, list.finished.clone());
+        self.sessions.add(list).await?;
+        let mut received = self.lock();
+        let mut unfinished = 0;
+        while received.listed < last {
+            // Some may have finished meanwhile.
+            unfinished += usize::from(matches!(received.unlisted.pop_front(), Some(Some(_))));
+            received.listed += 1;
+        }
+        received.lists.retain(|_, list| !finished.contains(&list.number));
+        received.lists.insert(last, List { number, unfinished });
+        Ok(())
+    }
+
+    /// Each change leaves the numbers consistent, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, Received> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_fresh(beaten_at: Option<Instant>) -> bool {
+    beaten_at.is_some_and(|at| at.elapsed() < BEAT_INTERVAL)
+}
+
+impl SessionEntry {
+    /// Waits until the message is on a list that others can read. Returns whether its key is on the list of a session
+    /// that may have ended without a word.
+    ///
+    /// # Errors
+    /// The database did not answer: do not start the message.
+    pub(super) async fn list(&self) -> Result<bool, StoreError> {
+        if let Some(is_suspect) = self.listed() {
+            return Ok(is_suspect);
+        }
+        let mut last_list = self.session.last_list.lock().await;
+        loop {
+            if let Some(is_suspect) = self.listed() {
+                return Ok(is_suspect);
+            }
+            if !is_fresh(self.session.lock().beaten_at) {
+                self.session.beat().await?;
+            }
+            if self.number > self.session.lock().listed {
+                self.session.write(&mut last_list).await?;
+            }
+        }
+    }
+
+    /// Whether the key is suspect; `None` if the message is on no list yet, or the suspects were read too long ago.
+    fn listed(&self) -> Option<bool> {
+        let received = self.session.lock();
+        let is_listed = self.number <= received.listed && is_fresh(received.beaten_at);
+        is_listed.then(|| received.suspects.contains(&self.digest))
+    }
+}
+
+impl Drop for SessionEntry {
+    fn drop(&mut self) {
+        let mut received = self.session.lock();
+        match self.number.checked_sub(received.listed + 1) {
+            Some(ahead) => {
+                let place = usize::try_from(ahead).ok().and_then(|ahead| received.unlisted.get_mut(ahead));
+                place.into_iter().for_each(|place| *place = None);
+                // A replay finishes messages that never start.
+                while received.unlisted.front() == Some(&None) {
+                    received.unlisted.pop_front();
+                    received.listed += 1;
+                }
+            }
+            None => {
+                let list = received.lists.range_mut(self.number..).next();
+                list.into_iter().for_each(|(_, list)| list.unfinished = list.unfinished.saturating_sub(1));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use async_trait::async_trait;
+    use oncegate_core::key::Digest;
+
+    use super::*;
+
+    /// The lists in memory, and what other sessions have.
+    #[derive(Debug, Default)]
+    struct Written {
+        lists: Mutex<BTreeMap<i64, Vec<i64>>>,
+        suspects: Mutex<Vec<i64>>,
+        silent_for: Mutex<Vec<Duration>>,
+        is_away: std::sync::atomic::AtomicBool,
+    }
+
+    impl Written {
+        fn answer(&self) -> Result<(), StoreError> {
+            match self.is_away.load(std::sync::atomic::Ordering::SeqCst) {
+                true => Err(StoreError::unavailable("simulated")),
+                false => Ok(()),
+            }
+        }
+
+        fn sizes(&self) -> Vec<usize> {
+            self.lists.lock().unwrap().values().map(Vec::len).collect()
+        }
+    }
+
+    #[async_trait]
+    impl Sessions for Written {
+        async fn add(&self, list: NewList) -> Result<(), StoreError> {
+            self.answer()?;
+            let mut lists = self.lists.lock().unwrap();
+            lists.retain(|number, _| !list.finished.contains(number));
+            lists.insert(list.number, list.digests);
+            Ok(())
+        }
+
+        async fn beat(&self, _: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
+            self.answer()?;
+            self.silent_for.lock().unwrap().push(silent_for);
+            Ok(self.suspects.lock().unwrap().clone())
+        }
+
+        async fn end(&self, _: SessionId) -> Result<(), StoreError> {
+            self.lists.lock().unwrap().clear();
+            Ok(())
+        }
+    }
+
+    fn session() -> (Arc<Session>, Arc<Written>) {
+        let written = Arc::new(Written::default());
+        let sessions = Arc::clone(&written) as Arc<dyn Sessions>;
+        (Session::new(Scope::new("billing").unwrap(), 1, sessions), written)
+    }
+
+    fn key(number: u8) -> StoreKey {
+        StoreKey::new(&Scope::new("billing").unwrap(), Digest::from_bytes([number; 16]))
+    }
+
+    fn digest(number: u8) -> i64 {
+        i64::from_be_bytes([number; 8])
+    }
+
+    // invariant: transactional-poison
+    #[tokio::test(start_paused = true)]
+    async fn nothing_starts_before_it_is_on_a_list_and_a_backlog_is_one_list() {
+        let (session, written) = session();
+        let backlog: Vec<_> = (1..=100).map(|number| session.receive(&key(number))).collect();
+        assert_eq!(written.sizes(), [0; 0], "what has not started is not written");
+        written.is_away.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert!(backlog[0].list().await.is_err(), "it may not start");
+        written.is_away.store(false, std::sync::atomic::Ordering::SeqCst);
+        for entry in &backlog {
+            assert!(!entry.list().await.unwrap());
+        }
+        assert_eq!(written.sizes(), [100]);
+        let next = session.receive(&key(101));
+        assert!(!next.list().await.unwrap());
+        assert_eq!(written.sizes(), [100, 1]);
+        // A list goes when its last message is finished, with the next one that is written.
+        drop(backlog);
+        assert!(!session.receive(&key(102)).list().await.unwrap());
+        assert_eq!(written.sizes(), [1, 1]);
+        session.end().await;
+        assert_eq!(written.sizes(), [0; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_that_finish_without_a_start_are_on_no_list() {
+        let (session, written) = session();
+        let (first, second, third) =
+            (session.receive(&key(1)), session.receive(&key(2)), session.receive(&key(3)));
+        drop((first, second));
+        assert!(!third.list().await.unwrap());
+        assert_eq!(
+            written.lists.lock().unwrap().values().flatten().copied().collect::<Vec<_>>(),
+            [digest(3)]
+        );
+        for number in 4..=250 {
+            drop(session.receive(&key(number)));
+        }
+        assert!(session.lock().unlisted.is_empty(), "a replay leaves nothing behind");
+        drop(third);
+        assert!(session.lock().lists.values().all(|list| list.unfinished == 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_of_a_session_that_ended_without_a_word_is_suspect_and_suspects_are_read_again() {
+        let (session, written) = session();
+        *written.suspects.lock().unwrap() = vec![digest(7)];
+        let (seven, eight) = (session.receive(&key(7)), session.receive(&key(8)));
+        assert!(seven.list().await.unwrap() && !eight.list().await.unwrap());
+        // A process that started a moment ago may follow one that has just ended.
+        assert_eq!(*written.silent_for.lock().unwrap(), [Duration::ZERO]);
+        tokio::time::advance(SILENCE * 2).await;
+        *written.suspects.lock().unwrap() = vec![digest(8)];
+        assert!(!seven.list().await.unwrap() && eight.list().await.unwrap());
+        assert_eq!(*written.silent_for.lock().unwrap(), [Duration::ZERO, SILENCE]);
+    }
+}

@@ -1,0 +1,372 @@
+//! The one place where an ending becomes an ack, a retry, a dead letter or a wait.
+//!
+//! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, at the end,
+//! and every path to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or an
+//! awaited write of a dead letter or of a copy in a retry topic.
+
+use std::time::{Duration, SystemTime};
+
+use oncegate_core::record::TokenTag;
+use oncegate_core::store::{DeadLetterStop, StoreError};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::breaker::FailureCount;
+use super::ending::Ending;
+use super::error::ConsumerError;
+use super::item::Item;
+use super::settings::BadKeys;
+use super::shared::Shared;
+use crate::backoff::Backoff;
+use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetterRefused, DeadLetters, millis_since_1970};
+use crate::gate::{Completion, Identity, Lease};
+use crate::health::{Stage, WaitCause};
+use crate::observe::Event;
+
+/// What the engine does with the message next.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Nothing: it was acknowledged.
+    Acked,
+    /// Nothing: the message no longer belongs to this consumer.
+    NotOurs,
+    /// Another attempt after a delay. The message keeps its place, so none behind it overtakes.
+    Again { item: Item, after: Duration, cause: WaitCause },
+    /// Another attempt as soon as the store answers again.
+    NoAnswer { item: Item, error: StoreError },
+    /// The consumer cannot go on. The message was not acknowledged.
+    Stop(Box<ConsumerError>),
+}
+
+/// The delays between tries to write a dead letter.
+const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+
+/// The delays between tries to mark a record as handed over.
+const MARK_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+
+pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
+    let mut age = None;
+    match ending {
+        Ending::Completed => {
+            if shared.noted(false) {
+                end_stop(shared).await;
+            }
+            age = item.delivery.message.age();
+        }
+        Ending::Duplicate => {
+            // While a stop is kept, duplicates do not count.
+            _ = shared.noted(true);
+        }
+        Ending::HandedOver => {}
+        Ending::GiveUp { lease, cause, reason, attempts } => {
+            match give_up(shared, &item, lease, cause, reason, attempts).await {
+                Ok(Completion::Applied) => {}
+                Ok(Completion::NotOwner) => {
+                    return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
+                }
+                Err(error) => return Outcome::Stop(Box::new(error)),
+            }
+        }
+        Ending::NotHandedOver { reason, by } => {
+            let cause = DeadLetterCause::NotHandedOver;
+            if let Err(error) = hand_over(shared, &item, cause, reason, 0, Some(by)).await {
+                return Outcome::Stop(Box::new(error));
+            }
+        }
+        Ending::Retry { lease, delay, count, reason } => {
+            match retry(shared, &mut item, lease, delay, count, reason).await {
+                Next::HandedOn => {}
+                Next::HandedBack => return Outcome::NotOurs,
+                Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Retry },
+            }
+        }
+        Ending::Later { lease, delay, reason } => match later(shared, &item, lease, delay, &reason).await {
+            Next::HandedOn => {}
+            Next::HandedBack => return Outcome::NotOurs,
+            Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Later },
+        },
+        Ending::Lapsing { attempt, lasts, reason } => {
+            let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
+            warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
+            (item.past.effect_is_unknown, item.past.last_failure) = (true, Some(reason.into()));
+            return Outcome::Again { item, after: lasts, cause: WaitCause::Lapse };
+        }
+        Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
+        Ending::NotDue { due_in } => {
+            if hand_on(shared, &item, due_in).await.is_none() {
+                // A clock that jumped must not block a key: ask again after at most one lease.
+                let after = due_in.min(item.route.gate.settings().lease);
+                return Outcome::Again { item, after, cause: WaitCause::Retry };
+            }
+        }
+        Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
+    }
+    item.delivery.ack_handle.ack();
+    shared.watch.ended();
+    shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
+    Outcome::Acked
+}
+
+/// Where a message waits for its retry.
+enum Next {
+    HandedOn,
+    HandedBack,
+    Here,
+}
+
+/// Releases the claim of a failed attempt, and puts the message where it waits.
+async fn retry(
+    shared: &Shared,
+    item: &mut Item,
+    lease: Lease,
+    delay: Duration,
+    count: FailureCount,
+    reason: String,
+) -> Next {
+    let attempt = lease.attempt().number();
+    {
+        let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
+        info!(scope, %origin, attempt, ?delay, reason, "the attempt failed; the message will be tried again");
+    }
+    // It may have failed before in a process that did not count that in the record: the first failure stays the first.
+    if count != FailureCount::Nowhere && attempt == 1 && item.delivery.message.first_failed_at().is_none() {
+        let message = item.delivery.message.clone();
+        item.delivery.message = message.with_first_failed_at(SystemTime::now());
+    }
+    let next = wait(shared, item, lease, delay, count == FailureCount::InRecord, &reason).await;
+    item.route.gate.observe(Event::Retried { scope: item.route.gate.scope() });
+    item.past.uncounted = match count {
+        FailureCount::Nowhere => item.past.uncounted.saturating_add(1),
+        FailureCount::InRecord | FailureCount::InProcess => 0,
+    };
+    item.past.last_failure = Some(reason.into());
+    next
+}
+
+/// Releases the claim of a message that cannot be done yet, and puts the message where it waits. That is no attempt and
+/// no failure: a handler may want a message later any number of times.
+async fn later(shared: &Shared, item: &Item, lease: Lease, delay: Duration, reason: &str) -> Next {
+    let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
+    debug!(scope, %origin, ?delay, reason, "the handler wants the message later");
+    wait(shared, item, lease, delay, NOT_COUNTED, reason).await
+}
+
+/// A release that takes the attempt back.
+const NOT_COUNTED: bool = false;
+
+/// Releases a claim, and puts its message where it waits for as long as `delay`, or a little longer.
+async fn wait(
+    shared: &Shared,
+    item: &Item,
+    lease: Lease,
+    delay: Duration,
+    counted: bool,
+    reason: &str,
+) -> Next {
+    let handed_on = hand_on(shared, item, delay).await;
+    lease.release(handed_on.unwrap_or(delay), counted, reason).await;
+    match handed_on {
+        Some(_) => Next::HandedOn,
+        None if item.delivery.ack_handle.nack_after(delay) => Next::HandedBack,
+        None => Next::Here,
+    }
+}
+
+/// Sends the message to a retry topic if the delay is long enough, and returns how long it waits there. `None`: it
+/// stays here, because its delay is short, there is no retry topic, or the retry topic cannot be written.
+///
+/// A crash after this leaves two copies of the message, one here and one there: the record answers the second.
+async fn hand_on(shared: &Shared, item: &Item, wait: Duration) -> Option<Duration> {
+    let queue = shared.retry_queue.as_ref()?;
+    let wait = queue.wait(wait)?;
+    item.enter(Stage::Ending);
+    match queue.send(&item.delivery.message, wait).await {
+        Ok(()) => Some(wait),
+        Err(error) => {
+            let origin = item.delivery.message.origin();
+            warn!(%origin, error, "the retry topic could not be written; the message waits in this process");
+            shared.observer.observe(Event::SourceError { operation: "retry" });
+            None
+        }
+    }
+}
+
+/// Records the failure under the lease, then writes the dead letter.
+async fn give_up(
+    shared: &Shared,
+    item: &Item,
+    lease: Option<Lease>,
+    cause: DeadLetterCause,
+    reason: String,
+    attempts: u32,
+) -> Result<Completion, ConsumerError> {
+    if let Err(error) = may_give_up(shared, item, cause, &reason).await {
+        if let Some(lease) = lease {
+            lease.release(Duration::ZERO, false, "the consumer stops").await;
+        }
+        return Err(error);
+    }
+    let failed_by = lease.as_ref().map(Lease::tag);
+    if let Some(lease) = lease
+        && lease.fail(&reason).await == Completion::NotOwner
+    {
+        return Ok(Completion::NotOwner);
+    }
+    hand_over(shared, item, cause, reason, attempts, failed_by).await?;
+    Ok(Completion::Applied)
+}
+
+/// Checks that a message may be given up: dead letters are configured, and the dead-letter limit is not reached.
+async fn may_give_up(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: &str,
+) -> Result<(), ConsumerError> {
+    if cause == DeadLetterCause::BadKey && shared.settings.bad_keys == BadKeys::Refuse {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::BadKey { origin, reason: reason.to_owned() });
+    }
+    if shared.dead_letters.is_none() {
+        let origin = item.delivery.message.origin().clone();
+        return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
+    }
+    let counted = shared.dead_letter_guard().giving_up(millis_since_1970(SystemTime::now()));
+    let Err(refusal) = counted else { return Ok(()) };
+    if let Some(stop) = &refusal.stop {
+        keep_stop(shared, item, stop).await;
+    }
+    Err(ConsumerError::TooManyDeadLetters { what: refusal.what, last_reason: reason.to_owned() })
+}
+
+/// Keeps the stop at the dead-letter limit in the store, so that a restart does not forget it. If the store does not
+/// answer within the stop deadline, the consumer ends without that.
+async fn keep_stop(shared: &Shared, item: &Item, stop: &DeadLetterStop) {
+    let gate = &item.route.gate;
+    let (began, mut failures) = (Instant::now(), 0_u32);
+    while let Err(error) = gate.set_dead_letter_stop(Some(stop)).await {
+        failures = failures.saturating_add(1);
+        let scope = gate.scope();
+        warn!(scope, %error, failures, "the stop at the dead-letter limit could not be kept");
+        if !error.is_away() || began.elapsed() >= shared.settings.stop_deadline {
+            return;
+        }
+        tokio::time::sleep(MARK_BACKOFF.wait(failures, gate.fraction())).await;
+    }
+}
+
+/// Removes the stop of an earlier process: a message has succeeded, so its cause is gone.
+async fn end_stop(shared: &Shared) {
+    for route in shared.routes() {
+        let scope = route.gate.scope();
+        match route.gate.set_dead_letter_stop(None).await {
+            Ok(Some(_)) => info!(scope, "messages succeed again: the stop at the dead-letter limit is over"),
+            Ok(None) => {}
+            Err(error) => {
+                warn!(scope, %error, "the stop at the dead-letter limit could not be removed");
+                shared.dead_letter_guard().still_kept();
+            }
+        }
+    }
+}
+
+/// Writes the dead letter, awaits it, and marks the record, which the owner `failed_by` has failed, so that no other
+/// worker writes it again.
+async fn hand_over(
+    shared: &Shared,
+    item: &Item,
+    cause: DeadLetterCause,
+    reason: String,
+    attempts: u32,
+    failed_by: Option<TokenTag>,
+) -> Result<(), ConsumerError> {
+    let message = item.delivery.message.clone();
+    let Some(dead_letters) = &shared.dead_letters else {
+        return Err(ConsumerError::NoDeadLetters { origin: message.origin().clone(), reason });
+    };
+    let scope = item.route.gate.scope();
+    let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
+    warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "writing the dead letter");
+    let failed_at = SystemTime::now();
+    let first_failed_at = match cause {
+        // Another process gave it up, at a time that is not recorded.
+        DeadLetterCause::NotHandedOver => None,
+        // A message that failed at once, or never ran, failed for the first time now.
+        _ if attempts <= 1 => Some(failed_at),
+        _ => message.first_failed_at(),
+    };
+    let letter = DeadLetter {
+        message,
+        scope: scope.to_owned(),
+        key,
+        cause,
+        reason,
+        attempts,
+        first_failed_at,
+        failed_at,
+    };
+    item.enter(Stage::Burying);
+    send(shared, item, &**dead_letters, &letter).await?;
+    let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
+    item.route.gate.observe(Event::DeadLettered { scope, cause, origin, reason });
+    // Only records hold "handed over"; a bad key and a mismatch have no record of their own.
+    if let (Ok(identity), Some(by)) = (&item.identity, failed_by) {
+        mark_handed_over(shared, item, identity, by).await;
+    }
+    Ok(())
+}
+
+/// Marks the record, so that a duplicate writes no second dead letter. Repeats while the store does not answer, until
+/// the stop deadline: the dead letter is written, so the ack may follow without the mark.
+async fn mark_handed_over(shared: &Shared, item: &Item, identity: &Identity, by: TokenTag) {
+    let gate = &item.route.gate;
+    let mut stopped = std::pin::pin!(async {
+        shared.stopping.cancelled().await;
+        tokio::time::sleep(shared.settings.stop_deadline).await;
+    });
+    let patience = if item.without_store { Some(Duration::ZERO) } else { shared.settings.fail_open_after };
+    let (began, mut failures) = (Instant::now(), 0_u32);
+    while let Err(error) = gate.hand_over(&identity.key, by).await {
+        gate.observe(Event::StoreError { scope: gate.scope(), class: error.class() });
+        failures = failures.saturating_add(1);
+        let origin = item.delivery.message.origin();
+        warn!(%origin, %error, failures, "the dead letter is written, and its record could not be marked");
+        let is_impatient = patience.is_some_and(|patience| began.elapsed() >= patience);
+        if is_impatient || matches!(error, StoreError::Unreadable { .. }) {
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = &mut stopped => return,
+            () = tokio::time::sleep(MARK_BACKOFF.wait(failures, gate.fraction())) => {}
+        }
+    }
+}
+
+/// Retries until the dead letter is written; returns an error if it never will be. From the first failure on the message
+/// counts as waiting, so that from a queue one more message is received.
+async fn send(
+    shared: &Shared,
+    item: &Item,
+    dead_letters: &dyn DeadLetters,
+    letter: &DeadLetter,
+) -> Result<(), ConsumerError> {
+    let (mut failures, mut waits) = (0_u32, None);
+    while let Err(error) = dead_letters.send(letter).await {
+        failures = failures.saturating_add(1);
+        waits.get_or_insert_with(|| shared.in_flight.waits_for_dead_letter());
+        shared.failures.failed(Instant::now().into_std(), LETTER, &error);
+        warn!(origin = %letter.message.origin(), error, failures, "the dead letter could not be written; trying again");
+        shared.observer.observe(Event::SourceError { operation: LETTER });
+        if let Some(refused) = error.downcast_ref::<DeadLetterRefused>() {
+            let (origin, reason) = (letter.message.origin().clone(), refused.to_string());
+            return Err(ConsumerError::DeadLetterRefused { origin, reason });
+        }
+        tokio::time::sleep(DEAD_LETTER_BACKOFF.wait(failures, item.route.gate.fraction())).await;
+    }
+    shared.failures.succeeded(LETTER);
+    Ok(())
+}
+
+/// The name of the operation that writes dead letters, in metrics and in the status.
+const LETTER: &str = "dead_letter";

@@ -1,0 +1,191 @@
+//! What all parts of a running consumer share.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::breaker::Switch;
+use super::dead_letter_limit::DeadLetterGuard;
+use super::error::ConsumerError;
+use super::in_flight::InFlight;
+use super::session::Session;
+use super::settings::ConsumerSettings;
+use super::transactional::ErasedTransactional;
+use super::watch::Watch;
+use crate::batch::{BatchLimits, ErasedBatchHandler};
+use crate::dead_letters::DeadLetters;
+use crate::gate::{GateError, OpenGate};
+use crate::handler::ErasedHandler;
+use crate::health::FailureLog;
+use crate::observe::Observer;
+use crate::source::{RetryQueue, Terms};
+
+/// A gate and the handler behind it.
+pub(super) struct Route {
+    /// Its index among the consumer's routes.
+    pub(super) number: usize,
+    pub(super) gate: Arc<OpenGate>,
+    /// The gate that runs messages without the store while it is away, if the consumer fails open.
+    pub(super) fail_open: Option<Arc<OpenGate>>,
+    pub(super) handler: Arc<dyn ErasedHandler>,
+    /// The same handler, if it takes batches.
+    pub(super) batches: Option<Batches>,
+    /// Its runs without a claim, if it is transactional.
+    pub(super) transactional: Option<TransactionalRoute>,
+    pub(super) breaker: Switch,
+}
+
+/// A batch handler, and how large its batches are.
+#[derive(Clone)]
+pub(super) struct Batches {
+    pub(super) handler: Arc<dyn ErasedBatchHandler>,
+    pub(super) limits: BatchLimits,
+}
+
+/// What a route needs to run first attempts without a claim.
+pub(super) struct TransactionalRoute {
+    pub(super) work: Arc<dyn ErasedTransactional>,
+    pub(super) session: Arc<Session>,
+}
+
+impl TransactionalRoute {
+    /// Checks that its transactions are those of the gate's store, and begins a session.
+    pub(super) async fn open(
+        work: Arc<dyn ErasedTransactional>,
+        gate: &OpenGate,
+    ) -> Result<Self, ConsumerError> {
+        let theirs = work.descriptor(gate.scope_name().clone()).await.map_err(GateError::from)?;
+        if !gate.is_described_by(theirs.as_deref()).await? {
+            return Err(ConsumerError::Settings(format!(
+                "the transactions of the handler of `{}` are in another database than its gate's store: use \
+                 `transactions()` of that store",
+                gate.scope()
+            )));
+        }
+        let session = Session::new(gate.scope_name().clone(), gate.random_number(), work.sessions());
+        // A missing table or right is better found now than at the first message.
+        session.beat().await.map_err(GateError::from)?;
+        Ok(Self { work, session })
+    }
+}
+
+impl Route {
+    /// Tells every running handler to stop.
+    pub(super) fn cancel_all(&self) {
+        self.gate.cancel_all();
+        self.fail_open.iter().for_each(|gate| gate.cancel_all());
+    }
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Route").field("gate", &self.gate).finish_non_exhaustive()
+    }
+}
+
+/// What all parts of a running consumer share.
+pub(super) struct Shared {
+    /// The first one has no name; it takes the messages of every route that no other one takes.
+    pub(super) routes: Vec<(Option<String>, Arc<Route>)>,
+    pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
+    pub(super) observer: Arc<dyn Observer>,
+    /// One permit for each handler that may run.
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,
+    pub(super) in_flight: InFlight,
+    pub(super) watch: Arc<Watch>,
+    /// Failures of writing dead letters.
+    pub(super) failures: FailureLog,
+    /// The share of duplicates among the last messages, as a moving average in 1/65,536.
+    pub(super) duplicates: AtomicU32,
+    pub(super) stopping: CancellationToken,
+    /// The stop ends at once, without waiting for handlers.
+    pub(super) at_once: CancellationToken,
+    /// The source's consumer group, for spans.
+    pub(super) group: Option<String>,
+    /// Where messages wait for a retry that is not due soon.
+    pub(super) retry_queue: Option<Arc<dyn RetryQueue>>,
+    pub(super) settings: ConsumerSettings,
+}
+
+impl Shared {
+    pub(super) const ALL: u32 = 1 << 16;
+    /// One message moves the average by one part in this many.
+    pub(super) const SHARE_OF_ONE: u32 = 64;
+
+    pub(super) fn breaker(&self, route: usize) -> Option<&Switch> {
+        self.routes.get(route).map(|(_, route)| &route.breaker)
+    }
+
+    pub(super) fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
+        self.routes.iter().map(|(_, route)| route)
+    }
+
+    /// The most messages that run at once.
+    pub(super) fn most_at_once(&self) -> usize {
+        let of_call =
+            |route: &Arc<Route>| route.batches.as_ref().map_or(1, |batches| batches.limits.messages);
+        let largest = self.routes().map(of_call).max().unwrap_or(1);
+        largest.saturating_mul(self.settings.concurrency as usize)
+    }
+
+    pub(super) fn terms(&self) -> Terms {
+        let lease = self.routes().map(|route| route.gate.settings().lease).max().unwrap_or_default();
+        let retention = self.routes().map(|route| route.gate.settings().retention).min().unwrap_or_default();
+        let max_run = self.routes().map(|route| route.gate.settings().max_run).max().unwrap_or_default();
+        let ConsumerSettings { max_attempts, stop_deadline, .. } = self.settings;
+        Terms { max_attempts, lease, retention, stop_deadline, max_run }
+    }
+
+    pub(super) fn route(&self, name: &str) -> Arc<Route> {
+        let named = self.routes.iter().find(|(route, _)| route.as_deref() == Some(name));
+        let unnamed = || self.routes.iter().find(|(route, _)| route.is_none());
+        let (_, route) = named.or_else(unnamed).expect("a consumer is made with a route that has no name");
+        Arc::clone(route)
+    }
+
+    /// Counts a message that its handler accepted, or that was a duplicate. Returns whether the stop at the dead-letter
+    /// limit that the store keeps is to be removed.
+    pub(super) fn noted(&self, duplicate: bool) -> bool {
+        let is_stop_over = self.dead_letter_guard().passed(duplicate);
+        // Two threads may overwrite each other's update; the average is a hint, not a count.
+        let average = self.duplicates.load(Relaxed);
+        let up = if duplicate { Self::ALL / Self::SHARE_OF_ONE } else { 0 };
+        self.duplicates.store(average - average / Self::SHARE_OF_ONE + up, Relaxed);
+        is_stop_over
+    }
+
+    pub(super) fn dead_letter_guard(&self) -> MutexGuard<'_, DeadLetterGuard> {
+        self.dead_letter_guard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the prefetch pays: it costs a read for each message that is not completed, and saves more than that for
+    /// each one that is.
+    pub(super) fn mostly_duplicates(&self) -> bool {
+        self.duplicates.load(Relaxed) > Self::ALL / 2
+    }
+
+    /// Waits until no operation of a gate is left whose caller is gone, such as the release of an abandoned claim.
+    pub(super) async fn operations_finished(&self) {
+        for (_, route) in &self.routes {
+            route.gate.operations_finished().await;
+            if let Some(gate) = &route.fail_open {
+                gate.operations_finished().await;
+            }
+        }
+    }
+
+    /// Removes the sessions of transactional handlers: every handler has ended.
+    pub(super) async fn end_sessions(&self) {
+        for route in self.routes().filter_map(|route| route.transactional.as_ref()) {
+            route.session.end().await;
+        }
+    }
+
+    /// A random number from 0 up to 1, for jitter.
+    pub(super) fn random(&self) -> f64 {
+        self.routes().next().map_or(0.0, |route| route.gate.fraction())
+    }
+}

@@ -1,0 +1,165 @@
+//! A span for each run of a handler and for each answered duplicate, named by OpenTelemetry's conventions for messaging
+//! (1.44). It costs nothing without a subscriber, and contains no payloads and no business fields of keys.
+
+use oncegate_core::key::StoreKey;
+use tracing::field::{Empty, display};
+use tracing::{Span, info_span};
+
+use super::item::Item;
+#[cfg(feature = "otel")]
+use super::settings::TraceParent;
+use super::shared::Shared;
+use crate::gate::Lease;
+use crate::message::{Message, Origin};
+use crate::observe::RunOutcome;
+
+/// The target of these spans, for filters.
+const TARGET: &str = "oncegate::process";
+
+/// How many hex digits of a key's digest a span contains.
+const DIGEST_DIGITS: usize = 16;
+
+/// The span of a run.
+pub(super) fn run(shared: &Shared, item: &Item, lease: &Lease) -> Span {
+    let span = process(shared, item, lease.store_key(), "granted");
+    if !span.is_disabled() {
+        span.record("oncegate.attempt", lease.attempt().number());
+        span.record("oncegate.recovered", lease.attempt().recovered());
+        if let Some(fencing_token) = lease.attempt().fencing_token() {
+            span.record("oncegate.fencing_token", fencing_token);
+        }
+    }
+    span
+}
+
+/// The span of a run without a claim.
+pub(super) fn unclaimed(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
+    let span = process(shared, item, key, "granted");
+    if !span.is_disabled() {
+        span.record("oncegate.attempt", 1);
+        span.record("oncegate.recovered", false);
+    }
+    span
+}
+
+/// The span of a duplicate's answer.
+pub(super) fn answer(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
+    process(shared, item, key, "completed")
+}
+
+/// The span of one call of a batch handler. Each of its messages has a span of its own.
+pub(super) fn batch(scope: &str, messages: usize) -> Span {
+    info_span!(
+        target: TARGET,
+        "process batch",
+        otel.kind = "internal",
+        messaging.batch.message_count = messages,
+        oncegate.scope = scope
+    )
+}
+
+/// Records in the current run's span how its handler ended.
+pub(super) fn ended(outcome: RunOutcome) {
+    let span = Span::current();
+    span.record("oncegate.outcome", outcome.as_str());
+    if outcome != RunOutcome::Succeeded {
+        span.record("error.type", outcome.as_str());
+        span.record("otel.status_code", "ERROR");
+    }
+}
+
+fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) -> Span {
+    let message = &item.delivery.message;
+    let span = info_span!(
+        target: TARGET,
+        "process",
+        otel.name = format!("process {}", destination(message)),
+        otel.kind = "consumer",
+        otel.status_code = Empty,
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.system = Empty,
+        messaging.destination.name = destination(message),
+        messaging.destination.partition.id = Empty,
+        messaging.consumer.group.name = shared.group.as_deref(),
+        messaging.kafka.offset = Empty,
+        messaging.kafka.message.tombstone = Empty,
+        messaging.message.id = Empty,
+        messaging.message.body.size = message.payload().len(),
+        oncegate.scope = key.scope(),
+        oncegate.key = Empty,
+        oncegate.verdict = verdict,
+        oncegate.attempt = Empty,
+        oncegate.recovered = Empty,
+        oncegate.fencing_token = Empty,
+        oncegate.outcome = Empty,
+        error.type = Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    let digest = key.digest().to_string();
+    span.record("oncegate.key", digest.get(..DIGEST_DIGITS).unwrap_or(&digest));
+    match message.origin() {
+        Origin::Kafka { partition, offset, .. } => {
+            span.record("messaging.system", "kafka");
+            span.record("messaging.destination.partition.id", display(partition));
+            span.record("messaging.kafka.offset", offset);
+            if message.is_tombstone() {
+                span.record("messaging.kafka.message.tombstone", true);
+            }
+        }
+        Origin::Queue { id, .. } => {
+            span.record("messaging.system", "aws_sqs");
+            span.record("messaging.message.id", &**id);
+        }
+        Origin::Other(_) => {}
+    }
+    #[cfg(feature = "otel")]
+    join(&span, message, shared.settings.trace_parent);
+    span
+}
+
+/// Returns the topic or queue; for anything else, the route.
+fn destination(message: &Message) -> &str {
+    match message.origin() {
+        Origin::Kafka { topic, .. } => topic,
+        Origin::Queue { queue, .. } => queue,
+        Origin::Other(_) => message.route(),
+    }
+}
+
+#[cfg(feature = "otel")]
+fn join(span: &Span, message: &Message, how: TraceParent) {
+    use opentelemetry::trace::TraceContextExt as _;
+    use opentelemetry::{Context, global};
+    use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+    let produced = global::get_text_map_propagator(|propagator| {
+        propagator.extract_with_context(&Context::new(), &Carrier(message))
+    });
+    let producer = produced.span().span_context().clone();
+    if !producer.is_valid() {
+        return;
+    }
+    match how {
+        // It fails only when no OpenTelemetry layer is installed, and then no parent is needed.
+        TraceParent::Child => _ = span.set_parent(produced),
+        TraceParent::Link => span.add_link(producer),
+    }
+}
+
+/// A message's headers, for propagators.
+#[cfg(feature = "otel")]
+struct Carrier<'a>(&'a Message);
+
+#[cfg(feature = "otel")]
+impl opentelemetry::propagation::Extractor for Carrier<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.header(key).and_then(|value| std::str::from_utf8(value).ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.headers().iter().map(|header| &*header.name).collect()
+    }
+}

@@ -1,0 +1,350 @@
+//! What a running consumer records about itself for its [`Monitor`](super::Monitor): cheap for each message, complete
+//! when the monitor asks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::gate::OpenGate;
+use crate::health::{Messages, Rates, Stage};
+use crate::message::Origin;
+
+/// How many handlers must have run before their usual time is reported.
+const ENOUGH_RUNS: u64 = 100;
+/// Twice the number of powers of two that a number of microseconds may have.
+const BUCKETS: usize = 128;
+/// The most attempts that are named in a log line or an error.
+const MOST_NAMED: usize = 16;
+/// The weight of the last second in a rate.
+const NEWEST: f64 = 0.2;
+
+/// The records of one run of a consumer.
+#[derive(Debug)]
+pub(super) struct Watch {
+    began: Instant,
+    /// Both in milliseconds since `began`.
+    looked_at: AtomicU64,
+    delivered_at: AtomicU64,
+    delivered: AtomicU64,
+    ended: AtomicU64,
+    pub(super) handler_times: HandlerTimes,
+    attempts: Mutex<HashMap<u64, Underway>>,
+    next_attempt: AtomicU64,
+    look: Mutex<Look>,
+}
+
+/// An attempt in progress.
+#[derive(Clone, Debug)]
+pub(super) struct Underway {
+    pub(super) gate: Arc<OpenGate>,
+    /// The number of its route.
+    pub(super) route: usize,
+    pub(super) origin: Origin,
+    pub(super) received_at: Instant,
+    pub(super) stage: Stage,
+    pub(super) since: Instant,
+}
+
+/// A partition or queue by name, taken from a message's [`Origin`].
+pub(super) type Place = (Arc<str>, i32);
+
+/// The engine's last count of everything that waits.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Look {
+    /// Attempts in progress are not included.
+    pub(super) messages: Messages,
+    /// By the number of their route.
+    pub(super) shards: Vec<(usize, u32)>,
+    /// How many of the ready messages wait for their batch.
+    pub(super) gathering: usize,
+    pub(super) outages: Vec<SeenOutage>,
+    pub(super) partitions: BTreeMap<Place, SeenPartition>,
+    /// Parked for a cause that an operator should know.
+    pub(super) waiting: Vec<Seen>,
+    /// Since when messages have been ready while permits were free.
+    pub(super) ready_since: Option<Instant>,
+    pub(super) rates: Rates,
+    /// How many messages had been delivered and had ended by then.
+    pub(super) totals: (u64, u64),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct SeenOutage {
+    pub(super) route: usize,
+    pub(super) shard: u64,
+    pub(super) since: Instant,
+    pub(super) error: Arc<str>,
+    pub(super) waiting: usize,
+    pub(super) open: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct SeenPartition {
+    pub(super) in_flight: usize,
+    pub(super) first: Seen,
+}
+
+/// A message that is not finished.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) route: usize,
+    pub(super) origin: Origin,
+    pub(super) stage: Stage,
+    pub(super) since: Instant,
+    pub(super) received_at: Instant,
+}
+
+impl Seen {
+    /// Whether it is before `other` in their partition.
+    pub(super) fn is_before(&self, other: &Self) -> bool {
+        match (&self.origin, &other.origin) {
+            (Origin::Kafka { offset, .. }, Origin::Kafka { offset: other, .. }) => offset < other,
+            _ => self.received_at < other.received_at,
+        }
+    }
+}
+
+/// Adds a message to the summary of its partition.
+pub(super) fn see(partitions: &mut BTreeMap<Place, SeenPartition>, seen: Seen) {
+    let (topic, number) = match &seen.origin {
+        Origin::Kafka { topic, partition, .. } => (Arc::clone(topic), *partition),
+        Origin::Queue { queue, .. } => (Arc::clone(queue), 0),
+        Origin::Other(_) => return,
+    };
+    match partitions.entry((topic, number)) {
+        std::collections::btree_map::Entry::Vacant(vacant) => {
+            vacant.insert(SeenPartition { in_flight: 1, first: seen });
+        }
+        std::collections::btree_map::Entry::Occupied(mut occupied) => {
+            let partition = occupied.get_mut();
+            partition.in_flight += 1;
+            if seen.is_before(&partition.first) {
+                partition.first = seen;
+            }
+        }
+    }
+}
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            looked_at: AtomicU64::new(0),
+            delivered_at: AtomicU64::new(0),
+            delivered: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            handler_times: HandlerTimes::default(),
+            attempts: Mutex::default(),
+            next_attempt: AtomicU64::new(0),
+            look: Mutex::default(),
+        }
+    }
+
+    fn millis(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn since(&self, millis: &AtomicU64) -> Duration {
+        Duration::from_millis(self.millis().saturating_sub(millis.load(Relaxed)))
+    }
+
+    pub(super) fn up(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(super) fn delivered(&self, messages: usize) {
+        self.delivered_at.store(self.millis(), Relaxed);
+        self.delivered.fetch_add(messages as u64, Relaxed);
+    }
+
+    pub(super) fn delivered_ago(&self) -> Duration {
+        self.since(&self.delivered_at)
+    }
+
+    pub(super) fn ended(&self) {
+        self.ended.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn looked_ago(&self) -> Duration {
+        self.since(&self.looked_at)
+    }
+
+    /// Keeps the engine's count, and updates what spans several counts: rates and `ready_since`.
+    pub(super) fn looked(&self, mut look: Look, free_permits: usize) {
+        let since = Duration::from_millis(self.millis().saturating_sub(self.looked_at.load(Relaxed)));
+        self.looked_at.store(self.millis(), Relaxed);
+        look.totals = (self.delivered.load(Relaxed), self.ended.load(Relaxed));
+        let mut last = self.look();
+        let is_ready = look.messages.ready > look.gathering && free_permits > 0;
+        look.ready_since = is_ready.then(|| last.ready_since.unwrap_or_else(Instant::now));
+        look.rates = last.rates;
+        let seconds = since.as_secs_f64();
+        if seconds > 0.0 {
+            let rate = |now: u64, before: u64, rate: f64| {
+                #[expect(clippy::cast_precision_loss, reason = "a rate that is shown needs no 53 bits")]
+                let newest = now.saturating_sub(before) as f64 / seconds;
+                rate * (1.0 - NEWEST) + newest * NEWEST
+            };
+            look.rates.delivered_per_second =
+                rate(look.totals.0, last.totals.0, last.rates.delivered_per_second);
+            look.rates.ended_per_second = rate(look.totals.1, last.totals.1, last.rates.ended_per_second);
+        }
+        *last = look;
+    }
+
+    pub(super) fn last_look(&self) -> Look {
+        self.look().clone()
+    }
+
+    /// Records an attempt until the returned guard is dropped.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        gate: &Arc<OpenGate>,
+        route: usize,
+        origin: &Origin,
+        received_at: Instant,
+    ) -> AttemptNote {
+        let number = self.next_attempt.fetch_add(1, Relaxed);
+        let underway = Underway {
+            gate: Arc::clone(gate),
+            route,
+            origin: origin.clone(),
+            received_at,
+            stage: Stage::Claiming,
+            since: Instant::now(),
+        };
+        self.attempts().insert(number, underway);
+        AttemptNote { watch: Arc::clone(self), number }
+    }
+
+    pub(super) fn underway(&self) -> Vec<Underway> {
+        self.attempts().values().cloned().collect()
+    }
+
+    /// The attempts in progress, by origin and scope, the longest first.
+    pub(super) fn named(&self) -> Vec<String> {
+        let mut underway = self.underway();
+        underway.sort_by_key(|underway| underway.since);
+        let name = |underway: &Underway| {
+            let Underway { gate, origin, stage, .. } = underway;
+            format!("{origin} in `{}` {stage}", gate.scope())
+        };
+        underway.iter().take(MOST_NAMED).map(name).collect()
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, HashMap<u64, Underway>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) -> MutexGuard<'_, Look> {
+        self.look.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The record of an attempt in progress; the attempt is over when this is dropped.
+#[derive(Debug)]
+pub(super) struct AttemptNote {
+    watch: Arc<Watch>,
+    number: u64,
+}
+
+impl AttemptNote {
+    /// Notes that the next stage of the attempt begins.
+    pub(super) fn enter(&self, stage: Stage) {
+        if let Some(underway) = self.watch.attempts().get_mut(&self.number) {
+            (underway.stage, underway.since) = (stage, Instant::now());
+        }
+    }
+}
+
+impl Drop for AttemptNote {
+    fn drop(&mut self) {
+        self.watch.attempts().remove(&self.number);
+    }
+}
+
+/// How long handlers take: a histogram of powers of two and their midpoints, in microseconds, that fades over time.
+#[derive(Debug)]
+pub(super) struct HandlerTimes([AtomicU32; BUCKETS]);
+
+impl Default for HandlerTimes {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(0)))
+    }
+}
+
+impl HandlerTimes {
+    pub(super) fn note(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(2);
+        let power = micros.ilog2();
+        let upper_half = (micros >> (power - 1)) & 1;
+        let bucket = usize::try_from(2 * power).unwrap_or(0) + usize::from(upper_half == 1);
+        if let Some(count) = self.0.get(bucket) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The 99th percentile, rounded up to the next power of two or its midpoint; `None` while too few handlers have
+    /// run.
+    pub(super) fn p99(&self) -> Option<Duration> {
+        let counts: Vec<u64> = self.0.iter().map(|count| u64::from(count.load(Relaxed))).collect();
+        let all: u64 = counts.iter().sum();
+        if all < ENOUGH_RUNS {
+            return None;
+        }
+        let mut above = 0;
+        let bucket = counts.iter().rposition(|count| {
+            above += count;
+            above * 100 > all
+        })?;
+        let half = 1_u64.checked_shl(u32::try_from(bucket / 2).ok()?.saturating_sub(1))?;
+        Some(Duration::from_micros(half.saturating_mul(3 + (bucket % 2) as u64)))
+    }
+
+    /// Halves the counts so far, so that the last minutes weigh most.
+    pub(super) fn fade(&self) {
+        for count in &self.0 {
+            let noted = count.load(Relaxed);
+            count.fetch_sub(noted / 2, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(millis: impl IntoIterator<Item = u64>) -> HandlerTimes {
+        let times = HandlerTimes::default();
+        millis.into_iter().for_each(|millis| times.note(Duration::from_millis(millis)));
+        times
+    }
+
+    #[test]
+    fn the_99th_percentile_is_rounded_up_by_less_than_half() {
+        assert_eq!(times(1..=99).p99(), None, "too few have run");
+        let seed = fastrand::u64(..);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for _ in 0..100 {
+            let mut taken: Vec<u64> = (0..rng.u64(100..2_000)).map(|_| rng.u64(1..100_000)).collect();
+            let found = times(taken.iter().copied()).p99().unwrap().as_millis();
+            taken.sort_unstable();
+            let exact = u128::from(taken[taken.len() - 1 - taken.len() / 100]);
+            assert!(
+                exact <= found && found * 2 <= exact * 3 + 2,
+                "seed {seed}: {exact} ms, found {found} ms"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_long_ago_counts_less() {
+        let times = times((0..1_000).map(|_| 5_000));
+        (0..8).for_each(|_| times.fade());
+        (0..1_000).for_each(|_| times.note(Duration::from_millis(10)));
+        assert!(times.p99().unwrap() < Duration::from_millis(20));
+    }
+}

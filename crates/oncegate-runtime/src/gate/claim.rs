@@ -1,0 +1,210 @@
+//! Claims a key, and turns the store's answer into the claim outcome.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use oncegate_core::record::{Recovery, Token, TokenTag};
+use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
+use oncegate_core::store::StoreError;
+use tokio::time::Instant;
+
+use super::{Identity, Lease, OpenGate};
+use crate::message::Message;
+use crate::observe::{Event, ExtraRunCause};
+
+/// One claim, however often it is sent. After an error it is sent again with the same token: it may have been granted.
+///
+/// When it is dropped without an answer, the gate releases in the background whatever its token was or will be
+/// granted. So a future that is dropped, or a message that is given back, leaves no unknown lease behind.
+#[derive(Debug)]
+pub(crate) struct OpenClaim {
+    gate: Arc<OpenGate>,
+    identity: Identity,
+    token: Token,
+    /// A repeat does not renew the lease: it may have begun when the first one arrived.
+    first_sent_at: Instant,
+    /// The store may have granted it, and its answer is not known.
+    is_in_doubt: bool,
+}
+
+/// The answer to one claim.
+#[derive(Debug)]
+pub(crate) enum Claimed {
+    Granted(Lease),
+    Completed(Bytes),
+    Busy(Duration),
+    Failed { reason: String, handed_over: bool, by: TokenTag },
+    Mismatch,
+}
+
+impl OpenClaim {
+    /// How long ago the claim was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.first_sent_at.elapsed()
+    }
+
+    /// Sends the claim once.
+    pub(crate) async fn send(&mut self, message: &Message) -> Result<Claimed, StoreError> {
+        let gate = Arc::clone(&self.gate);
+        if let Some(refused) = gate.refusal() {
+            gate.observe(Event::StoreError { scope: gate.scope(), class: refused.class() });
+            return Err(refused);
+        }
+        let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
+        let reply = gate.send_claim(&self.identity, self.token).await;
+        let is_granted = matches!(&reply, Ok(Verdict::Granted(_)));
+        if is_granted && gate.is_grant_in_doubt() {
+            // The grant is released, and the next one has a token of its own.
+            *self = gate.new_claim(&self.identity);
+            let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
+            gate.observe(Event::StoreError { scope: gate.scope(), class: refused.class() });
+            return Err(refused);
+        }
+        self.is_in_doubt = match &reply {
+            Ok(_) => false,
+            Err(StoreError::Unknown { .. }) => true,
+            Err(_) => was_in_doubt,
+        };
+        Ok(gate.note_verdict(message, self, reply?))
+    }
+}
+
+impl Drop for OpenClaim {
+    fn drop(&mut self) {
+        if self.is_in_doubt {
+            self.gate.lease_renewer.release_later(self.identity.key.clone(), self.token);
+        }
+    }
+}
+
+impl OpenGate {
+    /// A new claim, which has not been sent.
+    pub(crate) fn new_claim(self: &Arc<Self>, identity: &Identity) -> OpenClaim {
+        OpenClaim {
+            gate: Arc::clone(self),
+            identity: identity.clone(),
+            token: self.entropy.token(),
+            first_sent_at: Instant::now(),
+            is_in_doubt: false,
+        }
+    }
+
+    async fn send_claim(&self, identity: &Identity, token: Token) -> Result<Verdict, StoreError> {
+        let operation = Operation::Claim {
+            token,
+            lease: self.settings.lease,
+            fingerprint: identity.fingerprint,
+            fenced: self.settings.fenced,
+            longest_lease: self.longest_lease(),
+        };
+        let scope = self.scope();
+        match self.execute(&identity.key, operation).await {
+            Ok(Reply::Verdict { verdict, uncompared }) => {
+                if uncompared {
+                    self.observe(Event::FingerprintUncompared { scope });
+                }
+                Ok(verdict)
+            }
+            Ok(Reply::Applied { .. } | Reply::NotOwner) => {
+                Err(StoreError::unknown("the store answered a claim with something else"))
+            }
+            Err(error) => {
+                self.observe(Event::StoreError { scope, class: error.class() });
+                Err(error)
+            }
+        }
+    }
+
+    /// Turns the verdict into the answer to the claim, and tells the observer.
+    fn note_verdict(self: &Arc<Self>, message: &Message, claim: &OpenClaim, verdict: Verdict) -> Claimed {
+        let OpenClaim { identity, token, first_sent_at, .. } = claim;
+        let scope = self.scope();
+        let (word, claimed) = match verdict {
+            Verdict::Granted(grant) => {
+                if let Some(cause) = self.cause_of_extra_run(message, &grant) {
+                    self.observe(Event::ExtraRun { scope, cause });
+                }
+                let lease = Lease::new(self, message, identity, *token, grant, *first_sent_at);
+                lease.note_claimed(grant);
+                ("granted", Claimed::Granted(lease))
+            }
+            Verdict::Completed { result } => {
+                if let Some(losses) = &self.losses {
+                    losses.witnesses.note_duplicate(&identity.key);
+                }
+                ("completed", Claimed::Completed(result))
+            }
+            Verdict::Busy { retry_in } => ("busy", Claimed::Busy(retry_in)),
+            Verdict::Failed { reason, handed_over, by } => {
+                ("failed", Claimed::Failed { reason, handed_over, by })
+            }
+            Verdict::Mismatch => ("mismatch", Claimed::Mismatch),
+        };
+        if !self.is_fail_open {
+            self.observe(Event::Claimed { scope, verdict: word });
+        }
+        claimed
+    }
+
+    /// Why the message may have run before; `None` if it cannot have.
+    pub(super) fn cause_of_extra_run(&self, message: &Message, grant: &Grant) -> Option<ExtraRunCause> {
+        let is_lost = || self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at));
+        if self.is_fail_open {
+            Some(ExtraRunCause::FailOpen)
+        } else if grant.reopened {
+            Some(ExtraRunCause::Reset)
+        } else if grant.recovery == Recovery::Takeover {
+            Some(ExtraRunCause::CrashTakeover)
+        } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
+            Some(ExtraRunCause::Retention)
+        } else {
+            (grant.attempt == 1 && is_lost()).then_some(ExtraRunCause::StoreLoss)
+        }
+    }
+
+    /// The longest lease of any gate in the scope, as far as this process knows.
+    fn longest_lease(&self) -> Duration {
+        let known = self.losses.as_ref().map(|losses| losses.longest_lease());
+        known.unwrap_or_default().max(self.settings.lease)
+    }
+
+    /// When the store last lost records, as far as this process knows.
+    fn lost_at(&self) -> Option<SystemTime> {
+        self.losses.as_ref().and_then(|losses| losses.lost_at())
+    }
+}
+
+/// Whether the message was produced so long ago that its record may have been completed and expired since.
+///
+/// The wall clock decides only a count here.
+fn is_older_than(message: &Message, retention: Duration) -> bool {
+    let forgotten = || SystemTime::now().checked_sub(retention);
+    message.timestamp_ms().is_some()
+        && forgotten().is_some_and(|forgotten| is_produced_before(message, forgotten))
+}
+
+/// Whether the message was produced before `time`; `false` for a message without a timestamp.
+fn is_produced_before(message: &Message, time: SystemTime) -> bool {
+    let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
+    produced.is_some_and(|millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis) < time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Origin;
+
+    #[test]
+    fn only_messages_older_than_the_retention_may_have_been_forgotten() {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let hour = Duration::from_secs(3_600);
+        let message = |age: Duration| {
+            let millis = i64::try_from((now - age).as_millis()).unwrap();
+            Message::new("orders", Origin::Other("test".into()), None).with_timestamp_ms(millis)
+        };
+        assert!(is_older_than(&message(hour * 2), hour));
+        assert!(!is_older_than(&message(hour / 2), hour));
+        assert!(!is_older_than(&Message::new("orders", Origin::Other("test".into()), None), hour));
+    }
+}

@@ -1,0 +1,437 @@
+//! The lease: the right to run a handler once, and how it ends.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::{Recovery, Token, TokenTag};
+use oncegate_core::rules::{Grant, Operation, Reply};
+use oncegate_core::store::StoreError;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::journal::FAIL_OPEN;
+use super::lease_renewer::REPEAT_BACKOFF;
+use super::leases::LeaseGuard;
+use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
+use crate::attempt::Attempt;
+use crate::codec::{FromStored, ToStored};
+use crate::failure::BoxError;
+use crate::message::Message;
+use crate::observe::{Event, ExtraRunCause};
+use crate::transaction::Unit;
+
+/// The outcome of a claim.
+#[derive(Debug)]
+pub enum Entry {
+    /// Do the work, then [`complete`](Lease::complete), and only then acknowledge.
+    Granted(Lease),
+    /// The work is done: acknowledge.
+    Completed(Stored),
+    /// Another worker runs it, or its retry is not due: do not acknowledge, ask again.
+    Busy {
+        /// When it is worth asking again.
+        retry_in: Duration,
+    },
+    /// The message was given up: write a dead letter unless there is one, then acknowledge.
+    Failed {
+        /// Why.
+        reason: String,
+        /// Whether the dead letter is durably written.
+        handed_over: bool,
+    },
+    /// The key is known with other content. Never answer it with the other message's result.
+    Mismatch,
+}
+
+/// The stored result of a completed message.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stored {
+    bytes: Bytes,
+    /// Why a large result is not available.
+    lost: Option<Arc<str>>,
+}
+
+impl Stored {
+    /// Decodes the result.
+    ///
+    /// # Errors
+    /// Returns an error when the result is of another type, was not kept, or is missing or damaged in the gate's
+    /// [`large_results`](Gate::large_results).
+    pub fn decode<T: FromStored>(&self) -> Result<T, BoxError> {
+        match &self.lost {
+            Some(why) => Err(why.to_string().into()),
+            None => T::from_stored(&self.bytes),
+        }
+    }
+}
+
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::codec::describe_stored(&self.bytes))
+    }
+}
+
+/// The outcome of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "only an applied completion may be acknowledged"]
+pub enum Completion {
+    /// COMPLETED is in the store: acknowledge.
+    Applied,
+    /// The lease was lost and another owner has taken over: do not acknowledge, ask the gate again.
+    NotOwner,
+}
+
+impl Gate {
+    /// Claims the key of `message`.
+    ///
+    /// While an answer of the store is unknown, the claim is sent again with the same token, for up to a lease. A
+    /// dropped future releases what it may have been granted.
+    ///
+    /// # Errors
+    /// Returns an error when the gate cannot be opened, no key can be made, or the store or the result store is
+    /// unavailable: do not acknowledge.
+    pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
+        let gate = self.opened().await?;
+        let identity = gate.identify(message)?;
+        let mut claim = gate.new_claim(&identity);
+        let mut failures = 0;
+        let claimed = loop {
+            match claim.send(message).await {
+                Ok(claimed) => break claimed,
+                Err(StoreError::Unknown { .. }) if claim.age() < gate.settings.lease => {
+                    failures += 1;
+                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, gate.fraction())).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        Ok(match claimed {
+            Claimed::Granted(lease) => Entry::Granted(lease),
+            Claimed::Completed(stored) => match gate.fetch(&stored).await {
+                Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
+                Err(Unfetched::Lost(why)) => {
+                    Entry::Completed(Stored { bytes: stored, lost: Some(why.to_string().into()) })
+                }
+                Err(Unfetched::NoAnswer(error)) => return Err(error.into()),
+            },
+            Claimed::Busy(retry_in) => Entry::Busy { retry_in },
+            Claimed::Failed { reason, handed_over, .. } => Entry::Failed { reason, handed_over },
+            Claimed::Mismatch => Entry::Mismatch,
+        })
+    }
+}
+
+/// The right to run the handler once. Heartbeats renew it while it is held.
+///
+/// Dropping a lease counts as a run that ended without an outcome, like a crash: nothing is written, the lease
+/// lapses, and the next attempt is flagged as recovered, because this one may have had its effect.
+#[derive(Debug)]
+pub struct Lease {
+    pub(super) gate: Arc<OpenGate>,
+    pub(super) identity: Identity,
+    pub(super) token: Token,
+    grant: Grant,
+    pub(super) message: Message,
+    pub(super) attempt: Attempt,
+    pub(super) kept: LeaseGuard,
+    pub(super) granted_at: Instant,
+}
+
+impl Lease {
+    pub(super) fn new(
+        gate: &Arc<OpenGate>,
+        message: &Message,
+        identity: &Identity,
+        token: Token,
+        grant: Grant,
+        sent_at: Instant,
+    ) -> Self {
+        let kept = gate.lease_renewer.keep(identity.key.clone(), token, sent_at);
+        let unit = Unit {
+            key: identity.key.clone(),
+            token,
+            fingerprint: identity.fingerprint,
+            retention: gate.settings.retention,
+            lease: gate.settings.lease,
+            codec: gate.settings.codec,
+            max_result_bytes: gate.settings.max_result_bytes,
+            attempted: Mutex::default(),
+        };
+        let attempt =
+            Attempt::new(grant, kept.cancelled().clone(), kept.discarded().clone(), unit, gate.is_fail_open);
+        Self {
+            gate: Arc::clone(gate),
+            identity: identity.clone(),
+            token,
+            grant,
+            message: message.clone(),
+            attempt,
+            kept,
+            granted_at: sent_at,
+        }
+    }
+
+    /// The message.
+    pub fn message(&self) -> &Message {
+        &self.message
+    }
+
+    /// The attempt: its number, its fencing token, its idempotency keys for downstream systems.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+
+    /// The record's key in the store: scope and digest. It contains nothing of the message, so it may be logged.
+    pub fn store_key(&self) -> &StoreKey {
+        &self.identity.key
+    }
+
+    /// The tag that the record has when this lease ends it.
+    pub(crate) fn tag(&self) -> TokenTag {
+        self.token.tag()
+    }
+
+    pub(super) fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// Whether earlier attempts have ended without an outcome more than once, as far as the record shows.
+    pub(crate) fn is_suspect(&self) -> bool {
+        const FIRST_SUSPECT_ATTEMPT: u8 = 3;
+        self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
+    }
+
+    /// Flags the attempt as recovered: an earlier attempt of this process may have had its effect, although the record,
+    /// which was lost since, does not hold this.
+    pub(crate) fn mark_recovered(&mut self) {
+        self.attempt.mark_recovered();
+    }
+
+    /// Adds failures of earlier attempts that the record does not count.
+    pub(crate) fn add_failures(&mut self, failures: u32) {
+        self.attempt.add_failures(failures);
+    }
+
+    /// How long the lease lasts from now on without a heartbeat, by this process's clock.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.kept.remaining()
+    }
+
+    /// Whether so much of the lease has passed without a heartbeat that a handler must no longer begin.
+    pub(crate) fn is_over(&self) -> bool {
+        self.kept.is_over()
+    }
+
+    /// Whether the run was cancelled for an external reason: an outage of the store, or a stop.
+    pub fn was_cut_short(&self) -> bool {
+        self.kept.cancelled().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
+    }
+
+    /// Fires when the run should stop.
+    pub fn cancelled(&self) -> &CancellationToken {
+        self.kept.cancelled()
+    }
+
+    /// Fires when the run should stop and its result would not be used: another process owns the record, the run has
+    /// taken too long, or its consumer stops. Then [`cancelled`](Self::cancelled) has fired, too. While the store gives no
+    /// answer, that fires alone: the result is recorded later, unless another process has taken over.
+    pub fn discarded(&self) -> &CancellationToken {
+        self.kept.discarded()
+    }
+
+    /// Stores the result and completes the record. Repeats until the store has answered. If this future is dropped
+    /// before, the gate continues in the background, and the caller must not acknowledge.
+    ///
+    /// # Errors
+    /// Returns an error when the result is larger than the gate keeps, cannot be encoded, or the gate's
+    /// [`large_results`](Gate::large_results) did not take it. The work is then recorded as done without its
+    /// result: acknowledge all the same.
+    pub fn complete<T: ToStored + ?Sized>(
+        self,
+        result: &T,
+    ) -> impl Future<Output = Result<Completion, ResultNotKept>> + Send + use<T> {
+        let encoded = result.to_stored(self.gate.settings.codec);
+        async move {
+            let storable = self.storable(encoded).await;
+            match (self.record_result(storable.stored).await, storable.trouble) {
+                (Completion::Applied, Some(reason)) => Err(ResultNotKept { reason }),
+                (completion, _) => Ok(completion),
+            }
+        }
+    }
+
+    /// Completes the record with what [`storable`](Self::storable) returned. It is the last operation of a lease: drop
+    /// it then.
+    pub(crate) async fn record_result(&self, result: Bytes) -> Completion {
+        let result_bytes = result.len() as u64;
+        let finished = self.finish(self.completion(result)).await;
+        let scope = self.gate.scope();
+        match finished {
+            Some(Reply::Applied { recreated }) => {
+                if recreated {
+                    self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
+                }
+                self.gate.observe(Event::Completed { scope, result_bytes });
+                self.gate.note_completed(&self.identity.key, &self.token);
+                self.note_ended("completed", "");
+                Completion::Applied
+            }
+            Some(Reply::NotOwner | Reply::Verdict { .. }) => {
+                self.gate.observe(Event::CompleteLost { scope });
+                if let Some(cause) = self.kept.refused() {
+                    self.gate.observe(Event::ExtraRun { scope, cause });
+                }
+                self.note_ended("lost", "");
+                Completion::NotOwner
+            }
+            // The work is done, and the consumer has chosen not to wait for its record.
+            None => {
+                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+                self.note_ended("completed", FAIL_OPEN);
+                Completion::Applied
+            }
+        }
+    }
+
+    pub(super) fn completion(&self, result: Bytes) -> Operation {
+        Operation::Complete {
+            token: self.token,
+            fingerprint: self.identity.fingerprint,
+            result,
+            retention: self.gate.settings.retention,
+        }
+    }
+
+    /// Releases the claim: no other owner can claim the key before `delay` has passed. `counted` tells whether the
+    /// attempt counts: a failure does, a stop or an outage does not.
+    ///
+    /// It is tried once; if the store does not answer, the gate continues in the background.
+    pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
+        let operation = Operation::Release { token: self.token, delay, counted, reason: reason.to_owned() };
+        let unfinished = OperationGuard::new(&self, operation);
+        if let Ok(reply) = unfinished.ask().await {
+            unfinished.finished();
+            self.note_ended(if matches!(reply, Reply::Applied { .. }) { "released" } else { "lost" }, reason);
+        }
+    }
+
+    /// Fails the record for good. Write the dead letter afterwards, then acknowledge.
+    /// Repeats until the store has answered.
+    pub async fn fail(self, reason: &str) -> Completion {
+        let retention = self.gate.settings.retention;
+        let operation = Operation::Fail { token: self.token, reason: reason.to_owned(), retention };
+        let (event, completion) = match self.finish(operation).await {
+            Some(Reply::Applied { .. }) | None => ("failed", Completion::Applied),
+            Some(Reply::NotOwner | Reply::Verdict { .. }) => ("lost", Completion::NotOwner),
+        };
+        self.note_ended(event, reason);
+        completion
+    }
+
+    /// Repeats with the same token until the outcome is known. Heartbeats continue in the meantime.
+    ///
+    /// `None`: the gate fails open, and the lease renewer continues in the background.
+    fn finish(&self, operation: Operation) -> impl Future<Output = Option<Reply>> + Send {
+        let (unfinished, began) = (OperationGuard::new(self, operation), Instant::now());
+        async move {
+            let reply = match unfinished.ask().await {
+                Ok(reply) => Some(reply),
+                // Boxed: few calls fail, and otherwise every message's task would be larger.
+                Err(error) => Box::pin(self.repeat(&unfinished, began, error)).await,
+            };
+            if reply.is_some() {
+                unfinished.finished();
+            }
+            reply
+        }
+    }
+
+    /// Repeats the operation after an error.
+    async fn repeat(
+        &self,
+        unfinished: &OperationGuard<'_>,
+        began: Instant,
+        mut error: StoreError,
+    ) -> Option<Reply> {
+        let mut failures = 0;
+        loop {
+            if let Operation::Complete { .. } = unfinished.operation {
+                self.kept.completing();
+            }
+            self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
+            if self.gate.fails_open(began, &error) {
+                return None;
+            }
+            failures += 1;
+            tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.gate.fraction())).await;
+            match unfinished.ask().await {
+                Ok(reply) => return Some(reply),
+                Err(again) => error = again,
+            }
+        }
+    }
+}
+
+/// Passes the operation to the lease renewer if the caller is dropped before the outcome is known.
+pub(super) struct OperationGuard<'a> {
+    lease: &'a Lease,
+    operation: Operation,
+    finished: bool,
+}
+
+impl<'a> OperationGuard<'a> {
+    pub(super) fn new(lease: &'a Lease, operation: Operation) -> Self {
+        Self { lease, operation, finished: false }
+    }
+
+    /// Sends the operation to the store, once.
+    fn ask(&self) -> impl Future<Output = Result<Reply, StoreError>> + Send {
+        self.lease.gate.execute(&self.lease.identity.key, self.operation.clone())
+    }
+
+    pub(super) fn finished(mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for OperationGuard<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            let Lease { gate, identity, .. } = self.lease;
+            gate.lease_renewer.finish_later(identity.key.clone(), self.operation.clone());
+        }
+    }
+}
+
+/// The work is recorded as done, but duplicates will not get its result.
+#[derive(Debug, thiserror::Error)]
+#[error("completed without its result: {reason}")]
+pub struct ResultNotKept {
+    reason: BoxError,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+    use crate::message::Origin;
+    use oncegate_core::key::Key;
+
+    /// Every message's task contains these futures, and a thousand of them have to fit in a core's cache: rare code
+    /// belongs in a box.
+    #[tokio::test]
+    async fn what_every_message_s_task_carries_is_small() {
+        const MOST_BYTES: usize = 768;
+        let gate = Gate::new("billing", Key::message_key(), MemoryStore::new());
+        let message = Message::new("orders", Origin::Other("one".into()), None).with_key("4711");
+        let entering = gate.enter(&message);
+        assert!(size_of_val(&entering) <= MOST_BYTES, "`enter` has {} bytes", size_of_val(&entering));
+        let Entry::Granted(lease) = entering.await.unwrap() else { panic!("the key is new") };
+        let completing = lease.complete(&());
+        assert!(size_of_val(&completing) <= MOST_BYTES, "`complete` has {} bytes", size_of_val(&completing));
+        assert_eq!(completing.await.unwrap(), Completion::Applied);
+    }
+}

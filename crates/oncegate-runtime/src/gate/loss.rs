@@ -1,0 +1,460 @@
+//! Detects that the store has lost records of a scope, and refuses claims until the loss is accepted.
+//!
+//! There are four kinds of evidence, each for losses that the others cannot show. The scope's descriptor: it is gone,
+//! or another one, when the store was emptied, and its sequence number is lower when an earlier state was restored.
+//! Marker records, one in each shard of a store that has several. Records that this process has completed, or has found
+//! completed. And the position that a broker stores with its commits, where a loss of the store has no effect.
+//!
+//! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it starts.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use oncegate_core::key::Scope;
+use oncegate_core::record::whole_millis;
+use oncegate_core::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, Store, StoreError};
+
+use super::GateError;
+use super::scope_descriptor::{Comparison, MAX_WRITES, at_start, compare};
+use super::shard_markers;
+use super::store_position::StorePosition;
+use super::witnesses::Witnesses;
+use crate::entropy::Entropy;
+use crate::observe::{Event, Observer};
+
+/// How often a gate checks for a loss, give or take half of it.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// The shards are counted again after this many checks.
+const LOOKS_PER_SHARD_COUNT: u32 = 64;
+
+/// What a gate does when its store has lost records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnStoreLoss {
+    /// Refuse every claim of the scope, in every process, until `oncegate accept-loss` (or
+    /// [`accept_loss`](crate::admin::accept_loss)) permits the messages to run again. Running handlers may end, and
+    /// their outcomes are recorded. The default.
+    #[default]
+    Halt,
+    /// Report the loss and continue: messages whose records are lost run again when they are delivered again. Choose
+    /// the same for every process of a scope.
+    Continue,
+}
+
+/// Watches one scope of a store for losses.
+#[derive(Debug)]
+pub(super) struct LossWatch {
+    scope: Scope,
+    store: Arc<dyn Store>,
+    on_loss: OnStoreLoss,
+    observer: Arc<dyn Observer>,
+    entropy: Arc<Entropy>,
+    /// The longest lease in the scope, in milliseconds, as the descriptor had it last.
+    longest_lease_ms: AtomicU64,
+    halted: AtomicBool,
+    /// A message was completed since the sequence number was last raised.
+    completed: AtomicBool,
+    pub(super) witnesses: Witnesses,
+    state: Mutex<LossState>,
+}
+
+#[derive(Debug)]
+struct LossState {
+    /// The descriptor that was last read from the store, or that this process wrote.
+    known: ScopeDescriptor,
+    /// The sequence number of the previous check: a store that shows a lower one was restored to an earlier state.
+    confirmed_sequence: u64,
+    /// Why no claim is granted.
+    halt: Option<Arc<str>>,
+    lost_at: Option<SystemTime>,
+    /// A loss that could not be written to the store yet.
+    unwritten: Option<Loss>,
+    /// The last loss that the store itself has reported.
+    reported: Option<SystemTime>,
+    /// The broker's position when it contradicted the store: kept at the broker until the loss is accepted.
+    evidence: Option<StorePosition>,
+    looks: u32,
+}
+
+/// A loss that was detected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Loss {
+    at_ms: u64,
+    reason: String,
+    /// Epochs that the store no longer knows.
+    epochs: Vec<Epoch>,
+}
+
+impl LossWatch {
+    /// Reads the scope's descriptor, or writes the first one. Afterwards its longest lease is at least `lease`.
+    ///
+    /// # Errors
+    /// Returns an error when the store does not answer, or holds the records of another key specification.
+    pub(super) async fn open(
+        scope: Scope,
+        store: Arc<dyn Store>,
+        keys: &str,
+        lease: Duration,
+        on_loss: OnStoreLoss,
+        observer: Arc<dyn Observer>,
+        entropy: Arc<Entropy>,
+    ) -> Result<Self, GateError> {
+        let first = ScopeDescriptor {
+            longest_lease_ms: whole_millis(lease),
+            ..ScopeDescriptor::new(keys, Epoch::from_bits(entropy.bits()))
+        };
+        let known = at_start(&*store, &scope, &first).await?;
+        let state = LossState {
+            confirmed_sequence: known.sequence,
+            lost_at: known.lost_at_ms.map(time_of),
+            // The first look finds the halt, and reports it.
+            known: ScopeDescriptor { halt: None, ..known },
+            halt: None,
+            unwritten: None,
+            reported: None,
+            evidence: None,
+            looks: 0,
+        };
+        let watch = Self {
+            scope,
+            store,
+            on_loss,
+            observer,
+            entropy,
+            longest_lease_ms: AtomicU64::new(state.known.longest_lease_ms),
+            halted: AtomicBool::new(false),
+            completed: AtomicBool::new(false),
+            witnesses: Witnesses::default(),
+            state: Mutex::new(state),
+        };
+        watch.look().await;
+        Ok(watch)
+    }
+
+    /// Every change leaves the state consistent, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, LossState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The longest lease of any gate in the scope.
+    ///
+    /// A gate with a longer one may have opened the scope since the last check. Until the next one, what is left of its
+    /// leases may be cut, and its next heartbeat extends them again.
+    pub(super) fn longest_lease(&self) -> Duration {
+        Duration::from_millis(self.longest_lease_ms.load(Ordering::Relaxed))
+    }
+
+    /// Why no claim is granted; `None` if claims are granted.
+    pub(super) fn refusal(&self) -> Option<StoreError> {
+        if !self.halted.load(Ordering::Acquire) {
+            return None;
+        }
+        self.lock().halt.clone().map(StoreError::refused)
+    }
+
+    /// The stop of a consumer at its dead-letter limit, as the descriptor held it last.
+    pub(super) fn dead_letter_stop(&self) -> Option<DeadLetterStop> {
+        self.lock().known.dead_letter_stop.clone()
+    }
+
+    /// When records were last lost.
+    pub(super) fn lost_at(&self) -> Option<SystemTime> {
+        self.lock().lost_at
+    }
+
+    /// Notes that a message was completed: the next check raises the sequence number.
+    pub(super) fn note_completed(&self) {
+        if !self.completed.load(Ordering::Relaxed) {
+            self.completed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The position that a broker is to store with its commits.
+    pub(super) fn position(&self) -> StorePosition {
+        let state = self.lock();
+        let confirmed = StorePosition { epoch: state.known.epoch, sequence: state.confirmed_sequence };
+        state.evidence.unwrap_or(confirmed)
+    }
+
+    /// Compares the store with the positions that a broker has stored.
+    pub(super) async fn compare_with(&self, kept: &[StorePosition]) {
+        let known = self.lock().known.clone();
+        let is_ahead = |kept: &&StorePosition| match kept.epoch == known.epoch {
+            true => kept.sequence > known.sequence,
+            false => !known.knows(kept.epoch),
+        };
+        let Some(ahead) = kept.iter().find(is_ahead) else { return };
+        self.lock().evidence = Some(*ahead);
+        let unknown =
+            kept.iter().filter(is_ahead).map(|kept| kept.epoch).filter(|epoch| *epoch != known.epoch);
+        let unknown: Vec<Epoch> = unknown.fold(Vec::new(), |mut all, epoch| {
+            if !all.contains(&epoch) {
+                all.push(epoch);
+            }
+            all
+        });
+        let reason = match unknown.is_empty() {
+            true => "the store is older than the offsets that the consumer group has committed",
+            false => {
+                "the consumer group has committed offsets with another store, or before this one was emptied"
+            }
+        };
+        self.lost(reason.to_owned(), unknown).await;
+    }
+
+    /// Checks for a loss once. If the store does not answer, the next check asks again.
+    pub(super) async fn look(&self) {
+        let unwritten = self.lock().unwritten.clone();
+        if let Some(loss) = unwritten {
+            _ = self.write(&loss).await;
+            return;
+        }
+        if let Some(loss) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
+            return self.lost(loss.reason.to_string(), Vec::new()).await;
+        }
+        let Ok(held) = self.store.descriptor(&self.scope).await else { return };
+        let held = match held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose() {
+            Ok(held) => held,
+            Err(unreadable) => return self.lost(unreadable.to_string(), Vec::new()).await,
+        };
+        match self.judge(held) {
+            Comparison::Lost(why) => return self.lost(why.to_owned(), Vec::new()).await,
+            Comparison::Adopt(held) => {
+                let is_halted = held.halt.is_some();
+                self.adopt(held, false);
+                if is_halted {
+                    return;
+                }
+            }
+            Comparison::Same(held) => self.advance(held).await,
+        }
+        if let Some(why) = self.missing_record().await {
+            self.lost(why.to_owned(), Vec::new()).await;
+        }
+    }
+
+    /// Whether this loss is new: not reported before, and not the one that the descriptor holds.
+    fn is_news(&self, at: SystemTime) -> bool {
+        let mut state = self.lock();
+        let is_reported = state.reported.replace(at) == Some(at);
+        !is_reported && state.known.lost_at_ms.is_none_or(|known| known < millis_of(at))
+    }
+
+    /// Whether the store itself has noticed a loss that this gate has not checked yet.
+    pub(super) fn is_behind(&self) -> bool {
+        self.store.loss().is_some_and(|loss| self.lock().reported != Some(loss.at))
+    }
+
+    fn judge(&self, held: Option<ScopeDescriptor>) -> Comparison {
+        let state = self.lock();
+        compare(&state.known, state.confirmed_sequence, held)
+    }
+
+    /// Takes over the descriptor from the store: halts with it, or continues with it.
+    ///
+    /// `noticed`: this process has reported the loss already.
+    fn adopt(&self, held: ScopeDescriptor, noticed: bool) {
+        let mut state = self.lock();
+        state.confirmed_sequence = held.sequence;
+        state.lost_at = held.lost_at_ms.map(time_of).or(state.lost_at);
+        state.looks = 0;
+        let was_halted = state.known.halt.is_some();
+        // Another process has noticed it first.
+        let is_news = !noticed && !was_halted && (held.halt.is_some() || held.epoch != state.known.epoch);
+        if let Some(halt) = &held.halt {
+            state.lost_at = Some(time_of(halt.at_ms));
+            state.halt = Some(self.words(&halt.reason));
+            self.halted.store(true, Ordering::Release);
+            if !was_halted {
+                tracing::error!(
+                    scope = self.scope.as_str(),
+                    reason = halt.reason,
+                    "the scope is halted because the store has lost records; no message runs until `oncegate accept-loss`"
+                );
+            }
+        } else {
+            tracing::warn!(
+                scope = self.scope.as_str(),
+                "a loss of records was accepted; messages whose records are lost run again"
+            );
+            (state.halt, state.evidence) = (None, None);
+            self.witnesses.clear();
+            self.store.accept_loss();
+            self.halted.store(false, Ordering::Release);
+        }
+        self.note_longest_lease(&held);
+        state.known = held;
+        drop(state);
+        if is_news {
+            self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
+        }
+    }
+
+    fn note_longest_lease(&self, held: &ScopeDescriptor) {
+        self.longest_lease_ms.fetch_max(held.longest_lease_ms, Ordering::Relaxed);
+    }
+
+    fn words(&self, reason: &str) -> Arc<str> {
+        format!(
+            "scope `{scope}` is halted because the store has lost records ({reason}): find out what would run again with \
+             `oncegate replay`, then let it go on with `oncegate accept-loss --scope {scope}`; \
+             on_store_loss = \"continue\" goes on by itself",
+            scope = self.scope
+        )
+        .into()
+    }
+
+    /// Raises the sequence number when a message was completed since, unless another process has raised it.
+    async fn advance(&self, held: ScopeDescriptor) {
+        let is_raised = {
+            let mut state = self.lock();
+            state.looks = state.looks.wrapping_add(1);
+            let is_raised = held.sequence > state.known.sequence;
+            self.note_longest_lease(&held);
+            state.confirmed_sequence = held.sequence;
+            state.known = held.clone();
+            is_raised
+        };
+        if is_raised || !self.completed.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let next = ScopeDescriptor { sequence: held.sequence.saturating_add(1), ..held.clone() };
+        if self.replace(Some(&held), &next).await.is_ok_and(|replaced| replaced) {
+            self.lock().known = next;
+        } else {
+            self.note_completed();
+        }
+    }
+
+    /// Replaces `expected` by `next`, and returns whether the store holds `next` now.
+    async fn replace(
+        &self,
+        expected: Option<&ScopeDescriptor>,
+        next: &ScopeDescriptor,
+    ) -> Result<bool, StoreError> {
+        let expected = expected.map(ScopeDescriptor::to_text).transpose()?;
+        let next = next.to_text()?;
+        Ok(self.store.describe(&self.scope, expected.as_deref(), &next).await? == next)
+    }
+
+    /// Records a loss: halts this process if so configured, and writes the loss to the store.
+    async fn lost(&self, reason: String, epochs: Vec<Epoch>) {
+        let at = SystemTime::now();
+        let loss = Loss { at_ms: millis_of(at), reason, epochs };
+        tracing::error!(
+            scope = self.scope.as_str(), reason = loss.reason, on_store_loss = ?self.on_loss, "the store has lost records"
+        );
+        {
+            let mut state = self.lock();
+            state.lost_at = Some(at);
+            state.unwritten = Some(loss.clone());
+            if self.on_loss == OnStoreLoss::Halt {
+                state.halt = Some(self.words(&loss.reason));
+                self.halted.store(true, Ordering::Release);
+            }
+        }
+        self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
+        if let Err(error) = self.write(&loss).await {
+            let scope = self.scope.as_str();
+            tracing::warn!(scope, %error, "the loss of records could not be written to the store; trying again");
+        }
+    }
+
+    /// Writes the halt, or the epoch in which work continues, into the descriptor.
+    async fn write(&self, loss: &Loss) -> Result<(), StoreError> {
+        for _ in 0..MAX_WRITES {
+            let known = self.lock().known.clone();
+            let text = self.store.descriptor(&self.scope).await?;
+            let held = text.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose()?;
+            // Another process was faster, or an operator has accepted the loss already.
+            let is_settled = held.as_ref().is_some_and(|held| {
+                held.halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch))
+            });
+            if let Some(held) =
+                held.clone().filter(|held| is_settled && loss.epochs.iter().all(|lost| is_told(held, *lost)))
+            {
+                self.lock().unwritten = None;
+                self.adopt(held, true);
+                return Ok(());
+            }
+            let next = self.after_loss(&known, held.as_ref(), loss);
+            if self.replace(held.as_ref(), &next).await? {
+                self.lock().unwritten = None;
+                self.adopt(next, true);
+                return Ok(());
+            }
+        }
+        Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
+    }
+
+    /// Returns the descriptor to write after a loss.
+    fn after_loss(
+        &self,
+        known: &ScopeDescriptor,
+        held: Option<&ScopeDescriptor>,
+        loss: &Loss,
+    ) -> ScopeDescriptor {
+        let base = held.unwrap_or(known);
+        let mut lost = loss.epochs.clone();
+        if base.epoch != known.epoch && !base.knows(known.epoch) && !lost.contains(&known.epoch) {
+            lost.push(known.epoch);
+        }
+        if self.on_loss == OnStoreLoss::Continue && base.halt.is_none() {
+            return base.succeed(Epoch::from_bits(self.entropy.bits()), &lost, loss.at_ms);
+        }
+        let mut halt = base.halt.clone().unwrap_or_else(|| Halt::new(loss.at_ms, &loss.reason, Vec::new()));
+        for epoch in lost {
+            if !halt.lost_epochs.contains(&epoch) {
+                halt.lost_epochs.push(epoch);
+            }
+        }
+        ScopeDescriptor { halt: Some(halt), ..base.clone() }
+    }
+
+    /// Reads the records that must be there, and returns what is missing.
+    async fn missing_record(&self) -> Option<&'static str> {
+        let (known, looks) = {
+            let state = self.lock();
+            (state.known.clone(), state.looks)
+        };
+        if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
+            return Some("a shard of the store was emptied");
+        }
+        if looks % LOOKS_PER_SHARD_COUNT == 1 {
+            self.mark_shards(&known).await;
+        }
+        let asked = self.witnesses.ask();
+        if asked.is_empty() {
+            return None;
+        }
+        let keys = asked.iter().map(|asked| asked.key.clone()).collect();
+        let found = self.store.read(keys).await;
+        self.witnesses.check(asked, found).then_some("a completed record is missing")
+    }
+
+    /// Notes new markers in the descriptor. A shard that gets none now gets one at the next count; until then the other
+    /// evidence covers it.
+    async fn mark_shards(&self, known: &ScopeDescriptor) {
+        let markers = shard_markers::write_missing(&*self.store, &self.scope, known, &self.entropy).await;
+        let Ok(Some(markers)) = markers else { return };
+        let next = ScopeDescriptor { markers, ..known.clone() };
+        if self.replace(Some(known), &next).await.is_ok_and(|replaced| replaced) {
+            self.lock().known = next;
+        }
+    }
+}
+
+/// Whether `held` names `lost` as a lost epoch for the operator who accepts the loss, or knows it from before.
+fn is_told(held: &ScopeDescriptor, lost: Epoch) -> bool {
+    held.knows(lost) || held.halt.as_ref().is_some_and(|halt| halt.lost_epochs.contains(&lost))
+}
+
+fn millis_of(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn time_of(millis: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(SystemTime::UNIX_EPOCH)
+}

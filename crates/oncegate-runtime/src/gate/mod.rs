@@ -1,0 +1,486 @@
+//! The gate: decides whether the handler runs for a message, and claims its key.
+//!
+//! Only the gate talks to a store. It knows no broker.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts about claims and leases that this code depends on.
+//!
+//! - A claim whose answer was lost may have been granted. The next claim uses the same token. A dropped future leaves
+//!   a pending operation to the lease renewer, which releases whatever that token was granted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::key::{Descriptor, FingerprintSpec, Key, Scope};
+use oncegate_core::store::{Checkup, Store};
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+
+use crate::codec::Codec;
+use crate::entropy::Entropy;
+use crate::journal::Journal;
+use crate::observe::{Counters, Observer};
+use crate::results::ResultStore;
+
+mod claim;
+mod committed;
+mod dead_letter_stop;
+mod error;
+mod fail_open;
+mod journal;
+mod lease;
+mod lease_renewer;
+mod leases;
+mod loss;
+mod one_transaction;
+mod open;
+mod results;
+mod scope_descriptor;
+mod shard_markers;
+mod store_position;
+mod witnesses;
+
+pub(crate) use claim::{Claimed, OpenClaim};
+pub(crate) use committed::Committed;
+pub use committed::NotCommitted;
+pub(crate) use dead_letter_stop::replace_dead_letter_stop;
+pub use error::GateError;
+pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
+pub use loss::OnStoreLoss;
+pub(crate) use one_transaction::TransactionRun;
+pub(crate) use open::{Identity, OpenGate};
+pub(crate) use results::Unfetched;
+pub(crate) use store_position::StorePosition;
+
+use fail_open::FailOpenStore;
+use journal::Notes;
+use lease_renewer::LeaseRenewer;
+use loss::LossWatch;
+
+/// Decides for each message whether its handler runs.
+///
+/// It is made from a scope (the namespace of keys, one per logical consumer), a [`Key`] and a [`Store`]. The settings
+/// are checked when the gate opens: by a `Consumer`, by [`open`](Self::open), or at the first message.
+///
+/// ```
+/// use std::time::Duration;
+/// use oncegate::{Completion, Entry, Gate, Key, MemoryStore, Message, Origin};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), oncegate::BoxError> {
+/// let gate = Gate::new("billing", Key::json(["order_id"]), MemoryStore::new())
+///     .lease(Duration::from_secs(30))
+///     .retention(Duration::from_secs(7 * 86_400));
+///
+/// let origin = Origin::Other("a loop of my own".into());
+/// let message = Message::new("orders", origin, Some(r#"{"order_id": 7}"#.into()));
+/// match gate.enter(&message).await? {
+///     Entry::Granted(lease) => {
+///         // … charge the card, with `lease.attempt().idempotency_key("charge")` …
+///         if lease.complete("receipt 42").await? == Completion::Applied {
+///             // … and only now acknowledge.
+///         }
+///     }
+///     Entry::Completed(stored) => println!("done before: {}", stored.decode::<String>()?),
+///     other => println!("not now, or not at all: {other:?}"),
+/// }
+/// assert!(matches!(gate.enter(&message).await?, Entry::Completed(_)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Gate {
+    scope: String,
+    key: Key,
+    fingerprint: Option<FingerprintSpec>,
+    settings: GateSettings,
+    store: Arc<dyn Store>,
+    results: Option<Arc<dyn ResultStore>>,
+    journal: Option<Arc<dyn Journal>>,
+    observer: Arc<dyn Observer>,
+    entropy: Arc<Entropy>,
+    heartbeats: lease_renewer::Place,
+    opened: OnceCell<Arc<OpenGate>>,
+}
+
+/// The settings, which never change while the gate is open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GateSettings {
+    pub(crate) lease: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) max_run: Duration,
+    pub(crate) fenced: bool,
+    pub(crate) transactional: bool,
+    /// How long the store may be away before messages run without it; `None`: messages always wait.
+    pub(crate) fail_open_after: Option<Duration>,
+    pub(crate) on_store_loss: OnStoreLoss,
+    pub(crate) codec: Codec,
+    pub(crate) max_result_bytes: usize,
+    pub(crate) max_large_result_bytes: usize,
+}
+
+impl Gate {
+    /// 30 seconds.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+    /// 7 days.
+    pub const DEFAULT_RETENTION: Duration = Duration::from_secs(7 * 86_400);
+    /// 15 minutes.
+    pub const DEFAULT_MAX_RUN: Duration = Duration::from_secs(15 * 60);
+    /// 64 KiB.
+    pub const DEFAULT_MAX_RESULT_BYTES: usize = 64 * 1024;
+    /// 8 MiB.
+    pub const DEFAULT_MAX_LARGE_RESULT_BYTES: usize = 8 * 1024 * 1024;
+
+    /// The shortest lease: with a shorter one, a busy machine would lose leases for no reason.
+    const MIN_LEASE: Duration = Duration::from_millis(100);
+    /// The longest lease and run: a day.
+    const MAX_LEASE: Duration = Duration::from_secs(86_400);
+    /// The longest retention: ten years.
+    const MAX_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
+    /// The largest result that is requested from a result store, whichever process stored it: 1 GiB.
+    const MOST_LARGE_RESULT_BYTES: usize = 1024 * 1024 * 1024;
+
+    /// Creates a gate for the keys of `scope`, derived by `key`, with records in `store`.
+    ///
+    /// The scope is 1 to 64 characters out of `A-Z a-z 0-9 . _ -`. Consumers with the same scope and store
+    /// share their keys. With another scope, all completed records are unknown.
+    pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
+        Self {
+            scope: scope.into(),
+            key,
+            fingerprint: None,
+            settings: GateSettings {
+                lease: Self::DEFAULT_LEASE,
+                retention: Self::DEFAULT_RETENTION,
+                max_run: Self::DEFAULT_MAX_RUN,
+                fenced: false,
+                transactional: false,
+                fail_open_after: None,
+                on_store_loss: OnStoreLoss::Halt,
+                codec: Codec::default(),
+                max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
+                max_large_result_bytes: Self::DEFAULT_MAX_LARGE_RESULT_BYTES,
+            },
+            store: Arc::new(store),
+            results: None,
+            journal: None,
+            observer: Arc::new(Counters::default()),
+            entropy: Arc::default(),
+            heartbeats: lease_renewer::Place::OwnThread,
+            opened: OnceCell::new(),
+        }
+    }
+
+    /// How long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a day.
+    ///
+    /// After a worker was killed, its messages wait this long. Heartbeats, sent from a separate thread, renew the lease
+    /// for handlers that take longer.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
+    }
+
+    /// How long a completed record is kept: 7 days by default, up to ten years.
+    ///
+    /// It must cover the longest replay: a message that is delivered again after its record has expired runs again.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.retention = retention;
+        self
+    }
+
+    /// How long one run of a handler may take: 15 minutes by default, up to a day.
+    ///
+    /// After that its heartbeats stop, its cancellation fires, and its lease lapses.
+    pub fn max_run(mut self, max_run: Duration) -> Self {
+        self.settings.max_run = max_run;
+        self
+    }
+
+    /// Gives each attempt a fencing token, a number that only grows per key:
+    /// [`Attempt::fencing_token`](crate::Attempt::fencing_token). Off by default: it costs about a tenth of the store's
+    /// throughput.
+    pub fn fenced(mut self) -> Self {
+        self.settings.fenced = true;
+        self
+    }
+
+    /// Requires every handler to finish by [`Attempt::commit_with`](crate::Attempt::commit_with) or
+    /// [`Attempt::completing`](crate::Attempt::completing). Off by default.
+    ///
+    /// A handler that returns `Ok` without either has then failed, and its message is tried again: the handler may have
+    /// rolled its transaction back or forgotten it, and a plain completion would lose the effect.
+    pub fn transactional(mut self) -> Self {
+        self.settings.transactional = true;
+        self
+    }
+
+    /// What happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
+    ///
+    /// Every process that has opened the scope notices a loss within seconds, whether or not it has written the lost
+    /// records: the scope's descriptor in the store is gone or was created again, an earlier state of the store was
+    /// restored, a shard was emptied, or a record that this process has completed or found completed is missing. A
+    /// process that starts later notices it by what Kafka holds with the group's commits. With SQS, HTTP and your own
+    /// loops, a process that starts after the loss cannot notice it, unless another process runs that knew the store
+    /// before.
+    pub fn on_store_loss(mut self, on_store_loss: OnStoreLoss) -> Self {
+        self.settings.on_store_loss = on_store_loss;
+        self
+    }
+
+    /// Compares the rest of the payload as well: the same key with other content is then a mismatch, and goes to the
+    /// dead letters instead of being answered with another message's result. Off by default.
+    pub fn fingerprint(mut self, fingerprint: FingerprintSpec) -> Self {
+        self.fingerprint = Some(fingerprint);
+        self
+    }
+
+    /// How results are encoded: JSON by default.
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.settings.codec = codec;
+        self
+    }
+
+    /// The most bytes of a result that a record keeps: 64 KiB by default.
+    ///
+    /// A larger result is stored in the [`large_results`](Self::large_results). Without them it is not kept: the record
+    /// holds that the work is done, and duplicates go to
+    /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    pub fn max_result_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_result_bytes = bytes;
+        self
+    }
+
+    /// The store of results that are larger than a record keeps; the record keeps a reference. None by default.
+    ///
+    /// The result is stored before the record is completed. The effect has happened by then. So while the result store
+    /// does not answer, the write is repeated for up to 30 s, under heartbeats; then the record is completed without
+    /// its result, and this is counted. Duplicates read the result from there and verify its digest. A duplicate
+    /// waits while the result store does not answer; a missing or damaged result goes to
+    /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    ///
+    /// Results whose records have expired are deleted only by [`sweep_results`](Self::sweep_results).
+    pub fn large_results(mut self, results: impl ResultStore + 'static) -> Self {
+        self.results = Some(Arc::new(results));
+        self
+    }
+
+    /// The most bytes of a result that is stored in the [`large_results`](Self::large_results): 8 MiB by default, up to
+    /// 1 GiB. It is held in memory as a whole. A larger one is not kept.
+    pub fn max_large_result_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_large_result_bytes = bytes;
+        self
+    }
+
+    /// The observer of this gate's events. A `Consumer` sets its own.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// The namespace of its keys.
+    pub fn scope(&self) -> &str {
+        &self.scope
+    }
+
+    /// How its keys are derived.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// How long one of its claims lasts without a heartbeat.
+    pub fn lease_period(&self) -> Duration {
+        self.settings.lease
+    }
+
+    /// How long it keeps a completed record.
+    pub fn retention_period(&self) -> Duration {
+        self.settings.retention
+    }
+
+    /// The most bytes of a result that it keeps: in the record, or in its [`large_results`](Self::large_results).
+    pub fn largest_result_bytes(&self) -> usize {
+        let GateSettings { max_result_bytes, max_large_result_bytes, .. } = self.settings;
+        if self.results.is_some() { max_result_bytes.max(max_large_result_bytes) } else { max_result_bytes }
+    }
+
+    /// Passes an event to the gate's observer.
+    pub fn observe(&self, event: crate::observe::Event<'_>) {
+        self.observer.observe(event);
+    }
+
+    /// Sets the observer. A gate that is open will be opened again, because its lease renewer has the old observer.
+    pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
+        self.observer = observer;
+        self.opened = OnceCell::new();
+    }
+
+    /// Sets a consumer's choice to fail open. A gate that is open will be opened again.
+    pub(crate) fn set_fail_open(&mut self, after: Duration) {
+        self.settings.fail_open_after = Some(after);
+        self.opened = OnceCell::new();
+    }
+
+    pub(crate) fn settings(&self) -> &GateSettings {
+        &self.settings
+    }
+
+    /// Where its random numbers come from.
+    pub(crate) fn entropy(&self) -> Arc<Entropy> {
+        Arc::clone(&self.entropy)
+    }
+
+    /// Takes tokens and jitter from a seed and sends heartbeats from the caller's runtime, so that a test on
+    /// paused time runs the same way every time.
+    #[cfg(feature = "testing")]
+    pub fn simulated(mut self, seed: u64) -> Self {
+        self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(fastrand::Rng::with_seed(seed))));
+        self.heartbeats = lease_renewer::Place::CallersRuntime;
+        self
+    }
+
+    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does first. It does not
+    /// access the store.
+    ///
+    /// # Errors
+    /// Returns the first defect found; the error names what to change.
+    pub fn check(&self) -> Result<(), GateError> {
+        self.check_settings()?;
+        self.key.compile(&Scope::new(&self.scope)?)?;
+        self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        Ok(())
+    }
+
+    /// Checks the settings and the store, and compares the key specification with the one that the scope's records
+    /// were made with.
+    ///
+    /// # Errors
+    /// [`GateError`] names what to change. In that case nothing has been claimed.
+    pub async fn open(&self) -> Result<Checkup, GateError> {
+        Ok(self.opened().await?.checkup.clone())
+    }
+
+    pub(crate) async fn opened(&self) -> Result<&Arc<OpenGate>, GateError> {
+        // Boxed: it happens once, and otherwise every message's future would be larger.
+        self.opened.get_or_try_init(|| Box::pin(self.try_open())).await
+    }
+
+    async fn try_open(&self) -> Result<Arc<OpenGate>, GateError> {
+        self.check_settings()?;
+        let scope = Scope::new(&self.scope)?;
+        let key = self.key.compile(&scope)?;
+        let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        let checkup = self.store.check().await?;
+        let descriptor = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
+        let losses = LossWatch::open(
+            scope.clone(),
+            Arc::clone(&self.store),
+            descriptor.as_str(),
+            self.settings.lease,
+            self.settings.on_store_loss,
+            Arc::clone(&self.observer),
+            Arc::clone(&self.entropy),
+        );
+        let losses = Arc::new(losses.await?);
+        let notes = self.notes(&scope, Arc::clone(&self.observer));
+        let lease_renewer =
+            self.lease_renewer(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
+        let gate = OpenGate {
+            scope,
+            key,
+            fingerprint,
+            settings: self.settings,
+            store: Arc::clone(&self.store),
+            results: self.results.clone(),
+            notes,
+            observer: Arc::clone(&self.observer),
+            entropy: Arc::clone(&self.entropy),
+            lease_renewer,
+            losses: Some(losses),
+            checkup,
+            transactions: CancellationToken::new(),
+            is_fail_open: false,
+        };
+        gate.check_results().await?;
+        Ok(Arc::new(gate))
+    }
+
+    /// A gate with the same settings that uses no store: it admits every key that does not already run in this process,
+    /// and counts it. `None` unless the consumer fails open.
+    pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
+        if self.settings.fail_open_after.is_none() {
+            return Ok(None);
+        }
+        let scope = Scope::new(&self.scope)?;
+        let store: Arc<dyn Store> = Arc::new(FailOpenStore::new());
+        // Its heartbeats are no calls to the store, so they are not counted.
+        let uncounted = self.notes(&scope, Arc::new(Counters::default()));
+        let lease_renewer = self.lease_renewer(&scope, Arc::clone(&store), uncounted, None)?;
+        let notes = self.notes(&scope, Arc::clone(&self.observer));
+        Ok(Some(Arc::new(OpenGate {
+            key: self.key.compile(&scope)?,
+            fingerprint: self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?,
+            scope,
+            settings: GateSettings { fail_open_after: None, ..self.settings },
+            store,
+            results: None,
+            notes,
+            observer: Arc::clone(&self.observer),
+            entropy: Arc::clone(&self.entropy),
+            lease_renewer,
+            losses: None,
+            checkup: FailOpenStore::checkup(),
+            transactions: CancellationToken::new(),
+            is_fail_open: true,
+        })))
+    }
+
+    fn notes(&self, scope: &Scope, observer: Arc<dyn Observer>) -> Notes {
+        Notes { scope: scope.as_str().into(), journal: self.journal.clone(), observer }
+    }
+
+    /// Starts the lease renewer: heartbeats, operations whose callers are gone, and checks for losses.
+    fn lease_renewer(
+        &self,
+        scope: &Scope,
+        store: Arc<dyn Store>,
+        notes: Notes,
+        losses: Option<Arc<LossWatch>>,
+    ) -> Result<LeaseRenewer, GateError> {
+        LeaseRenewer::start(lease_renewer::Duty {
+            scope: scope.clone(),
+            store,
+            observer: Arc::clone(&notes.observer),
+            notes,
+            entropy: Arc::clone(&self.entropy),
+            lease: self.settings.lease,
+            max_run: self.settings.max_run,
+            place: self.heartbeats,
+            losses,
+        })
+    }
+
+    fn check_settings(&self) -> Result<(), GateError> {
+        let GateSettings { lease, retention, max_run, max_large_result_bytes, .. } = self.settings;
+        let refuse = |what: String| Err(GateError::Settings { scope: self.scope.clone(), what });
+        if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
+            return refuse(format!("`lease` is {lease:?}; it must be between 100 ms and a day"));
+        }
+        if retention < lease || retention > Self::MAX_RETENTION {
+            return refuse(format!(
+                "`retention` is {retention:?}; it must be between the lease ({lease:?}) and ten years"
+            ));
+        }
+        if max_run < lease || max_run > Self::MAX_LEASE {
+            return refuse(format!(
+                "`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"
+            ));
+        }
+        if max_large_result_bytes > Self::MOST_LARGE_RESULT_BYTES {
+            return refuse(format!(
+                "`max_large_result_bytes` is {max_large_result_bytes}; it must be at most 1 GiB"
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,187 @@
+//! A run whose claim and completion are one transaction.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use oncegate_core::key::Scope;
+use oncegate_core::record::{Recovery, State, Token, TokenTag};
+use oncegate_core::rules::Grant;
+use oncegate_core::store::{ScopeDescriptor, StoreError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::{GateError, Identity, OpenGate};
+use crate::attempt::Attempt;
+use crate::journal::JournalEntry;
+use crate::message::Message;
+use crate::observe::Event;
+use crate::transaction::Unit;
+
+/// What the transaction of a key without a record grants: the first attempt.
+const FIRST: Grant = Grant { attempt: 1, recovery: Recovery::None, fencing_token: None, reopened: false };
+
+/// The right to run a handler in a transaction that holds its key. There is no lease: the transaction protects the key.
+#[derive(Debug)]
+pub(crate) struct TransactionRun {
+    gate: Arc<OpenGate>,
+    identity: Identity,
+    token: Token,
+    message: Message,
+    attempt: Attempt,
+    discarded: CancellationToken,
+    began: Instant,
+}
+
+impl OpenGate {
+    /// A run of the key's first attempt, in a transaction that lasts for up to `limit`.
+    ///
+    /// # Errors
+    /// The store has lost records, and the loss is not accepted.
+    pub(crate) fn transaction_run(
+        self: &Arc<Self>,
+        message: &Message,
+        identity: &Identity,
+        limit: Duration,
+    ) -> Result<TransactionRun, StoreError> {
+        if let Some(refused) = self.refusal() {
+            self.observe(Event::StoreError { scope: self.scope(), class: refused.class() });
+            return Err(refused);
+        }
+        let discarded = self.transactions.child_token();
+        let token = self.entropy.token();
+        let unit = Unit {
+            key: identity.key.clone(),
+            token,
+            fingerprint: identity.fingerprint,
+            retention: self.settings.retention,
+            lease: limit,
+            codec: self.settings.codec,
+            max_result_bytes: self.settings.max_result_bytes,
+            attempted: Mutex::default(),
+        };
+        let attempt = Attempt::new(FIRST, discarded.child_token(), discarded.clone(), unit, false);
+        Ok(TransactionRun {
+            gate: Arc::clone(self),
+            identity: identity.clone(),
+            token,
+            message: message.clone(),
+            attempt,
+            discarded,
+            began: Instant::now(),
+        })
+    }
+
+    /// The namespace of its keys.
+    pub(crate) fn scope_name(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// A random number for a session.
+    pub(crate) fn random_number(&self) -> i64 {
+        let [a, b, c, d, e, f, g, h, ..] = *self.entropy.token().as_bytes();
+        i64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// Whether a descriptor that was read in another way is the scope's in the gate's store. Its epoch is random, so
+    /// another database has another one.
+    pub(crate) async fn is_described_by(&self, descriptor: Option<&str>) -> Result<bool, GateError> {
+        let epoch_of = |text: Option<&str>| -> Result<_, StoreError> {
+            Ok(text.map(|text| ScopeDescriptor::parse(&self.scope, text)).transpose()?.map(|held| held.epoch))
+        };
+        let ours = self.store.descriptor(&self.scope).await?;
+        Ok(ours.is_some() && epoch_of(ours.as_deref())? == epoch_of(descriptor)?)
+    }
+
+    /// Whether the record of the key was completed by the owner with this tag.
+    pub(crate) async fn is_completed_by(
+        &self,
+        identity: &Identity,
+        tag: TokenTag,
+    ) -> Result<bool, StoreError> {
+        let found = self.store.read(vec![identity.key.clone()]).await.into_iter().next();
+        let found = found.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
+        let state = found.map(|found| found.record.state);
+        Ok(matches!(state, Some(State::Completed { by, .. }) if by == tag))
+    }
+
+    /// Notes that a transaction without an answer turned out to be committed.
+    pub(crate) fn note_transaction_completed(&self, identity: &Identity, tag: TokenTag) {
+        self.observe(Event::Completed { scope: self.scope(), result_bytes: 0 });
+        self.notes.note(|| JournalEntry::now("completed").key(&identity.key).run(tag));
+    }
+}
+
+impl TransactionRun {
+    pub(crate) fn gate(&self) -> &OpenGate {
+        &self.gate
+    }
+
+    pub(crate) fn message(&self) -> &Message {
+        &self.message
+    }
+
+    pub(crate) fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+
+    /// Fires when the run must end, and is rolled back.
+    pub(crate) fn discarded(&self) -> &CancellationToken {
+        &self.discarded
+    }
+
+    /// The tag of the record that its transaction writes.
+    pub(crate) fn tag(&self) -> TokenTag {
+        self.token.tag()
+    }
+
+    /// Notes that the transaction holds the key.
+    ///
+    /// # Errors
+    /// The store has noticed a loss of records meanwhile: roll back.
+    pub(crate) fn granted(&self) -> Result<(), StoreError> {
+        let (gate, scope) = (&self.gate, self.gate.scope());
+        if gate.is_grant_in_doubt() {
+            let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
+            gate.observe(Event::StoreError { scope, class: refused.class() });
+            return Err(refused);
+        }
+        gate.observe(Event::StoreCalled { scope, operation: "claim", took: self.began.elapsed() });
+        gate.observe(Event::Claimed { scope, verdict: "granted" });
+        if let Some(cause) = gate.cause_of_extra_run(&self.message, &FIRST) {
+            gate.observe(Event::ExtraRun { scope, cause });
+        }
+        gate.notes.note(|| self.entry("claimed", ""));
+        Ok(())
+    }
+
+    /// Notes that the transaction is committed. `took` is the time of the commit.
+    pub(crate) fn committed(&self, took: Duration) {
+        let (gate, scope) = (&self.gate, self.gate.scope());
+        let attempted = self.attempt.unit().lock().take().unwrap_or_default();
+        if let Some(error) = attempted.not_kept {
+            gate.observe(Event::ResultNotKept { scope });
+            warn!(scope, origin = %self.message.origin(), %error, "the work is recorded without its result");
+        }
+        gate.observe(Event::StoreCalled { scope, operation: "complete", took });
+        gate.observe(Event::Completed { scope, result_bytes: attempted.result_bytes });
+        gate.note_completed(&self.identity.key, &self.token);
+        gate.notes.note(|| self.entry("completed", ""));
+    }
+
+    /// Notes that the transaction was rolled back, and why.
+    pub(crate) fn rolled_back(&self, reason: &str) {
+        self.gate.notes.note(|| self.entry("lost", reason));
+    }
+
+    fn entry(&self, event: &str, reason: &str) -> JournalEntry {
+        let took_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let entry = JournalEntry::now(event)
+            .key(&self.identity.key)
+            .attempt(self.attempt.number())
+            .origin(self.message.origin())
+            .run(self.token.tag())
+            .why(reason);
+        JournalEntry { took_ms: (event != "claimed").then_some(took_ms), ..entry }
+    }
+}

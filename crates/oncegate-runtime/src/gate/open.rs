@@ -1,0 +1,213 @@
+//! An open gate: its checked settings and store, and its operations for a message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
+use oncegate_core::record::{Token, TokenTag};
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives, Upkeep};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::GateSettings;
+use super::journal::Notes;
+use super::lease_renewer::LeaseRenewer;
+use super::loss::LossWatch;
+use super::store_position::StorePosition;
+use crate::entropy::Entropy;
+use crate::journal::JournalEntry;
+use crate::message::Message;
+use crate::observe::{Event, Observer};
+use crate::results::{Reference, ResultStore};
+
+/// A gate whose settings and store have been checked.
+#[derive(Debug)]
+pub(crate) struct OpenGate {
+    pub(super) scope: Scope,
+    pub(super) key: CompiledKey,
+    pub(super) fingerprint: Option<CompiledFingerprint>,
+    pub(super) settings: GateSettings,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) results: Option<Arc<dyn ResultStore>>,
+    pub(super) notes: Notes,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) entropy: Arc<Entropy>,
+    pub(super) lease_renewer: LeaseRenewer,
+    /// `None` when the gate uses no store.
+    pub(super) losses: Option<Arc<LossWatch>>,
+    pub(super) checkup: Checkup,
+    /// Cancels the runs without a claim.
+    pub(super) transactions: CancellationToken,
+    /// It uses no store: what it grants may run, or have run, elsewhere.
+    pub(super) is_fail_open: bool,
+}
+
+/// What identifies a message: its key and fingerprint.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) key: StoreKey,
+    pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+impl OpenGate {
+    pub(crate) fn scope(&self) -> &str {
+        self.scope.as_str()
+    }
+
+    pub(crate) fn settings(&self) -> &GateSettings {
+        &self.settings
+    }
+
+    pub(crate) fn checkup(&self) -> &Checkup {
+        &self.checkup
+    }
+
+    /// The row of `docs/STORES.md` that applies.
+    pub(crate) fn promise(&self) -> Promise {
+        match self.settings.transactional {
+            true => Promise::SAME_TRANSACTION,
+            false => self.checkup.survives.promise(),
+        }
+    }
+
+    pub(crate) fn observe(&self, event: Event<'_>) {
+        self.observer.observe(event);
+    }
+
+    pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+        Ok(self.identify_with_tenant(message)?.0)
+    }
+
+    /// Like `identify`, with a number for the message's tenant, if the tenant is part of the key.
+    pub(crate) fn identify_with_tenant(
+        &self,
+        message: &Message,
+    ) -> Result<(Identity, Option<u64>), KeyError> {
+        if let Some(what) = message.defect() {
+            return Err(KeyError::BadInput { what });
+        }
+        let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
+        let fingerprint =
+            self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
+        Ok((Identity { key, fingerprint }, tenant))
+    }
+
+    /// Where its random numbers come from.
+    pub(crate) fn entropy(&self) -> Arc<Entropy> {
+        Arc::clone(&self.entropy)
+    }
+
+    /// A random number from 0 up to 1, for jitter.
+    pub(crate) fn fraction(&self) -> f64 {
+        self.entropy.fraction()
+    }
+
+    /// The stored results of the keys that are completed with the same fingerprint. It claims nothing.
+    ///
+    /// An error counts as "not completed", and so does a result that must be fetched first: such a key is claimed
+    /// afterwards.
+    pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
+        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
+        let found = self.store.prefetch(keys).await.into_iter().zip(identities);
+        let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
+            let same = |found: &Completed| found.fingerprint == identity.fingerprint;
+            let result = found.ok()?.filter(same)?.result;
+            (!Reference::is(&result)).then_some(result)
+        };
+        found.map(same).collect()
+    }
+
+    /// Marks a record that the owner with this tag has failed as handed over to the dead letters.
+    pub(crate) async fn hand_over(&self, key: &StoreKey, by: TokenTag) -> Result<(), StoreError> {
+        // `NotOwner` means that the record is gone or was reopened in the meantime: nothing is left to mark.
+        if let Reply::Applied { .. } = self.execute(key, Operation::HandOver { by }).await? {
+            self.notes.note(|| JournalEntry::now("handed_over").key(key));
+        }
+        Ok(())
+    }
+
+    /// The position that a broker stores with its commits, where a loss of the store has no effect. `None`: the store
+    /// does not outlive this process, so a stored position could only raise false alarms.
+    pub(crate) fn store_position(&self) -> Option<StorePosition> {
+        let losses = self.losses.as_ref().filter(|_| self.checkup.survives != Survives::Process)?;
+        Some(losses.position())
+    }
+
+    /// Compares the store with what a broker has stored: a store that is older, or another one, has lost records.
+    pub(crate) async fn compare_with(&self, kept: &[StorePosition]) {
+        if let Some(losses) = &self.losses {
+            losses.compare_with(kept).await;
+        }
+    }
+
+    /// Notes that this process has completed the key's record.
+    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token) {
+        if let Some(losses) = &self.losses {
+            losses.note_completed();
+            losses.witnesses.note_completed(key, token, self.settings.retention);
+        }
+    }
+
+    /// Why no claim is granted; `None` if claims are granted.
+    pub(super) fn refusal(&self) -> Option<StoreError> {
+        self.losses.as_ref().and_then(|losses| losses.refusal())
+    }
+
+    /// Whether a grant came from a store that has noticed a loss in the meantime.
+    pub(super) fn is_grant_in_doubt(&self) -> bool {
+        self.losses.as_ref().is_some_and(|losses| losses.refusal().is_some() || losses.is_behind())
+    }
+
+    /// Returns the shard of the store that holds `key`.
+    pub(crate) fn shard(&self, key: &StoreKey) -> u64 {
+        self.store.shard(key)
+    }
+
+    /// Whether the store has not answered since `began` for so long that the gate fails open.
+    pub(super) fn fails_open(&self, began: Instant, error: &StoreError) -> bool {
+        // A record that cannot be read still exists, and a refusal requires a change by an operator.
+        error.is_away() && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+    }
+
+    /// The store's report of its own upkeep.
+    pub(crate) fn upkeep(&self) -> Upkeep {
+        self.store.upkeep()
+    }
+
+    /// The least time that is left of a running lease; the whole lease when none runs.
+    pub(crate) fn least_lease_remaining(&self) -> Duration {
+        self.lease_renewer.least_remaining()
+    }
+
+    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim.
+    pub(crate) async fn operations_finished(&self) {
+        self.lease_renewer.operations_finished().await;
+    }
+
+    /// Cancels every running handler.
+    pub(crate) fn cancel_all(&self) {
+        self.lease_renewer.cancel_all();
+        self.transactions.cancel();
+    }
+
+    /// Sends one operation to the store.
+    pub(super) fn execute(
+        &self,
+        key: &StoreKey,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Reply, StoreError>> + Send {
+        let (called, sent_at) = (operation.as_str(), Instant::now());
+        // Not through the pointer's own `Store`, which would wrap the store's future in another one.
+        let asked = self.store.as_ref().execute_one(Command { key: key.clone(), operation });
+        async move {
+            let reply = asked.await;
+            if !self.is_fail_open {
+                let took = sent_at.elapsed();
+                self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+            }
+            reply
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Decides what a status means. Pure: one status in, reasons out.
+
+use std::time::Duration;
+
+use super::status::{
+    PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
+};
+use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures};
+
+/// A handler is slow when it takes this many times the 99th percentile …
+const SLOW_FACTOR: u32 = 3;
+/// A reason is reported from the dead-letter limit divided by this on.
+const REPORT_DIVISOR: u32 = 2;
+/// The most reasons of one kind: a hundred slow handlers are one fact.
+const MOST_OF_A_KIND: usize = 3;
+
+/// Everything that is wrong, the worst first.
+pub(super) fn reasons(status: &Status) -> Vec<Reason> {
+    let mut reasons: Vec<Reason> = life(status).into_iter().collect();
+    if status.phase == Phase::Stopped {
+        return reasons;
+    }
+    reasons.extend(failures::reasons(status));
+    if status.phase != Phase::Starting {
+        reasons.extend(stalls(status));
+        reasons.extend(stores(status));
+        reasons.extend(only_letters_left(status));
+        reasons.extend(breakers(status));
+        reasons.extend(runs(status));
+        reasons.extend(status.source.partitions.iter().flat_map(partition).take(MOST_OF_A_KIND * 2));
+        reasons
+            .extend(status.waiting.iter().filter_map(|message| waits(status, message)).take(MOST_OF_A_KIND));
+        let refusals = status.refusals;
+        if refusals.in_a_row > 0 && refusals.in_a_row >= refusals.most_in_a_row / REPORT_DIVISOR {
+            reasons.push(Reason::Flood(refusals));
+        }
+    }
+    reasons.sort_by_key(|reason| !reason.is_stall());
+    reasons
+}
+
+fn life(status: &Status) -> Option<Reason> {
+    match status.phase {
+        Phase::Starting => Some(Reason::Starting),
+        Phase::Running => None,
+        Phase::Stopping => Some(Reason::Stopping),
+        Phase::Stopped => Some(Reason::Stopped { error: status.error.clone() }),
+    }
+}
+
+/// There is work, and none of it is done.
+fn stalls(status: &Status) -> Vec<Reason> {
+    let mut stalls = Vec::new();
+    let permits = status.permits.total;
+    if permits > 0 && status.overdue >= permits {
+        stalls.push(Reason::NoPermitLeft { permits });
+    }
+    if status.looked_ago > LOOP_LIMIT {
+        stalls.push(Reason::Blocked { lasts: status.looked_ago });
+    }
+    if let Some(lasts) = status.source.polled_ago.filter(|ago| *ago > POLL_LIMIT) {
+        stalls.push(Reason::NotPolled { lasts });
+    }
+    if let Some(lasts) = status.source.disconnected_for.filter(|lasts| *lasts > CONNECTION_LIMIT) {
+        stalls.push(Reason::NotConnected { lasts, others_connect: status.source.others_connect });
+    }
+    if status.phase != Phase::Running {
+        return stalls;
+    }
+    if status.nothing_started_for > QUIET_LIMIT {
+        let (ready, lasts) = (status.messages.ready, status.nothing_started_for);
+        stalls.push(Reason::NothingStarts { ready, lasts });
+    }
+    // While the consumer is at its limits, or its store is away, the source is not the cause of missing deliveries.
+    if status.has_room() && !status.paused.contains(&PauseCause::StoreAway) {
+        stalls.extend(status.source.partitions.iter().filter_map(delivers_nothing).take(MOST_OF_A_KIND));
+    }
+    stalls
+}
+
+fn delivers_nothing(partition: &PartitionStatus) -> Option<Reason> {
+    let undelivered = partition.undelivered.filter(|undelivered| *undelivered > 0)?;
+    let lasts = partition.delivered_ago.filter(|ago| *ago > QUIET_LIMIT)?;
+    let reason = Reason::NothingDelivered {
+        topic: partition.topic.clone(),
+        partition: partition.partition,
+        undelivered,
+        lasts,
+    };
+    partition.paused.is_none().then_some(reason)
+}
+
+fn stores(status: &Status) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    // A scope that runs without its store is not held up by it.
+    let waits =
+        |scope: &ScopeStatus| scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open);
+    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
+    for scope in &status.scopes {
+        // Of a cluster with many shards down, only the one that has been down for longest is reported.
+        if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
+            let (scope, error) = (scope.scope.clone(), outage.error.clone());
+            reasons.push(Reason::StoreAway { scope, error, lasts: outage.lasts, all });
+        }
+    }
+    reasons
+}
+
+/// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no other message can be
+/// received or start before they are written.
+fn only_letters_left(status: &Status) -> Option<Reason> {
+    let (letters, messages) = (status.letters_waiting, status.messages);
+    let waiting = letters as usize;
+    let others = messages.running.saturating_sub(waiting) + messages.ready + messages.parked;
+    let fills_permits = letters >= status.permits.total && status.delivered_ago > QUIET_LIMIT;
+    let holds_up = !status.has_room() || messages.behind > 0 || fills_permits;
+    (letters > 0 && others == 0 && holds_up).then_some(Reason::OnlyLettersLeft { letters })
+}
+
+fn breakers(status: &Status) -> impl Iterator<Item = Reason> {
+    let all = status.scopes.iter().all(|scope| scope.handler_paused);
+    let paused = status.scopes.iter().filter(|scope| scope.handler_paused);
+    paused.map(move |scope| Reason::HandlerPaused { scope: scope.scope.clone(), all })
+}
+
+fn runs(status: &Status) -> impl Iterator<Item = Reason> {
+    status.runs.iter().filter_map(|run| judge_run(status, run)).take(MOST_OF_A_KIND)
+}
+
+fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
+    let lease = lease_of(status, &run.scope);
+    let run_clone = || run.clone();
+    match run.stage {
+        Stage::Running if run.is_overdue() => Some(Reason::OverdueHandler { run: run_clone() }),
+        Stage::Running => {
+            let usual = status.handler_p99?;
+            let slow = run.in_stage_for > lease.max(usual * SLOW_FACTOR);
+            slow.then(|| Reason::SlowHandler { run: run_clone(), usual })
+        }
+        Stage::Ending if run.in_stage_for > lease => Some(Reason::NotStored { run: run_clone() }),
+        Stage::Burying if run.in_stage_for > QUIET_LIMIT => {
+            Some(Reason::LetterNotWritten { run: run_clone() })
+        }
+        _ => None,
+    }
+}
+
+fn partition(partition: &PartitionStatus) -> Vec<Reason> {
+    let (topic, number) = (|| partition.topic.clone(), partition.partition);
+    let mut reasons = Vec::new();
+    if let Some(lasts) = partition.uncommitted_for.filter(|lasts| *lasts > COMMIT_LIMIT) {
+        reasons.push(Reason::NotCommitted { topic: topic(), partition: number, lasts });
+    }
+    if partition.paused == Some(PauseCause::Span) {
+        reasons.push(Reason::SpanFull { topic: topic(), partition: number, first: partition.first.clone() });
+    }
+    reasons
+}
+
+fn waits(status: &Status, message: &Unfinished) -> Option<Reason> {
+    match message.stage {
+        Stage::Parked(WaitCause::Unreadable) => Some(Reason::Unreadable { message: message.clone() }),
+        Stage::Parked(WaitCause::Busy) => {
+            let lasts = message.in_stage_for;
+            let longest = status.scopes.iter().find(|scope| scope.scope == message.scope)?.max_run;
+            (lasts > longest).then(|| Reason::BusyElsewhere { message: message.clone(), lasts })
+        }
+        _ => None,
+    }
+}
+
+fn lease_of(status: &Status, scope: &str) -> Duration {
+    let of_scope = status.scopes.iter().find(|one| one.scope == scope);
+    of_scope.map_or(QUIET_LIMIT, |scope| scope.lease)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,492 @@
+//! What a consumer does now, as plain data. Every duration is serialised as a number of seconds, under a name that ends
+//! in `_seconds`.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Words;
+
+/// What a consumer does now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// The consumer's name: the scope of the gate that it was made with.
+    pub name: String,
+    /// The phase of its life.
+    pub phase: Phase,
+    /// Why it ended by itself, when it has.
+    pub error: Option<String>,
+    /// How long it has been running.
+    #[serde(rename = "up_seconds", with = "seconds")]
+    pub up: Duration,
+    /// Its gates.
+    pub scopes: Vec<ScopeStatus>,
+    /// How many handlers may run.
+    pub permits: Permits,
+    /// What is in flight, between the source and the ack.
+    pub messages: Messages,
+    /// Why dispatching or fetching is reduced; empty when nothing is held back.
+    pub paused: Vec<PauseCause>,
+    /// The recent rates of deliveries and acknowledgements.
+    pub rates: Rates,
+    /// The 99th percentile of the handlers' times; `None` until enough have run.
+    #[serde(rename = "handler_p99_seconds", with = "optional_seconds")]
+    pub handler_p99: Option<Duration>,
+    /// The attempts that have been in their stage for longest, at most 16.
+    pub runs: Vec<Run>,
+    /// How many handlers have run for longer than allowed.
+    pub overdue: u32,
+    /// How many dead letters could not be written for longer than [`QUIET_LIMIT`](super::QUIET_LIMIT).
+    #[serde(default)]
+    pub letters_waiting: u32,
+    /// The messages given up recently.
+    pub refusals: Refusals,
+    /// The messages that wait for a cause worth knowing (another worker holds the key, the record cannot be read), the
+    /// oldest of each partition.
+    pub waiting: Vec<Unfinished>,
+    /// Time since the source last delivered anything, or since the start.
+    #[serde(rename = "delivered_seconds_ago", with = "seconds")]
+    pub delivered_ago: Duration,
+    /// How long messages have been ready, with permits free, while none has started. Zero when that is not the case.
+    #[serde(rename = "nothing_started_for_seconds", with = "seconds")]
+    pub nothing_started_for: Duration,
+    /// Time since the consumer's own loop last ran.
+    #[serde(rename = "looked_seconds_ago", with = "seconds")]
+    pub looked_ago: Duration,
+    /// The source's own status.
+    pub source: SourceStatus,
+}
+
+impl Status {
+    /// 16.
+    pub(crate) const RUNS_SHOWN: usize = 16;
+
+    /// Whether another message could be received now.
+    pub fn has_room(&self) -> bool {
+        self.messages.in_flight < self.messages.most && self.messages.bytes < self.messages.most_bytes
+    }
+}
+
+/// The phases of a consumer's life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Phase {
+    /// It has not begun to receive.
+    #[default]
+    Starting,
+    /// It receives.
+    Running,
+    /// It is stopping: what has started may end.
+    Stopping,
+    /// It has ended.
+    Stopped,
+}
+
+/// A gate and its store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ScopeStatus {
+    /// The scope.
+    pub scope: String,
+    /// The route whose messages it takes; `None` for those that no other takes.
+    pub route: Option<String>,
+    /// Its store in a few words, without a password.
+    pub store: String,
+    /// The promise in force: its row in `docs/STORES.md`.
+    pub promise: String,
+    /// What that row promises for a confirmed completion.
+    pub holds: String,
+    /// What weakens the promise, from the check at the start.
+    pub warnings: Vec<String>,
+    /// Its lease.
+    #[serde(rename = "lease_seconds", with = "seconds")]
+    pub lease: Duration,
+    /// The least time that is left of one of its running leases; the whole lease when none runs.
+    #[serde(rename = "lease_remaining_seconds", with = "seconds")]
+    pub lease_remaining: Duration,
+    /// How long it keeps completed records.
+    #[serde(rename = "retention_seconds", with = "seconds")]
+    pub retention: Duration,
+    /// How long one run may take.
+    #[serde(rename = "max_run_seconds", with = "seconds")]
+    pub max_run: Duration,
+    /// How long ago the oldest expired record that its store may still hold expired; zero when there is none, and
+    /// `None` where the server removes them by itself, or another process does.
+    #[serde(rename = "oldest_expired_seconds", with = "optional_seconds", default)]
+    pub oldest_expired: Option<Duration>,
+    /// The size of the write-ahead log of an embedded store, in bytes.
+    #[serde(default)]
+    pub log_bytes: Option<u64>,
+    /// How many shards of its store were asked so far; a store that is not sharded has one.
+    pub shards: u32,
+    /// The shards that do not answer.
+    pub outages: Vec<StoreOutage>,
+    /// Whether its handler fails for all messages alike, and is paused.
+    pub handler_paused: bool,
+}
+
+impl ScopeStatus {
+    /// Whether every shard of the store that was asked answers.
+    pub fn is_store_up(&self) -> bool {
+        self.outages.is_empty()
+    }
+
+    /// Whether no shard of the store that was asked answers.
+    pub fn is_store_away(&self) -> bool {
+        !self.outages.is_empty() && self.outages.len() >= self.shards as usize
+    }
+}
+
+/// A shard of a store that does not answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StoreOutage {
+    /// The shard's number, an opaque identifier; 0 for a store that is not sharded.
+    pub shard: u64,
+    /// For how long.
+    #[serde(rename = "for_seconds", with = "seconds")]
+    pub lasts: Duration,
+    /// Its last error.
+    pub error: String,
+    /// How many messages wait for it.
+    pub waiting: usize,
+    /// Whether it has been away for so long that messages run without it, because the consumer
+    /// [fails open](crate::Consumer::fail_open_after).
+    #[serde(default)]
+    pub open: bool,
+}
+
+/// How many handlers may run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Permits {
+    /// `Consumer::concurrency`.
+    pub total: u32,
+    /// Permits that are free.
+    pub free: u32,
+}
+
+/// What is in flight, between the source and the ack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Messages {
+    /// All of them.
+    pub in_flight: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// The most messages that may be in flight.
+    pub most: usize,
+    /// The most bytes.
+    pub most_bytes: usize,
+    /// Messages in progress: claiming, running, being completed.
+    pub running: usize,
+    /// Messages that wait only for a permit.
+    pub ready: usize,
+    /// Messages behind another one in their lane.
+    pub behind: usize,
+    /// Messages that wait: for a retry, a key that another worker holds, a paused handler.
+    pub parked: usize,
+    /// Messages whose shard of the store is away.
+    pub held_back: usize,
+}
+
+/// Why dispatching or fetching is reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PauseCause {
+    /// A store, or a shard of one, does not answer.
+    StoreAway,
+    /// The limit on messages or bytes in flight is reached.
+    Full,
+    /// Too much of a partition waits behind its first unfinished message.
+    Span,
+    /// The first message of a retry topic is not due.
+    NotDue,
+    /// The circuit breaker of the handlers is open.
+    Breaker,
+    /// The consumer is stopping.
+    Stopping,
+}
+
+impl PauseCause {
+    /// The name in metrics: lower case, one word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::StoreAway => "store_away",
+            Self::Full => "full",
+            Self::Span => "span",
+            Self::NotDue => "not_due",
+            Self::Breaker => "breaker",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
+/// Recent rates: moving averages over about five seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Rates {
+    /// Messages that the source has delivered.
+    pub delivered_per_second: f64,
+    /// Messages that were acknowledged.
+    pub ended_per_second: f64,
+}
+
+/// How many messages were given up recently, and at how many the consumer stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Refusals {
+    /// How many messages in a row were given up.
+    pub in_a_row: u32,
+    /// At how many in a row the consumer stops.
+    pub most_in_a_row: u32,
+}
+
+/// An attempt in progress.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Run {
+    /// The gate's scope.
+    pub scope: String,
+    /// Where the message came from.
+    pub origin: String,
+    /// The stage of its attempt.
+    pub stage: Stage,
+    /// How long it has been in this stage.
+    #[serde(rename = "in_stage_for_seconds", with = "seconds")]
+    pub in_stage_for: Duration,
+    /// How long a handler may run.
+    #[serde(rename = "max_run_seconds", with = "seconds")]
+    pub max_run: Duration,
+}
+
+impl Run {
+    /// Whether its handler has run for longer than allowed.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.stage == Stage::Running && self.in_stage_for > self.max_run
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scope, origin, .. } = self;
+        write!(f, "the handler of {origin} in `{scope}` has run for {}", Words(self.in_stage_for))
+    }
+}
+
+/// The stage of a message in the consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Stage {
+    /// Behind another in its lane.
+    Behind,
+    /// First in its lanes, waiting for a permit.
+    Ready,
+    /// Waiting until its time comes.
+    Parked(WaitCause),
+    /// Its shard of the store is away.
+    HeldBack,
+    /// Claiming its key.
+    Claiming,
+    /// Waiting until nothing else runs in this process.
+    Quarantined,
+    /// Its handler runs.
+    Running,
+    /// Its outcome is being stored.
+    Ending,
+    /// Its dead letter is being written.
+    Burying,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Behind => "waits behind another",
+            Self::Ready => "waits for a permit",
+            Self::Parked(WaitCause::Retry) => "waits for its retry",
+            Self::Parked(WaitCause::Later) => "waits until its handler wants it again",
+            Self::Parked(WaitCause::Busy) => "waits for another worker",
+            Self::Parked(WaitCause::Lapse) => "waits until its own lease is over",
+            Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
+            Self::Parked(WaitCause::Result) => "waits for the result store",
+            Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
+            Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
+            Self::HeldBack => "waits for its store",
+            Self::Claiming => "is being claimed",
+            Self::Quarantined => "waits to run alone",
+            Self::Running => "is running",
+            Self::Ending => "is being completed",
+            Self::Burying => "is being written to the dead letters",
+        })
+    }
+}
+
+/// What a message waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WaitCause {
+    /// Its next attempt is not due.
+    Retry,
+    /// It cannot be done yet: its handler wants it later.
+    Later,
+    /// Another worker has its key, or its record's retry is not due.
+    Busy,
+    /// Its own lease must be over first: its handler was cancelled and has not returned an outcome.
+    Lapse,
+    /// Its record cannot be read.
+    Unreadable,
+    /// The result store does not answer.
+    Result,
+    /// Its handler's circuit breaker is open.
+    Breaker,
+    /// Its tenant has as many handlers running as allowed.
+    Tenant,
+}
+
+/// A message that is not finished.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Unfinished {
+    /// The gate's scope.
+    pub scope: String,
+    /// Where it came from.
+    pub origin: String,
+    /// Its stage.
+    pub stage: Stage,
+    /// How long it has been there; for a parked message, since it first waited for this cause.
+    #[serde(rename = "in_stage_for_seconds", with = "seconds")]
+    pub in_stage_for: Duration,
+    /// Time since it was received.
+    #[serde(rename = "age_seconds", with = "seconds")]
+    pub age: Duration,
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, which {} for {}", self.origin, self.stage, Words(self.in_stage_for))
+    }
+}
+
+/// A source's own status. Created by [`Source::status`](crate::source::Source::status) from [`Default`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SourceStatus {
+    /// The consumer group, where the broker has groups.
+    #[serde(default)]
+    pub group: Option<String>,
+    /// Time since the broker's client was last polled, or last called; `None` when that does not apply.
+    #[serde(rename = "polled_seconds_ago", with = "optional_seconds")]
+    pub polled_ago: Option<Duration>,
+    /// How long the broker's client has had no connection to any broker; `None` when it has one, or that is unknown.
+    #[serde(default, rename = "disconnected_for_seconds", with = "optional_seconds")]
+    pub disconnected_for: Option<Duration>,
+    /// Whether the brokers have answered another client of this process for so long that this one should have
+    /// connected.
+    #[serde(default)]
+    pub others_connect: bool,
+    /// What it consumes now: partitions, or a queue. The consumer adds what it has in flight of each.
+    pub partitions: Vec<PartitionStatus>,
+    /// Operations that fail now. Empty when each one succeeded the last time, or was never called.
+    #[serde(default)]
+    pub failures: Vec<SourceFailure>,
+}
+
+/// An operation of a source that fails: it has not succeeded since its first failure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SourceFailure {
+    /// Which: `receive`, `delete` or `visibility` of a queue, `broker` or `fetch` of Kafka, `dead_letter`, or `open` at the
+    /// start.
+    pub operation: String,
+    /// The last error.
+    pub error: String,
+    /// Time since the first failure.
+    #[serde(rename = "for_seconds", with = "seconds")]
+    pub lasts: Duration,
+    /// Time since the last failure.
+    #[serde(rename = "failed_seconds_ago", with = "seconds")]
+    pub failed_ago: Duration,
+    /// How often it has failed in a row.
+    pub failures: u64,
+    /// Whether no message is delivered while it fails.
+    pub stops_delivery: bool,
+}
+
+/// A partition, or a queue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartitionStatus {
+    /// The topic or queue.
+    pub topic: String,
+    /// The partition; 0 for a queue.
+    pub partition: i32,
+    /// How many messages are not finished, including those still at the broker; `None` when that is unknown.
+    pub lag: Option<u64>,
+    /// How many messages at the broker were not delivered to this consumer. 0 once everything deliverable was
+    /// delivered, not counting transaction markers; `None` when that is unknown.
+    pub undelivered: Option<u64>,
+    /// The last offset that was received.
+    pub received: Option<i64>,
+    /// The first offset that is not finished: the position of the next commit.
+    pub watermark: Option<i64>,
+    /// The offset that was last committed to the broker.
+    pub committed: Option<i64>,
+    /// How long the watermark has been ahead of the committed offset; `None` while it is not.
+    #[serde(rename = "uncommitted_for_seconds", with = "optional_seconds")]
+    pub uncommitted_for: Option<Duration>,
+    /// Time since its last message was delivered, or since it was assigned.
+    #[serde(rename = "delivered_seconds_ago", with = "optional_seconds")]
+    pub delivered_ago: Option<Duration>,
+    /// Time since the first unfinished message was received. A fact, not a judgement: the message may wait for a
+    /// reason.
+    #[serde(rename = "oldest_unfinished_seconds", with = "optional_seconds")]
+    pub oldest_unfinished: Option<Duration>,
+    /// Why its fetching is paused; `None` when it is not.
+    pub paused: Option<PauseCause>,
+    /// How many of its messages are held by the source and the consumer.
+    pub in_flight: usize,
+    /// Its first unfinished message among those, from the consumer's view.
+    pub first: Option<Unfinished>,
+}
+
+impl PartitionStatus {
+    /// A partition of which only the name is known.
+    pub fn new(topic: impl Into<String>, partition: i32) -> Self {
+        Self { topic: topic.into(), partition, ..Self::default() }
+    }
+}
+
+/// A duration as a number of seconds.
+pub(super) mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        duration.as_secs_f64().serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// An optional duration as a number of seconds, or null.
+mod optional_seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        duration.map(|duration| duration.as_secs_f64()).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let seconds = Option::<f64>::deserialize(from)?;
+        seconds.map(Duration::try_from_secs_f64).transpose().map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,303 @@
+//! One delivery from a broker.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use oncegate_core::key::{HeaderValue, KeySource};
+use serde::de::DeserializeOwned;
+
+use crate::failure::Failure;
+
+/// One delivery from a broker: payload, broker key, headers and where it came from.
+///
+/// Cheap to clone. It knows nothing of attempts: see [`Attempt`](crate::Attempt).
+#[derive(Clone)]
+pub struct Message {
+    delivered: Arc<Delivered>,
+}
+
+struct Delivered {
+    route: Arc<str>,
+    origin: Origin,
+    payload: Option<Bytes>,
+    key: Option<Bytes>,
+    headers: Vec<Header>,
+    timestamp_ms: Option<i64>,
+    first_failed_at: Option<SystemTime>,
+    defect: Option<&'static str>,
+}
+
+/// A header: its name and its bytes, if any. A name may occur more than once.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The name, as the broker has it.
+    pub name: Box<str>,
+    /// The value; `None` is a null header.
+    pub value: Option<Bytes>,
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} bytes", self.name, self.value.as_ref().map_or(0, Bytes::len))
+    }
+}
+
+/// The origin of a message. It names a delivery for logs and dead letters; it does not identify the message.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Origin {
+    /// A Kafka record.
+    Kafka {
+        /// The topic.
+        topic: Arc<str>,
+        /// The partition.
+        partition: i32,
+        /// The offset in the partition.
+        offset: i64,
+    },
+    /// A message of a queue.
+    Queue {
+        /// The queue's name or address.
+        queue: Arc<str>,
+        /// The broker's message id.
+        id: Arc<str>,
+    },
+    /// Another origin, as free text.
+    Other(Arc<str>),
+}
+
+impl Origin {
+    /// The unit of order: a topic's partition, or a queue.
+    pub fn partition(&self) -> (&str, i32) {
+        match self {
+            Self::Kafka { topic, partition, .. } => (topic, *partition),
+            Self::Queue { queue, .. } => (queue, 0),
+            Self::Other(_) => ("", 0),
+        }
+    }
+}
+
+impl Origin {
+    /// Parses an origin as `Display` writes it.
+    pub fn parse(words: &str) -> Self {
+        let kafka = || {
+            let (place, offset) = words.rsplit_once('@')?;
+            let (topic, partition) = place.rsplit_once('/')?;
+            Some(Self::Kafka {
+                topic: topic.into(),
+                partition: partition.parse().ok()?,
+                offset: offset.parse().ok()?,
+            })
+        };
+        // Neither a queue's name nor a topic's contains this character.
+        let queue =
+            || words.split_once('#').map(|(queue, id)| Self::Queue { queue: queue.into(), id: id.into() });
+        kafka().or_else(queue).unwrap_or_else(|| Self::Other(words.into()))
+    }
+}
+
+impl fmt::Display for Origin {
+    /// `orders/3@42`, `queue#id`, or the text.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kafka { topic, partition, offset } => write!(f, "{topic}/{partition}@{offset}"),
+            Self::Queue { queue, id } => write!(f, "{queue}#{id}"),
+            Self::Other(words) => f.write_str(words),
+        }
+    }
+}
+
+impl Message {
+    /// A message of `route` with this payload; `None` is a tombstone.
+    ///
+    /// The route is the logical name of the stream: by default the topic or queue.
+    pub fn new(route: impl Into<Arc<str>>, origin: Origin, payload: Option<Bytes>) -> Self {
+        let delivered = Delivered {
+            route: route.into(),
+            origin,
+            payload,
+            key: None,
+            headers: Vec::new(),
+            timestamp_ms: None,
+            first_failed_at: None,
+            defect: None,
+        };
+        Self { delivered: Arc::new(delivered) }
+    }
+
+    /// The same message with the broker's key.
+    pub fn with_key(self, key: impl Into<Bytes>) -> Self {
+        self.edit(|delivered| delivered.key = Some(key.into()))
+    }
+
+    /// The same message with these headers.
+    pub fn with_headers(self, headers: Vec<Header>) -> Self {
+        self.edit(|delivered| delivered.headers = headers)
+    }
+
+    /// The same message with the broker's timestamp, in milliseconds since 1970.
+    pub fn with_timestamp_ms(self, timestamp_ms: i64) -> Self {
+        self.edit(|delivered| delivered.timestamp_ms = Some(timestamp_ms))
+    }
+
+    /// The same message with the time at which its first attempt failed. A [retry queue](crate::source::RetryQueue)
+    /// keeps that time with the message, and the dead letter contains it.
+    pub fn with_first_failed_at(self, time: SystemTime) -> Self {
+        self.edit(|delivered| delivered.first_failed_at = Some(time))
+    }
+
+    /// The same message, marked as not having the form that its source is configured to read; `expected` describes that
+    /// form. No gate makes a key of it: it is bad input, and goes to the dead letters.
+    pub fn with_defect(self, expected: &'static str) -> Self {
+        self.edit(|delivered| delivered.defect = Some(expected))
+    }
+
+    /// The form that its source expects and it does not have; see [`with_defect`](Self::with_defect).
+    pub fn defect(&self) -> Option<&'static str> {
+        self.delivered.defect
+    }
+
+    fn edit(mut self, change: impl FnOnce(&mut Delivered)) -> Self {
+        match Arc::get_mut(&mut self.delivered) {
+            Some(delivered) => change(delivered),
+            None => {
+                let mut delivered = Delivered {
+                    route: Arc::clone(&self.delivered.route),
+                    origin: self.delivered.origin.clone(),
+                    payload: self.delivered.payload.clone(),
+                    key: self.delivered.key.clone(),
+                    headers: self.delivered.headers.clone(),
+                    timestamp_ms: self.delivered.timestamp_ms,
+                    first_failed_at: self.delivered.first_failed_at,
+                    defect: self.delivered.defect,
+                };
+                change(&mut delivered);
+                self.delivered = Arc::new(delivered);
+            }
+        }
+        self
+    }
+
+    /// The logical name of the stream; a retried or redriven message keeps its first one.
+    pub fn route(&self) -> &str {
+        &self.delivered.route
+    }
+
+    /// The origin of this delivery.
+    pub fn origin(&self) -> &Origin {
+        &self.delivered.origin
+    }
+
+    /// The payload; empty for a tombstone.
+    pub fn payload(&self) -> &[u8] {
+        self.delivered.payload.as_deref().unwrap_or_default()
+    }
+
+    /// The payload without copying it; `None` for a tombstone.
+    pub fn payload_bytes(&self) -> Option<Bytes> {
+        self.delivered.payload.clone()
+    }
+
+    /// Whether the broker delivered a null payload.
+    pub fn is_tombstone(&self) -> bool {
+        self.delivered.payload.is_none()
+    }
+
+    /// The broker's key of the message.
+    pub fn key(&self) -> Option<&[u8]> {
+        self.delivered.key.as_deref()
+    }
+
+    /// The broker's key without copying it.
+    pub fn key_bytes(&self) -> Option<Bytes> {
+        self.delivered.key.clone()
+    }
+
+    /// The last header of this name.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        let named = self.delivered.headers.iter().rev().find(|header| &*header.name == name);
+        named.and_then(|header| header.value.as_deref())
+    }
+
+    /// All headers, in the broker's order.
+    pub fn headers(&self) -> &[Header] {
+        &self.delivered.headers
+    }
+
+    /// The broker's timestamp, in milliseconds since 1970.
+    pub fn timestamp_ms(&self) -> Option<i64> {
+        self.delivered.timestamp_ms
+    }
+
+    /// When its first attempt failed, by the wall clock of the process that ran it. `None` when none has failed, or
+    /// when another process ran it and the message did not come through a [retry queue](crate::source::RetryQueue).
+    pub fn first_failed_at(&self) -> Option<SystemTime> {
+        self.delivered.first_failed_at
+    }
+
+    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp.
+    pub fn age(&self) -> Option<Duration> {
+        let millis = u64::try_from(self.timestamp_ms()?).ok()?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Some(now.saturating_sub(Duration::from_millis(millis)))
+    }
+
+    /// The approximate size of this message in memory, in bytes, as counted by the limits on bytes.
+    pub fn size_bytes(&self) -> usize {
+        const FIXED_BYTES: usize = 256;
+        let header = |header: &Header| 48 + header.name.len() + header.value.as_ref().map_or(0, Bytes::len);
+        FIXED_BYTES
+            + self.payload().len()
+            + self.key().map_or(0, <[u8]>::len)
+            + self.headers().iter().map(header).sum::<usize>()
+    }
+
+    /// Decodes the payload as JSON.
+    ///
+    /// # Errors
+    /// Returns a permanent failure when it is not JSON of this shape: trying again would not help, so the message
+    /// goes to the dead letters.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        serde_json::from_slice(self.payload()).map_err(|error| {
+            // serde's own text quotes the value, and a reason is written to logs and dead letters.
+            let (line, column, category) = (error.line(), error.column(), error.classify());
+            Failure::permanent(format!(
+                "payload is not the expected JSON ({category:?} error at {line}:{column})"
+            ))
+        })
+    }
+}
+
+impl KeySource for Message {
+    fn payload(&self) -> Option<&[u8]> {
+        self.delivered.payload.as_deref()
+    }
+
+    fn header(&self, name: &str) -> HeaderValue<'_> {
+        let named = self.headers().iter().filter(|header| &*header.name == name);
+        HeaderValue::of(named.filter_map(|header| header.value.as_deref()))
+    }
+
+    fn message_key(&self) -> Option<&[u8]> {
+        self.key()
+    }
+
+    fn message_id(&self) -> Option<&str> {
+        match self.origin() {
+            Origin::Queue { id, .. } => Some(id),
+            Origin::Kafka { .. } | Origin::Other(_) => None,
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    /// Shows where it came from and how large it is, never its content.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("origin", &format_args!("{}", self.origin()))
+            .field("payload_bytes", &self.payload().len())
+            .finish_non_exhaustive()
+    }
+}

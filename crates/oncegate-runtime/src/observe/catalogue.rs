@@ -1,0 +1,458 @@
+//! What oncegate publishes, and under which names: the one place that names a metric.
+//!
+//! The table in `docs/OBSERVABILITY.md`, the dashboard and the alert rules in `monitoring/` are compared with it by tests.
+
+use std::time::Duration;
+
+use super::Event;
+
+/// A metric that oncegate publishes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Metric {
+    /// The middle of its name: `claims` of `oncegate_claims_total`.
+    pub name: &'static str,
+    /// What kind of number it is.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+    /// Every value of the last label, where there are no others; of a counter, each is there from the start, as zero.
+    pub values: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+/// What kind of number a metric is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// It only grows while the process lives.
+    Counter,
+    /// It says how things are.
+    Gauge,
+    /// Durations in seconds, counted by these upper bounds.
+    Seconds(&'static [f64]),
+    /// Sizes in bytes, counted by these upper bounds.
+    Bytes(&'static [f64]),
+}
+
+impl Metric {
+    const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
+        Self { name, kind: Kind::Counter, labels, values: &[], help }
+    }
+
+    const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
+        Self { name, kind: Kind::Gauge, labels, values: &[], help }
+    }
+
+    const fn seconds(
+        name: &'static str,
+        labels: &'static [&'static str],
+        bounds: &'static [f64],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Seconds(bounds), labels, values: &[], help }
+    }
+
+    const fn bytes(
+        name: &'static str,
+        labels: &'static [&'static str],
+        bounds: &'static [f64],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Bytes(bounds), labels, values: &[], help }
+    }
+
+    const fn of(self, values: &'static [&'static str]) -> Self {
+        Self { values, ..self }
+    }
+
+    /// The whole name: with the prefix `oncegate_`, and with `_total` if it is a counter.
+    pub fn full_name(&self) -> String {
+        match self.kind {
+            Kind::Counter => format!("oncegate_{}_total", self.name),
+            Kind::Gauge | Kind::Seconds(_) | Kind::Bytes(_) => format!("oncegate_{}", self.name),
+        }
+    }
+
+    /// The upper bounds of a histogram.
+    pub fn bounds(&self) -> Option<&'static [f64]> {
+        match self.kind {
+            Kind::Seconds(bounds) | Kind::Bytes(bounds) => Some(bounds),
+            Kind::Counter | Kind::Gauge => None,
+        }
+    }
+
+    /// Whether each gate has its own.
+    pub fn is_scoped(&self) -> bool {
+        self.labels.first() == Some(&"scope")
+    }
+
+    /// The metric of this short name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CATALOGUE.iter().find(|metric| metric.name == name)
+    }
+}
+
+/// The bounds of what handlers take: a millisecond to a minute.
+const HANDLER_BOUNDS: &[f64] =
+    &[0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// The bounds of what stores take: 50 microseconds to a second.
+const STORE_BOUNDS: &[f64] =
+    &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+/// The bounds of how old messages become: ten milliseconds to an hour. The alert rules count those up to 60.
+const AGE_BOUNDS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0];
+
+/// The bounds of results: from 64 bytes to a mebibyte.
+const RESULT_BOUNDS: &[f64] = &[64.0, 256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0];
+
+/// What a store is asked.
+const OPERATIONS: &[&str] = &["claim", "extend", "complete", "release", "fail", "hand_over", "reopen"];
+
+const SCOPE: &[&str] = &["scope"];
+const OPERATION: &[&str] = &["operation"];
+const CONSUMER: &[&str] = &["consumer"];
+const PARTITION: &[&str] = &["consumer", "topic", "partition"];
+
+/// Every metric that there is. Durations are in seconds, sizes in bytes.
+///
+/// Gauges say how things were when the status was last asked for. Those of a partition that was given away are zero.
+pub const CATALOGUE: &[Metric] = &[
+    // The promise.
+    Metric::counter("extra_runs", &["scope", "cause"], "handler runs beyond the first, by what caused them")
+        .of(&[
+            "crash_takeover",
+            "lease_lost",
+            "complete_unknown",
+            "store_loss",
+            "retention",
+            "reset",
+            "fail_open",
+        ]),
+    Metric::counter(
+        "complete_lost",
+        SCOPE,
+        "completions of an owner who had been replaced; nothing was acknowledged",
+    ),
+    Metric::counter("store_losses", SCOPE, "times that the store noticed that it has forgotten records"),
+    // The way of a message.
+    Metric::counter("claims", &["scope", "verdict"], "answers to claims, those of prefetches included")
+        .of(&["granted", "completed", "busy", "failed", "mismatch"]),
+    Metric::counter("handler_runs", &["scope", "outcome"], "ends of handlers").of(&[
+        "succeeded",
+        "failed",
+        "later",
+        "gave_up",
+        "panicked",
+        "cancelled",
+    ]),
+    Metric::counter(
+        "batch_calls",
+        &["scope", "call"],
+        "calls of batch handlers: for a new batch, or a part of one that failed",
+    )
+    .of(&["gathered", "split"]),
+    Metric::counter("completions", SCOPE, "completions that the store has confirmed"),
+    Metric::counter("acks", SCOPE, "messages acknowledged to their source"),
+    Metric::counter("retries", SCOPE, "failed messages that wait for their next attempt"),
+    Metric::counter("dead_letters", &["scope", "cause"], "messages put with the dead letters").of(&[
+        "bad_key",
+        "permanent",
+        "attempts_used_up",
+        "mismatch",
+        "not_handed_over",
+    ]),
+    Metric::counter(
+        "breaker_changes",
+        &["scope", "state"],
+        "changes of the handler's breaker: it is paused, probed, and goes on",
+    )
+    .of(&["open", "half_open", "closed"]),
+    Metric::counter(
+        "quarantined",
+        SCOPE,
+        "messages that run alone, because earlier attempts ended without an outcome",
+    ),
+    Metric::counter(
+        "fingerprints_uncompared",
+        SCOPE,
+        "records whose fingerprint has another specification, so that it was not compared",
+    ),
+    Metric::counter(
+        "duplicate_hooks_failed",
+        SCOPE,
+        "messages acknowledged although `Handler::duplicate` has failed every time",
+    ),
+    Metric::counter(
+        "answers",
+        &["scope", "answer"],
+        "answers to HTTP requests under a key: `handled`, `replayed`, `released`, `given-up`, `fail_open` or the name of a problem",
+    ),
+    // Results.
+    Metric::counter(
+        "results_not_kept",
+        SCOPE,
+        "results too large, not encodable, or not taken by the result store",
+    ),
+    Metric::counter("results_lost", SCOPE, "duplicates whose large result is missing or damaged"),
+    Metric::counter(
+        "result_store_errors",
+        &["scope", "operation"],
+        "calls that the result store gave no answer to",
+    )
+    .of(&["put", "get"]),
+    Metric::counter(
+        "journal_dropped",
+        SCOPE,
+        "entries that the gate's journal has not written down: too many came at once, or it takes none",
+    ),
+    // The store.
+    Metric::counter(
+        "store_calls",
+        &["scope", "operation"],
+        "calls of the store; an `extend` is for many leases",
+    )
+    .of(OPERATIONS),
+    Metric::counter("store_errors", &["scope", "class"], "calls that the store gave no answer to").of(&[
+        "unavailable",
+        "unknown",
+        "unreadable",
+        "refused",
+    ]),
+    Metric::counter(
+        "store_paused",
+        &["change"],
+        "outages of the store, or of a part of it, that began or ended",
+    )
+    .of(&["paused", "resumed"]),
+    // The source.
+    Metric::counter("commits", &[], "rounds of commits"),
+    Metric::counter("rebalances", &[], "changes of the assignment"),
+    Metric::counter(
+        "source_pauses",
+        &["cause"],
+        "times that fetching stopped: messages were not received, or too much of a partition was unfinished",
+    )
+    .of(&["full", "span"]),
+    Metric::counter(
+        "members_replaced",
+        &["cause"],
+        "clients that were members or connected no more, and that another one replaced",
+    )
+    .of(&["poll_interval", "dropped", "disconnected", "login", "static_member"]),
+    Metric::counter("topics_made_again", &[], "topics that were deleted and made again"),
+    Metric::counter("messages_gone", &[], "offsets whose messages were deleted before they were received"),
+    Metric::counter(
+        "source_errors",
+        OPERATION,
+        "failed operations of the source, which it repeats by itself",
+    )
+    .of(&[
+        "commit",
+        "fetch",
+        "broker",
+        "receive",
+        "delete",
+        "visibility",
+        "dead_letter",
+        "retry",
+        "open",
+    ]),
+    Metric::counter("sqs_calls", OPERATION, "calls to the queue, which SQS charges for").of(&[
+        "receive",
+        "delete",
+        "visibility",
+    ]),
+    Metric::counter("sqs_visibility_extensions", &[], "messages held for another visibility timeout"),
+    Metric::counter(
+        "sqs_visibility_lost",
+        &[],
+        "messages that the queue has taken back from running handlers, which were cancelled",
+    ),
+    Metric::counter(
+        "sqs_handed_back",
+        &[],
+        "messages that went back to the queue: for a retry, or unstarted at a stop",
+    ),
+    Metric::counter(
+        "sqs_deletes_failed",
+        &[],
+        "finished messages that could not be deleted in time; their records answer them",
+    ),
+    Metric::counter(
+        "sqs_last_receives",
+        &[],
+        "messages received for the last time before the redrive policy takes them",
+    ),
+    // How long things take.
+    Metric::seconds("handler_seconds", SCOPE, HANDLER_BOUNDS, "how long handlers run"),
+    Metric::seconds(
+        "gate_seconds",
+        &["scope", "operation"],
+        STORE_BOUNDS,
+        "how long calls of the store take, the wait for their batch included",
+    )
+    .of(OPERATIONS),
+    Metric::seconds(
+        "message_age_seconds",
+        SCOPE,
+        AGE_BOUNDS,
+        "how old messages are when their first success is acknowledged, by the broker's timestamp",
+    ),
+    // How large things are.
+    Metric::bytes(
+        "result_bytes",
+        SCOPE,
+        RESULT_BOUNDS,
+        "how large stored results are; of one that went to the result store, its reference",
+    ),
+    // How things are.
+    Metric::gauge("live", CONSUMER, "1, or 0 when a restart would help: what `/healthz` says"),
+    Metric::gauge("ready", CONSUMER, "1 while messages are taken and handled, else 0: what `/readyz` says"),
+    Metric::gauge(
+        "unwell",
+        &["consumer", "reason"],
+        "1 for each thing that is wrong, such as `store_away` or `nothing_ends`; see `health::Reason`",
+    ),
+    Metric::gauge(
+        "paused",
+        &["consumer", "cause"],
+        "1 for each reason why less than everything is dispatched or fetched, such as `store_away` or `breaker`; see `health::PauseCause`",
+    ),
+    Metric::gauge("store_up", SCOPE, "1, or 0 while the store, or a part of it, does not answer"),
+    Metric::gauge(
+        "lease_remaining_seconds",
+        SCOPE,
+        "the least that is left of a running lease; the whole lease when none runs",
+    ),
+    Metric::gauge("record_retention_seconds", SCOPE, "how long completed records are kept"),
+    Metric::gauge(
+        "oldest_expired_seconds",
+        SCOPE,
+        "how long ago the oldest expired record has expired that the store may still hold; SQLite and PostgreSQL, in the process that removes them",
+    ),
+    Metric::gauge("store_log_bytes", SCOPE, "size of the write-ahead log; SQLite"),
+    Metric::gauge("permits", CONSUMER, "how many handlers may run"),
+    Metric::gauge("permits_free", CONSUMER, "how many more could run now"),
+    Metric::gauge("in_flight", CONSUMER, "messages between the source and their acks"),
+    Metric::gauge("in_flight_bytes", CONSUMER, "the bytes of those"),
+    Metric::gauge(
+        "messages",
+        &["consumer", "stage"],
+        "what those messages do: run, wait for a permit, behind another, for a time, or for the store",
+    )
+    .of(&["running", "ready", "behind", "parked", "held_back"]),
+    Metric::gauge("poll_age_seconds", CONSUMER, "since the broker's client was last polled"),
+    Metric::gauge("lag", PARTITION, "messages that are not finished, the broker's included"),
+    Metric::gauge(
+        "oldest_incomplete_age_seconds",
+        PARTITION,
+        "since the first unfinished message was received; 0 when there is none",
+    ),
+    Metric::gauge("watermark", PARTITION, "the first offset that is not finished"),
+    Metric::gauge("committed_offset", PARTITION, "the offset that the broker has from us"),
+    Metric::gauge("build_info", &["version"], "always 1; the label is the version of oncegate"),
+];
+
+impl Event<'_> {
+    /// The short name and the label under which the event is counted, and how much it counts. The label is empty
+    /// where the event has no kinds.
+    pub const fn metric(&self) -> (&'static str, &'static str, u64) {
+        match *self {
+            Self::Claimed { verdict, .. } => ("claims", verdict, 1),
+            Self::StoreCalled { operation, .. } => ("store_calls", operation, 1),
+            Self::HandlerRan { outcome, .. } => ("handler_runs", outcome.as_str(), 1),
+            Self::BatchCalled { call, .. } => ("batch_calls", call.as_str(), 1),
+            Self::ExtraRun { cause, .. } => ("extra_runs", cause.as_str(), 1),
+            Self::Completed { .. } => ("completions", "", 1),
+            Self::CompleteLost { .. } => ("complete_lost", "", 1),
+            Self::FingerprintUncompared { .. } => ("fingerprints_uncompared", "", 1),
+            Self::ResultNotKept { .. } => ("results_not_kept", "", 1),
+            Self::ResultLost { .. } => ("results_lost", "", 1),
+            Self::ResultStoreError { operation, .. } => ("result_store_errors", operation, 1),
+            Self::JournalDropped { entries, .. } => ("journal_dropped", "", entries),
+            Self::DuplicateHookFailed { .. } => ("duplicate_hooks_failed", "", 1),
+            Self::Retried { .. } => ("retries", "", 1),
+            Self::DeadLettered { cause, .. } => ("dead_letters", cause.as_str(), 1),
+            Self::Answered { answer, .. } => ("answers", answer, 1),
+            Self::Acked { count, .. } => ("acks", "", count),
+            Self::StoreError { class, .. } => ("store_errors", class, 1),
+            Self::StoreLost { .. } => ("store_losses", "", 1),
+            Self::StorePaused { paused: true } => ("store_paused", "paused", 1),
+            Self::StorePaused { paused: false } => ("store_paused", "resumed", 1),
+            Self::BreakerChanged { state, .. } => ("breaker_changes", state.as_str(), 1),
+            Self::Quarantined { .. } => ("quarantined", "", 1),
+            Self::Rebalanced { .. } => ("rebalances", "", 1),
+            Self::SourcePaused { cause } => ("source_pauses", cause, 1),
+            Self::MemberReplaced { cause } => ("members_replaced", cause, 1),
+            Self::TopicMadeAgain => ("topics_made_again", "", 1),
+            Self::MessagesGone { count } => ("messages_gone", "", count),
+            Self::Committed { .. } => ("commits", "", 1),
+            Self::SourceError { operation } => ("source_errors", operation, 1),
+            Self::SqsCalled { operation } => ("sqs_calls", operation, 1),
+            Self::SqsVisibilityExtended { count } => ("sqs_visibility_extensions", "", count),
+            Self::SqsVisibilityLost { count } => ("sqs_visibility_lost", "", count),
+            Self::SqsHandedBack { count } => ("sqs_handed_back", "", count),
+            Self::SqsDeleteFailed { count } => ("sqs_deletes_failed", "", count),
+            Self::SqsLastReceive => ("sqs_last_receives", "", 1),
+        }
+    }
+
+    /// The short name and label of the duration that the event tells, if it tells one.
+    pub const fn duration(&self) -> Option<(&'static str, &'static str, Duration)> {
+        match *self {
+            Self::HandlerRan { took, .. } => Some(("handler_seconds", "", took)),
+            Self::StoreCalled { operation, took, .. } => Some(("gate_seconds", operation, took)),
+            Self::Acked { age: Some(age), .. } => Some(("message_age_seconds", "", age)),
+            _ => None,
+        }
+    }
+
+    /// The short name of the size in bytes that the event tells, if it tells one.
+    pub const fn size(&self) -> Option<(&'static str, u64)> {
+        match *self {
+            Self::Completed { result_bytes, .. } => Some(("result_bytes", result_bytes)),
+            _ => None,
+        }
+    }
+
+    /// The scope of the gate that it belongs to; `None` for what a source or an engine does for all of them.
+    pub const fn scope(&self) -> Option<&str> {
+        match *self {
+            Self::Claimed { scope, .. }
+            | Self::StoreCalled { scope, .. }
+            | Self::HandlerRan { scope, .. }
+            | Self::BatchCalled { scope, .. }
+            | Self::ExtraRun { scope, .. }
+            | Self::Completed { scope, .. }
+            | Self::CompleteLost { scope }
+            | Self::FingerprintUncompared { scope }
+            | Self::ResultNotKept { scope }
+            | Self::ResultLost { scope }
+            | Self::ResultStoreError { scope, .. }
+            | Self::JournalDropped { scope, .. }
+            | Self::DuplicateHookFailed { scope }
+            | Self::Retried { scope }
+            | Self::DeadLettered { scope, .. }
+            | Self::Answered { scope, .. }
+            | Self::Acked { scope, .. }
+            | Self::StoreError { scope, .. }
+            | Self::StoreLost { scope }
+            | Self::BreakerChanged { scope, .. }
+            | Self::Quarantined { scope } => Some(scope),
+            Self::StorePaused { .. }
+            | Self::Rebalanced { .. }
+            | Self::SourcePaused { .. }
+            | Self::MemberReplaced { .. }
+            | Self::TopicMadeAgain
+            | Self::MessagesGone { .. }
+            | Self::Committed { .. }
+            | Self::SourceError { .. }
+            | Self::SqsCalled { .. }
+            | Self::SqsVisibilityExtended { .. }
+            | Self::SqsVisibilityLost { .. }
+            | Self::SqsHandedBack { .. }
+            | Self::SqsDeleteFailed { .. }
+            | Self::SqsLastReceive => None,
+        }
+    }
+}

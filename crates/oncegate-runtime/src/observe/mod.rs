@@ -1,0 +1,354 @@
+//! The events that oncegate reports: one trait, one enum.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::dead_letters::DeadLetterCause;
+use crate::message::Origin;
+
+mod catalogue;
+mod counters;
+
+pub use catalogue::{CATALOGUE, Kind, Metric};
+pub use counters::Counters;
+
+/// Receives every event. It is called on the hot path: count, do not block.
+pub trait Observer: Send + Sync + fmt::Debug {
+    /// Something happened.
+    fn observe(&self, event: Event<'_>);
+}
+
+/// Something that happened. No event contains payload or key material, except that the reason of a dead letter is the
+/// handler's own text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The store answered a claim (or the prefetch found a completed record).
+    Claimed {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `granted`, `completed`, `busy`, `failed` or `mismatch`.
+        verdict: &'static str,
+    },
+    /// The store was called, and has answered or failed to answer.
+    StoreCalled {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `claim`, `extend`, `complete`, `release`, `fail`, `hand_over` or `reopen`.
+        operation: &'static str,
+        /// How long that took, including the wait for its batch.
+        took: Duration,
+    },
+    /// A handler returned.
+    HandlerRan {
+        /// The gate's scope.
+        scope: &'a str,
+        /// How it ended.
+        outcome: RunOutcome,
+        /// How long it ran.
+        took: Duration,
+    },
+    /// A handler runs, or has run, once more than the messages with this key alone would require.
+    ExtraRun {
+        /// The gate's scope.
+        scope: &'a str,
+        /// Why.
+        cause: ExtraRunCause,
+    },
+    /// A batch handler is called. The messages of the call are counted as its runs.
+    BatchCalled {
+        /// The gate's scope.
+        scope: &'a str,
+        /// What the call is for.
+        call: BatchCall,
+    },
+    /// The store has confirmed a completion.
+    Completed {
+        /// The gate's scope.
+        scope: &'a str,
+        /// The size of the stored result; for a large one, the size of its reference.
+        result_bytes: u64,
+    },
+    /// A completion found that its claim belongs to another owner: nothing was acknowledged.
+    CompleteLost {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// The records of key and claim carry fingerprints of different specifications, so they were not compared.
+    FingerprintUncompared {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// A result was too large, could not be encoded, or was not taken by the result store: the record holds that the
+    /// work is done, without the result.
+    ResultNotKept {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// A duplicate's large result is missing or damaged in the result store.
+    ResultLost {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// The result store did not answer; the call is repeated.
+    ResultStoreError {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `put` or `get`.
+        operation: &'static str,
+    },
+    /// The gate's journal has dropped entries: they came faster than it writes them, or it cannot be written.
+    JournalDropped {
+        /// The gate's scope.
+        scope: &'a str,
+        /// How many.
+        entries: u64,
+    },
+    /// `Handler::duplicate` has failed every time; the message was acknowledged all the same.
+    DuplicateHookFailed {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// A failed message waits for its next attempt. One that its handler wants later has not failed.
+    Retried {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// A message is durably in the dead letters.
+    DeadLettered {
+        /// The gate's scope.
+        scope: &'a str,
+        /// Why.
+        cause: DeadLetterCause,
+        /// Where the message came from.
+        origin: &'a Origin,
+        /// The reason in words: the handler's own text, if it gave up or failed too often.
+        reason: &'a str,
+    },
+    /// An HTTP request under an idempotency key was answered.
+    Answered {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `handled`, `replayed`, `released`, `given-up`, `fail_open`, or the name of a problem.
+        answer: &'static str,
+    },
+    /// Messages were acknowledged to the source.
+    Acked {
+        /// The gate's scope.
+        scope: &'a str,
+        /// How many.
+        count: u64,
+        /// How long ago the broker received the message, by this machine's clock, if its handler has just succeeded and
+        /// the broker gives a timestamp. Zero if this clock is behind the broker's.
+        age: Option<Duration>,
+    },
+    /// The store did not answer for a key.
+    StoreError {
+        /// The gate's scope.
+        scope: &'a str,
+        /// `unavailable`, `unknown`, `unreadable` or `refused`.
+        class: &'static str,
+    },
+    /// The store has lost records, and noticed it: some messages may run again.
+    StoreLost {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// Dispatching has stopped because the store does not answer, or continues again.
+    StorePaused {
+        /// Whether it has stopped.
+        paused: bool,
+    },
+    /// The circuit breaker of a handler, which fails for all messages alike, has changed its state.
+    BreakerChanged {
+        /// The gate's scope.
+        scope: &'a str,
+        /// The new state.
+        state: BreakerState,
+    },
+    /// A message runs alone in its process, because earlier attempts have ended without an outcome.
+    Quarantined {
+        /// The gate's scope.
+        scope: &'a str,
+    },
+    /// Partitions were assigned or revoked.
+    Rebalanced {
+        /// How many were assigned.
+        assigned: usize,
+        /// How many were revoked.
+        revoked: usize,
+    },
+    /// Partitions are no longer fetched, and what was prefetched of them is discarded.
+    SourcePaused {
+        /// `full` (a limit in flight is reached), or `span` (too much of a partition is unfinished).
+        cause: &'static str,
+    },
+    /// The client is no longer a member of its Kafka group, and another client joins in its place: what was received
+    /// and not committed is delivered again.
+    MemberReplaced {
+        /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer another client), `login` (a
+        /// changed password or certificate is used from now on), or
+        /// `static_member` (its id is still held).
+        cause: &'static str,
+    },
+    /// A topic was deleted and created again: it is read from its beginning.
+    TopicMadeAgain,
+    /// Messages were deleted from their topic before they were received, by its retention for example.
+    MessagesGone {
+        /// How many offsets were skipped, at most: a compacted topic has fewer messages.
+        count: u64,
+    },
+    /// The source reported its committed position.
+    Committed {
+        /// How many partitions moved.
+        partitions: usize,
+    },
+    /// An operation of the source failed, or a dead letter could not be written; it is tried again.
+    SourceError {
+        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter`, `retry`, or `open` at the
+        /// start.
+        operation: &'static str,
+    },
+    /// An SQS queue was called: these are the requests that SQS charges for.
+    SqsCalled {
+        /// `receive`, `delete` or `visibility`.
+        operation: &'static str,
+    },
+    /// The visibility timeout of messages of an SQS queue was extended.
+    SqsVisibilityExtended {
+        /// How many.
+        count: u64,
+    },
+    /// The visibility timeout of messages has ended, or may end at any moment: their handlers are cancelled, and they
+    /// are not deleted.
+    SqsVisibilityLost {
+        /// How many.
+        count: u64,
+    },
+    /// Messages were returned to an SQS queue: for a retry, or not started before a stop.
+    SqsHandedBack {
+        /// How many.
+        count: u64,
+    },
+    /// Finished messages could not be deleted before the queue delivers them again; their records answer the
+    /// duplicates.
+    SqsDeleteFailed {
+        /// How many.
+        count: u64,
+    },
+    /// A message was received for the last time before the queue's redrive policy moves it.
+    SqsLastReceive,
+}
+
+/// How a run of a handler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RunOutcome {
+    /// It returned a result.
+    Succeeded,
+    /// It failed and wants another attempt.
+    Failed,
+    /// The message cannot be done yet: it wants the message later.
+    Later,
+    /// It gave up.
+    GaveUp,
+    /// It panicked.
+    Panicked,
+    /// It was cancelled and did not return in time.
+    Cancelled,
+}
+
+/// What a call of a batch handler is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BatchCall {
+    /// It handles a new batch.
+    Gathered,
+    /// It handles a part of a batch, of which a call failed for all messages.
+    Split,
+}
+
+impl BatchCall {
+    /// The label in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gathered => "gathered",
+            Self::Split => "split",
+        }
+    }
+}
+
+/// The state of a handler's circuit breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BreakerState {
+    /// Messages run.
+    Closed,
+    /// Messages wait.
+    Open,
+    /// Messages wait, except for one that probes whether the handler works again.
+    HalfOpen,
+}
+
+impl BreakerState {
+    /// The label in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+}
+
+/// Why a handler ran once more: the complete list of the causes that the promise allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ExtraRunCause {
+    /// A claim was taken over whose owner had ended without an outcome.
+    CrashTakeover,
+    /// This process lost its lease while its handler ran: the record was deleted, or another process has taken over.
+    LeaseLost,
+    /// A handler had ended, the store did not answer its completion, its lease ran out in the meantime, and another
+    /// process has taken over.
+    CompleteUnknown,
+    /// The store has lost data: a completion found no record, or a message that existed before the loss runs for
+    /// the first time as far as the store knows.
+    StoreLoss,
+    /// The message is older than the retention, so its completed record may have expired.
+    Retention,
+    /// An operator reopened the record.
+    Reset,
+    /// The store was away, and the consumer or the layer fails open: the handler ran without it, or did not wait for
+    /// its completion.
+    FailOpen,
+}
+
+impl RunOutcome {
+    /// The name in metrics: lower case, one word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Later => "later",
+            Self::GaveUp => "gave_up",
+            Self::Panicked => "panicked",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl ExtraRunCause {
+    /// The label in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::CrashTakeover => "crash_takeover",
+            Self::LeaseLost => "lease_lost",
+            Self::CompleteUnknown => "complete_unknown",
+            Self::StoreLoss => "store_loss",
+            Self::Retention => "retention",
+            Self::Reset => "reset",
+            Self::FailOpen => "fail_open",
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The store is away for longer than a lease while a handler runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
+use oncegate::core::testing::fault::{FaultStore, Faults};
+use oncegate::health::Phase;
+use oncegate::{Attempt, ConsumerError, Gate, GateError, Key, Message};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Bench, LEASE, numbered};
+
+/// Longer than a lease and the grace of a cancelled handler.
+const LONG: Duration = Duration::from_secs(5);
+
+/// The longest that a test may take, in the time of the test.
+const LIMIT: Duration = Duration::from_secs(240);
+
+struct Outage {
+    bench: Bench,
+    faulty: Arc<FaultStore>,
+    runs: Arc<AtomicU32>,
+    began: Arc<Notify>,
+    ended: Arc<Notify>,
+}
+
+impl Outage {
+    fn new() -> Self {
+        let bench = Bench::of(numbered(1));
+        let faulty = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+        Self { bench, faulty, runs: Arc::default(), began: Arc::default(), ended: Arc::default() }
+    }
+
+    /// Runs a handler that goes on for a long time after its cancellation in the first run, until one message is
+    /// acknowledged.
+    async fn run(&self, meanwhile: impl Future<Output = ()> + Send) {
+        let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&self.faulty));
+        let (runs, began, ended) = (Arc::clone(&self.runs), Arc::clone(&self.began), Arc::clone(&self.ended));
+        let handler = move |_: Message, attempt: Attempt| {
+            let (first, began, ended) =
+                (runs.fetch_add(1, SeqCst) == 0, Arc::clone(&began), Arc::clone(&ended));
+            async move {
+                began.notify_one();
+                if first {
+                    attempt.cancelled().await;
+                    sleep(LONG).await;
+                    ended.notify_one();
+                }
+                Ok(())
+            }
+        };
+        let consumer = self.bench.consumer_behind(gate.lease(LEASE).simulated(7), handler);
+        let list = Arc::clone(&self.bench.list);
+        let watched = async {
+            meanwhile.await;
+            list.until_acked(1).await;
+        };
+        let ended = timeout(LIMIT, consumer.run_until(watched)).await;
+        ended.expect("the first run ends, and its message is acknowledged").unwrap();
+    }
+}
+
+// invariant: result-of-an-outage, store-starts-late
+#[tokio::test(start_paused = true)]
+async fn a_consumer_waits_for_a_store_that_is_away_at_the_start() {
+    let outage = Outage::new();
+    outage.faulty.begin_outage();
+    let gate = || Gate::new("runtime", Key::json(["id"]), Arc::clone(&outage.faulty)).simulated(7);
+    let handler = async |_: Message, _: Attempt| Ok(());
+
+    let impatient = outage.bench.consumer_behind(gate(), handler).start_patience(Duration::from_secs(10));
+    let began = Instant::now();
+    let error = impatient.run_until(std::future::pending()).await.unwrap_err();
+    assert!(matches!(error, ConsumerError::Gate(GateError::Store(_))), "{error}");
+    assert!(began.elapsed() >= Duration::from_secs(10), "it ended after {:?}", began.elapsed());
+
+    let stopped = outage.bench.consumer_behind(gate(), handler);
+    timeout(LIMIT, stopped.run_until(sleep(LEASE))).await.expect("it stops while it waits").unwrap();
+
+    let patient = outage.bench.consumer_behind(gate(), handler);
+    let monitor = patient.monitor();
+    let meanwhile = async {
+        sleep(Duration::from_secs(60)).await;
+        let status = monitor.status();
+        assert_eq!(status.phase, Phase::Starting);
+        assert_eq!(status.source.failures.first().map(|failure| failure.operation.as_str()), Some("open"));
+        outage.faulty.end_outage();
+    };
+    tokio::join!(async { outage.bench.run(patient, 1).await.unwrap() }, meanwhile);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_handler_returns_during_an_outage_is_recorded_after_it() {
+    let outage = Outage::new();
+    let meanwhile = async {
+        outage.began.notified().await;
+        outage.faulty.begin_outage();
+        outage.ended.notified().await;
+        sleep(LONG).await;
+        assert_eq!(outage.bench.list.acked(), [0_i64; 0], "nothing is acknowledged before");
+        outage.faulty.end_outage();
+    };
+    outage.run(meanwhile).await;
+    assert_eq!(outage.runs.load(SeqCst), 1);
+    assert_eq!(outage.bench.counters.get("extra_runs", "lease_lost"), 0);
+    assert_eq!(outage.bench.counters.get("extra_runs", "complete_unknown"), 0);
+}
+
+// invariant: result-of-an-outage
+#[tokio::test(start_paused = true)]
+async fn what_a_handler_returns_after_another_process_has_taken_over_is_discarded() {
+    let outage = Outage::new();
+    let meanwhile = async {
+        outage.began.notified().await;
+        outage.faulty.begin_outage();
+        // Another process reaches the store, and claims the message when its lease is over.
+        sleep(2 * LEASE).await;
+        outage.bench.complete_elsewhere().await;
+        outage.ended.notified().await;
+        outage.faulty.end_outage();
+    };
+    outage.run(meanwhile).await;
+    assert_eq!(outage.runs.load(SeqCst), 1, "the other process's result counts");
+    assert_eq!(outage.bench.counters.get("complete_lost", ""), 1);
+    assert_eq!(outage.bench.counters.get("extra_runs", "lease_lost"), 1);
+    assert_eq!(outage.bench.counters.get("acks", ""), 1);
+}

@@ -1,0 +1,404 @@
+//! Results that are too large for a record, and a result store that fails.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use oncegate::core::key::Scope;
+use oncegate::core::record::State;
+use oncegate::results::{ResultStore, ResultStoreError, Sweep, Swept};
+use oncegate::{Attempt, BoxError, Completion, Entry, Failure, Gate, Handler, Message, Origin};
+use tokio::time::Instant;
+
+use super::{Bench, LEASE};
+
+/// Results in memory, with faults.
+#[derive(Debug, Default)]
+struct Flaky {
+    objects: Mutex<BTreeMap<String, Bytes>>,
+    /// How many calls about results succeed from now on before some fail.
+    spares: AtomicU32,
+    /// How many calls about results fail after those.
+    fails: AtomicU32,
+    /// How many calls by which a gate tries the store fail.
+    fails_at_opening: AtomicU32,
+    /// Whether failing means to give no answer at all.
+    hangs: bool,
+    /// Makes calls about results fail, hang, or lose their answers now and then.
+    chaos: Mutex<Option<fastrand::Rng>>,
+}
+
+impl Flaky {
+    async fn fault(&self, name: &str) -> Result<(), ResultStoreError> {
+        let opening = name.ends_with("/opened");
+        let takes_one =
+            |left: &AtomicU32| left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+        let fails = if opening { &self.fails_at_opening } else { &self.fails };
+        if (!opening && takes_one(&self.spares)) || !takes_one(fails) {
+            return Ok(());
+        }
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
+        Err(ResultStoreError::new("the test says so"))
+    }
+
+    /// What goes wrong with a call by chance: before it, or after it.
+    async fn chance(&self, name: &str) -> Result<(), ResultStoreError> {
+        if name.ends_with("/opened") {
+            return Ok(());
+        }
+        let dice = self.chaos.lock().unwrap().as_mut().map_or(u8::MAX, |rng| rng.u8(..));
+        match dice {
+            0..24 => std::future::pending().await,
+            24..80 => Err(ResultStoreError::new("by chance")),
+            80.. => Ok(()),
+        }
+    }
+
+    /// The results, without what the gate put there to see whether it can.
+    fn results(&self) -> BTreeMap<String, Bytes> {
+        let mut results = self.objects.lock().unwrap().clone();
+        results.retain(|name, _| !name.ends_with("/opened"));
+        results
+    }
+
+    fn change(&self, change: impl Fn(&mut Vec<u8>)) {
+        let mut objects = self.objects.lock().unwrap();
+        for (_, object) in objects.iter_mut().filter(|(name, _)| !name.ends_with("/opened")) {
+            let mut bytes = object.to_vec();
+            change(&mut bytes);
+            *object = bytes.into();
+        }
+    }
+}
+
+#[async_trait]
+impl ResultStore for Flaky {
+    async fn put(&self, name: &str, bytes: Bytes) -> Result<(), ResultStoreError> {
+        self.fault(name).await?;
+        self.chance(name).await?;
+        self.objects.lock().unwrap().insert(name.to_owned(), bytes);
+        self.chance(name).await
+    }
+
+    async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, ResultStoreError> {
+        self.fault(name).await?;
+        self.chance(name).await?;
+        let found = self.objects.lock().unwrap().get(name).cloned();
+        Ok(found.filter(|found| found.len() as u64 <= most_bytes))
+    }
+
+    async fn sweep(&self, _: &Scope, _: Duration, _: Sweep) -> Result<Swept, ResultStoreError> {
+        Err(ResultStoreError::new("these results have no age"))
+    }
+}
+
+/// Returns a result of 1,000 characters, and notes what duplicates get.
+#[derive(Debug, Default)]
+struct Report {
+    runs: AtomicU32,
+    duplicates: Mutex<Vec<Result<String, String>>>,
+}
+
+impl Handler for Report {
+    type Output = String;
+
+    async fn handle(&self, message: &Message, _: &Attempt) -> Result<String, Failure> {
+        self.runs.fetch_add(1, SeqCst);
+        Ok(String::from_utf8_lossy(message.payload()).repeat(1_000 / message.payload().len() + 1))
+    }
+
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
+        self.duplicates.lock().unwrap().push(Ok(result));
+        Ok(())
+    }
+
+    async fn undecodable_duplicate(&self, _: &Message, stored: Bytes, error: BoxError) {
+        assert!(matches!(stored.first(), Some(4 | 255)), "the hook sees what the record holds");
+        self.duplicates.lock().unwrap().push(Err(error.to_string()));
+    }
+}
+
+/// A handler that its test still sees.
+struct Shared(Arc<Report>);
+
+impl Handler for Shared {
+    type Output = String;
+
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        self.0.handle(message, attempt).await
+    }
+
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
+        self.0.duplicate(message, result).await
+    }
+
+    async fn undecodable_duplicate(&self, message: &Message, stored: Bytes, error: BoxError) {
+        self.0.undecodable_duplicate(message, stored, error).await;
+    }
+}
+
+struct Scene {
+    bench: Bench,
+    results: Arc<Flaky>,
+    report: Arc<Report>,
+}
+
+impl Scene {
+    /// Messages of these ids.
+    fn of(ids: &[u64], results: Flaky) -> Self {
+        let messages = ids.iter().map(|id| ("", format!(r#"{{"id":{id}}}"#)));
+        Self { bench: Bench::of(messages), results: Arc::new(results), report: Arc::default() }
+    }
+
+    fn gate(&self) -> Gate {
+        self.bench.gate("runtime").max_result_bytes(100).large_results(Arc::clone(&self.results))
+    }
+
+    /// Runs until so many more messages are acknowledged; the first `fails` calls of the result store fail.
+    async fn run(&self, acks: usize, fails: u32) {
+        self.results.fails.store(fails, SeqCst);
+        let consumer = self.bench.consumer_behind(self.gate(), Shared(Arc::clone(&self.report)));
+        // Small batches, so that there is something to prefetch.
+        let consumer = consumer.in_flight(16, 1 << 20);
+        let acked = self.bench.list.acked().len();
+        self.bench.run(consumer, acked + acks).await.unwrap();
+        self.results.fails.store(0, SeqCst);
+    }
+
+    fn again(&self, id: u64) {
+        self.bench.list.push("orders", "", format!(r#"{{"id":{id}}}"#));
+    }
+
+    fn duplicates(&self) -> Vec<Result<String, String>> {
+        self.report.duplicates.lock().unwrap().clone()
+    }
+
+    fn count(&self, name: &str, label: &str) -> u64 {
+        self.bench.counters.get(name, label)
+    }
+}
+
+fn expected(id: u64) -> String {
+    let payload = format!(r#"{{"id":{id}}}"#);
+    payload.repeat(1_000 / payload.len() + 1)
+}
+
+// invariant: result-not-stored
+#[tokio::test(start_paused = true)]
+async fn a_large_result_goes_to_the_result_store_and_comes_back() {
+    let scene = Scene::of(&[1, 2, 1], Flaky::default());
+    scene.run(3, 0).await;
+    assert_eq!(scene.duplicates(), [Ok(expected(1))]);
+    assert_eq!(scene.results.results().len(), 2, "one object a run");
+    for (_, record) in scene.bench.store.records() {
+        let State::Completed { result, .. } = record.state else { panic!("it is completed") };
+        assert!(result.len() < 120, "the record keeps a reference of {} bytes", result.len());
+        let (name, object) =
+            scene.results.results().into_iter().find(|(name, _)| result.ends_with(name.as_bytes())).unwrap();
+        assert!(name.starts_with("runtime/"), "{name}");
+        assert_eq!(result[1..33], *blake3::hash(&object).as_bytes());
+    }
+    assert_eq!(scene.count("results_not_kept", ""), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_store_that_fails_for_a_while_gets_the_result_under_heartbeats() {
+    let scene = Scene::of(&[1], Flaky::default());
+    scene.run(1, 8).await;
+    assert_eq!(scene.count("result_store_errors", "put"), 8);
+    assert_eq!(scene.count("results_not_kept", "") + scene.count("extra_runs", "lease_lost"), 0);
+    scene.again(1);
+    scene.run(1, 0).await;
+    assert_eq!(scene.duplicates(), [Ok(expected(1))]);
+}
+
+// invariant: result-store-decides
+#[tokio::test(start_paused = true)]
+async fn a_result_store_that_is_down_costs_the_result_and_never_the_completion() {
+    for hangs in [false, true] {
+        let scene = Scene::of(&[1], Flaky { hangs, ..Flaky::default() });
+        let begun = Instant::now();
+        scene.run(1, u32::MAX).await;
+        let took = begun.elapsed();
+        assert!(
+            took > 10 * LEASE && took < Duration::from_secs(60),
+            "{took:?} is bounded, and outlasts leases"
+        );
+        assert_eq!(scene.count("results_not_kept", ""), 1, "hangs: {hangs}");
+        assert_eq!(scene.count("extra_runs", "lease_lost"), 0, "hangs: {hangs}");
+        scene.again(1);
+        scene.run(1, 0).await;
+        assert_eq!(scene.report.runs.load(SeqCst), 1, "the work is done");
+        assert_eq!(scene.bench.letters.causes(), Vec::<&str>::new());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_waits_for_a_result_store_that_does_not_answer() {
+    let scene = Scene::of(&[1], Flaky::default());
+    scene.run(1, 0).await;
+    scene.again(1);
+    let begun = Instant::now();
+    scene.run(1, 5).await;
+    assert!(begun.elapsed() >= Duration::from_secs(8), "it is not asked without a pause");
+    assert_eq!(scene.count("result_store_errors", "get"), 5);
+    assert_eq!(scene.duplicates(), [Ok(expected(1))]);
+    assert_eq!(scene.report.runs.load(SeqCst), 1);
+}
+
+// invariant: result-store-decides
+#[tokio::test(start_paused = true)]
+async fn a_lost_or_damaged_result_goes_to_the_raw_hook_and_is_acknowledged() {
+    type Damage = fn(&Flaky);
+    let damages: [(&str, Damage); 4] = [
+        ("not in the result store", |results| results.objects.lock().unwrap().clear()),
+        ("damaged", |results| results.change(|bytes| bytes[500] ^= 1)),
+        ("damaged", |results| results.change(|bytes| bytes.truncate(500))),
+        ("not in the result store", |results| results.change(|bytes| bytes.push(0))),
+    ];
+    for (says, damage) in damages {
+        let scene = Scene::of(&[1], Flaky::default());
+        scene.run(1, 0).await;
+        damage(&scene.results);
+        scene.again(1);
+        scene.run(1, 0).await;
+        let told = scene.duplicates();
+        assert!(matches!(&told[..], [Err(error)] if error.contains(says)), "{told:?} has not `{says}`");
+        assert_eq!(scene.count("results_lost", ""), 1);
+        assert_eq!(scene.report.runs.load(SeqCst), 1, "never a second run");
+        assert_eq!(scene.bench.letters.causes(), Vec::<&str>::new(), "never a dead letter");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_that_looks_ahead_fetches_the_results() {
+    let ids: Vec<u64> = (0..40).collect();
+    let scene = Scene::of(&ids, Flaky::default());
+    scene.run(40, 0).await;
+    // The first ones show that it is a replay, and the later ones are looked up ahead.
+    const ROUNDS: usize = 20;
+    for _ in 0..ROUNDS {
+        ids.iter().for_each(|id| scene.again(*id));
+    }
+    scene.results.spares.store(700, SeqCst);
+    scene.run(ROUNDS * 40, 10).await;
+    assert_eq!(scene.count("result_store_errors", "get"), 10);
+    assert_eq!(scene.duplicates().len(), ROUNDS * 40, "none is lost whose result could not be had at once");
+    let mut told = scene.duplicates();
+    told.sort();
+    told.dedup();
+    assert_eq!(told.len(), 40);
+    assert!(told.iter().all(Result::is_ok), "{told:?}");
+    assert_eq!(scene.report.runs.load(SeqCst), 40);
+}
+
+/// Runs messages with a result store that fails by chance, and returns how often it failed a put, a get, and for
+/// good.
+async fn survives_chaos(seed: u64) -> [u64; 3] {
+    const IDS: u64 = 12;
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut ids: Vec<u64> = (0..IDS).chain((0..3 * IDS).map(|_| rng.u64(..IDS))).collect();
+    rng.shuffle(&mut ids);
+    let concurrency = rng.u32(1..8);
+    let scene = Scene::of(&ids, Flaky { chaos: Mutex::new(Some(rng)), ..Flaky::default() });
+    let consumer = scene.bench.consumer_behind(scene.gate(), Shared(Arc::clone(&scene.report)));
+    scene.bench.run(consumer.concurrency(concurrency), ids.len()).await.unwrap();
+
+    assert_eq!(u64::from(scene.report.runs.load(SeqCst)), IDS, "seed {seed}: each runs once");
+    assert_eq!(scene.bench.letters.causes(), Vec::<&str>::new(), "seed {seed}");
+    assert_eq!(scene.count("results_lost", ""), 0, "seed {seed}: what is referred to is there");
+    let told = scene.duplicates();
+    assert_eq!(told.len() as u64, 3 * IDS, "seed {seed}: every duplicate gets the result, once");
+    let whole: Vec<String> = (0..IDS).map(expected).collect();
+    for told in told {
+        match told {
+            Ok(result) => assert!(whole.contains(&result), "seed {seed}: {result}"),
+            Err(error) => assert!(error.contains("not kept"), "seed {seed}: {error}"),
+        }
+    }
+    [("result_store_errors", "put"), ("result_store_errors", "get"), ("results_not_kept", "")]
+        .map(|(name, label)| scene.count(name, label))
+}
+
+// invariant: result-store-decides
+#[tokio::test(start_paused = true)]
+async fn whatever_a_result_store_does_every_message_runs_once_and_is_acknowledged() {
+    let mut reached = [0; 3];
+    for _ in 0..30 {
+        let failed = survives_chaos(fastrand::u64(..)).await;
+        reached.iter_mut().zip(failed).for_each(|(sum, failed)| *sum += failed);
+    }
+    assert!(reached.iter().all(|reached| *reached > 0), "puts, gets, results not kept: {reached:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_decide_where_a_result_goes() {
+    let message = |id: u64| {
+        Message::new("orders", Origin::Other("a test".into()), Some(format!(r#"{{"id":{id}}}"#).into()))
+    };
+    let scene = Scene::of(&[], Flaky::default());
+    let gate = scene.gate().max_large_result_bytes(1_000);
+    // Stored as JSON: two quotes and a byte that names the encoding.
+    for (id, length, objects) in [(1, 97, 0), (2, 98, 1), (3, 997, 2), (4, 998, 2)] {
+        let Entry::Granted(lease) = gate.enter(&message(id)).await.unwrap() else { panic!("{id} is new") };
+        let result = "x".repeat(length);
+        let completed = lease.complete(&result).await;
+        assert_eq!(scene.results.results().len(), objects, "{length}");
+        let Entry::Completed(stored) = gate.enter(&message(id)).await.unwrap() else {
+            panic!("{id} is done")
+        };
+        if id < 4 {
+            assert_eq!(completed.unwrap(), Completion::Applied);
+            assert_eq!(stored.decode::<String>().unwrap(), result);
+        } else {
+            assert!(completed.unwrap_err().to_string().contains("max_large_result_bytes"));
+            assert!(stored.decode::<String>().unwrap_err().to_string().contains("not kept"));
+        }
+    }
+}
+
+// invariant: result-store-decides
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_goes_away_while_the_result_is_stored_loses_the_result_alone() {
+    let scene = Scene::of(&[], Flaky { hangs: true, ..Flaky::default() });
+    let gate = scene.gate();
+    let message = Message::new("orders", Origin::Other("a test".into()), Some(r#"{"id":1}"#.into()));
+    let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!("it is new") };
+    scene.results.fails.store(u32::MAX, SeqCst);
+    let result = "x".repeat(1_000);
+    assert!(tokio::time::timeout(LEASE, lease.complete(&result)).await.is_err(), "it hangs");
+    let entry = loop {
+        match gate.enter(&message).await.unwrap() {
+            Entry::Busy { retry_in } => tokio::time::sleep(retry_in.min(LEASE / 10)).await,
+            entry => break entry,
+        }
+    };
+    let Entry::Completed(stored) = entry else { panic!("the work is recorded as done: {entry:?}") };
+    assert!(stored.decode::<String>().unwrap_err().to_string().contains("not kept"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_does_not_open_before_its_result_store_answers() {
+    let scene = Scene::of(&[], Flaky { fails_at_opening: AtomicU32::new(1), ..Flaky::default() });
+    let gate = scene.gate();
+    let refused = gate.open().await.unwrap_err();
+    assert!(refused.to_string().contains("the test says so"), "{refused}");
+    gate.open().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_without_its_result_store_says_so() {
+    let scene = Scene::of(&[1], Flaky::default());
+    scene.run(1, 0).await;
+    let gate = scene.bench.gate("runtime");
+    let message = Message::new("orders", Origin::Other("a test".into()), Some(r#"{"id":1}"#.into()));
+    let Entry::Completed(stored) = gate.enter(&message).await.unwrap() else { panic!("it is done") };
+    assert!(stored.decode::<String>().unwrap_err().to_string().contains("large_results"));
+    assert!(format!("{stored:?}").contains("in the result store, as runtime/"), "{stored:?}");
+    assert!(gate.sweep_results().await.unwrap_err().to_string().contains("large_results"));
+}

@@ -1,0 +1,97 @@
+//! Stops that do not go well.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use oncegate::core::record::State;
+use oncegate::{Attempt, ConsumerError, Failure, Message};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use super::{Bench, numbered};
+
+/// Resolves when a handler has begun.
+fn beginning() -> (impl Fn() + Send + Sync + 'static, oneshot::Receiver<()>) {
+    let (began, begun) = oneshot::channel();
+    let began = Mutex::new(Some(began));
+    let tell = move || {
+        if let Some(began) = began.lock().unwrap().take() {
+            began.send(()).unwrap();
+        }
+    };
+    (tell, begun)
+}
+
+// invariant: stop-without-end
+#[tokio::test(start_paused = true)]
+async fn a_second_signal_ends_the_stop_at_once() {
+    let bench = Bench::of(numbered(1));
+    let (tell, begun) = beginning();
+    let handler = move |_: Message, _: Attempt| {
+        tell();
+        std::future::pending::<Result<(), Failure>>()
+    };
+    let (hour, again) = (Duration::from_secs(3_600), Duration::from_secs(10));
+    let consumer = bench.consumer(handler).stop_deadline(hour).stop_at_once_on(sleep(again));
+    let started = Instant::now();
+    consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+    let took = started.elapsed();
+    assert!(took >= again && took < again * 2, "{took:?}");
+    assert_eq!(bench.list.acked(), [0_i64; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_signal_counts_only_after_the_first() {
+    let bench = Bench::of(numbered(100));
+    let asked = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&asked);
+    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).stop_at_once_on(async move {
+        seen.store(true, SeqCst);
+    });
+    let list = Arc::clone(&bench.list);
+    let first = async move {
+        list.until_acked(100).await;
+        assert!(!asked.load(SeqCst), "stop was not requested yet");
+    };
+    consumer.run_until(first).await.unwrap();
+}
+
+// invariant: stop-without-end
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for_it() {
+    let bench = Bench::of(numbered(2));
+    let (tell, begun) = beginning();
+    let (release, released) = mpsc::channel::<()>();
+    let released = Arc::new(Mutex::new(released));
+    let handler = move |message: Message, _: Attempt| {
+        let (released, blocks) = (Arc::clone(&released), message.payload() == br#"{"id":0}"#);
+        if blocks {
+            tell();
+        }
+        async move {
+            if blocks {
+                // The fault itself: a thread of the runtime that never comes back, as far as the consumer can see.
+                released.lock().unwrap().recv().unwrap_err();
+            }
+            Ok(())
+        }
+    };
+    let gate = oncegate::Gate::new("runtime", oncegate::Key::json(["id"]), Arc::clone(&bench.store));
+    let consumer = bench.consumer_behind(gate, handler).stop_deadline(Duration::from_millis(100));
+    let list = Arc::clone(&bench.list);
+    let stop = async move {
+        begun.await.unwrap();
+        list.until_acked(1).await;
+    };
+    let limit = Duration::from_secs(60);
+    let ended = tokio::time::timeout(limit, consumer.run_until(stop)).await.expect("it returns");
+    let error = ended.unwrap_err();
+    assert!(matches!(error, ConsumerError::StillRunning { .. }), "{error}");
+    assert!(error.to_string().contains("orders/0@0 in `runtime`"), "{error}");
+    assert_eq!(bench.list.acked(), [1], "the other one has ended");
+    let pending = |state: &State| matches!(state, State::Pending { .. });
+    let held = bench.store.records().iter().filter(|(_, record)| pending(&record.state)).count();
+    assert_eq!(held, 1, "the running attempt keeps its claim");
+    drop(release);
+}

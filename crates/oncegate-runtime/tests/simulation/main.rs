@@ -1,0 +1,100 @@
+//! The real runtime on paused time: a broker in memory, a store that fails, workers that come and go. One seed
+//! decides everything.
+//!
+//! `ONCEGATE_SEED=n` runs one seed, `ONCEGATE_SEEDS=n` another number of them.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+mod broker;
+mod pay;
+mod till;
+mod world;
+
+use std::collections::BTreeMap;
+
+use world::{Report, World};
+
+const DEFAULT_SEEDS: u64 = 2_000;
+
+fn run(seed: u64) -> Report {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async { World::new(seed).run().await })
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+// invariant: ack-before-completed
+#[test]
+fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.to_string();
+        if !text.contains("simulated") {
+            eprintln!("{text}");
+        }
+    }));
+    if let Some(seed) = number("ONCEGATE_SEED") {
+        println!("{:#?}", run(seed));
+        return;
+    }
+    let first = fastrand::u64(..u64::MAX / 2);
+    let seeds = number("ONCEGATE_SEEDS").unwrap_or(DEFAULT_SEEDS);
+    println!("seeds {first} to {}", first + seeds);
+    let half = seeds / 2;
+    let runs = |from: u64, to: u64| std::thread::spawn(move || (from..to).map(run).collect::<Vec<Report>>());
+    let halves = [runs(first, first + half), runs(first + half, first + seeds)];
+    let reports: Vec<Report> =
+        halves.into_iter().flat_map(|half| half.join().expect("the seed is printed above")).collect();
+
+    let (mut counts, mut faults) = (BTreeMap::new(), BTreeMap::new());
+    for report in &reports {
+        report.counts.iter().for_each(|(name, count)| *counts.entry(*name).or_insert(0) += count);
+        report.faults.iter().for_each(|(name, count)| *faults.entry(*name).or_insert(0) += count);
+    }
+    println!("reached: {counts:#?}\nfaults: {faults:#?}");
+    for reached in &REACHED {
+        assert!(
+            counts.get(reached).is_some_and(|count| *count > 0),
+            "no run reached {reached:?}: they prove nothing"
+        );
+    }
+    assert!(faults.values().all(|count| *count > 0), "no run met one of the faults: {faults:?}");
+}
+
+/// What the runs must have reached, or they prove nothing.
+const REACHED: [(&str, &str); 25] = [
+    ("claims", "granted"),
+    ("claims", "completed"),
+    ("claims", "busy"),
+    ("claims", "failed"),
+    ("batch_calls", "gathered"),
+    ("batch_calls", "split"),
+    ("handler_runs", "succeeded"),
+    ("handler_runs", "failed"),
+    ("handler_runs", "later"),
+    ("handler_runs", "gave_up"),
+    ("handler_runs", "panicked"),
+    ("handler_runs", "cancelled"),
+    ("extra_runs", "crash_takeover"),
+    ("extra_runs", "lease_lost"),
+    ("extra_runs", "complete_unknown"),
+    ("extra_runs", "store_loss"),
+    ("extra_runs", "fail_open"),
+    ("complete_lost", ""),
+    ("dead_letters", "bad_key"),
+    ("dead_letters", "permanent"),
+    ("dead_letters", "attempts_used_up"),
+    ("store_errors", "unknown"),
+    ("store_errors", "unavailable"),
+    ("store_paused", "resumed"),
+    ("quarantined", ""),
+];
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 0..20 {
+        assert_eq!(run(seed).trace, run(seed).trace, "seed {seed}");
+    }
+}

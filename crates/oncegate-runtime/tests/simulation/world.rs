@@ -1,0 +1,438 @@
+//! One run: messages, workers that come and go, a store that fails, and the judgement at the end.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fastrand::Rng;
+use oncegate::consumer::DeadLetterLimit;
+use oncegate::core::key::Scope;
+use oncegate::core::record::{Record, State};
+use oncegate::core::store::Store;
+use oncegate::core::testing::fault::{FaultStore, Faults};
+use oncegate::dead_letters::{DeadLetter, DeadLetters};
+use oncegate::{
+    Backoff, BatchLimits, Batched, BoxError, Consumer, ConsumerError, Counters, Gate, GateError, Key,
+    MemoryStore, Message, OnStoreLoss, Ordering, Origin,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::broker::{Broker, Judge, Kind};
+use crate::pay::{Behaviour, Pay, PayTogether, Payment, behaviour};
+use crate::till::{LONGEST_MS, Till};
+
+const LEASE: Duration = Duration::from_secs(1);
+const MAX_RUN: Duration = Duration::from_secs(10);
+const MAX_ATTEMPTS: u32 = 12;
+/// After the faults have stopped, everything must be finished within this time.
+const QUIET_WITHIN: Duration = Duration::from_secs(3 * 3600);
+
+/// What happened, from witnesses that are not oncegate's own code.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    pub(crate) effects: Mutex<BTreeMap<u64, u32>>,
+    pub(crate) results: Mutex<BTreeMap<u64, Vec<String>>>,
+    letters: Mutex<BTreeMap<String, String>>,
+    wanted_later: Mutex<BTreeMap<u64, u32>>,
+}
+
+impl Ledger {
+    /// Counts that a payment is asked for that is not due; how often it was.
+    pub(crate) fn note_later(&self, id: u64) -> u32 {
+        let mut wanted_later = self.wanted_later.lock().unwrap();
+        let times = wanted_later.entry(id).or_default();
+        *times += 1;
+        *times
+    }
+}
+
+/// Dead letters in memory, which fail now and then.
+#[derive(Debug)]
+struct Letters {
+    ledger: Arc<Ledger>,
+    rng: Mutex<Rng>,
+}
+
+#[async_trait]
+impl DeadLetters for Letters {
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        if self.rng.lock().unwrap().u32(..8) == 0 {
+            return Err("the dead letters are down".into());
+        }
+        let origin = letter.message.origin().to_string();
+        self.ledger.letters.lock().unwrap().insert(origin, letter.cause.as_str().to_owned());
+        Ok(())
+    }
+}
+
+/// What a run has shown.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) counts: BTreeMap<(&'static str, &'static str), u64>,
+    pub(crate) faults: BTreeMap<&'static str, u64>,
+    /// What happened, in an order that only the seed decides.
+    pub(crate) trace: String,
+}
+
+/// One simulated run.
+pub(crate) struct World {
+    rng: Rng,
+    seed: u64,
+    broker: Arc<Broker>,
+    memory: Arc<MemoryStore>,
+    store: Arc<FaultStore>,
+    ledger: Arc<Ledger>,
+    till: Arc<Till>,
+    behaviours: Arc<Vec<Behaviour>>,
+    counters: Arc<Counters>,
+    workers: Vec<Worker>,
+    store_losses: Arc<AtomicU32>,
+    crashes: u64,
+    taken_back: u64,
+    started: u64,
+}
+
+struct Worker {
+    member: usize,
+    stop: Option<oneshot::Sender<()>>,
+    running: JoinHandle<Result<(), ConsumerError>>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let keys = rng.u64(1..14);
+        let behaviours: Vec<Behaviour> = (0..keys).map(|_| behaviour(&mut rng)).collect();
+        let payload = |n: usize, rng: &mut Rng| match rng.u32(..25) {
+            0 => "{not json".to_owned(),
+            1 => r#"{"id":null}"#.to_owned(),
+            _ => format!(r#"{{"n":{n},"id":{}}}"#, rng.u64(..keys)),
+        };
+        let messages = rng.usize(1..40);
+        let payloads: Vec<String> = (0..messages).map(|n| payload(n, &mut rng)).collect();
+        let memory = Arc::new(MemoryStore::new());
+        let faults = if rng.u32(..5) == 0 { Faults::default() } else { faults(&mut rng) };
+        let store =
+            FaultStore::new(Arc::clone(&memory) as Arc<dyn Store>, faults, rng.u64(..)).sleep_with(sleep);
+        let till = Till::new(Arc::clone(&memory), rng.fork());
+        Self {
+            seed,
+            broker: Broker::new(
+                [Kind::Queue, Kind::Log, Kind::LogWithRetries][rng.usize(..3)],
+                payloads,
+                rng.fork(),
+            ),
+            memory,
+            store: Arc::new(store),
+            ledger: Arc::default(),
+            till,
+            behaviours: Arc::new(behaviours),
+            counters: Arc::default(),
+            workers: Vec::new(),
+            store_losses: Arc::default(),
+            crashes: 0,
+            taken_back: 0,
+            started: 0,
+            rng,
+        }
+    }
+
+    /// An ack is justified when the key's record is COMPLETED, the message is dead-lettered, or a copy of it waits.
+    fn judge(&self) -> Judge {
+        let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
+        let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
+        let key = key().compile(&Scope::new("sim").unwrap()).unwrap();
+        let fails_open = self.fails_open_after().is_some();
+        Arc::new(move |n| {
+            let message = Message::new("payments", Origin::Other("".into()), Some(broker.payload(n).into()));
+            let store_key = key.derive("payments", &message).ok();
+            let finished = |record: &Record| {
+                matches!(record.state, State::Completed { .. } | State::Failed { handed_over: true, .. })
+            };
+            let records = memory.records();
+            let completed =
+                records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
+            let given_up = ledger.letters.lock().unwrap().contains_key(&n.to_string());
+            // A store that lost its data may have lost this record between its completion and the ack.
+            let lost = losses.load(Relaxed) > 0;
+            // Without a record, its handler must have run. What shares the store's transaction cannot.
+            let payment = serde_json::from_str::<Payment>(&broker.payload(n)).ok();
+            let ran = |payment: Payment| ledger.effects.lock().unwrap().contains_key(&payment.id);
+            let ran_open = fails_open && payment.is_some_and(ran);
+            assert!(
+                completed || given_up || lost || ran_open || broker.is_copied(n),
+                "seed {seed}: message {n} was acknowledged without COMPLETED, a dead letter or a copy"
+            );
+        })
+    }
+
+    fn start_worker(&mut self) {
+        let member = self.broker.join(self.judge());
+        self.started += 1;
+        let gate =
+            Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
+        // A loss is one of the faults, and it is counted.
+        let gate = gate.on_store_loss(OnStoreLoss::Continue);
+        let handler = Pay {
+            behaviours: Arc::clone(&self.behaviours),
+            ledger: Arc::clone(&self.ledger),
+            till: Arc::clone(&self.till),
+        };
+        let letters = Letters { ledger: Arc::clone(&self.ledger), rng: Mutex::new(self.rng.fork()) };
+        let ordering = [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
+        let gate = gate.simulated(self.rng.u64(..));
+        let in_flight = self.rng.usize(1..50);
+        let consumer = if self.handles_batches() {
+            let wait = Duration::from_millis(self.rng.u64(..200));
+            let limits = BatchLimits::new(self.rng.usize(1..=in_flight.min(12))).wait(wait);
+            Consumer::new(member.clone(), gate, Batched::new(limits, PayTogether(handler)))
+        } else {
+            Consumer::new(member.clone(), gate, handler)
+        };
+        let consumer = consumer
+            .concurrency(self.rng.u32(1..8))
+            .ordering(ordering)
+            .max_attempts(MAX_ATTEMPTS)
+            .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(5)))
+            .in_flight(in_flight, 1 << 20)
+            .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
+            .overtaking_retries()
+            .stop_deadline(Duration::from_secs(3))
+            .dead_letters(letters)
+            .observer(Arc::clone(&self.counters) as _);
+        let consumer = match self.fails_open_after() {
+            Some(patience) => consumer.fail_open_after(patience),
+            None => consumer,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+        self.workers.push(Worker { member: member.id, stop: Some(stop), running });
+    }
+
+    /// Runs under faults for a while, then without, until everything is finished; then replays everything.
+    pub(crate) async fn run(mut self) -> Report {
+        let began = Instant::now();
+        for _ in 0..self.rng.usize(1..4) {
+            self.start_worker();
+        }
+        for _ in 0..self.rng.usize(..12) {
+            sleep(Duration::from_millis(self.rng.u64(1..2_500))).await;
+            self.upset().await;
+        }
+        self.store.stop_faults();
+        self.till.stop_faults();
+        self.finish().await;
+        // A worker that has lost its lease may still be at it: its late effect belongs to the first pass.
+        self.stop_all().await;
+        sleep(Duration::from_millis(LONGEST_MS)).await;
+        let before = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
+        let dead = self.ledger.letters.lock().unwrap().len();
+        if self.losses() == 0 && self.fail_open() == 0 {
+            self.broker.rewind();
+            self.finish().await;
+            let after = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
+            assert_eq!(before, after, "seed {}: a replay had effects", self.seed);
+            assert!(
+                self.ledger.letters.lock().unwrap().len() == dead,
+                "seed {}: a replay dead-lettered more",
+                self.seed
+            );
+        }
+        self.stop_all().await;
+        self.judge_effects();
+        let trace =
+            format!("{:?} {:?} {:?} {:?}", began.elapsed(), self.ledger, self.till, self.counters.snapshot());
+        let injected = self.store.injected();
+        let mut faults = BTreeMap::from([
+            ("unavailable", injected.unavailable),
+            ("reply_lost", injected.reply_lost),
+            ("request_lost", injected.request_lost),
+            ("stray", injected.strays),
+            ("slow", injected.slow),
+            ("outage", injected.outage),
+            ("crash", self.crashes),
+            ("taken_back", self.taken_back),
+            ("store_loss", self.losses().into()),
+            ("copied", self.broker.copied()),
+        ]);
+        faults.extend(self.till.fates());
+        Report { counts: self.counters.snapshot(), faults, trace }
+    }
+
+    /// Something happens to the workers or the store.
+    async fn upset(&mut self) {
+        match self.rng.u32(..12) {
+            0..4 => self.crash(),
+            4..6 => self.start_worker(),
+            6 => self.stop_one().await,
+            7 => {
+                self.store.begin_outage();
+                sleep(Duration::from_millis(self.rng.u64(10..6_000))).await;
+                self.store.end_outage();
+            }
+            10..12 => self.taken_back += u64::from(self.broker.lose_one(self.rng.usize(..64))),
+            8..10 if self.rng.u32(..4) == 0 => {
+                self.till.lose_everything();
+                self.store_losses.fetch_add(1, Relaxed);
+            }
+            _ => {}
+        }
+        if self.workers.is_empty() {
+            self.start_worker();
+        }
+    }
+
+    /// The process is gone from one instruction to the next.
+    fn crash(&mut self) {
+        if self.workers.is_empty() {
+            return;
+        }
+        let worker = self.workers.swap_remove(self.rng.usize(..self.workers.len()));
+        worker.running.abort();
+        self.broker.leave(worker.member);
+        self.crashes += 1;
+    }
+
+    async fn stop_one(&mut self) {
+        if let Some(worker) = self.workers.pop() {
+            self.stop(worker).await;
+        }
+    }
+
+    async fn stop(&self, mut worker: Worker) {
+        _ = worker.stop.take().map(|stop| stop.send(()));
+        let deadline = Duration::from_secs(60);
+        let stopped = timeout(deadline, worker.running).await;
+        let stopped = stopped.unwrap_or_else(|_| panic!("seed {}: a worker does not stop", self.seed));
+        match stopped.expect("a worker does not panic") {
+            Ok(()) | Err(ConsumerError::Gate(GateError::Store(_))) => {}
+            Err(error) => panic!("seed {}: a worker failed: {error}", self.seed),
+        }
+        self.broker.leave(worker.member);
+    }
+
+    async fn stop_all(&mut self) {
+        while let Some(worker) = self.workers.pop() {
+            self.stop(worker).await;
+        }
+    }
+
+    /// Liveness: without faults everything is finished after a while.
+    async fn finish(&mut self) {
+        if self.workers.is_empty() {
+            self.start_worker();
+        }
+        let give_up_at = Instant::now() + QUIET_WITHIN;
+        while !self.broker.unacked().is_empty() {
+            assert!(
+                Instant::now() < give_up_at,
+                "seed {}: messages {:?} are not finished; records: {:?}",
+                self.seed,
+                self.broker.unacked(),
+                self.memory.records()
+            );
+            self.start_again_who_could_not_start().await;
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// What a supervisor does: a worker that met a store it could not open is started again.
+    async fn start_again_who_could_not_start(&mut self) {
+        let (ended, running) =
+            self.workers.drain(..).partition(|worker: &Worker| worker.running.is_finished());
+        self.workers = running;
+        let ended: Vec<Worker> = ended;
+        for worker in ended {
+            match worker.running.await.expect("a worker does not panic") {
+                Err(ConsumerError::Gate(GateError::Store(_))) => {}
+                other => panic!("seed {}: a worker ended by itself: {other:?}", self.seed),
+            }
+            self.broker.leave(worker.member);
+            self.start_worker();
+        }
+    }
+
+    /// Whether this payment's effect is in the records' database.
+    fn transacts(&self, id: u64) -> bool {
+        usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
+    }
+
+    /// In one world of five, workers run without a store that has been away for so long.
+    fn fails_open_after(&self) -> Option<Duration> {
+        self.seed.is_multiple_of(5).then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
+    }
+
+    /// In one world of three, workers handle messages in batches.
+    fn handles_batches(&self) -> bool {
+        self.seed % 3 == 1
+    }
+
+    fn fail_open(&self) -> u64 {
+        self.counters.get("extra_runs", "fail_open")
+    }
+
+    fn losses(&self) -> u32 {
+        self.store_losses.load(Relaxed)
+    }
+
+    /// Every key has an effect or all of its messages are dead letters; more than one effect is explained.
+    fn judge_effects(&self) {
+        let effects = self.ledger.effects.lock().unwrap();
+        let letters = self.ledger.letters.lock().unwrap();
+        // What ran without the store has left nothing there.
+        let (charges, lost) = (self.till.charges(), self.losses() > 0 || self.fail_open() > 0);
+        // No fault explains a second one.
+        assert!(charges.values().all(|count| *count == 1), "seed {}: charged {charges:?}", self.seed);
+        let explained = self.counters.total("extra_runs");
+        let extra: u64 = effects.values().map(|count| u64::from(count - 1)).sum();
+        if self.losses() == 0 {
+            assert!(extra <= explained, "seed {}: {extra} extra effects, {explained} explained", self.seed);
+        }
+        // A key has one dead letter: later messages of a key that was given up get none.
+        let payloads = self.broker.payloads();
+        let id = |n: usize| serde_json::from_str::<Payment>(&payloads[n]).ok().map(|payment| payment.id);
+        let given_up: Vec<Option<u64>> = letters.keys().map(|n| id(n.parse().unwrap())).collect();
+        for n in 0..payloads.len() {
+            let settled = match id(n) {
+                Some(id) if self.transacts(id) => {
+                    let charged = charges.contains_key(&id);
+                    let letter = given_up.contains(&Some(id));
+                    assert!(!charged || !letter || lost, "seed {}: {id} is charged and given up", self.seed);
+                    charged || letter || lost
+                }
+                Some(id) => effects.contains_key(&id) || given_up.contains(&Some(id)),
+                None => letters.contains_key(&n.to_string()),
+            };
+            assert!(settled, "seed {}: message {n} is lost", self.seed);
+        }
+        for (id, results) in &*self.ledger.results.lock().unwrap() {
+            let same = results.windows(2).all(|pair| pair[0] == pair[1]);
+            assert!(same || lost, "seed {}: duplicates of {id} got {results:?}", self.seed);
+        }
+    }
+}
+
+/// Some of the faults that a store can have, each more or less likely.
+fn faults(rng: &mut Rng) -> Faults {
+    let mut some = |most: f64| if rng.bool() { rng.f64() * most } else { 0.0 };
+    Faults {
+        unavailable: some(0.1),
+        reply_lost: some(0.2),
+        request_lost: some(0.1),
+        stray: some(0.5),
+        slow_request: some(0.2),
+        slow_reply: some(0.2),
+        max_delay: Duration::from_millis(1_500),
+        outage: some(0.02),
+        outage_max_calls: 30,
+        forget: 0.0,
+    }
+}
+
+fn key() -> Key {
+    Key::json(["id"])
+}

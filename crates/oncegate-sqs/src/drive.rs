@@ -1,0 +1,329 @@
+//! The thread of a queue, which receives, extends, deletes and returns messages.
+//!
+//! It shares no runtime with the handlers: a handler that blocks its thread must not make the others lose their
+//! messages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tracing::{error, info, warn};
+
+use super::api::{Api, Attempt, CallError, Poll};
+use super::convert::Reader;
+use super::held::{Answer, Change, Group, Target};
+use super::hub::{End, Fetched, Hub};
+use super::receivers::Receivers;
+use oncegate_runtime::observe::Event;
+
+/// How often the thread checks the messages that it holds, per visibility timeout.
+const TICKS_PER_VISIBILITY: u32 = 20;
+const LONGEST_TICK: Duration = Duration::from_secs(1);
+/// How long a receive is repeated with the same attempt id. SQS remembers it for five minutes.
+const SAME_ANSWER: Duration = Duration::from_secs(4 * 60);
+
+/// The state of a queue's thread.
+pub(crate) struct Driver {
+    hub: Arc<Hub>,
+    api: Arc<Api>,
+    reader: Reader,
+    receivers: Receivers,
+    polls: JoinSet<Polled>,
+    /// Receives of a FIFO queue whose answers were lost, and until when the queue repeats the same answer.
+    unanswered: Vec<(Instant, Attempt)>,
+    deletes: JoinSet<Deleted>,
+    changes: JoinSet<Changed>,
+    ticks: Duration,
+}
+
+struct Polled {
+    asked: usize,
+    attempt: Option<Attempt>,
+    result: Result<Vec<aws_sdk_sqs::types::Message>, CallError>,
+}
+
+struct Deleted {
+    targets: Vec<Target>,
+    result: Result<Vec<Answer>, CallError>,
+}
+
+struct Changed {
+    changes: Vec<Change>,
+    sent_at: Instant,
+    result: Result<Vec<Answer>, CallError>,
+}
+
+impl Driver {
+    pub(crate) fn new(hub: Arc<Hub>, api: Arc<Api>, reader: Reader, visibility: Duration) -> Self {
+        let (polls, deletes, changes) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
+        let ticks = (visibility / TICKS_PER_VISIBILITY).min(LONGEST_TICK);
+        let (receivers, unanswered) = (Receivers::new(), Vec::new());
+        Self { hub, api, reader, receivers, polls, unanswered, deletes, changes, ticks }
+    }
+
+    /// Runs until the source leaves and all calls are answered, or the deadline is over. Returns how many finished
+    /// messages are not deleted.
+    pub(crate) async fn run(mut self) -> usize {
+        let mut ticks: Interval = interval(self.ticks);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let (wake_at, leave_by) = self.send();
+            if leave_by.is_some_and(|by| self.has_left(by)) {
+                return self.hub.lock().held.undeleted();
+            }
+            tokio::select! {
+                biased;
+                _ = ticks.tick() => self.look(),
+                Some(changed) = self.changes.join_next() => self.note_changed(changed),
+                Some(deleted) = self.deletes.join_next() => self.note_deleted(deleted),
+                Some(polled) = self.polls.join_next() => self.note_polled(polled),
+                () = self.hub.wake.notified() => {}
+                () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
+            }
+        }
+    }
+
+    /// Whether no work or no time is left.
+    fn has_left(&self, by: Instant) -> bool {
+        if Instant::now() < by {
+            return self.receivers.under_way() == 0 && self.hub.lock().held.is_empty();
+        }
+        if self.receivers.under_way() > 0 {
+            info!(
+                "the stop deadline is over: a long poll is cancelled, and its messages are redelivered after their \
+                 visibility timeout"
+            );
+        }
+        true
+    }
+
+    /// Starts the calls that are due. Returns when the next one is due, and the deadline for all calls.
+    fn send(&mut self) -> (Option<Instant>, Option<Instant>) {
+        let now = Instant::now();
+        let hub = Arc::clone(&self.hub);
+        let mut state = hub.lock();
+        state.turned_at = now;
+        let leave_by = state.leave_by;
+        let all = leave_by.is_some();
+        for targets in state.held.take_deletes(now, all) {
+            self.delete(targets);
+        }
+        for changes in state.held.take_returns(now, all) {
+            self.change(changes);
+        }
+        while !state.is_ended() {
+            // With nothing in hand and no delete that takes up room, a wait frees no more.
+            let final_room = state.held.in_hand() == 0 && state.held.overdue_deletes() == 0;
+            let free = state.free(self.receivers.asked());
+            let Some(asked) = self.receivers.ask(now, free, final_room) else { break };
+            self.poll(asked);
+        }
+        let wake_at =
+            [state.held.next_wake(), self.receivers.next_wake(), leave_by].into_iter().flatten().min();
+        (wake_at, leave_by)
+    }
+
+    fn poll(&mut self, asked: usize) {
+        self.hub.observe(Event::SqsCalled { operation: "receive" });
+        let (api, attempt) = (Arc::clone(&self.api), self.attempt());
+        let poll = if self.receivers.is_failing() { Poll::Probe } else { Poll::Long };
+        self.polls.spawn(async move {
+            let result = api.receive(asked, poll, attempt.as_ref()).await;
+            Polled { asked, attempt, result }
+        });
+    }
+
+    /// Returns the attempt id for a receive from a FIFO queue. A lost answer would block its groups for the visibility
+    /// timeout; the same attempt id returns that answer again.
+    fn attempt(&mut self) -> Option<Attempt> {
+        let now = Instant::now();
+        self.unanswered.retain(|(until, _)| now < *until);
+        let again = self.unanswered.pop().map(|(_, attempt)| attempt);
+        self.reader.fifo.then(|| again.unwrap_or_else(Attempt::new))
+    }
+
+    fn delete(&mut self, targets: Vec<Target>) {
+        self.hub.observe(Event::SqsCalled { operation: "delete" });
+        let api = Arc::clone(&self.api);
+        self.deletes.spawn(async move {
+            let result = api.delete(&targets).await;
+            Deleted { targets, result }
+        });
+    }
+
+    fn change(&mut self, changes: Vec<Change>) {
+        self.hub.observe(Event::SqsCalled { operation: "visibility" });
+        let api = Arc::clone(&self.api);
+        self.changes.spawn(async move {
+            let sent_at = Instant::now();
+            let result = api.change_visibility(&changes).await;
+            Changed { changes, sent_at, result }
+        });
+    }
+
+    fn look(&mut self) {
+        let look = self.hub.lock().held.look(Instant::now());
+        if look.lost > 0 {
+            warn!(
+                messages = look.lost,
+                "the visibility timeout of these messages could not be extended in time; cancelling their handlers"
+            );
+            self.hub.observe(Event::SqsVisibilityLost { count: look.lost });
+        }
+        if look.undeleted > 0 {
+            warn!(
+                messages = look.undeleted,
+                "finished messages could not be deleted in time; their records will answer the next delivery"
+            );
+            self.hub.observe(Event::SqsDeleteFailed { count: look.undeleted });
+        }
+        look.extends.into_iter().for_each(|changes| self.change(changes));
+    }
+
+    fn note_polled(&mut self, polled: Result<Polled, JoinError>) {
+        let Some(Polled { asked, attempt, result }) = self.ended(polled) else { return };
+        match result {
+            Ok(messages) => {
+                self.hub.failures.succeeded("receive");
+                if self.receivers.answered(asked, messages.len()) {
+                    info!("SQS answers again");
+                }
+                self.admit(messages);
+            }
+            Err(error) if error.is_no_queue() => {
+                self.receivers.failed(Instant::now(), asked, rand::random());
+                error!(%error, "the queue is gone");
+                self.hub.end(End::Failed(format!("the queue is gone: {error}")));
+            }
+            Err(error) => {
+                let now = Instant::now();
+                let failures = self.receivers.failed(now, asked, rand::random());
+                self.unanswered.extend(attempt.map(|attempt| (now + SAME_ANSWER, attempt)));
+                self.report("receive", &error, failures);
+            }
+        }
+    }
+
+    fn report(&self, operation: &'static str, error: &CallError, failures: u32) {
+        self.hub.failures.failed(Instant::now().into_std(), operation, error);
+        self.hub.observe(Event::SourceError { operation });
+        if error.is_denied() {
+            error!(operation, %error, failures, "SQS denies access; check the rights and the credentials; retrying");
+        } else {
+            warn!(operation, %error, failures, "the call to SQS failed; retrying");
+        }
+    }
+
+    /// Holds received messages, and passes them to the receiver. Messages that arrive after the end are returned at
+    /// once.
+    fn admit(&mut self, messages: Vec<aws_sdk_sqs::types::Message>) {
+        let now = Instant::now();
+        let mut groups: Vec<(String, Group)> = Vec::new();
+        let mut fetched = Vec::with_capacity(messages.len());
+        for message in messages {
+            let Some(read) = self.reader.read(message) else { continue };
+            let group = read.group.map(|name| {
+                let known =
+                    groups.iter().find(|(other, _)| *other == name).map(|(_, group)| Arc::clone(group));
+                known.unwrap_or_else(|| {
+                    let group = Group::default();
+                    groups.push((name, Arc::clone(&group)));
+                    group
+                })
+            });
+            if read.last_receive {
+                let origin = read.message.origin();
+                warn!(%origin, "this is the message's last receive before the redrive policy moves it");
+                self.hub.observe(Event::SqsLastReceive);
+            }
+            let stays = group.is_some() || read.last_receive;
+            let Some(admitted) = self.hub.lock().held.admit(now, &read.id, read.handle, group) else {
+                continue;
+            };
+            fetched.push(Fetched { message: read.message, id: read.id, admitted, stays });
+        }
+        self.hub.put(fetched);
+    }
+
+    fn note_deleted(&mut self, deleted: Result<Deleted, JoinError>) {
+        let Some(Deleted { targets, result }) = self.ended(deleted) else { return };
+        let answers = self.answers("delete", targets.len(), result);
+        let (now, mut gone) = (Instant::now(), 0);
+        let mut state = self.hub.lock();
+        for (target, answer) in targets.iter().zip(answers) {
+            gone += u64::from(state.held.note_delete(now, target, answer, rand::random()));
+        }
+        drop(state);
+        if gone > 0 {
+            warn!(
+                messages = gone,
+                "the receipt handles of finished messages are no longer valid: an earlier call has deleted them, or \
+                 their records will answer the next delivery"
+            );
+            self.hub.observe(Event::SqsDeleteFailed { count: gone });
+        }
+    }
+
+    fn note_changed(&mut self, changed: Result<Changed, JoinError>) {
+        let Some(Changed { changes, sent_at, result }) = self.ended(changed) else { return };
+        let answers = self.answers("visibility", changes.len(), result);
+        let (now, mut lost, mut extended, mut returned) = (Instant::now(), 0, 0, 0);
+        let mut state = self.hub.lock();
+        for (change, answer) in changes.iter().zip(answers) {
+            lost += u64::from(state.held.note_change(now, sent_at, change, answer, rand::random()));
+            let done = u64::from(answer == Answer::Done);
+            if change.keep { extended += done } else { returned += done }
+        }
+        drop(state);
+        if lost > 0 {
+            warn!(
+                messages = lost,
+                "messages have become visible again in the queue; cancelling their handlers"
+            );
+            self.hub.observe(Event::SqsVisibilityLost { count: lost });
+        }
+        if extended > 0 {
+            self.hub.observe(Event::SqsVisibilityExtended { count: extended });
+        }
+        if returned > 0 {
+            self.hub.observe(Event::SqsHandedBack { count: returned });
+        }
+    }
+
+    /// Returns the answers to a batch. If the call has failed, each entry has.
+    fn answers(
+        &self,
+        operation: &'static str,
+        count: usize,
+        result: Result<Vec<Answer>, CallError>,
+    ) -> Vec<Answer> {
+        match result {
+            Ok(answers) => {
+                let failed = answers.iter().filter(|answer| **answer == Answer::Failed).count();
+                if failed == 0 {
+                    self.hub.failures.succeeded(operation);
+                } else {
+                    let error = format!("{failed} of {count} entries of a batch failed");
+                    self.hub.failures.failed(Instant::now().into_std(), operation, &error);
+                    self.hub.observe(Event::SourceError { operation });
+                    warn!(operation, entries = failed, "some entries of a batch to SQS failed; retrying");
+                }
+                answers
+            }
+            Err(error) => {
+                self.report(operation, &error, 1);
+                vec![Answer::Failed; count]
+            }
+        }
+    }
+
+    /// Returns the result of a task. A panic is a bug and ends the source, because no other code would repeat the call.
+    fn ended<T>(&self, task: Result<T, JoinError>) -> Option<T> {
+        task.inspect_err(|panic| {
+            error!(%panic, "a call to SQS has panicked");
+            self.hub.end(End::Failed(format!("a call to SQS has panicked: {panic}")));
+        })
+        .ok()
+    }
+}

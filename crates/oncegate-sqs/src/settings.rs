@@ -1,0 +1,198 @@
+//! Settings for the connection to a queue and for consuming it.
+
+use std::time::Duration;
+
+use aws_sdk_sqs::Client;
+use aws_sdk_sqs::config::timeout::TimeoutConfig;
+use aws_sdk_sqs::config::{BehaviorVersion, Region};
+
+use super::SqsSource;
+use oncegate_runtime::source::SourceError;
+
+/// How the body of a message is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Body {
+    /// The body is the payload. The default; also for SNS with raw message delivery, and for EventBridge, whose
+    /// bodies are JSON.
+    #[default]
+    Raw,
+    /// The body is an SNS envelope, and the payload is the message in it. Any other body is bad input, and becomes a
+    /// dead letter.
+    Sns,
+}
+
+/// The settings of a source.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) connection: Connection,
+    /// The queue's name or URL.
+    pub(crate) queue: String,
+    pub(crate) visibility: Duration,
+    pub(crate) wait: Duration,
+    pub(crate) body: Body,
+    pub(crate) routes_from_attributes: bool,
+}
+
+/// Time limit of a call outside of the source's loop, including the client's retries.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+const VISIBILITY_MIN: Duration = Duration::from_secs(1);
+const VISIBILITY_MAX: Duration = Duration::from_secs(6 * 3_600);
+const WAIT_MIN: Duration = Duration::from_secs(1);
+/// The longest wait that SQS allows.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+impl Settings {
+    pub(crate) fn new(connection: Connection, queue: String) -> Self {
+        Self {
+            connection,
+            queue,
+            visibility: SqsSource::DEFAULT_VISIBILITY,
+            wait: WAIT_MAX,
+            body: Body::default(),
+            routes_from_attributes: false,
+        }
+    }
+
+    /// Runs every check that needs no queue.
+    pub(crate) fn check(&self) -> Result<(), SourceError> {
+        let whole = |duration: Duration| duration.subsec_nanos() == 0;
+        let Self { visibility, wait, .. } = *self;
+        if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !whole(visibility) {
+            return Err(SourceError::new(format!(
+                "`visibility` is {visibility:?}; it must be whole seconds, from 1 s to 6 h"
+            )));
+        }
+        if !(WAIT_MIN..=WAIT_MAX).contains(&wait) || !whole(wait) {
+            return Err(SourceError::new(format!(
+                "`wait` is {wait:?}; it must be whole seconds, from 1 s to 20 s"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Returns how long a receive may wait so that one that begins right before a stop ends before the stop deadline.
+/// Cancelling it would hide its messages for the visibility timeout.
+pub(crate) fn wait_within(wait: Duration, stop_deadline: Duration) -> Duration {
+    const ANSWER: Duration = Duration::from_secs(1);
+    let most = Duration::from_secs(stop_deadline.saturating_sub(ANSWER).as_secs());
+    wait.min(most).max(WAIT_MIN)
+}
+
+/// How a client is created, if none is given.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Connection {
+    pub(crate) client: Option<Client>,
+    pub(crate) region: Option<String>,
+    pub(crate) endpoint_url: Option<String>,
+}
+
+impl Connection {
+    /// Returns the given client, or one from the AWS SDK's default chain with a time limit on each call. If the chain
+    /// has no region or endpoint, the queue's URL may.
+    pub(crate) async fn client(&self, queue: &str) -> Client {
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => self.new_client(queue).await,
+        };
+        let timeouts =
+            TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).operation_timeout(CALL_TIMEOUT);
+        Client::from_conf(client.config().to_builder().timeout_config(timeouts.build()).build())
+    }
+
+    async fn new_client(&self, queue: &str) -> Client {
+        let place = Place::of(queue);
+        let mut loader = aws_config::defaults(BehaviorVersion::latest());
+        if let Some(region) = self.region.clone().or(place.region) {
+            loader = loader.region(Region::new(region));
+        }
+        let shared = loader.load().await;
+        let mut config = aws_sdk_sqs::config::Builder::from(&shared);
+        if let Some(endpoint) = self.endpoint_url.clone().or(place.endpoint_url) {
+            config = config.endpoint_url(endpoint);
+            if shared.region().is_none() {
+                // A local server has no regions, but signatures need one.
+                config = config.region(Region::new("us-east-1"));
+            }
+        }
+        Client::from_conf(config.build())
+    }
+}
+
+/// The region or endpoint in a queue's URL.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Place {
+    region: Option<String>,
+    endpoint_url: Option<String>,
+}
+
+impl Place {
+    fn of(queue: &str) -> Self {
+        let Some((scheme, rest)) = queue.split_once("://") else { return Self::default() };
+        let host = rest.split('/').next().unwrap_or_default();
+        // https://sqs.eu-central-1.amazonaws.com/…, in China with the suffix .cn.
+        let in_aws = host.split_once(".amazonaws.com").is_some_and(|(_, rest)| matches!(rest, "" | ".cn"));
+        if in_aws {
+            let region = host.strip_prefix("sqs.").and_then(|rest| rest.split('.').next());
+            return Self { region: region.map(str::to_owned), endpoint_url: None };
+        }
+        Self { region: None, endpoint_url: Some(format!("{scheme}://{host}")) }
+    }
+}
+
+/// Returns the name at the end of a queue's URL, or the name itself.
+pub(crate) fn name(queue: &str) -> &str {
+    queue.trim_end_matches('/').rsplit('/').next().unwrap_or(queue)
+}
+
+/// Whether the queue is FIFO, by the suffix of its name.
+pub(crate) fn is_fifo(queue: &str) -> bool {
+    name(queue).ends_with(".fifo")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_where_the_queue_is() {
+        let place = |region: Option<&str>, endpoint: Option<&str>| Place {
+            region: region.map(str::to_owned),
+            endpoint_url: endpoint.map(str::to_owned),
+        };
+        let cases = [
+            ("orders", place(None, None)),
+            ("https://sqs.eu-central-1.amazonaws.com/000000000000/orders", place(Some("eu-central-1"), None)),
+            ("https://sqs.cn-north-1.amazonaws.com.cn/000000000000/orders", place(Some("cn-north-1"), None)),
+            ("http://127.0.0.1:9324/000000000000/orders", place(None, Some("http://127.0.0.1:9324"))),
+        ];
+        for (queue, expected) in cases {
+            assert_eq!(Place::of(queue), expected, "{queue}");
+            assert_eq!(name(queue), "orders");
+        }
+        assert!(is_fifo("http://127.0.0.1:9324/queue/orders.fifo") && !is_fifo("orders"));
+    }
+
+    #[test]
+    fn a_receive_ends_before_the_deadline_of_a_stop() {
+        let cases = [(20, 60_000, 20), (20, 20_000, 19), (20, 5_500, 4), (5, 20_000, 5), (20, 0, 1)];
+        for (wait, stop_ms, expected) in cases {
+            let within = wait_within(Duration::from_secs(wait), Duration::from_millis(stop_ms));
+            assert_eq!(within, Duration::from_secs(expected), "{wait} s within {stop_ms} ms");
+        }
+    }
+
+    #[test]
+    fn settings_that_sqs_would_refuse_are_named() {
+        let settings = || Settings::new(Connection::default(), "orders".to_owned());
+        settings().check().expect("the defaults are fine");
+        let refused = |settings: Settings| settings.check().expect_err("refused").to_string();
+        let visibility = Duration::from_millis(1_500);
+        assert!(refused(Settings { visibility, ..settings() }).contains("`visibility` is 1.5s"));
+        assert!(refused(Settings { wait: Duration::ZERO, ..settings() }).contains("`wait` is 0ns"));
+        assert!(refused(Settings { wait: Duration::from_secs(21), ..settings() }).contains("1 s to 20 s"));
+    }
+}

@@ -1,0 +1,208 @@
+//! The states of consumers as gauges.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use metrics::{Gauge, Key, Label};
+
+use super::export::Export;
+use oncegate_runtime::health::{Health, PartitionStatus, Status};
+use oncegate_runtime::observe::Metric;
+
+/// The gauges that were set so far. The facade removes none, so those that are no longer reported are set to zero.
+#[derive(Default)]
+pub(super) struct Gauges {
+    known: Mutex<HashMap<Key, Gauge>>,
+}
+
+impl Gauges {
+    /// Sets the gauges to the status of these consumers, and sets those that none reports any more to zero.
+    pub(super) fn set(&self, export: &Export, statuses: &[Status]) {
+        let mut values = GaugeValues::default();
+        values.insert("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+        statuses.iter().for_each(|status| values.consumer(status));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .iter()
+            .filter(|(key, _)| !values.gauges.contains_key(*key))
+            .for_each(|(_, gauge)| gauge.set(0.0));
+        for (key, value) in values.gauges {
+            let gauge = known.entry(key).or_insert_with_key(|key| export.gauge(key));
+            gauge.set(value);
+        }
+    }
+}
+
+#[derive(Default)]
+struct GaugeValues {
+    gauges: HashMap<Key, f64>,
+}
+
+impl GaugeValues {
+    fn insert(&mut self, name: &'static str, labels: &[(&'static str, &str)], value: f64) {
+        let name = Metric::named(name).map_or_else(|| name.to_owned(), Metric::full_name);
+        let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
+        self.gauges.insert(Key::from_parts(name, labels.collect::<Vec<_>>()), value);
+    }
+
+    fn consumer(&mut self, status: &Status) {
+        let name = status.name.as_str();
+        let consumer = [("consumer", name)];
+        let health = Health::of(status);
+        self.insert("live", &consumer, flag(health.is_live()));
+        self.insert("ready", &consumer, flag(health.is_ready()));
+        for reason in health.reasons() {
+            self.insert("unwell", &[("consumer", name), ("reason", reason.as_str())], 1.0);
+        }
+        for cause in &status.paused {
+            self.insert("paused", &[("consumer", name), ("cause", cause.as_str())], 1.0);
+        }
+        for scope in &status.scopes {
+            let named = [("scope", scope.scope.as_str())];
+            self.insert("store_up", &named, flag(scope.is_store_up()));
+            self.insert("lease_remaining_seconds", &named, scope.lease_remaining.as_secs_f64());
+            self.insert("record_retention_seconds", &named, scope.retention.as_secs_f64());
+            if let Some(age) = scope.oldest_expired {
+                self.insert("oldest_expired_seconds", &named, age.as_secs_f64());
+            }
+            if let Some(bytes) = scope.log_bytes {
+                self.insert("store_log_bytes", &named, count(bytes));
+            }
+        }
+        self.insert("permits", &consumer, f64::from(status.permits.total));
+        self.insert("permits_free", &consumer, f64::from(status.permits.free));
+        let messages = status.messages;
+        self.insert("in_flight", &consumer, count(messages.in_flight as u64));
+        self.insert("in_flight_bytes", &consumer, count(messages.bytes as u64));
+        for (stage, how_many) in [
+            ("running", messages.running),
+            ("ready", messages.ready),
+            ("behind", messages.behind),
+            ("parked", messages.parked),
+            ("held_back", messages.held_back),
+        ] {
+            self.insert("messages", &[("consumer", name), ("stage", stage)], count(how_many as u64));
+        }
+        if let Some(polled_ago) = status.source.polled_ago {
+            self.insert("poll_age_seconds", &consumer, polled_ago.as_secs_f64());
+        }
+        status.source.partitions.iter().for_each(|partition| self.partition(name, partition));
+    }
+
+    fn partition(&mut self, consumer: &str, status: &PartitionStatus) {
+        let number = status.partition.to_string();
+        let labels = [("consumer", consumer), ("topic", &*status.topic), ("partition", &*number)];
+        let oldest = status.oldest_unfinished.unwrap_or(Duration::ZERO).as_secs_f64();
+        self.insert("oldest_incomplete_age_seconds", &labels, oldest);
+        let offset = |offset: Option<i64>| offset.and_then(|offset| u64::try_from(offset).ok());
+        for (name, value) in [
+            ("lag", status.lag),
+            ("watermark", offset(status.watermark)),
+            ("committed_offset", offset(status.committed)),
+        ] {
+            if let Some(value) = value {
+                self.insert(name, &labels, count(value));
+            }
+        }
+    }
+}
+
+fn flag(is: bool) -> f64 {
+    if is { 1.0 } else { 0.0 }
+}
+
+/// Exact up to 2^53, which no offset reaches.
+fn count(value: u64) -> f64 {
+    value as f64
+}
+
+#[cfg(all(test, feature = "status"))]
+mod tests {
+    use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+
+    use super::*;
+    use crate::Telemetry;
+    use oncegate_runtime::health::{PauseCause, SourceStatus};
+    use oncegate_runtime::observe::{CATALOGUE, Kind};
+
+    fn telemetry() -> (Telemetry, PrometheusHandle) {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let rendered = recorder.handle();
+        (Telemetry::with_recorder(recorder), rendered)
+    }
+
+    /// A consumer of two partitions whose store is unavailable.
+    fn paused() -> Status {
+        let partition = |number: i32| PartitionStatus {
+            lag: Some(7),
+            watermark: Some(100),
+            committed: Some(90),
+            oldest_unfinished: Some(Duration::from_millis(2_500)),
+            ..PartitionStatus::new("orders", number)
+        };
+        let source = SourceStatus {
+            polled_ago: Some(Duration::from_millis(250)),
+            partitions: vec![partition(0), partition(1)],
+            ..SourceStatus::default()
+        };
+        let scope = serde_json::json!({
+            "scope": "billing", "route": null, "store": "a store", "promise": "disk", "holds": "it is on the disk",
+            "warnings": [], "lease_seconds": 30.0, "lease_remaining_seconds": 6.5, "retention_seconds": 604_800.0,
+            "max_run_seconds": 900.0, "oldest_expired_seconds": 75.0, "log_bytes": 4_096, "shards": 1,
+            "outages": [{ "shard": 0, "for_seconds": 5.0, "error": "away", "waiting": 1, "open": false }],
+            "handler_paused": false,
+        });
+        let mut status = Status::default();
+        status.name = "billing".to_owned();
+        status.scopes = vec![serde_json::from_value(scope).expect("a scope as the status page shows it")];
+        status.paused = vec![PauseCause::StoreAway];
+        status.source = source;
+        status
+    }
+
+    #[test]
+    fn a_status_sets_every_gauge_of_the_catalogue() {
+        let (telemetry, rendered) = telemetry();
+        telemetry.set(&[paused()]);
+        let text = rendered.render();
+        for metric in CATALOGUE.iter().filter(|metric| metric.kind == Kind::Gauge) {
+            let typed = format!("# TYPE {} gauge\n", metric.full_name());
+            assert!(text.contains(&typed), "{typed} is not in {text}");
+        }
+        for line in [
+            r#"oncegate_lag{consumer="billing",topic="orders",partition="1"} 7"#,
+            r#"oncegate_oldest_incomplete_age_seconds{consumer="billing",topic="orders",partition="0"} 2.5"#,
+            r#"oncegate_store_up{scope="billing"} 0"#,
+            r#"oncegate_lease_remaining_seconds{scope="billing"} 6.5"#,
+            r#"oncegate_record_retention_seconds{scope="billing"} 604800"#,
+            r#"oncegate_oldest_expired_seconds{scope="billing"} 75"#,
+            r#"oncegate_store_log_bytes{scope="billing"} 4096"#,
+            r#"oncegate_paused{consumer="billing",cause="store_away"} 1"#,
+            r#"oncegate_poll_age_seconds{consumer="billing"} 0.25"#,
+            r#"oncegate_ready{consumer="billing"} 0"#,
+            r#"oncegate_extra_runs_total{scope="billing",cause="store_loss"} 0"#,
+        ] {
+            assert!(text.contains(&format!("{line}\n")), "{line} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_longer_said_is_zero() {
+        let (telemetry, rendered) = telemetry();
+        telemetry.set(&[paused()]);
+        let mut after = paused();
+        after.paused.clear();
+        after.source.partitions.truncate(1);
+        telemetry.set(&[after]);
+        let text = rendered.render();
+        for line in [
+            r#"oncegate_lag{consumer="billing",topic="orders",partition="0"} 7"#,
+            r#"oncegate_lag{consumer="billing",topic="orders",partition="1"} 0"#,
+            r#"oncegate_committed_offset{consumer="billing",topic="orders",partition="1"} 0"#,
+            r#"oncegate_paused{consumer="billing",cause="store_away"} 0"#,
+        ] {
+            assert!(text.contains(&format!("{line}\n")), "{line} is not in {text}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+// Compiled by scripts/release --check, as a user of the package would: what must have a type, and what must be refused.
+import { DeadLetter, Message, Retry, program, worker, type Origin } from "oncegate";
+
+interface Order {
+  order_id: string;
+}
+
+const charge = async (message: Message): Promise<{ charged: string }> => {
+  const order = message.json<Order>();
+  const payload: Buffer | null = message.payload;
+  const topic: Origin | Record<string, never> = message.origin;
+  if (!order.order_id) throw new DeadLetter("it is no order", { cause: topic });
+  if (message.attempt > 3) throw new Retry("later", { delayMs: 500 });
+  await fetch("http://127.0.0.1/", { signal: message.signal, body: payload?.toString() ?? null });
+  return { charged: order.order_id };
+};
+
+const done: Promise<void> = worker(charge, { maxInFlight: 8 });
+const path: string = program();
+void [done, path, charge(new Message({ payload: Buffer.from("{}") }))];
+
+// @ts-expect-error a reason is text
+new DeadLetter(7);
+// @ts-expect-error there is no such option
+worker(charge, { threads: 8 });
+// @ts-expect-error a message cannot be changed
+new Message({ payload: null }).attempt = 2;

@@ -1,0 +1,195 @@
+# Tests the artefacts, and the crates as they would be published.
+
+CHECKS=(licences advisories crates oldest_rust minimal semver deb wheel npm image chart)
+
+# What takes seconds. The libraries of the packages are tested by `cargo test`, with the program of the test run.
+everyday() {
+    step "what the crates would be published with"
+    package_lists
+    step "SBOM"
+    scripts/sbom --self-test
+}
+
+# What links must have become, and what every crate has.
+package_lists() {
+    local crate name list file files
+    for crate in crates/*/; do
+        name=$(basename "$crate")
+        list=$(cargo package --locked --list --allow-dirty --package "$name" 2>&1)
+        files=(README.md LICENSE-MIT LICENSE-APACHE src/)
+        [ "$name" != oncegate-redis ] || files+=(lua/*.lua)
+        for file in "${files[@]}"; do
+            grep -q "^$file" <<<"$list" || die "$name would be published without $file"
+        done
+    done
+}
+
+cargo_tool() { # NAME VERSION
+    "$TOOLS/bin/cargo-$1" "$1" --version 2>/dev/null | grep -qF " $2" ||
+        cargo install --quiet --locked --root "$TOOLS" "cargo-$1@$2"
+}
+
+check_licences() {
+    cargo_tool deny "$CARGO_DENY"
+    "$TOOLS/bin/cargo-deny" --locked check licenses bans sources
+    environment sbom
+    "$TOOLS/sbom/bin/pip" install --quiet --disable-pip-version-check 'cyclonedx-python-lib[json-validation]==11.0.0'
+    "$TOOLS/sbom/bin/python3" - "$ARTEFACTS/oncegate-$VERSION.cdx.json" <<'END'
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+error = JsonStrictValidator(SchemaVersion.V1_5).validate_str(open(sys.argv[1]).read())
+sys.exit(f"the SBOM is invalid: {error}" if error else 0)
+END
+}
+
+# Fetches the database of RustSec. What was fine yesterday may fail today, so it is no part of .ci/run.
+check_advisories() {
+    cargo_tool deny "$CARGO_DENY"
+    "$TOOLS/bin/cargo-deny" --locked check advisories
+}
+
+# Each crate as the others get it from the registry: packed, unpacked and built.
+check_crates() {
+    cargo publish --locked --workspace --dry-run
+}
+
+# The Rust that the manifests promise. rustup gets it; in .ci/run, clippy names what is newer in the standard library, and
+# cargo resolves only dependencies that this Rust compiles.
+check_oldest_rust() {
+    local rust
+    rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    has rustup || die "rustup is needed to get Rust $rust"
+    rustup toolchain install --profile minimal "$rust"
+    CARGO_TARGET_DIR=$BUILD/oldest-rust rustup run "$rust" \
+        cargo check --locked --package oncegate-cli --package oncegate --all-features
+}
+
+# With the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it builds.
+check_minimal() {
+    local copy=$BUILD/minimal
+    rm -rf "$copy" && mkdir -p "$copy"
+    git archive HEAD | tar --extract --directory "$copy"
+    (
+        cd "$copy"
+        RUSTC_BOOTSTRAP=1 cargo -Z direct-minimal-versions generate-lockfile
+        CARGO_TARGET_DIR=$BUILD/minimal-target cargo check --locked --package oncegate-cli --package oncegate --all-features
+    )
+}
+
+# Against the last version that has a tag; the first version has none.
+check_semver() {
+    local last
+    last=$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null) || { echo "no tag yet: nothing to compare with"; return; }
+    cargo_tool semver-checks "$CARGO_SEMVER_CHECKS"
+    "$TOOLS/bin/cargo-semver-checks" semver-checks --workspace --baseline-rev "$last"
+}
+
+# `oncegate run` and a replay, on a real broker, by the program that the command line names.
+main_job() {
+    [ "$(id -u)" -eq 0 ] || die "this check changes the root of a process: run it as root"
+    local launcher=$STAGE/launcher
+    printf '#!/bin/sh\nexec %s "$@"\n' "$*" >"$launcher"
+    chmod 755 "$launcher"
+    # Build scripts of C libraries run again when this variable comes or goes.
+    env --unset=SOURCE_DATE_EPOCH ONCEGATE_PROGRAM="$launcher" scripts/test --locked --test run -- a_python_worker_behind_http
+}
+
+check_deb() {
+    local root=$STAGE/root
+    clean_root "$root"
+    install_deb "$root"
+    as_root chroot "$root" /usr/bin/oncegate --version
+    if has systemd-analyze; then
+        local unit=$STAGE/oncegate.service wrong
+        sed "s:/usr/bin/oncegate:$PROGRAM:" deploy/debian/oncegate.service >"$unit"
+        # Its exit code is 0 even for an unknown setting.
+        wrong=$(systemd-analyze verify --man=no "$unit" 2>&1) || true
+        [ -z "$wrong" ] || die "$wrong"
+    fi
+    main_job chroot "$root" /usr/bin/oncegate
+}
+
+# A worker with the library of the package, called by the program of the package: worker_passes ONCEGATE COMMAND
+worker_passes() {
+    local folder=$STAGE/worker
+    rm -rf "$folder" && mkdir -p "$folder"
+    echo '{"order_id":"A-7"}' >"$folder/order.json"
+    $1 --version | grep -qx "oncegate $VERSION" || die "$1 is not version $VERSION"
+    $1 worker-test --handler-exec "$2 $folder/ledger" "$folder/order.json"
+    grep -qx A-7 "$folder/ledger"
+}
+
+check_wheel() {
+    local environment=$STAGE/wheel
+    rm -rf "$environment"
+    python3 -m venv "$environment"
+    "$environment/bin/pip" install --quiet --disable-pip-version-check --no-index --find-links "$ARTEFACTS" oncegate
+    worker_passes "$environment/bin/oncegate" "$environment/bin/python3 $PWD/examples/workers/python/worker.py"
+    environment mypy
+    "$TOOLS/mypy/bin/pip" install --quiet --disable-pip-version-check mypy==1.18.2
+    "$TOOLS/mypy/bin/mypy" --config-file packages/python/pyproject.toml packages/python/src
+    (cd examples/workers/python && "$TOOLS/mypy/bin/mypy" --strict --python-executable "$environment/bin/python3" worker.py)
+}
+
+check_npm() {
+    needs npm npm
+    local folder=$STAGE/npm/installed
+    rm -rf "$folder" && mkdir -p "$folder"
+    cp examples/workers/node/worker.js packages/node/tests/types.ts "$folder"
+    (
+        cd "$folder"
+        npm init --yes >/dev/null
+        npm install --silent --no-audit --no-fund \
+            "$ARTEFACTS/oncegate-$NODE_PLATFORM-$VERSION.tgz" "$ARTEFACTS/oncegate-$VERSION.tgz" \
+            typescript@5.9.3 @types/node@18.19.130
+        npx --no-install tsc --strict --noEmit --module node16 --target es2022 types.ts
+        worker_passes "npx --no-install oncegate" "node $folder/worker.js"
+        node -e "require('node:child_process').execFileSync(require('oncegate').program(), ['--version'])"
+        echo "import { worker } from 'oncegate'; if (typeof worker !== 'function') process.exit(1);" >import.mjs
+        node import.mjs
+    )
+}
+
+check_image() {
+    local container root setting
+    container=$(image from "docker-archive:$ARTEFACTS/oncegate-$VERSION-image.tar")
+    root=$(image mount "$container")
+    for setting in '"User": "65532:65532"' '"/usr/bin/oncegate"' '"StopSignal": "SIGTERM"' '"oncegate", *"health"'; do
+        image inspect "$container" | tr '\n' ' ' | tr --squeeze-repeats ' ' | grep -q "$setting" ||
+            die "the image does not say $setting"
+    done
+    image run --isolation chroot "$container" -- /usr/bin/oncegate --version
+    local code=0
+    image run --isolation chroot "$container" -- /usr/bin/oncegate health || code=$?
+    [ "$code" -eq 69 ] || die "the health check answers $code where nothing runs"
+    main_job "$PWD/scripts/release.d/run-image" "$root"
+    image rm "$container" >/dev/null
+}
+
+# With these values, the chart that `check_chart` renders says what is wrong: chart_refuses WORDS [arguments of helm]
+chart_refuses() {
+    local told
+    if told=$("${template[@]}" "${@:2}" 2>&1); then die "the chart accepts what it should refuse: $1"; fi
+    grep -qF "$1" <<<"$told" || die "the chart does not say that $1 is wrong: $told"
+}
+
+check_chart() {
+    local helm=$TOOLS/bin/helm
+    if [ ! -x "$helm" ]; then
+        needs go golang-go
+        GOBIN=$TOOLS/bin go install "helm.sh/helm/v3/cmd/helm@$HELM"
+    fi
+    local chart=$ARTEFACTS/oncegate-chart-$VERSION.tgz values=deploy/helm/oncegate/ci.yaml
+    local template=("$helm" template billing "$chart" --namespace payments --kube-version 1.34.0)
+    "$helm" lint --strict --kube-version 1.34.0 --values "$values" "$chart"
+    chart_refuses image.repository
+    chart_refuses 'config is' --set image.repository=registry.example/oncegate
+    # From zero it could not scale up.
+    chart_refuses scaling.minReplicas --values "$values" --set scaling.minReplicas=0
+    "${template[@]}" --values "$values" >"$STAGE/rendered.yaml"
+    environment yaml
+    "$TOOLS/yaml/bin/pip" install --quiet --disable-pip-version-check pyyaml==6.0.3
+    "$TOOLS/yaml/bin/python3" scripts/release.d/rendered.py "$STAGE/rendered.yaml" "$PROGRAM"
+}

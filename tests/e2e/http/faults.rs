@@ -1,0 +1,123 @@
+//! Redis becomes unavailable at each step of a request, and comes back with its data.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::http::IdempotencyLayer;
+use oncegate::redis::RedisStore;
+use oncegate::{Gate, MemoryStore};
+use oncegate_testkit::{HttpAnswer, RedisServer};
+use tokio::task::JoinHandle;
+
+use crate::world::{ORDER, World, headers, told};
+
+/// Longer than every outage here, so that no other request takes over.
+const LEASE: Duration = Duration::from_secs(120);
+/// How long requests wait for a store that is away.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// What it has answered survives its kill: with `everysec`, a write may wait for a sync in progress.
+async fn durable_redis() -> RedisServer {
+    RedisServer::synced().await
+}
+
+async fn world(redis: &RedisServer, settings: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> World {
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let patient = |layer: IdempotencyLayer| settings(layer.claim_timeout(PATIENCE).settle_timeout(PATIENCE));
+    let world =
+        World::over(Arc::new(MemoryStore::new()), store, |gate: Gate| gate.lease(LEASE), patient).await;
+    world.layer.open().await.unwrap();
+    world
+}
+
+/// A request whose handler has begun, and holds.
+async fn held(world: &World) -> JoinHandle<HttpAnswer> {
+    let client = world.http1();
+    let sent = tokio::spawn(async move { client.send(told("k", &headers("hold"))).await });
+    world.work.started(1).await;
+    sent
+}
+
+#[tokio::test]
+async fn nothing_runs_while_the_store_is_away() {
+    let mut redis = durable_redis().await;
+    // Only the claim runs during the outage. A completion that took too long on a busy machine would be reported as
+    // unknown, and then the first answer would be a replay.
+    let world = world(&redis, |layer| layer.settle_timeout(LEASE)).await;
+    redis.kill();
+    let answer = world.post("k", ORDER).await;
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "store-unavailable"));
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert_eq!(world.runs().len(), 0);
+    redis.start_again().await;
+    let answer = world.settled("k").await;
+    assert_eq!((answer.status.as_u16(), answer.is_replayed()), (201, false));
+    assert_eq!(world.runs(), [(1, false)]);
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_comes_too_late_is_given_back() {
+    let mut redis = durable_redis().await;
+    let world = world(&redis, |layer| layer).await;
+    redis.process().signal("STOP");
+    assert_eq!(world.post("k", ORDER).await.problem(), "store-unavailable");
+    redis.process().signal("CONT");
+    // An orphaned claim would keep its lease for two minutes.
+    assert_eq!(world.settled("k").await.status, 201);
+    assert_eq!(world.runs(), [(1, false)]);
+}
+
+// invariant: response-before-completed
+#[tokio::test]
+async fn a_store_that_goes_away_under_the_handler_makes_the_outcome_unknown_and_not_a_second_run() {
+    let mut redis = durable_redis().await;
+    let world = world(&redis, |layer| layer).await;
+    let sent = held(&world).await;
+    redis.kill();
+    world.work.open();
+    let answer = sent.await.unwrap();
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "outcome-unknown"));
+    redis.start_again().await;
+    let answer = world.settled("k").await;
+    assert_eq!((answer.status.as_u16(), answer.is_replayed()), (201, true));
+    assert_eq!(world.runs(), [(1, false)]);
+}
+
+#[tokio::test]
+async fn a_store_that_stalls_under_the_completion_makes_the_outcome_unknown_and_not_a_second_run() {
+    let mut redis = durable_redis().await;
+    let world = world(&redis, |layer| layer).await;
+    let sent = held(&world).await;
+    redis.process().signal("STOP");
+    world.work.open();
+    assert_eq!(sent.await.unwrap().problem(), "outcome-unknown");
+    redis.process().signal("CONT");
+    assert!(world.settled("k").await.is_replayed());
+    assert_eq!(world.runs(), [(1, false)]);
+}
+
+#[tokio::test]
+async fn a_completed_request_waits_for_the_store_and_is_not_run_again() {
+    let mut redis = durable_redis().await;
+    let world = world(&redis, |layer| layer).await;
+    let first = world.post("k", ORDER).await;
+    redis.kill();
+    assert_eq!(world.post("k", ORDER).await.problem(), "store-unavailable");
+    redis.start_again().await;
+    let again = world.settled("k").await;
+    assert_eq!((again.is_replayed(), again.body), (true, first.body));
+    assert_eq!(world.runs().len(), 1);
+}
+
+#[tokio::test]
+async fn running_without_the_store_is_a_choice_and_counted() {
+    let mut redis = durable_redis().await;
+    let world = world(&redis, |layer| layer.fail_open()).await;
+    redis.kill();
+    for run in 1..=2 {
+        assert_eq!(world.post("k", ORDER).await.status, 201);
+        let counted = ["answers", "extra_runs"].map(|name| world.watched.get(name, "fail_open"));
+        assert_eq!((world.runs().len(), counted), (run, [run as u64; 2]));
+    }
+    redis.start_again().await;
+}

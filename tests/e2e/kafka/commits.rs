@@ -1,0 +1,81 @@
+//! Commits that the coordinator refuses, for every reason that it has.
+
+use std::collections::BTreeMap;
+
+use oncegate::source::{CommitAnnotation, Source};
+use oncegate_testkit::{Kafka, Record, unique};
+use rdkafka::mocking::MockCluster;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+use crate::stage::{CLOSE, QUICK, finish, finish_if_ours, member, open, receive, until_committed, within};
+
+/// What is refused, and whether it counts as trouble: a healthy group refuses around every rebalance.
+const REFUSALS: &[(RDKafkaRespErr, bool)] = &[
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_FENCED_MEMBER_EPOCH, false),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, true),
+    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, true),
+];
+
+/// Errors that the client retries by itself: the commit takes longer and succeeds.
+const REPEATED: &[RDKafkaRespErr] = &[
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART,
+];
+
+#[tokio::test]
+async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it() {
+    let mock = MockCluster::new(1).expect("a cluster in this process");
+    let (kafka, topic, group) = (Kafka::at(mock.bootstrap_servers()), unique("refused"), unique("group"));
+    mock.create_topic(&topic, 1, 1).expect("a topic");
+    let codes = REFUSALS.iter().map(|(code, _)| *code).chain(REPEATED.iter().copied());
+    let codes: Vec<RDKafkaRespErr> = codes.collect();
+    let source = member(&kafka, &group, &topic, QUICK);
+    let counters = open(&source).await;
+    for (code, end) in codes.into_iter().zip(1..) {
+        let before = counters.get("source_errors", "commit");
+        mock.request_errors(RDKafkaApiKey::OffsetCommit, &[code]);
+        kafka.produce(&topic, [Record::new("one more")]).await;
+        let committed = BTreeMap::from([(0, end)]);
+        tokio::select! {
+            () = until_committed(&kafka, &group, &topic, &committed) => {}
+            () = finish_all(&source) => {}
+        }
+        let counted = counters.get("source_errors", "commit") - before;
+        if let Some((_, trouble)) = REFUSALS.iter().find(|(refusal, _)| *refusal == code) {
+            assert_eq!(counted, u64::from(*trouble), "{code:?}");
+        }
+    }
+    source.close(CLOSE).await.expect("closes");
+}
+
+#[tokio::test]
+async fn a_commit_thread_that_dies_ends_the_source() {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("dies", 1).await, unique("group"));
+    kafka.produce(&topic, [Record::new("one")]).await;
+    let source = member(&kafka, &group, &topic, QUICK);
+    source.annotate_commits(CommitAnnotation::new(|| panic!("the thread dies at its first commit")));
+    open(&source).await;
+    finish(receive(&source, 1).await);
+    let error = within("the source's end", source.receive(1)).await.unwrap_err().to_string();
+    assert!(error.contains("commits"), "{error}");
+    assert!(source.close(CLOSE).await.is_err(), "the last offset is not committed");
+}
+
+/// Finishes whatever comes; a message comes again when the group has moved on.
+async fn finish_all(source: &dyn Source) {
+    loop {
+        for delivery in receive(source, 1).await {
+            finish_if_ours(&delivery);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Kafka as a source, on a real broker.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+mod stage;
+
+mod begin;
+mod brokers;
+mod commits;
+mod connection;
+mod data;
+mod health;
+mod letters;
+mod membership;
+mod oauth;
+mod outage;
+mod secured;
+mod source;
+mod storm;
+mod topics;

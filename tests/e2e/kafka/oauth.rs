@@ -1,0 +1,138 @@
+//! Brokers that take tokens of an OAuth 2.0 server.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use oncegate::dead_letters::DeadLetters as _;
+use oncegate::kafka::{KafkaSource, Needs, TopicReader, describe_topics, missing_rights};
+use oncegate::source::{Source as _, SourceError};
+use oncegate_testkit::{Certificates, LoopbackPort, Record, SecuredKafka, TokenServer, unique, until};
+
+use crate::secured::letter;
+use crate::stage::{CLOSE, LIMIT, QUICK, number, open, with, within};
+
+const METHOD: &str = "sasl.oauthbearer.method";
+const ENDPOINT: &str = "sasl.oauthbearer.token.endpoint.url";
+const CLIENT_ID: &str = "sasl.oauthbearer.client.id";
+const CLIENT_SECRET: &str = "sasl.oauthbearer.client.secret";
+
+fn properties(tokens: &TokenServer, certificates: &Certificates) -> Vec<(String, String)> {
+    let authority = certificates.file("ca.pem").display().to_string();
+    let given = [
+        ("security.protocol", "SASL_SSL"),
+        ("ssl.ca.location", &*authority),
+        ("sasl.mechanism", "OAUTHBEARER"),
+        (METHOD, "oidc"),
+        (ENDPOINT, &tokens.token_url()),
+        (CLIENT_ID, TokenServer::CLIENT),
+        (CLIENT_SECRET, TokenServer::SECRET),
+    ];
+    given.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}
+
+fn source(kafka: &SecuredKafka, topic: &str, properties: &[(String, String)]) -> KafkaSource {
+    // The broker's first TLS connection takes its time on a busy machine.
+    let source = KafkaSource::new(kafka.oauth(), unique("tokens"), [topic]).open_timeout(LIMIT);
+    let properties = properties.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    with(source, &properties.chain(QUICK.iter().copied()).collect::<Vec<_>>())
+}
+
+// invariant: tokens-end
+#[tokio::test(flavor = "multi_thread")]
+async fn every_client_logs_in_with_tokens_and_their_renewal_under_load_loses_nothing() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(15).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let (topic, dead) = (kafka.new_topic("orders", 3).await, kafka.new_topic("dead", 1).await);
+    let properties = properties(&tokens, &certificates);
+    let source = source(&kafka, &topic, &properties);
+    let counters = open(&source).await;
+    let letters = source.dead_letters(&*dead);
+    letters.open().await.expect("it may write");
+
+    let (over, received) = (AtomicBool::new(false), Mutex::new(BTreeSet::new()));
+    let produce = async {
+        let mut count = 0_i32;
+        while !over.load(Ordering::Relaxed) {
+            kafka
+                .produce(&topic, (count..count + 20).map(|n| Record::new(n.to_string()).partition(n % 3)))
+                .await;
+            count += 20;
+        }
+        usize::try_from(count).expect("it is positive")
+    };
+    let renew = async {
+        let before = tokens.granted();
+        until("more tokens", LIMIT, async || match tokens.granted() - before {
+            3.. => Ok(()),
+            more => Err(format!("{more} so far")),
+        })
+        .await;
+        within("a dead letter", letters.send(&letter())).await.expect("the producer has a token of its own");
+        over.store(true, Ordering::Relaxed);
+    };
+    let consume = async {
+        while let Some(deliveries) = source.receive(100).await.expect("the source lives") {
+            for delivery in deliveries {
+                received.lock().expect("no panic").insert(number(&delivery.message));
+                delivery.ack_handle.ack();
+            }
+        }
+    };
+    let finish = async {
+        let (count, ()) = tokio::join!(produce, renew);
+        until("every message", LIMIT, async || match received.lock().expect("no panic").len() {
+            len if len == count => Ok(()),
+            len => Err(format!("{len} of {count}")),
+        })
+        .await;
+        source.close(CLOSE).await.expect("it commits and leaves");
+    };
+    tokio::join!(finish, consume);
+    assert_eq!(counters.total("members_replaced"), 0, "a token is renewed without another client");
+    assert_eq!(kafka.end_offsets(&dead).await.values().sum::<i64>(), 1);
+
+    // The clients of the commands.
+    let facts =
+        describe_topics(&kafka.oauth(), std::slice::from_ref(&topic), &properties).await.expect("an answer");
+    assert_eq!(facts[0].partitions, 3);
+    assert!(facts[0].settings_unknown.as_ref().is_some_and(|why| why.contains("token")), "{facts:?}");
+    let (read, write) = ([topic.clone()], [dead.clone()]);
+    let needs = Needs::new(Some("billing"), &read, &write);
+    assert_eq!(missing_rights(&kafka.oauth(), needs, &properties).await.expect("an answer"), []);
+    let mut reader = TopicReader::open(kafka.oauth(), &*dead, properties).await.expect("it opens");
+    assert_eq!(reader.next_batch().await.expect("it reads").map(|batch| batch.len()), Some(1));
+}
+
+#[tokio::test]
+async fn whatever_is_wrong_with_a_token_is_said_by_the_name_of_the_property() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let topic = kafka.new_topic("orders", 1).await;
+    let error = async |changed: &str, value: &str| -> SourceError {
+        let mut properties = properties(&tokens, &certificates);
+        properties
+            .iter_mut()
+            .filter(|(name, _)| name == changed)
+            .for_each(|(_, given)| value.clone_into(given));
+        let source = source(&kafka, &topic, &properties);
+        within("an answer", source.check_topics()).await.expect_err("it must be refused")
+    };
+    let unused = LoopbackPort::reserve();
+    let (away, elsewhere) = (format!("http://{}/token", unused.address()), tokens.keys_url());
+    for (changed, value, is_away) in [
+        (CLIENT_SECRET, "guessed", false),
+        (CLIENT_ID, "another-service", false),
+        (ENDPOINT, &*away, true),
+        // It answers, but grants no tokens.
+        (ENDPOINT, &*elsewhere, false),
+    ] {
+        let error = error(changed, value).await;
+        assert!(error.to_string().contains(changed), "{changed}={value}: {error}");
+        assert_eq!(error.is_away(), is_away, "{error}");
+        assert!(
+            !error.to_string().contains(TokenServer::SECRET) && !error.to_string().contains("guessed"),
+            "{error}"
+        );
+    }
+}

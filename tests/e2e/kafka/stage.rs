@@ -1,0 +1,135 @@
+//! Sources, and what the tests do with them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oncegate::kafka::KafkaSource;
+use oncegate::message::{Message, Origin};
+use oncegate::observe::Counters;
+use oncegate::source::{Delivery, Source};
+use oncegate_testkit::{Kafka, Record};
+
+/// Nothing here takes this long; a test that waits longer has failed.
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
+
+/// The same for leaving a group, in which others may be in the middle of a rebalance.
+pub(crate) const CLOSE: Duration = Duration::from_secs(60);
+
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LIMIT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: not within {LIMIT:?}"),
+    }
+}
+
+/// A member that notices others quickly.
+pub(crate) fn source(kafka: &Kafka, group: &str, topic: &str) -> KafkaSource {
+    member(kafka, group, topic, QUICK)
+}
+
+/// One with these properties of librdkafka, which commits often.
+pub(crate) fn member(kafka: &Kafka, group: &str, topic: &str, properties: &[(&str, &str)]) -> KafkaSource {
+    let source = KafkaSource::new(kafka.bootstrap(), group, [topic]);
+    with(source.commit_interval(Duration::from_millis(50)), properties)
+}
+
+/// The source with these properties of librdkafka.
+pub(crate) fn with(source: KafkaSource, properties: &[(&str, &str)]) -> KafkaSource {
+    properties.iter().fold(source, |source, (name, value)| source.property(*name, *value))
+}
+
+/// Cooperative, as by default; partitions change hands quickly.
+pub(crate) const QUICK: &[(&str, &str)] = &[("heartbeat.interval.ms", "200"), ("session.timeout.ms", "6000")];
+
+/// The eager protocol: a rebalance revokes every partition of every member.
+pub(crate) const RANGE: &[(&str, &str)] = &[
+    ("heartbeat.interval.ms", "200"),
+    ("session.timeout.ms", "6000"),
+    ("partition.assignment.strategy", "range"),
+];
+
+/// The new protocol, in which the broker assigns.
+pub(crate) const NEW: &[(&str, &str)] = &[("group.protocol", "consumer")];
+
+pub(crate) async fn open(source: &KafkaSource) -> Arc<Counters> {
+    let counters = Arc::new(Counters::default());
+    source.open(Arc::clone(&counters) as _).await.expect("opens");
+    counters
+}
+
+/// Messages whose content is their position.
+pub(crate) fn numbered(count: usize, partitions: i32) -> impl Iterator<Item = Record> + Send {
+    (0..count).map(move |n| Record::new(n.to_string()).partition((n % partitions as usize) as i32))
+}
+
+pub(crate) fn place(message: &Message) -> (i32, i64) {
+    match message.origin() {
+        Origin::Kafka { partition, offset, .. } => (*partition, *offset),
+        other => panic!("{other} is not from Kafka"),
+    }
+}
+
+pub(crate) fn number(message: &Message) -> usize {
+    std::str::from_utf8(message.payload()).expect("a number").parse().expect("a number")
+}
+
+pub(crate) async fn receive(source: &dyn Source, count: usize) -> Vec<Delivery> {
+    let mut received = Vec::new();
+    let all = async {
+        while received.len() < count {
+            let batch = source.receive(count - received.len()).await.expect("receives");
+            received.extend(batch.expect("more messages"));
+        }
+    };
+    let in_time = tokio::time::timeout(LIMIT, all).await.is_ok();
+    assert!(in_time, "{} of {count} within {LIMIT:?}; {:?}", received.len(), source.status());
+    received
+}
+
+pub(crate) fn finish(deliveries: impl IntoIterator<Item = Delivery>) -> Vec<Message> {
+    let finish = |delivery: Delivery| {
+        assert!(delivery.ack_handle.start());
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
+        delivery.message
+    };
+    deliveries.into_iter().map(finish).collect()
+}
+
+pub(crate) async fn until_committed(kafka: &Kafka, group: &str, topic: &str, wanted: &BTreeMap<i32, i64>) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let committed = kafka.committed_offsets(group, topic).await;
+        if committed == *wanted {
+            return;
+        }
+        assert!(Instant::now() < deadline, "committed {committed:?} instead of {wanted:?}");
+    }
+}
+
+/// Of every partition: 50 finished, 25 that run, and 25 that have not started. The latter two.
+pub(crate) fn half_done(received: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery>) {
+    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    for delivery in received {
+        match place(&delivery.message).1 {
+            0..50 => drop(finish([delivery])),
+            50..75 => {
+                assert!(delivery.ack_handle.start());
+                running.push(delivery);
+            }
+            _ => waiting.push(delivery),
+        }
+    }
+    (running, waiting)
+}
+
+/// Finishes a message, if its partition is still its owner's.
+pub(crate) fn finish_if_ours(delivery: &Delivery) -> bool {
+    let ours = delivery.ack_handle.start();
+    if ours {
+        delivery.ack_handle.ack();
+        delivery.ack_handle.stop();
+    }
+    ours
+}

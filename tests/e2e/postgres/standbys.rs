@@ -1,0 +1,135 @@
+//! Commits whose wait for a synchronous standby is cut short.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{Manager, Pool};
+use oncegate::postgres::PostgresStore;
+use oncegate_core::key::StoreKey;
+use oncegate_core::record::Token;
+use oncegate_core::store::Store;
+use oncegate_testkit::{Postgres, PostgresServer};
+use tokio::task::JoinHandle;
+use tokio_postgres::{Client, NoTls};
+
+use crate::hand::{
+    self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
+};
+
+const RESULT: &[u8] = b"the result";
+
+/// The process that waits for a standby, if there is one that began its wait after `earlier`.
+const WAITING: &str = "SELECT pid, query_start::text FROM pg_stat_activity WHERE wait_event = 'SyncRep' \
+                       AND query_start > coalesce($1::text::timestamptz, '-infinity')";
+
+/// A commit that waits for standbys, if any commit does.
+const COMMIT: &str = "SELECT pg_logical_emit_message(true, 'test', ''::text)";
+
+/// From now on commits wait for a standby that there is not.
+async fn wait_for_nobody(server: &Postgres, client: &Client) {
+    set_standby(client, "absent").await;
+    // Another process of the server makes it so.
+    let start = Instant::now();
+    loop {
+        let witness = server.connection().await;
+        let commit = tokio::spawn(async move { witness.batch_execute(COMMIT).await });
+        while !commit.is_finished() {
+            if let Some(row) = client.query_opt(WAITING, &[&None::<String>]).await.unwrap() {
+                client.query_one("SELECT pg_cancel_backend($1)", &[&row.get::<_, i32>(0)]).await.unwrap();
+                return commit.await.unwrap().unwrap();
+            }
+        }
+        assert!(start.elapsed() < PATIENCE, "no commit waits for the standby");
+    }
+}
+
+async fn set_standby(client: &Client, name: &str) {
+    client.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'")).await.unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let start = Instant::now();
+    while client.query_one("SHOW synchronous_standby_names", &[]).await.unwrap().get::<_, String>(0) != name {
+        assert!(start.elapsed() < PATIENCE, "the server does not read its settings");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Waits until a session that began its commit after `earlier` waits for a standby. `call` must not be answered before.
+async fn waiting<T>(client: &Client, earlier: Option<String>, call: &JoinHandle<T>) -> (i32, String) {
+    let start = Instant::now();
+    loop {
+        if let Some(row) = client.query_opt(WAITING, &[&earlier]).await.unwrap() {
+            return (row.get(0), row.get(1));
+        }
+        assert!(!call.is_finished(), "it was answered although no standby has the commit");
+        assert!(start.elapsed() < PATIENCE, "nothing waits for the standby");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A store over a pool of the caller's.
+async fn pooled(postgres: &Postgres) -> Arc<PostgresStore> {
+    let manager = Manager::new(postgres.url().parse().unwrap(), NoTls);
+    let pool = Pool::builder(manager).max_size(10).build().unwrap();
+    let store = PostgresStore::from_pool(pool).response_timeout(PATIENCE).without_purge();
+    Arc::new(store.connect().await.unwrap())
+}
+
+/// A server, a store on it, and another client.
+async fn server() -> (PostgresServer, Arc<PostgresStore>, Client) {
+    let server = PostgresServer::start().await;
+    let (store, client) = (hand::store(&server).await, server.connection().await);
+    (server, store, client)
+}
+
+fn completing(store: &Arc<PostgresStore>, key: &StoreKey, owner: Token) -> JoinHandle<()> {
+    let (store, key) = (Arc::clone(store), key.clone());
+    tokio::spawn(async move {
+        assert_eq!(apply(&*store, &key, complete(owner, RESULT)).await.unwrap(), HELD);
+    })
+}
+
+// invariant: standby-missing
+#[tokio::test]
+async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_has_it() {
+    let (server, opened, client) = server().await;
+    for store in [opened, pooled(&server).await] {
+        let (key, owner) = (key(&scope(), 1), token());
+        assert!(granted_as(1, &apply(&*store, &key, claim(owner)).await.unwrap()));
+        wait_for_nobody(&server, &client).await;
+        let call = completing(&store, &key, owner);
+        let (pid, began) = waiting(&client, None, &call).await;
+        client.query_one("SELECT pg_cancel_backend($1)", &[&pid]).await.unwrap();
+        // It is on this server, and nowhere else: the store waits again.
+        waiting(&client, Some(began), &call).await;
+        set_standby(&client, "").await;
+        call.await.unwrap();
+    }
+}
+
+// invariant: standby-missing
+#[tokio::test]
+async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
+    let (server, store, client) = server().await;
+    let (key, owner) = (key(&scope(), 1), token());
+    assert!(granted_as(1, &apply(&*store, &key, claim(owner)).await.unwrap()));
+    assert_eq!(apply(&*store, &key, complete(owner, RESULT)).await.unwrap(), HELD);
+    for question in ["read", "claim", "repeat"] {
+        wait_for_nobody(&server, &client).await;
+        // A new session knows the server's new settings; one that was open may learn them a little later.
+        let store = PostgresStore::builder(server.url()).response_timeout(PATIENCE).without_purge();
+        let (store, key) = (store.connect().await.unwrap(), key.clone());
+        let call = tokio::spawn(async move {
+            match question {
+                "read" => assert!(store.read(vec![key]).await.remove(0).unwrap().is_some()),
+                "claim" => {
+                    let reply = apply(&store, &key, claim(token())).await.unwrap();
+                    assert!(completed_with(RESULT, &reply), "{reply:?}");
+                }
+                _ => assert_eq!(apply(&store, &key, complete(owner, RESULT)).await.unwrap(), HELD),
+            }
+        });
+        waiting(&client, None, &call).await;
+        set_standby(&client, "").await;
+        call.await.unwrap();
+    }
+}

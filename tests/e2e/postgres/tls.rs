@@ -1,0 +1,232 @@
+//! TLS, as libpq's parameters ask for it, against a server that demands it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use oncegate::postgres::PostgresStore;
+use oncegate_core::store::{Store as _, StoreError};
+use oncegate_testkit::{Certificates, PostgresServer, until};
+
+use crate::hand::{apply, claim, complete, completed_with, key, scope, token};
+
+/// A server whose certificate names `localhost` only, with a role `secured` that has a password.
+async fn server(certificates: &Certificates) -> PostgresServer {
+    let file = |name: &str| certificates.file(name);
+    let server = PostgresServer::start_tls(&file("server.pem"), &file("server.key"), &file("ca.pem")).await;
+    let admin = server.connection().await;
+    let roles = "CREATE ROLE secured LOGIN PASSWORD 'open sesame'; CREATE ROLE server LOGIN";
+    admin.batch_execute(roles).await.unwrap();
+    let store = PostgresStore::connect(server.url()).await.unwrap();
+    store.create_schema().await.unwrap();
+    let tables = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO secured, server";
+    admin.batch_execute(tables).await.unwrap();
+    server
+}
+
+/// The URL for a role at the server, which is reached as `host`.
+fn url(server: &PostgresServer, role: &str, host: &str, parameters: &str) -> String {
+    format!("{}?{parameters}", server.url_as(role).replace("127.0.0.1", host))
+}
+
+async fn connect(url: &str) -> Result<PostgresStore, StoreError> {
+    // Handshakes take their time on a busy machine.
+    let limit = Duration::from_secs(60);
+    PostgresStore::builder(url).connect_timeout(limit).response_timeout(limit).connect().await
+}
+
+async fn refusal(url: &str) -> String {
+    let error = connect(url).await.expect_err("it must be refused");
+    assert_eq!(error.class(), "refused", "{error}");
+    error.to_string()
+}
+
+fn root(path: &Path) -> String {
+    format!("sslrootcert={}", path.display())
+}
+
+const PASSWORD: &str = "secured:open%20sesame";
+
+#[tokio::test]
+async fn each_mode_checks_what_libpq_checks() {
+    let certificates = Certificates::for_names("DNS:localhost");
+    let stranger = Certificates::for_names("DNS:localhost");
+    let server = server(&certificates).await;
+    let known = root(&certificates.file("ca.pem"));
+    let at = |host: &str, parameters: String| url(&server, PASSWORD, host, &parameters);
+
+    for accepted in [
+        at("localhost", format!("sslmode=verify-full&{known}")),
+        // The certificate does not have this name, and only `verify-full` looks at names.
+        at("127.0.0.1", format!("sslmode=verify-ca&{known}")),
+        at("127.0.0.1", "sslmode=require".to_owned()),
+        at("127.0.0.1", "sslmode=prefer".to_owned()),
+    ] {
+        connect(&accepted).await.unwrap().check().await.unwrap();
+    }
+    for (refused, named) in [
+        (at("127.0.0.1", format!("sslmode=verify-full&{known}")), "does not name the host"),
+        (at("localhost", format!("sslmode=verify-full&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
+        (at("localhost", format!("sslmode=verify-ca&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
+        (at("localhost", "sslmode=verify-full".to_owned()), "sslrootcert"),
+        (
+            at("localhost", format!("sslmode=verify-full&{}", root(&certificates.file("server.key")))),
+            "sslrootcert",
+        ),
+        (at("127.0.0.1", "sslmode=disable".to_owned()), "no encryption"),
+        (url(&server, "secured:wrong", "localhost", "sslmode=require"), "password"),
+    ] {
+        let error = refusal(&refused).await;
+        assert!(error.contains(named), "{refused}: {error}");
+        assert!(!error.contains("sesame"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_is_known_by_its_certificate() {
+    let certificates = Certificates::for_names("DNS:localhost");
+    let stranger = Certificates::for_names("DNS:localhost");
+    let server = server(&certificates).await;
+    let with = |of: &Certificates| {
+        let (certificate, key) = (of.file("server.pem"), of.file("server.key"));
+        let files = format!("sslcert={}&sslkey={}", certificate.display(), key.display());
+        url(
+            &server,
+            "server",
+            "localhost",
+            &format!("sslmode=verify-full&{}&{files}", root(&certificates.file("ca.pem"))),
+        )
+    };
+    connect(&with(&certificates)).await.unwrap().check().await.unwrap();
+    // The same files outside of the URL.
+    let bare = format!("sslmode=verify-full&{}", root(&certificates.file("ca.pem")));
+    let builder = PostgresStore::builder(&url(&server, "server", "localhost", &bare));
+    let builder = builder.tls_client(certificates.file("server.pem"), certificates.file("server.key"));
+    builder.connect_timeout(Duration::from_secs(60)).connect().await.unwrap().check().await.unwrap();
+    let error = refusal(&with(&stranger)).await;
+    assert!(error.contains("sslcert"), "{error}");
+    let none = url(
+        &server,
+        "server",
+        "localhost",
+        &format!("sslmode=verify-full&{}", root(&certificates.file("ca.pem"))),
+    );
+    assert!(refusal(&none).await.contains("certificate"), "the server asks for a certificate");
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_not_believed() {
+    let server = PostgresServer::start().await;
+    let error = refusal(&url(&server, "postgres", "127.0.0.1", "sslmode=require")).await;
+    assert!(error.contains("sslmode"), "{error}");
+    connect(&url(&server, "postgres", "127.0.0.1", "sslmode=prefer")).await.unwrap();
+}
+
+// invariant: rotation-under-load
+#[tokio::test]
+async fn certificates_are_rotated_without_a_restart() {
+    let (first, second) =
+        (Certificates::for_names("DNS:localhost"), Certificates::for_names("DNS:localhost"));
+    let mut server = server(&first).await;
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("ca.pem");
+    std::fs::copy(first.file("ca.pem"), &authority).unwrap();
+    let parameters = format!("sslmode=verify-full&{}", root(&authority));
+    let store = connect(&url(&server, PASSWORD, "localhost", &parameters)).await.unwrap();
+    store.check().await.unwrap();
+
+    // Another authority: the file is replaced, and the server is started again with its new certificate.
+    server.kill();
+    server.install_certificate(&second.file("server.pem"), &second.file("server.key"));
+    server.start_again().await;
+    let limit = Duration::from_secs(60);
+    let old = async || match store.check().await {
+        Err(error) if error.to_string().contains("sslrootcert") => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    until("the old authority to be believed no more", limit, old).await;
+    std::fs::copy(second.file("ca.pem"), &authority).unwrap();
+    let new = async || store.check().await.map(drop).map_err(|error| error.to_string());
+    until("the new authority to be believed", limit, new).await;
+}
+
+/// Replaces a file by another, as a secret's volume does.
+fn rewrite(path: &Path, content: &str) {
+    let next = path.with_extension("next");
+    std::fs::write(&next, content).unwrap();
+    std::fs::rename(&next, path).unwrap();
+}
+
+// invariant: rotation-under-load
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_changes_under_load_loses_nothing() {
+    let certificates = Certificates::for_names("DNS:localhost");
+    let server = server(&certificates).await;
+    let admin = server.connection().await;
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    std::fs::write(&password, "open sesame\n").unwrap();
+    let limit = Duration::from_secs(60);
+    let store = PostgresStore::builder(&url(&server, "secured", "localhost", "sslmode=require"))
+        .password_file(&password)
+        .connect_timeout(limit)
+        .response_timeout(limit)
+        .connect()
+        .await
+        .unwrap();
+    let (scope, over, done) = (scope(), AtomicBool::new(false), AtomicU32::new(0));
+    let load = async {
+        let mut number = 0;
+        while !over.load(Ordering::Relaxed) {
+            let (key, owner) = (key(&scope, number), token());
+            for operation in [claim(owner), complete(owner, "done")] {
+                // The same token, so a lost reply does no harm.
+                until("an answer", limit, async || {
+                    apply(&store, &key, operation.clone()).await.map(drop).map_err(|error| error.to_string())
+                })
+                .await;
+            }
+            number += 1;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        number
+    };
+    let more = async |count: u32| {
+        let target = done.load(Ordering::Relaxed) + count;
+        until("more records", limit, async || match done.load(Ordering::Relaxed) {
+            done if done >= target => Ok(()),
+            done => Err(format!("{done} of {target}")),
+        })
+        .await;
+    };
+    let rotate = async {
+        more(10).await;
+        for next in ["second", "third"] {
+            // Every connection ends, so each one that follows needs the password of that time.
+            let change = format!("ALTER ROLE secured PASSWORD '{next}'");
+            admin.batch_execute(&change).await.unwrap();
+            rewrite(&password, next);
+            let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'secured'";
+            let ended = admin.query(end, &[]).await.unwrap().len();
+            assert!(ended > 0, "the store has connections");
+            more(10).await;
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    let (count, ()) = tokio::join!(load, rotate);
+    for number in 0..count {
+        let reply = apply(&store, &key(&scope, number), claim(token())).await.unwrap();
+        assert!(completed_with(b"done", &reply), "{number}: {reply:?}");
+    }
+    // What is wrong is said with the file's name, and without its content.
+    rewrite(&password, "wrong-password");
+    let builder = |file: &Path| {
+        let builder = PostgresStore::builder(&url(&server, "secured", "localhost", "sslmode=require"));
+        builder.connect_timeout(limit).password_file(file)
+    };
+    let error = builder(&password).connect().await.unwrap_err().to_string();
+    assert!(error.contains("password") && !error.contains("wrong-password"), "{error}");
+    let missing = folder.path().join("missing");
+    let error = builder(&missing).connect().await.unwrap_err().to_string();
+    assert!(error.contains("missing") && error.contains("cannot be read"), "{error}");
+}

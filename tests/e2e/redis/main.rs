@@ -1,0 +1,16 @@
+//! The Redis store on real servers.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+mod cluster;
+mod compact;
+mod conformance;
+mod durability;
+mod equivalence;
+mod faults;
+mod hand;
+mod losses;
+mod lost_replies;
+mod sentinel;
+mod server;
+mod sharded;
+mod tls;

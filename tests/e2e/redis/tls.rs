@@ -1,0 +1,203 @@
+//! TLS: verification of certificates and names.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use oncegate::redis::{RedisBuilder, RedisStore};
+use oncegate_core::rules::{Reply, Verdict};
+use oncegate_core::store::Store;
+use oncegate_testkit::{Certificates, LoopbackPort, RedisCluster, RedisSentinels, RedisServer, until};
+
+use crate::faults::until_answered;
+use crate::hand::{apply, claim, complete, key, scope, token};
+
+/// Nothing here takes this long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+async fn server(certificates: &Certificates, port: &LoopbackPort) -> RedisServer {
+    server_with(certificates, port, &[]).await
+}
+
+async fn server_with(certificates: &Certificates, port: &LoopbackPort, more: &[&str]) -> RedisServer {
+    let arguments = certificates.redis_arguments(&port.number().to_string());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    RedisServer::start_with(&arguments).await
+}
+
+// invariant: server-not-trusted
+#[tokio::test]
+async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
+    let (certificates, port) = (Certificates::for_names("DNS:localhost"), LoopbackPort::reserve());
+    let _server = server(&certificates, &port).await;
+    let at = |host: &str| format!("rediss://{host}:{}", port.number());
+    // Handshakes take their time on a busy machine.
+    let builder = |url: &str| RedisStore::builder(url).connect_timeout(Duration::from_secs(60));
+    let known = |url: &str| builder(url).tls_root(certificates.authority()).connect();
+    let store = known(&at("localhost")).await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    apply(&store, &key, claim(owner)).await.unwrap();
+    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), Reply::Applied { recreated: false });
+    assert!(!store.check().await.unwrap().warnings.iter().any(|warning| warning.contains("plain text")));
+
+    // The same server by a name that its certificate does not have.
+    let misnamed = known(&at("127.0.0.1")).await.unwrap_err();
+    assert!(misnamed.class() == "refused" && misnamed.to_string().contains("certificate"), "{misnamed}");
+    // The same name from an authority that is not configured.
+    let stranger = builder(&at("localhost")).connect().await.unwrap_err();
+    assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
+    let garbage = builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();
+    assert!(garbage.class() == "refused" && garbage.to_string().contains("tls_root"), "{garbage}");
+    // Without TLS, nothing is understood.
+    let plain = RedisStore::connect(&at("localhost").replace("rediss", "redis")).await.unwrap_err();
+    assert_eq!(plain.class(), "unavailable", "{plain}");
+}
+
+/// Nodes and sentinels name each other by address, so that is what their certificates must have.
+fn by_address() -> Certificates {
+    Certificates::for_names("IP:127.0.0.1")
+}
+
+fn builder(url: &str, certificates: &Certificates) -> RedisBuilder {
+    let builder = RedisStore::builder(url).connect_timeout(Duration::from_secs(60));
+    builder.tls_root(certificates.authority())
+}
+
+// invariant: server-not-trusted
+#[tokio::test]
+async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
+    let certificates = by_address();
+    let cluster = RedisCluster::start_tls(&certificates).await;
+    // The others are known from its answer alone.
+    let url = cluster.tls_url().split(',').next().unwrap().to_owned();
+    let store = builder(&url, &certificates).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    for number in 0..60 {
+        let key = key(&scope, number);
+        until_answered(&store, &key, &claim(owner)).await;
+        assert_eq!(
+            until_answered(&store, &key, &complete(owner, b"")).await,
+            Reply::Applied { recreated: false }
+        );
+    }
+    assert!(store.check().await.unwrap().store.contains("3 primaries"));
+    let stranger =
+        RedisStore::builder(&url).connect_timeout(Duration::from_secs(60)).connect().await.unwrap_err();
+    assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
+}
+
+#[tokio::test]
+async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_a_failover() {
+    let certificates = by_address();
+    let watched = RedisSentinels::start_tls(&certificates).await;
+    let store = builder(&watched.tls_url(), &certificates).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    until_answered(&store, &key, &claim(owner)).await;
+    watched.fail_over().await;
+    assert_eq!(
+        until_answered(&store, &key, &complete(owner, b"")).await,
+        Reply::Applied { recreated: false }
+    );
+    let plain = watched.tls_url().replace("rediss+", "redis+");
+    assert!(RedisStore::connect(&plain).await.is_err(), "without TLS, nothing is understood");
+}
+
+#[tokio::test]
+async fn a_password_in_plain_text_to_another_machine_is_warned_about() {
+    let server = RedisServer::start_with(&["--requirepass", ""]).await;
+    let hand = crate::hand::Hand::on(&server).await;
+    let () = hand.ask(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"]).await;
+    // A spelling of 127.0.0.1 that does not look like it.
+    let url = format!("redis://billing:right@127.1:{}", server.port());
+    let store = RedisStore::connect(&url).await.unwrap();
+    let warnings = store.check().await.unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("plain text")), "{warnings:?}");
+    let local = RedisStore::connect(&url.replace("127.1:", "127.0.0.1:")).await.unwrap();
+    let warnings = local.check().await.unwrap().warnings;
+    assert!(!warnings.iter().any(|warning| warning.contains("plain text")), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_demands_a_certificate_of_its_clients_gets_one() {
+    let (certificates, port) = (by_address(), LoopbackPort::reserve());
+    let _server = server_with(&certificates, &port, &["--tls-auth-clients", "yes"]).await;
+    let url = format!("rediss://127.0.0.1:{}", port.number());
+    let with = |of: &Certificates| {
+        builder(&url, &certificates).tls_client(of.file("server.pem"), of.file("server.key"))
+    };
+    let store = with(&certificates).connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    apply(&store, &key(&scope, 1), claim(owner)).await.unwrap();
+
+    let stranger = Certificates::for_names("IP:127.0.0.1");
+    for refused in [builder(&url, &certificates), with(&stranger)] {
+        let error = refused.connect().await.unwrap_err();
+        assert!(error.to_string().contains("tls_client"), "{error}");
+    }
+    let garbage = builder(&url, &certificates).tls_client(certificates.file("ca.pem"), "missing.key");
+    let error = garbage.connect().await.unwrap_err().to_string();
+    assert!(error.contains("tls_client") && error.contains("missing.key"), "{error}");
+}
+
+// invariant: rotation-under-load
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_changes_under_load_loses_nothing() {
+    let server = RedisServer::start().await;
+    let hand = crate::hand::Hand::on(&server).await;
+    let () = hand.ask(&["ACL", "SETUSER", "billing", "on", ">first", "~*", "+@all"]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    std::fs::write(&password, "first\n").unwrap();
+    let url = format!("redis://billing@127.0.0.1:{}", server.port());
+    let connect = || RedisStore::builder(&url).password_file(&password).connect();
+    let store = connect().await.unwrap();
+    let (scope, over, done) = (scope(), AtomicBool::new(false), AtomicU32::new(0));
+    let load = async {
+        let mut number = 0;
+        while !over.load(Ordering::Relaxed) {
+            let (key, owner) = (key(&scope, number), token());
+            for operation in [claim(owner), complete(owner, b"done")] {
+                until("an answer", LIMIT, async || {
+                    apply(&store, &key, operation.clone()).await.map(drop).map_err(|error| error.to_string())
+                })
+                .await;
+            }
+            number += 1;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        number
+    };
+    let more = async || {
+        let target = done.load(Ordering::Relaxed) + 10;
+        until("more records", LIMIT, async || match done.load(Ordering::Relaxed) {
+            done if done >= target => Ok(()),
+            done => Err(format!("{done} of {target}")),
+        })
+        .await;
+    };
+    let rotate = async {
+        more().await;
+        for next in ["second", "third"] {
+            let () = hand.ask(&["ACL", "SETUSER", "billing", "resetpass", &format!(">{next}")]).await;
+            // Every connection ends, so each one that follows needs the password of that time.
+            let ended: u32 = hand.ask(&["CLIENT", "KILL", "USER", "billing"]).await;
+            assert!(ended > 0, "the store has connections");
+            let refused = async || match connect().await {
+                Err(error) if error.class() == "refused" => Ok(()),
+                other => Err(format!("{other:?}")),
+            };
+            until("the former password to be refused", LIMIT, refused).await;
+            std::fs::write(password.with_extension("next"), next).unwrap();
+            std::fs::rename(password.with_extension("next"), &password).unwrap();
+            more().await;
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    let (count, ()) = tokio::join!(load, rotate);
+    for number in 0..count {
+        let reply = apply(&store, &key(&scope, number), claim(token())).await.unwrap();
+        let completed = Verdict::Completed { result: b"done".as_slice().into() };
+        assert_eq!(reply, Reply::Verdict { verdict: completed, uncompared: false }, "{number}");
+    }
+}

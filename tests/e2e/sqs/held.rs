@@ -1,0 +1,170 @@
+//! Visibility: kept as long as a message is needed, and what happens when it is lost.
+
+use oncegate::{Attempt, Consumer, Failure, Message};
+use oncegate_testkit::{Fault, Moto, Sqs, SqsProxy};
+
+use crate::stage::{Clerk, LONG_VISIBILITY, Stage, VISIBILITY};
+
+const EXTEND: &str = "ChangeMessageVisibilityBatch";
+const DELETE: &str = "DeleteMessageBatch";
+
+/// How many extensions of one message show that it was held beyond its first visibility timeout: each comes
+/// after half of it.
+const EXTENSIONS: u64 = 4;
+
+async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
+    let stage = Stage::on(sqs).await;
+    stage.send([7]).await;
+    let clerk = Clerk::waiting();
+    let running = stage.start(clerk.clone()).await;
+    clerk.book.until_line("start 7").await;
+    running.watched.until("sqs_visibility_extensions", EXTENSIONS).await;
+    assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "no other consumer receives it");
+    clerk.open();
+    running.watched.until("acks", 1).await;
+    let watched = running.stop().await;
+    assert_eq!(clerk.book.lines(), ["start 7", "charge 7"]);
+    assert_eq!(watched.total("extra_runs") + watched.total("sqs_visibility_lost"), 0);
+    stage.queue.until_empty().await;
+}
+
+// invariant: visibility-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_handler_keeps_its_message_on_elasticmq() {
+    a_long_handler_keeps_its_message(&Sqs::shared().await).await;
+}
+
+// invariant: visibility-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_handler_keeps_its_message_on_moto() {
+    a_long_handler_keeps_its_message(Moto::shared().await.sqs()).await;
+}
+
+/// The fault itself: both threads of the runtime do nothing else for three visibility timeouts.
+// invariant: visibility-lost
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_its_thread_keeps_its_message() {
+    let sqs = Sqs::shared().await;
+    let stage = Stage::on(&sqs).await;
+    stage.send([1, 2]).await;
+    let blocking = async |_: Message, _: Attempt| {
+        std::thread::sleep(VISIBILITY * 3);
+        Ok::<(), Failure>(())
+    };
+    let running = stage.start(blocking).await;
+    running.watched.until("acks", 2).await;
+    let watched = running.stop().await;
+    assert_eq!(watched.get("handler_runs", "succeeded"), 2);
+    assert_eq!(watched.total("extra_runs") + watched.total("sqs_visibility_lost"), 0);
+    stage.queue.until_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
+    const MESSAGES: u64 = 20;
+    let sqs = Sqs::shared().await;
+    let proxy = SqsProxy::before(&sqs).await;
+    let stage = Stage::on(&sqs).await.through(&proxy);
+    stage.send(0..20).await;
+    let clerk = Clerk::waiting();
+    let at = vec![0, 4];
+    proxy.next(2, EXTEND, Fault::FailEntries { at, code: "InternalError", senders_fault: false });
+    let source = stage.source().visibility(LONG_VISIBILITY);
+    let running = stage.start_with(source, clerk.clone(), |consumer| consumer).await;
+    running.watched.until("sqs_visibility_extensions", MESSAGES * EXTENSIONS).await;
+    assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "all of them are still held");
+    let (calls, entries) = (proxy.calls(EXTEND), proxy.entries(EXTEND));
+    assert!(calls * 3 < entries, "{entries} extensions took {calls} calls");
+    clerk.open();
+    running.watched.until("acks", MESSAGES).await;
+    let watched = running.stop().await;
+    assert!(clerk.charges().values().all(|count| *count == 1));
+    assert_eq!(watched.total("sqs_visibility_lost"), 0);
+    assert_eq!(watched.get("claims", "completed"), 0, "none came again");
+}
+
+/// The queue reports an invalid receipt handle: another consumer has the message, or will receive it.
+// invariant: delete-after-loss
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
+    let sqs = Sqs::shared().await;
+    let proxy = SqsProxy::before(&sqs).await;
+    let stage = Stage::on(&sqs).await.through(&proxy);
+    stage.send([7]).await;
+    let clerk = Clerk::waiting();
+    let running = stage.start(clerk.clone()).await;
+    clerk.book.until_line("start 7").await;
+    let deletes = proxy.calls(DELETE);
+    let code = "ReceiptHandleIsInvalid";
+    proxy.next(1, EXTEND, Fault::FailEntries { at: vec![0], code, senders_fault: true });
+    clerk.book.until_line("cancelled 7").await;
+    // It comes again when the visibility timeout that was not extended is over.
+    clerk
+        .book
+        .until("started again", |lines| lines.iter().filter(|line| *line == "start 7").count() == 2)
+        .await;
+    assert_eq!(proxy.calls(DELETE), deletes, "what is lost is not deleted");
+    clerk.open();
+    running.watched.until("acks", 1).await;
+    let watched = running.stop().await;
+    assert_eq!(clerk.charges()["charge 7"], 1);
+    assert_eq!(watched.total("sqs_visibility_lost"), 1);
+    stage.queue.until_empty().await;
+}
+
+/// No extension gets through. The handler must be cancelled before the queue shows the message to the second
+/// consumer, and the first must leave it alone from then on.
+// invariant: delete-after-loss
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
+    let sqs = Sqs::shared().await;
+    let proxy = SqsProxy::before(&sqs).await;
+    let stage = Stage::on(&sqs).await.through(&proxy);
+    stage.send([7]).await;
+    let (first, mut second) = (Clerk::waiting(), Clerk::new());
+    // One book for both shows the order.
+    second.book = first.book.clone();
+    // With one place and a message in it, no receive is in progress.
+    let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
+    let cut_off = stage.start_with(stage.source(), first.clone(), one_at_a_time).await;
+    first.book.until_line("start 7").await;
+    proxy.every(EXTEND, Fault::Hold);
+    proxy.every("ReceiveMessage", Fault::Hold);
+    let deletes = proxy.entries(DELETE);
+    let next = stage.beside(&sqs).start(second).await;
+    next.watched.until("acks", 1).await;
+    assert_eq!(first.book.lines(), ["start 7", "cancelled 7", "charge 7"]);
+    proxy.heal();
+    let cut_off = cut_off.stop().await;
+    next.stop().await;
+    assert_eq!(proxy.entries(DELETE), deletes, "the first has deleted nothing");
+    assert_eq!(cut_off.total("sqs_visibility_lost"), 1);
+    stage.queue.until_empty().await;
+}
+
+/// Another worker has the key. Returning the message again and again would use up its receives, and the redrive
+/// policy would take a healthy message.
+// invariant: busy-returned-to-queue
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_message_waits_without_using_up_its_receives() {
+    let sqs = Sqs::shared().await;
+    let stage = Stage::on(&sqs).await;
+    stage.queue.redrive_to(&stage.dead, 3).await;
+    stage.send([7]).await;
+    let clerk = Clerk::waiting();
+    // The owner has one place, and it is taken: the duplicate goes to the other one.
+    let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
+    let owner = stage.start_with(stage.source(), clerk.clone(), one_at_a_time).await;
+    clerk.book.until_line("start 7").await;
+    stage.send([7]).await;
+    let other = stage.start(clerk.clone()).await;
+    other.watched.until("sqs_visibility_extensions", EXTENSIONS * 2).await;
+    assert!(other.watched.get("claims", "busy") > 1, "it has asked again and again");
+    clerk.open();
+    other.watched.until("acks", 1).await;
+    other.stop().await;
+    owner.stop().await;
+    assert_eq!(clerk.book.lines(), ["start 7", "charge 7", "answer 7, receive 1"]);
+    stage.queue.until_empty().await;
+    assert_eq!(stage.dead.depth().await.total(), 0, "the redrive policy took nothing");
+}

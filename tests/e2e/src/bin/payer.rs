@@ -1,0 +1,192 @@
+//! A worker process for the tests that kill it: charges payments, each in its own transaction, and crashes
+//! or stops at a given point.
+
+#![allow(clippy::unwrap_used, reason = "a worker that cannot go on has failed")]
+
+#[path = "../../../../crates/oncegate-runtime/tests/runtime/list.rs"]
+#[allow(dead_code, reason = "shared with the tests of the runtime")]
+mod list;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use list::{Letters, List, Listed};
+use oncegate::consumer::DeadLetterLimit;
+use oncegate::core::store::Store;
+use oncegate::postgres::{PostgresStore, PostgresTransaction};
+use oncegate::sqlite::{SqliteStore, SqliteTransaction};
+use oncegate::{
+    Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Transactional,
+    TransactionalHandler,
+};
+use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
+
+/// Short: a payment of a killed worker waits for it.
+const LEASE: Duration = Duration::from_millis(600);
+/// Kills use up attempts, and none of them may end as a dead letter.
+const MAX_ATTEMPTS: u32 = 254;
+/// The attempts of a payment that ends its process.
+const FEW_ATTEMPTS: u32 = 4;
+
+struct Pay(Till);
+
+impl Handler for Pay {
+    type Output = String;
+
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        let receipt = format!("receipt of attempt {}", attempt.number());
+        self.0.charge(message, attempt, &receipt, End::Commit, std::future::ready(())).await?;
+        Ok(receipt)
+    }
+}
+
+/// Ends the process with payment 13, always.
+struct Poisoned(Till);
+
+/// The payment that ends every process that is given it.
+const POISON: i64 = 13;
+
+fn end_at_poison(message: &Message) -> Result<(), Failure> {
+    if message.json::<Payment>()?.id == POISON {
+        std::process::abort();
+    }
+    Ok(())
+}
+
+impl TransactionalHandler<PostgresTransaction> for Poisoned {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<String, Failure> {
+        let receipt = self.0.handle(message, attempt, transaction).await?;
+        end_at_poison(message)?;
+        Ok(receipt)
+    }
+}
+
+impl TransactionalHandler<SqliteTransaction> for Poisoned {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut SqliteTransaction,
+    ) -> Result<String, Failure> {
+        let receipt = self.0.handle(message, attempt, transaction).await?;
+        end_at_poison(message)?;
+        Ok(receipt)
+    }
+}
+
+/// How many more times the point is passed; at the last one the process ends or stops.
+static PASSES: AtomicU64 = AtomicU64::new(0);
+/// Whether to stop there instead of dying.
+static STOPS: AtomicU64 = AtomicU64::new(0);
+
+/// The point.
+fn pass() {
+    // From zero it goes down to where it never comes back from.
+    if PASSES.fetch_sub(1, SeqCst) != 1 {
+        return;
+    }
+    if STOPS.load(SeqCst) == 0 {
+        std::process::abort();
+    }
+    let id = std::process::id().to_string();
+    Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status().unwrap();
+}
+
+/// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it crashes: the
+/// statement of a connection, the step of that statement, how often that is passed (0: it does not crash), `kill`
+/// or `stop`, and whether the handler opens its transaction (`own`), is `given` it, or is given it and ends its process
+/// with payment 13 (`poisoned`). On an SQLite file the point is every step of every statement.
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [client, url, table, scope, ids, statement, step, passes, action, transaction] = arguments.as_slice()
+    else {
+        return Err(
+            "payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop own|given|poisoned".into()
+        );
+    };
+    let client: Client = client.parse()?;
+    let (statement, step): (usize, usize) = (statement.parse()?, step.parse()?);
+    PASSES.store(passes.parse()?, SeqCst);
+    STOPS.store(u64::from(action == "stop"), SeqCst);
+    let mut till = Till { client, url: url.clone(), table: table.clone(), on_statement: None };
+    let (store, work, _wire) = if client == Client::Sqlite {
+        till.on_statement = Some(pass);
+        let store = SqliteStore::open(url).await?;
+        let work = match transaction.as_str() {
+            "given" => Work::Given(Transactional::new(store.transactions(), till)),
+            "poisoned" => Work::Given(Transactional::new(store.transactions(), Poisoned(till))),
+            _ => Work::Own(Pay(till)),
+        };
+        (Arc::new(store) as Arc<dyn Store>, work, None)
+    } else {
+        let wire = Wire::before(url, move |number, at| {
+            let here = match at {
+                Step::Asked(_) => number == statement && step == 0,
+                Step::Sent(_) => number == statement && step == 1,
+                Step::Answered(_) => number == statement + 1 && step == 2,
+            };
+            if here {
+                pass();
+            }
+            Then::Go
+        });
+        let wire = wire.await;
+        wire.url().clone_into(&mut till.url);
+        let work = on_server(client, transaction, till).await?;
+        (Arc::new(PostgresStore::connect(url).await?) as Arc<dyn Store>, work, Some(wire))
+    };
+    let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
+    let (count, list) = (payments.len(), List::of("payments", payments));
+    // One at a time on a file, so that the number of the statement identifies the point.
+    let concurrency = if client == Client::Sqlite { 1 } else { 3 };
+    let gate = Gate::new(scope, Key::json(["id"]), store).lease(LEASE).transactional();
+    let source = Listed(Arc::clone(&list));
+    let consumer = match work {
+        Work::Own(pay) => Consumer::new(source, gate, pay),
+        Work::Given(given) => Consumer::new(source, gate, given),
+    };
+    let is_poisoned = transaction == "poisoned";
+    consumer
+        .concurrency(concurrency)
+        .max_attempts(if is_poisoned { FEW_ATTEMPTS } else { MAX_ATTEMPTS })
+        .dead_letters(Arc::new(Letters::default()))
+        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
+        .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(50)))
+        .run_until(async move { list.until_acked(count).await })
+        .await?;
+    Ok(())
+}
+
+/// What the consumer runs.
+enum Work {
+    Own(Pay),
+    Given(Transactional),
+}
+
+/// The transactions, and what the store writes for them, go through the proxy.
+async fn on_server(client: Client, transaction: &str, till: Till) -> Result<Work, BoxError> {
+    if transaction == "own" {
+        return Ok(Work::Own(Pay(till)));
+    }
+    let store = PostgresStore::connect(&till.url).await?;
+    Ok(Work::Given(match (client, transaction) {
+        (Client::Sqlx, _) => {
+            let pool = sqlx::PgPool::connect(&till.url).await?;
+            Transactional::new(store.sqlx_transactions(pool), till)
+        }
+        (_, "poisoned") => Transactional::new(store.transactions()?, Poisoned(till)),
+        _ => Transactional::new(store.transactions()?, till),
+    }))
+}

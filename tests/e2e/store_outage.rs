@@ -1,0 +1,121 @@
+//! The store goes away in the middle, and comes back with its data.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::kafka::KafkaSource;
+use oncegate::redis::RedisStore;
+use oncegate::{Attempt, Consumer, Gate, Key, Message};
+use oncegate_testkit::{Consuming, Kafka, Record, RedisServer, Watched, unique};
+use tokio::sync::{oneshot, watch};
+
+const MESSAGES: u64 = 6_000;
+const LEASE: Duration = Duration::from_secs(60);
+/// How long Redis is away: a part of the fault, not a wait for anything.
+const OUTAGE: Duration = Duration::from_secs(10);
+
+// invariant: run-without-store
+#[tokio::test(flavor = "multi_thread")]
+async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
+    let mut redis = RedisServer::synced().await;
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let consuming = Consuming::start(store, MESSAGES, LEASE, String::new()).await;
+    let watched = &consuming.watched;
+
+    watched.until("acks", MESSAGES / 4).await;
+    assert_eq!(watched.total("store_errors"), 0, "nothing is wrong before the outage");
+    redis.kill();
+    watched.until("store_errors", 1).await;
+    let acked = watched.total("acks");
+    tokio::time::sleep(OUTAGE).await;
+    // What the store had answered before may still be acknowledged after.
+    let late = watched.total("acks") - acked;
+    assert!(
+        late <= u64::from(Consuming::CONCURRENCY),
+        "{late} messages were acknowledged while the store was away"
+    );
+    let asked = watched.total("store_errors");
+    assert!(asked < 16 * 40, "the store is asked a few times a second, not {asked} times in ten seconds");
+    redis.start_again().await;
+    consuming.ends_well().await;
+}
+
+// invariant: fail-open
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is_back() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut redis = RedisServer::synced().await;
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let open = |consumer: Consumer| consumer.fail_open_after(PATIENCE);
+    let mut consuming = Consuming::start_with(store, MESSAGES, LEASE, String::new(), open).await;
+    let watched = Arc::clone(&consuming.watched);
+    watched.until("acks", MESSAGES / 4).await;
+    assert_eq!(watched.total("extra_runs"), 0);
+    redis.kill();
+    watched.until("acks", MESSAGES).await;
+    let fail_open = watched.get("extra_runs", "fail_open");
+    assert!(fail_open > 0, "it was through before Redis was gone");
+    let granted = watched.get("claims", "granted");
+    redis.start_again().await;
+    // The store is asked by messages alone, and not by every one: they go on until one has found it back.
+    let mut messages = MESSAGES;
+    let found_back = async {
+        while watched.get("claims", "granted") == granted {
+            consuming.more(1).await;
+            messages += 1;
+            watched.until("acks", messages).await;
+        }
+    };
+    tokio::time::timeout(LEASE, found_back).await.expect("it asks the store again");
+    let runs = consuming.ends().await;
+    let fail_open = watched.get("extra_runs", "fail_open");
+    assert!(
+        runs - messages <= fail_open,
+        "{runs} runs of {messages} messages, {fail_open} without the store"
+    );
+    assert_eq!(watched.total("extra_runs"), fail_open, "nothing else explains a run");
+}
+
+// invariant: result-of-an-outage
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_ends_during_an_outage_longer_than_its_lease_runs_once() {
+    const SHORT_LEASE: Duration = Duration::from_secs(1);
+    /// Longer than the lease and the grace of a cancelled handler: a part of the handler's work.
+    const REST_OF_THE_WORK: Duration = Duration::from_secs(4);
+    let mut redis = RedisServer::synced().await;
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("long-outage", 1).await;
+    kafka.produce(&topic, [Record::new(r#"{"id":1}"#)]).await;
+    let (begun, mut has_begun) = watch::channel(0);
+    let (ended, mut has_ended) = watch::channel(0);
+    let (begun, ended) = (Arc::new(begun), Arc::new(ended));
+    let handler = move |_: Message, attempt: Attempt| {
+        let (begun, ended) = (Arc::clone(&begun), Arc::clone(&ended));
+        async move {
+            begun.send_modify(|runs| *runs += 1);
+            // Resolves because no heartbeat is confirmed; a handler may go on all the same.
+            attempt.cancelled().await;
+            tokio::time::sleep(REST_OF_THE_WORK).await;
+            ended.send_modify(|runs| *runs += 1);
+            Ok(())
+        }
+    };
+    let watched = Watched::new();
+    let gate = Gate::new(unique("long-outage"), Key::json(["id"]), store).lease(SHORT_LEASE);
+    let source = KafkaSource::new(kafka.bootstrap(), unique("long-outage"), [topic.as_str()]);
+    let consumer = Consumer::new(source, gate, handler).observer(Arc::clone(&watched) as _);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+    has_begun.wait_for(|runs| *runs == 1).await.unwrap();
+    redis.kill();
+    tokio::time::timeout(LEASE, has_ended.wait_for(|runs| *runs == 1)).await.expect("it ends").unwrap();
+    assert_eq!(watched.total("acks"), 0, "nothing is acknowledged before the store has answered");
+    redis.start_again().await;
+    watched.until("acks", 1).await;
+    _ = stop.send(());
+    running.await.unwrap().unwrap();
+    assert_eq!((*has_begun.borrow(), watched.total("extra_runs")), (1, 0));
+}

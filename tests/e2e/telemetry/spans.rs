@@ -1,0 +1,113 @@
+//! A span for each run, in the producer's trace.
+
+use oncegate::consumer::TraceParent;
+use oncegate::{Attempt, Failure, Message};
+use oncegate_testkit::{Record, Redis, until};
+use opentelemetry::trace::{SpanKind, Status};
+use opentelemetry_sdk::trace::SpanData;
+
+use crate::seen::seen;
+use crate::stage::{LIMIT, Stage, order};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const PRODUCER: &str = "b7ad6b7169203331";
+
+/// What a producer that traces sends along.
+fn traced(record: Record) -> Record {
+    record.header("traceparent", format!("00-{TRACE}-{PRODUCER}-01"))
+}
+
+fn attribute(span: &SpanData, name: &str) -> Option<String> {
+    let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == name);
+    found.map(|attribute| attribute.value.to_string())
+}
+
+/// The spans of the topic, when so many have ended.
+async fn spans(stage: &Stage, count: usize) -> Vec<SpanData> {
+    let name = format!("process {}", stage.topic);
+    let mut spans = until("the spans", LIMIT, async || {
+        let spans = seen().spans(&name);
+        if spans.len() >= count { Ok(spans) } else { Err(format!("{} of {count}", spans.len())) }
+    })
+    .await;
+    spans.sort_by_key(|span| span.start_time);
+    assert_eq!(spans.len(), count, "{spans:?}");
+    spans
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
+    seen();
+    let (stage, redis) = (Stage::new("spans").await, Redis::shared().await);
+    let handler = async |_: Message, attempt: Attempt| match attempt.number() {
+        1 => Err(Failure::retry("not yet")),
+        _ => Ok(()),
+    };
+    let message = || traced(order(1)).partition(2);
+    stage.produce(vec![message(), message()]).await;
+    let running = stage.start(redis.url(), handler, |consumer| consumer).await;
+    stage.acked(2).await;
+    running.stop().await;
+
+    let spans = spans(&stage, 3).await;
+    let expected = [
+        ("granted", Some("1"), Some("failed"), Some("failed"), "0"),
+        ("granted", Some("2"), Some("succeeded"), None, "0"),
+        ("completed", None, None, None, "1"),
+    ];
+    for (span, (verdict, attempt, outcome, error, offset)) in spans.iter().zip(expected) {
+        assert_eq!(span.span_context.trace_id().to_string(), TRACE, "{span:?}");
+        assert_eq!(span.parent_span_id.to_string(), PRODUCER);
+        assert_eq!(span.span_kind, SpanKind::Consumer);
+        for (name, value) in [
+            ("messaging.system", Some("kafka")),
+            ("messaging.operation.name", Some("process")),
+            ("messaging.operation.type", Some("process")),
+            ("messaging.destination.name", Some(&*stage.topic)),
+            ("messaging.destination.partition.id", Some("2")),
+            ("messaging.consumer.group.name", Some(&*stage.scope)),
+            ("messaging.kafka.offset", Some(offset)),
+            ("messaging.message.body.size", Some("8")),
+            ("oncegate.scope", Some(&*stage.scope)),
+            ("oncegate.verdict", Some(verdict)),
+            ("oncegate.attempt", attempt),
+            ("oncegate.outcome", outcome),
+            ("error.type", error),
+        ] {
+            assert_eq!(attribute(span, name).as_deref(), value, "{name} of {span:?}");
+        }
+        assert_eq!(attribute(span, "oncegate.key").unwrap().len(), 16);
+        assert_eq!(matches!(span.status, Status::Error { .. }), error.is_some(), "{span:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_producer() {
+    seen();
+    let (stage, redis) = (Stage::new("links").await, Redis::shared().await);
+    stage.produce(vec![traced(order(1)).partition(0)]).await;
+    let running = stage
+        .start(
+            redis.url(),
+            async |_: Message, _: Attempt| Ok(()),
+            |consumer| consumer.trace_parent(TraceParent::Link),
+        )
+        .await;
+    stage.acked(1).await;
+    stage.produce(vec![order(2).header("traceparent", [0xff, 0xfe])]).await;
+    stage.acked(2).await;
+    running.stop().await;
+
+    let spans = spans(&stage, 2).await;
+    let linked = &spans[0].links.links[0].span_context;
+    assert_eq!(
+        (linked.trace_id().to_string(), linked.span_id().to_string()),
+        (TRACE.into(), PRODUCER.into())
+    );
+    assert!(spans[1].links.links.is_empty(), "{:?}", spans[1]);
+    for span in &spans {
+        assert_ne!(span.span_context.trace_id().to_string(), TRACE);
+        assert!(span.span_context.is_valid());
+    }
+    assert_ne!(spans[0].span_context.trace_id(), spans[1].span_context.trace_id());
+}

@@ -1,0 +1,16 @@
+//! Effects inside the user's own transaction: business rows and COMPLETED commit together, or neither does.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+#[path = "../../../crates/oncegate-runtime/tests/runtime/list.rs"]
+#[allow(dead_code, reason = "its other users need more of it")]
+mod list;
+
+mod consumer;
+mod faults;
+mod journal;
+mod kill;
+mod lease;
+mod place;
+mod statement;
+mod transactional;

@@ -1,0 +1,509 @@
+//! Handlers that are given their transaction: the first attempt makes no claim.
+
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, Pool};
+use oncegate::codec::ToStored as _;
+use oncegate::core::key::StoreKey;
+use oncegate::core::record::{State, Token};
+use oncegate::core::rules::{Operation, Reply, Verdict, apply};
+use oncegate::core::store::Command;
+use oncegate::postgres::{Isolation, PostgresTransaction};
+use oncegate::sqlite::SqliteTransaction;
+use oncegate::{Attempt, Codec, Consumer, Failure, Gate, Message, Transactional, TransactionalHandler};
+use oncegate_testkit::{Client, Payment, Step, Then, Wire};
+use tokio::sync::{Barrier, Notify};
+use tokio_postgres::NoTls;
+
+use crate::list::{List, Listed};
+use crate::place::{Bench, LEASE, Place, key_of};
+
+/// What the handler does after the charge.
+#[derive(Clone, Debug, Default)]
+enum After {
+    /// It returns a receipt.
+    #[default]
+    Return,
+    /// It fails while attempts are below this number.
+    FailBefore(u32),
+    Panic,
+    GiveUp,
+    /// It executes this and ignores the error.
+    Execute(&'static str),
+    /// It waits, and never returns.
+    Hang,
+}
+
+/// Charges in the transaction that it is given.
+#[derive(Clone, Default)]
+struct Pay {
+    table: String,
+    then: After,
+    runs: Arc<AtomicU32>,
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+impl Pay {
+    fn new(place: &Place, then: After) -> Self {
+        Self { table: place.till.table.clone(), then, ..Self::default() }
+    }
+
+    fn insert(&self) -> String {
+        format!("INSERT INTO {} (id, attempt) VALUES ($1, $2)", self.table)
+    }
+}
+
+const ISOLATIONS: [Isolation; 3] =
+    [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
+
+/// The clients that can be given their transaction.
+const GIVEN: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
+
+impl Place {
+    /// The handler in transactions of the place's client.
+    async fn transactional(&self, pay: Pay) -> Transactional {
+        match self.till.client {
+            Client::Sqlite => Transactional::new(self.sqlite().transactions(), pay),
+            Client::Sqlx => {
+                let pool = sqlx::PgPool::connect(&self.till.url).await.unwrap();
+                Transactional::new(self.postgres().sqlx_transactions(pool), pay)
+            }
+            _ => Transactional::new(self.postgres().transactions().unwrap(), pay),
+        }
+    }
+}
+
+impl Pay {
+    /// The SQL that follows the charge.
+    fn sql(&self) -> &'static str {
+        if let After::Execute(sql) = self.then { sql } else { "SELECT 1" }
+    }
+
+    /// What follows that.
+    async fn end(&self, attempt: u32) -> Result<String, Failure> {
+        match self.then {
+            After::Return | After::Execute(_) => {}
+            After::FailBefore(attempts) if attempt < attempts => return Err("closed".into()),
+            After::FailBefore(_) => {}
+            After::Panic => panic!("simulated"),
+            After::GiveUp => return Err(Failure::permanent("never")),
+            After::Hang => std::future::pending().await,
+        }
+        Ok(format!("receipt of attempt {attempt}"))
+    }
+
+    async fn tell(&self, result: String) -> Result<(), Failure> {
+        self.told.lock().unwrap().push(result);
+        Ok(())
+    }
+}
+
+impl TransactionalHandler<PostgresTransaction> for Pay {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<String, Failure> {
+        self.runs.fetch_add(1, SeqCst);
+        let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
+        transaction.execute(&self.insert(), &[&payment.id, &number]).await?;
+        drop(transaction.batch_execute(self.sql()).await);
+        self.end(attempt.number()).await
+    }
+
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
+        self.tell(result).await
+    }
+}
+
+impl TransactionalHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Pay {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
+    ) -> Result<String, Failure> {
+        self.runs.fetch_add(1, SeqCst);
+        let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
+        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert())).bind(payment.id).bind(number);
+        insert.execute(&mut **transaction).await?;
+        drop(sqlx::raw_sql(self.sql()).execute(&mut **transaction).await);
+        self.end(attempt.number()).await
+    }
+
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
+        self.tell(result).await
+    }
+}
+
+impl TransactionalHandler<SqliteTransaction> for Pay {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut SqliteTransaction,
+    ) -> Result<String, Failure> {
+        self.runs.fetch_add(1, SeqCst);
+        let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
+        transaction.execute(&self.insert(), (payment.id, number))?;
+        drop(transaction.execute_batch(self.sql()));
+        self.end(attempt.number()).await
+    }
+
+    async fn duplicate(&self, _: &Message, result: String) -> Result<(), Failure> {
+        self.tell(result).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_effect_and_its_record_are_one_transaction_without_a_claim() {
+    for client in GIVEN {
+        let place = Place::journaled(client).await;
+        let (bench, pay) = (Bench::of(&[1, 2, 1]), Pay::new(&place, After::Return));
+        bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 3).await;
+        let charges = place.till.charges().await;
+        assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1]], "{client}");
+        assert_eq!(*pay.told.lock().unwrap(), ["receipt of attempt 1"], "{client}");
+        assert_eq!(bench.counters.get("handler_runs", "succeeded"), 2, "{client}");
+        assert_eq!(bench.counters.total("completions"), 2, "{client}");
+        // No claim was committed before: the journal, which triggers write, has one entry.
+        let entries = place.history(&key_of(&place.scope, 1)).await;
+        let events: Vec<_> = entries.iter().map(|entry| &*entry.event).collect();
+        assert_eq!(events, ["completed"], "{client}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_attempt_is_rolled_back_counted_and_tried_again_under_a_claim() {
+    for client in GIVEN {
+        let place = Place::journaled(client).await;
+        let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::FailBefore(3)));
+        bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
+        assert_eq!(place.till.charges().await[&1], [3], "{client}");
+        assert_eq!(pay.runs.load(SeqCst), 3, "{client}");
+        assert_eq!(bench.counters.total("retries"), 2, "{client}");
+        let entries = place.history(&key_of(&place.scope, 1)).await;
+        let events: Vec<_> = entries.iter().map(|entry| (&*entry.event, entry.attempt)).collect();
+        let [first, second, third] = [1, 2, 3].map(Some);
+        let expected = [
+            ("claimed", first),
+            ("released", first),
+            ("claimed", second),
+            ("released", second),
+            ("claimed", third),
+            ("completed", third),
+        ];
+        assert_eq!(events, expected, "{client}");
+    }
+}
+
+// invariant: ack-without-commit
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_succeed_becomes_a_dead_letter_within_its_attempts() {
+    let ends = [
+        (After::FailBefore(u32::MAX), "attempts_used_up", Bench::MAX_ATTEMPTS),
+        (After::Panic, "attempts_used_up", Bench::MAX_ATTEMPTS),
+        (After::GiveUp, "permanent", 1),
+        (After::Execute("ROLLBACK"), "attempts_used_up", Bench::MAX_ATTEMPTS),
+        // The error was ignored, and the transaction has failed all the same.
+        (After::Execute("SELECT 1/0"), "attempts_used_up", Bench::MAX_ATTEMPTS),
+    ];
+    for client in GIVEN {
+        // SQLite divides by zero.
+        let ends = &ends[..if client == Client::Sqlite { 4 } else { 5 }];
+        for (then, cause, runs) in ends {
+            let place = Place::new(client).await;
+            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, then.clone()));
+            bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
+            assert!(place.till.charges().await.is_empty(), "{client}, {then:?}");
+            assert_eq!(bench.letters.causes(), [*cause], "{client}, {then:?}");
+            assert_eq!(pay.runs.load(SeqCst), *runs, "{client}, {then:?}");
+        }
+    }
+}
+
+// invariant: ack-without-commit
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() {
+    for client in GIVEN {
+        let place = Place::new(client).await;
+        let then = After::Execute("ROLLBACK; BEGIN; CREATE TEMPORARY TABLE strays (id int)");
+        let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, then));
+        bench.run(place.gate(LEASE), place.transactional(pay).await, 1).await;
+        assert!(place.till.charges().await.is_empty(), "{client}");
+        assert_eq!(bench.letters.causes(), ["attempts_used_up"], "{client}");
+        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+        let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
+        assert!(reason.contains("COMMIT or ROLLBACK"), "{client}: {reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_over_its_limit_is_rolled_back_and_the_error_names_the_other_way() {
+    let place = Place::new(Client::TokioPostgres).await;
+    let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Hang));
+    let hanging = place.transactional(pay).await.limit(Duration::from_millis(200));
+    bench.run(place.gate(LEASE), hanging, 1).await;
+    assert!(place.till.charges().await.is_empty());
+    assert_eq!(bench.counters.get("handler_runs", "cancelled"), 1);
+    let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
+    let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
+    assert!(reason.contains("Transactional::limit") && reason.contains("commit_with"), "{reason}");
+}
+
+/// Meets another run at a barrier inside its transaction, at first.
+struct Meet {
+    pay: Pay,
+    inside: Arc<Notify>,
+    go_on: Arc<Notify>,
+}
+
+impl TransactionalHandler<PostgresTransaction> for Meet {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<String, Failure> {
+        let result: String = self.pay.handle(message, attempt, transaction).await?;
+        self.inside.notify_one();
+        self.go_on.notified().await;
+        Ok(result)
+    }
+
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
+        _ = message;
+        self.pay.tell(result).await
+    }
+}
+
+// invariant: transactional-beside-another
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_deliveries_at_once_one_runs_and_the_other_gets_its_result() {
+    for isolation in ISOLATIONS {
+        let place = Place::journaled(Client::TokioPostgres).await;
+        let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let pay = Pay::new(&place, After::Return);
+        let meet = Meet { pay: pay.clone(), inside: Arc::clone(&inside), go_on: Arc::clone(&go_on) };
+        let transactions = place.postgres().transactions().unwrap().isolation(isolation);
+        let (first, second) = (Bench::of(&[1]), Bench::of(&[1]));
+        let other_work = Transactional::new(transactions.clone(), pay.clone());
+        let running = first.run(place.gate(LEASE), Transactional::new(transactions, meet), 1);
+        let other = async {
+            inside.notified().await;
+            let waiting = second.run(place.gate(LEASE), other_work, 1);
+            let release = async {
+                // The second one waits for the first one's row.
+                place.until_waiting().await;
+                go_on.notify_one();
+            };
+            tokio::join!(waiting, release);
+        };
+        tokio::join!(running, other);
+        assert_eq!(place.till.charges().await[&1], [1], "{isolation:?}");
+        assert_eq!(pay.runs.load(SeqCst), 1, "{isolation:?}");
+        assert_eq!(*pay.told.lock().unwrap(), ["receipt of attempt 1"], "{isolation:?}");
+    }
+}
+
+/// Adds to two accounts, in the order that the payment says: two at once cross each other.
+struct Cross {
+    table: String,
+    both: Arc<Barrier>,
+    crossed: Arc<AtomicU32>,
+}
+
+impl TransactionalHandler<PostgresTransaction> for Cross {
+    type Output = ();
+
+    async fn handle(
+        &self,
+        message: &Message,
+        _: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<(), Failure> {
+        let Payment { id } = message.json()?;
+        let update = format!("UPDATE {} SET attempt = attempt + 1 WHERE id = $1", self.table);
+        let (first, second) = if id % 2 == 0 { (101_i64, 102_i64) } else { (102, 101) };
+        transaction.execute(&update, &[&first]).await?;
+        if self.crossed.fetch_add(1, SeqCst) < 2 {
+            self.both.wait().await;
+        }
+        transaction.execute(&update, &[&second]).await?;
+        Ok(())
+    }
+}
+
+// invariant: conflict-costs-attempt
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_or_serialization_failure_is_repeated_and_costs_no_attempt() {
+    for isolation in ISOLATIONS {
+        let place = Place::new(Client::TokioPostgres).await;
+        let setup = format!("INSERT INTO {} VALUES (101, 0), (102, 0)", place.till.table);
+        place.postgres_client().await.batch_execute(&setup).await.unwrap();
+        let crossed = Arc::new(AtomicU32::new(0));
+        let cross = Cross {
+            table: place.till.table.clone(),
+            both: Arc::new(Barrier::new(2)),
+            crossed: Arc::clone(&crossed),
+        };
+        let transactions = place.postgres().transactions().unwrap().isolation(isolation);
+        let bench = Bench::of(&[1, 2]);
+        bench.run(place.gate(LEASE), Transactional::new(transactions, cross), 2).await;
+        let balances = place.till.charges().await;
+        assert_eq!((&balances[&101], &balances[&102]), (&vec![2], &vec![2]), "{isolation:?}");
+        assert!(crossed.load(SeqCst) > 2, "{isolation:?}: nothing was in the way");
+        assert_eq!(bench.counters.total("retries"), 0, "{isolation:?}");
+        assert_eq!(bench.letters.causes(), [""; 0], "{isolation:?}");
+        for id in [1, 2] {
+            let looked = place.store.read(vec![key_of(&place.scope, id)]).await.remove(0).unwrap();
+            assert!(matches!(looked.unwrap().record.state, State::Completed { .. }), "{isolation:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_of_another_database_are_refused_at_the_start() {
+    let (place, other) =
+        (Place::new(Client::TokioPostgres).await, Place::journaled(Client::TokioPostgres).await);
+    let pay = Transactional::new(other.postgres().transactions().unwrap(), Pay::new(&place, After::Return));
+    let list = List::of("payments", [("", r#"{"id":1}"#.to_owned())]);
+    let consumer = Consumer::new(Listed(list), place.gate(LEASE), pay);
+    let error = consumer.run_until(std::future::pending()).await.unwrap_err().to_string();
+    assert!(error.contains("another database"), "{error}");
+}
+
+/// A pool of the caller's, through a proxy.
+fn pool(url: &str) -> Pool {
+    Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(4).build().unwrap()
+}
+
+// invariant: ack-without-commit
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_whose_answer_is_lost_is_settled_by_the_record() {
+    for cut in ["before", "sent", "answered"] {
+        let place = Place::new(Client::TokioPostgres).await;
+        let cuts = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&cuts);
+        let wire = Wire::before(&place.till.url, move |_, step| {
+            let here = match step {
+                Step::Asked(_) => cut == "before" && step.is_commit(),
+                Step::Sent(bytes) => cut == "sent" && Step::Asked(bytes).is_commit(),
+                Step::Answered(_) => cut == "answered" && step.is_committed(),
+            };
+            if here && count.fetch_add(1, SeqCst) == 0 { Then::Cut } else { Then::Go }
+        })
+        .await;
+        let pay = Pay::new(&place, After::Return);
+        let bench = Bench::of(&[1, 1]);
+        let transactions = place.postgres().transactions_of(pool(wire.url()));
+        bench.run(place.gate(LEASE), Transactional::new(transactions, pay.clone()), 2).await;
+        assert!(cuts.load(SeqCst) >= 1, "{cut}");
+        assert_eq!(place.till.charges().await[&1].len(), 1, "{cut}");
+        assert_eq!(bench.letters.causes(), [""; 0], "{cut}");
+        // The second delivery alone is a duplicate.
+        assert_eq!(pay.told.lock().unwrap().len(), 1, "{cut}");
+    }
+}
+
+/// Brings the record of payment 1 into a state, by the store's own operations.
+async fn prepare(place: &Place, state: &str) {
+    let (key, token) = (key_of(&place.scope, 1), Token::from_bits(fastrand::u128(..)));
+    let (lease, retention) = (Duration::from_secs(5), Duration::from_secs(86_400));
+    let claim =
+        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX };
+    let reason = "before".to_owned();
+    let receipt = "receipt of before".to_owned().to_stored(Codec::Json).unwrap();
+    let (end, passes) = match state {
+        "completed" => {
+            (Operation::Complete { token, fingerprint: None, result: receipt, retention }, Duration::ZERO)
+        }
+        "expired" => {
+            (Operation::Complete { token, fingerprint: None, result: receipt, retention }, retention * 2)
+        }
+        "released" => {
+            let delay = Duration::from_secs(1);
+            (Operation::Release { token, delay, counted: true, reason }, delay * 2)
+        }
+        "failed" => (Operation::Fail { token, reason, retention }, Duration::ZERO),
+        "lapsed" => (Operation::Extend { token, lease }, lease * 2),
+        _ => return,
+    };
+    for operation in [claim, end] {
+        place.store.execute(vec![Command { key: key.clone(), operation }]).await.remove(0).unwrap();
+    }
+    place.pass(&key, passes).await;
+}
+
+/// The rules say whether a claim would be granted, and as which attempt; a transaction must do the same.
+// invariant: transactional-beside-another
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
+    for client in GIVEN {
+        for state in ["absent", "completed", "expired", "released", "failed", "lapsed"] {
+            let place = Place::new(client).await;
+            prepare(&place, state).await;
+            let key = key_of(&place.scope, 1);
+            let before = place.store.read(vec![key.clone()]).await.remove(0).unwrap();
+            let token = Token::from_bits(1);
+            let claim = Operation::Claim {
+                token,
+                lease: LEASE,
+                fingerprint: None,
+                fenced: false,
+                longest_lease: LEASE,
+            };
+            let (now, record) = before.map_or_else(Default::default, |found| (found.now, Some(found.record)));
+            let Reply::Verdict { verdict, .. } = apply(now, record, &claim).1 else { panic!("no verdict") };
+
+            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));
+            bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
+            let charges = place.till.charges().await;
+            let told = pay.told.lock().unwrap().clone();
+            match verdict {
+                Verdict::Granted(grant) => {
+                    assert_eq!(charges[&1], [i32::from(grant.attempt)], "{client}, {state}");
+                    check_completed(&place, &key, grant.attempt, &format!("{client}, {state}")).await;
+                }
+                Verdict::Completed { .. } => assert_eq!(told, ["receipt of before"], "{client}, {state}"),
+                Verdict::Failed { .. } => {
+                    assert_eq!(bench.letters.causes(), ["not_handed_over"], "{client}, {state}");
+                }
+                other => panic!("{client}, {state}: {other:?}"),
+            }
+            assert_eq!(u32::try_from(charges.len()).unwrap(), pay.runs.load(SeqCst), "{client}, {state}");
+        }
+    }
+}
+
+/// Compares the record with what the rules give for a claim and its completion.
+async fn check_completed(place: &Place, key: &StoreKey, attempt: u8, what: &str) {
+    let found = place.store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap();
+    let State::Completed { by, .. } = found.record.state else { panic!("{what}: {found:?}") };
+    let [a, b, c, d] = by.0;
+    let token = Token::from([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let claim =
+        Operation::Claim { token, lease: LEASE, fingerprint: None, fenced: false, longest_lease: LEASE };
+    let result = format!("receipt of attempt {attempt}").to_stored(Codec::Json).unwrap();
+    let retention = Gate::DEFAULT_RETENTION;
+    let complete = Operation::Complete { token, fingerprint: None, result, retention };
+    let (claimed, _) = apply(found.now, None, &claim);
+    let completed = apply(found.now, claimed, &complete).0.unwrap();
+    assert!(found.record.same_content(&completed), "{what}: {found:?}");
+    let age = completed.expires_at.millis().checked_sub(found.record.expires_at.millis());
+    assert!(
+        age.is_some_and(|age_ms| age_ms < 3_600_000),
+        "{what}: the retention counts from the run, {age:?}"
+    );
+}

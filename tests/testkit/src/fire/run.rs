@@ -1,0 +1,169 @@
+//! One run: messages, faults, quiet, and the judgement.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+
+use super::commits::commits;
+use super::faults::{Fault, Place};
+use super::judge::{Case, judge};
+use super::report::Report;
+use super::stage::{Server, Stage, StoreKind};
+use crate::broker::KafkaBroker;
+
+/// What is to happen.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Decides everything that is left to chance.
+    pub seed: u64,
+    /// Which store.
+    pub store: StoreKind,
+    /// The faults, step by step; those of one step overlap.
+    pub steps: Vec<Vec<Fault>>,
+    /// The program of the workers.
+    pub worker: PathBuf,
+}
+
+/// How many messages come with each step, and before the first.
+const MESSAGES_PER_STEP: usize = 80;
+const WORKERS: usize = 3;
+/// How often a fault that lasts is gone on with.
+const TICK: Duration = Duration::from_millis(100);
+/// Prefixes of errors that may end a worker: a gate, a source or dead letters that do not open.
+const EXCUSED: [&str; 3] = ["Error: Gate(Store(", "Error: Source(", "Error: DeadLetters("];
+/// What share of random steps has two faults.
+const OVERLAPPING: f64 = 0.35;
+
+impl Plan {
+    /// Each of these faults once, in a random order.
+    #[must_use]
+    pub fn each_once(seed: u64, store: StoreKind, mut faults: Vec<Fault>, worker: PathBuf) -> Self {
+        Rng::with_seed(seed).shuffle(&mut faults);
+        Self { seed, store, steps: faults.into_iter().map(|fault| vec![fault]).collect(), worker }
+    }
+
+    /// So many steps with one or two of these faults.
+    ///
+    /// # Panics
+    /// When there are none.
+    #[must_use]
+    pub fn random(seed: u64, store: StoreKind, faults: &[Fault], steps: usize, worker: PathBuf) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let mut step = || {
+            let first = *rng.choice(faults).expect("there are faults to choose from");
+            let second = *rng.choice(faults).expect("there are faults to choose from");
+            let overlap = first.place() != second.place() && rng.f64() < OVERLAPPING;
+            // A server must be reachable to be flushed or filled.
+            let place = |place| first.place() == place || second.place() == place;
+            let possible = overlap && !(place(Place::Store) && place(Place::Wire));
+            match (first, second) {
+                _ if !possible => vec![first],
+                // It waits until it would be noticed, which is not to be in the middle of another fault.
+                (_, Fault::Flush | Fault::FlushFresh) => vec![second, first],
+                _ => vec![first, second],
+            }
+        };
+        let steps = (0..steps).map(|_| step()).collect();
+        Self { seed, store, steps, worker }
+    }
+}
+
+/// Runs it and judges it. The broker is the shared one when the run has none of its own.
+///
+/// # Panics
+/// When a server or a worker cannot be started.
+pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
+    let begun = Instant::now();
+    let mut stage = Stage::set(plan.seed, plan.store, plan.worker.clone(), broker).await;
+    stage.produce(MESSAGES_PER_STEP).await;
+    (0..WORKERS).for_each(|_| stage.start_worker(None));
+    for step in &plan.steps {
+        stage.produce(MESSAGES_PER_STEP).await;
+        step_of(&mut stage, step).await;
+        stage.replace_the_dead();
+    }
+    let mut wrong: Vec<String> = stage.quiet().await.err().into_iter().collect();
+    wrong.extend(stage.stop().await);
+    let case = case(&mut stage).await;
+    let judgement = judge(&case);
+    // A worker that reaches neither store nor broker at its start may report so and end; the stage restarts it.
+    let is_excused = |what: &String| EXCUSED.iter().any(|excuse| what.contains(excuse));
+    wrong.extend(stage.surprises.iter().filter(|what| !is_excused(what)).cloned());
+    let mut violations: Vec<String> = wrong.into_iter().map(|what| format!("L2: {what}")).collect();
+    violations.extend(judgement.violations.iter().map(ToString::to_string));
+    if !violations.is_empty() {
+        keep(&stage, plan, &violations);
+    }
+    Report {
+        seed: plan.seed,
+        store: plan.store,
+        faults: plan.steps.iter().flatten().map(ToString::to_string).collect(),
+        messages: case.produced.len() as u64,
+        effects: case.effects.values().sum(),
+        extra_effects: judgement.extra_effects,
+        commits: case.commits.len() as u64,
+        reached: judgement.reached,
+        surprises: stage.surprises.clone(),
+        violations,
+        seconds: begun.elapsed().as_secs(),
+    }
+}
+
+async fn step_of(stage: &mut Stage<'_>, step: &[Fault]) {
+    for fault in step {
+        fault.begin(stage).await;
+    }
+    let begun = Instant::now();
+    let mut left: Vec<Fault> = step.to_vec();
+    while !left.is_empty() {
+        tokio::time::sleep(TICK).await;
+        left.iter().for_each(|fault| fault.go_on(stage));
+        let (over, still) = left.into_iter().partition(|fault| begun.elapsed() >= fault.lasts());
+        left = still;
+        let over: Vec<Fault> = over;
+        for fault in over {
+            fault.end(stage).await;
+        }
+    }
+}
+
+/// Asks every witness.
+async fn case(stage: &mut Stage<'_>) -> Case {
+    let settings = stage.settings.clone();
+    let letters = stage.kafka.read_all(&settings.dead_topic).await;
+    let origin = |letter: &rdkafka::message::OwnedMessage| {
+        use rdkafka::Message as _;
+        let payload = letter.payload()?.to_vec();
+        let n = serde_json::from_slice::<serde_json::Value>(&payload).ok()?.get("n")?.as_u64()?;
+        let one = stage.produced.get(usize::try_from(n).ok()?)?;
+        Some(one.origin.clone())
+    };
+    let letters: BTreeSet<String> = letters.iter().filter_map(origin).collect();
+    Case {
+        entries: stage.history.read(),
+        topic: settings.topic.clone(),
+        effects: stage.ledger.counts(),
+        letters,
+        commits: commits(&stage.kafka, &settings.group, &settings.topic).await,
+        dump: stage.dump().await,
+        notices_losses: matches!(stage.server, Server::Redis(_)),
+        locks_rows: matches!(stage.server, Server::Postgres(_)),
+        produced: stage.produced.clone(),
+    }
+}
+
+/// Keeps what a violation was found in: the history, the ledger, the workers' words.
+fn keep(stage: &Stage<'_>, plan: &Plan, violations: &[String]) {
+    let name = format!("../../target/fire/{:?}-{}", plan.store, plan.seed).to_lowercase();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    fs::create_dir_all(&folder).expect("a folder can be made");
+    for file in fs::read_dir(stage.folder.path()).into_iter().flatten().flatten() {
+        // Whatever cannot be copied, a socket for example, is no evidence.
+        drop(fs::copy(file.path(), folder.join(file.file_name())));
+    }
+    fs::write(folder.join("violations"), violations.join("\n")).expect("the violations can be written");
+    eprintln!("{} violations; see {}", violations.len(), folder.display());
+}

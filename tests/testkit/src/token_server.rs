@@ -1,0 +1,118 @@
+//! An OAuth 2.0 server that grants signed tokens to one client, and shows the key that verifies them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+use serde_json::{Value, json};
+
+use crate::secured_broker::SecuredKafka;
+use crate::web::HttpServer;
+
+/// An OAuth 2.0 server for one client, whose tokens name [`SecuredKafka::USER`].
+#[derive(Debug)]
+pub struct TokenServer {
+    server: HttpServer,
+    issuer: Arc<Issuer>,
+}
+
+#[derive(Debug)]
+struct Issuer {
+    key: EcdsaKeyPair,
+    valid_seconds: AtomicU64,
+    granted: AtomicU64,
+}
+
+impl TokenServer {
+    /// The client's id.
+    pub const CLIENT: &str = "billing-service";
+
+    /// Its secret.
+    pub const SECRET: &str = "never said aloud";
+
+    /// For whom the tokens are.
+    pub(crate) const AUDIENCE: &str = "kafka";
+
+    /// Starts it; its tokens are valid for so many seconds.
+    ///
+    /// # Panics
+    /// When there is no free port.
+    pub async fn start(valid_seconds: u64) -> Self {
+        let random = SystemRandom::new();
+        let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
+        let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).expect("a key");
+        let key = EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).expect("it was just made");
+        let issuer =
+            Arc::new(Issuer { key, valid_seconds: valid_seconds.into(), granted: AtomicU64::new(0) });
+        let app = Router::new()
+            .route("/token", post(token))
+            .route("/keys", get(keys))
+            .with_state(Arc::clone(&issuer));
+        Self { server: HttpServer::start(app).await, issuer }
+    }
+
+    /// Where clients get tokens.
+    #[must_use]
+    pub fn token_url(&self) -> String {
+        format!("http://{}/token", self.server.address())
+    }
+
+    /// Where brokers get the key.
+    #[must_use]
+    pub fn keys_url(&self) -> String {
+        format!("http://{}/keys", self.server.address())
+    }
+
+    /// How many tokens it has granted.
+    #[must_use]
+    pub fn granted(&self) -> u64 {
+        self.issuer.granted.load(Ordering::Relaxed)
+    }
+}
+
+async fn token(State(issuer): State<Arc<Issuer>>, headers: HeaderMap) -> (StatusCode, Json<Value>) {
+    // Both are sent in the form of a URL.
+    let secret = TokenServer::SECRET.replace(' ', "%20");
+    let login = format!("Basic {}", STANDARD.encode(format!("{}:{secret}", TokenServer::CLIENT)));
+    if headers.get("authorization").and_then(|given| given.to_str().ok()) != Some(&login) {
+        return (StatusCode::UNAUTHORIZED, Json(json!({ "error": "invalid_client" })));
+    }
+    issuer.granted.fetch_add(1, Ordering::Relaxed);
+    let valid = issuer.valid_seconds.load(Ordering::Relaxed);
+    let answer = json!({ "access_token": issuer.token(valid), "token_type": "Bearer", "expires_in": valid });
+    (StatusCode::OK, Json(answer))
+}
+
+async fn keys(State(issuer): State<Arc<Issuer>>) -> Json<Value> {
+    // An uncompressed point: a byte for its form, then 32 bytes each.
+    let (x, y) = issuer.key.public_key().as_ref().split_at(1).1.split_at(32);
+    let key = json!({
+        "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "one",
+        "x": URL_SAFE_NO_PAD.encode(x), "y": URL_SAFE_NO_PAD.encode(y),
+    });
+    Json(json!({ "keys": [key] }))
+}
+
+impl Issuer {
+    /// A signed token (RFC 7519) that is valid for so long from now.
+    fn token(&self, valid_seconds: u64) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let claims = json!({
+            "iss": "testkit", "sub": SecuredKafka::USER, "aud": TokenServer::AUDIENCE, "scope": "kafka",
+            "iat": now, "exp": now + valid_seconds,
+        });
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let text =
+            format!("{}.{}", part(&json!({ "alg": "ES256", "typ": "JWT", "kid": "one" })), part(&claims));
+        let signature = self.key.sign(&SystemRandom::new(), text.as_bytes()).expect("it signs");
+        format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
+    }
+}
