@@ -65,6 +65,9 @@ impl SecuredKafka {
                 "{oauth}.sasl.server.callback.handler.class={security}.OAuthBearerValidatorCallbackHandler"
             ),
             format!("{oauth}.connections.max.reauth.ms=2000"),
+            // The default of Kafka 4.1 verifies neither a token's signature nor its end nor its audience. This is not read
+            // from the settings of a listener.
+            format!("sasl.oauthbearer.jwt.validator.class={security}.BrokerJwtValidator"),
             format!("{oauth}.{keys}"),
             keys,
             format!("sasl.oauthbearer.expected.audience={}", TokenServer::AUDIENCE),

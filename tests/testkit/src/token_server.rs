@@ -129,11 +129,11 @@ async fn keys(State(issuer): State<Arc<Issuer>>) -> Json<Value> {
 impl Issuer {
     /// A signed token (RFC 7519) that is valid for so long from now.
     fn token(&self, valid_seconds: u64) -> String {
-        /// Brokers accept a token for half a minute longer, because clocks differ.
-        const LONG_AGO_S: u64 = 3_600;
+        /// Longer than brokers still accept a token, because clocks differ, and shorter than clients do.
+        const EXPIRED_FOR_S: u64 = 120;
         let flaw = *self.flaw.lock().unwrap_or_else(PoisonError::into_inner);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-        let from = if flaw == Some(TokenFlaw::Expired) { now - LONG_AGO_S } else { now };
+        let from = if flaw == Some(TokenFlaw::Expired) { now - EXPIRED_FOR_S - valid_seconds } else { now };
         let audience =
             if flaw == Some(TokenFlaw::OtherAudience) { "another service" } else { TokenServer::AUDIENCE };
         let key = if flaw == Some(TokenFlaw::OtherKey) { &self.other_key } else { &self.key };
