@@ -22,6 +22,7 @@ mod in_flight;
 mod kafka;
 mod key;
 mod memory;
+mod one_commit;
 mod postgres;
 mod replay;
 mod server_cpu;
@@ -48,7 +49,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 17] = [
+const BENCHMARKS: [Benchmark; 18] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -62,6 +63,7 @@ const BENCHMARKS: [Benchmark; 17] = [
     sqs::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
+    one_commit::BENCHMARK,
     sustained::BENCHMARK,
     sizes::BENCHMARK,
     http::BENCHMARK,

@@ -6,11 +6,15 @@
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 
+mod batch_conflicts;
+mod batches;
 mod consumer;
 mod faults;
 mod journal;
 mod kill;
 mod lease;
+mod pay_all;
 mod place;
+mod records;
 mod statement;
 mod transactional;

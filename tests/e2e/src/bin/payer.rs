@@ -18,8 +18,8 @@ use oncegate::core::store::Store;
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::sqlite::{SqliteStore, SqliteTransaction};
 use oncegate::{
-    Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Transactional,
-    TransactionalHandler,
+    Attempt, Backoff, BatchLimits, BatchMessage, BoxError, Consumer, Failure, Gate, Handler, Key, Message,
+    Transactional, TransactionalBatchHandler, TransactionalHandler,
 };
 use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
 
@@ -64,7 +64,7 @@ impl TransactionalHandler<PostgresTransaction> for Poisoned {
         attempt: &Attempt,
         transaction: &mut PostgresTransaction,
     ) -> Result<String, Failure> {
-        let receipt = self.0.handle(message, attempt, transaction).await?;
+        let receipt = TransactionalHandler::handle(&self.0, message, attempt, transaction).await?;
         end_at_poison(message)?;
         Ok(receipt)
     }
@@ -79,11 +79,42 @@ impl TransactionalHandler<SqliteTransaction> for Poisoned {
         attempt: &Attempt,
         transaction: &mut SqliteTransaction,
     ) -> Result<String, Failure> {
-        let receipt = self.0.handle(message, attempt, transaction).await?;
+        let receipt = TransactionalHandler::handle(&self.0, message, attempt, transaction).await?;
         end_at_poison(message)?;
         Ok(receipt)
     }
 }
+
+impl TransactionalBatchHandler<PostgresTransaction> for Poisoned {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut PostgresTransaction,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let receipts = TransactionalBatchHandler::handle(&self.0, batch, transaction).await?;
+        batch.iter().try_for_each(|one| end_at_poison(one.message()))?;
+        Ok(receipts)
+    }
+}
+
+impl TransactionalBatchHandler<SqliteTransaction> for Poisoned {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut SqliteTransaction,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let receipts = TransactionalBatchHandler::handle(&self.0, batch, transaction).await?;
+        batch.iter().try_for_each(|one| end_at_poison(one.message()))?;
+        Ok(receipts)
+    }
+}
+
+/// All payments of a worker fit into one.
+const BATCHES: BatchLimits = BatchLimits::new(7).wait(Duration::from_millis(50));
 
 /// How many more times the point is passed; at the last one the process ends or stops.
 static PASSES: AtomicU64 = AtomicU64::new(0);
@@ -106,15 +137,15 @@ fn pass() {
 /// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it crashes: the
 /// statement of a connection, the step of that statement, how often that is passed (0: it does not crash), `kill`
 /// or `stop`, and whether the handler opens its transaction (`own`), is `given` it, or is given it and ends its process
-/// with payment 13 (`poisoned`). On an SQLite file the point is every step of every statement.
+/// with payment 13 (`poisoned`); or the same for a batch of payments (`batched`, `batched-poisoned`). On an SQLite file the point is every step of every statement.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [client, url, table, scope, ids, statement, step, passes, action, transaction] = arguments.as_slice()
     else {
-        return Err(
-            "payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop own|given|poisoned".into()
-        );
+        return Err("payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop \
+             own|given|poisoned|batched|batched-poisoned"
+            .into());
     };
     let client: Client = client.parse()?;
     let (statement, step): (usize, usize) = (statement.parse()?, step.parse()?);
@@ -127,6 +158,10 @@ async fn main() -> Result<(), BoxError> {
         let work = match transaction.as_str() {
             "given" => Work::Given(Transactional::new(store.transactions(), till)),
             "poisoned" => Work::Given(Transactional::new(store.transactions(), Poisoned(till))),
+            "batched" => Work::Given(Transactional::batched(store.transactions(), BATCHES, till)),
+            "batched-poisoned" => {
+                Work::Given(Transactional::batched(store.transactions(), BATCHES, Poisoned(till)))
+            }
             _ => Work::Own(Pay(till)),
         };
         (Arc::new(store) as Arc<dyn Store>, work, None)
@@ -157,7 +192,7 @@ async fn main() -> Result<(), BoxError> {
         Work::Own(pay) => Consumer::new(source, gate, pay),
         Work::Given(given) => Consumer::new(source, gate, given),
     };
-    let is_poisoned = transaction == "poisoned";
+    let is_poisoned = transaction.ends_with("poisoned");
     consumer
         .concurrency(concurrency)
         .max_attempts(if is_poisoned { FEW_ATTEMPTS } else { MAX_ATTEMPTS })
@@ -186,9 +221,14 @@ async fn on_server(client: Client, transaction: &str, till: Till) -> Result<Work
     let store = PostgresStore::connect(&till.url).await?;
     Ok(Work::Given(match (client, transaction) {
         (Client::Sqlx, _) => {
-            let pool = sqlx::PgPool::connect(&till.url).await?;
-            Transactional::new(store.sqlx_transactions(pool), till)
+            let transactions = store.sqlx_transactions(sqlx::PgPool::connect(&till.url).await?);
+            match transaction {
+                "batched" => Transactional::batched(transactions, BATCHES, till),
+                _ => Transactional::new(transactions, till),
+            }
         }
+        (_, "batched") => Transactional::batched(store.transactions()?, BATCHES, till),
+        (_, "batched-poisoned") => Transactional::batched(store.transactions()?, BATCHES, Poisoned(till)),
         (_, "poisoned") => Transactional::new(store.transactions()?, Poisoned(till)),
         _ => Transactional::new(store.transactions()?, till),
     }))
