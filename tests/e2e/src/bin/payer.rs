@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
+use deadpool_postgres::{Manager, Pool};
 use list::{Letters, List, Listed};
 use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::store::Store;
@@ -22,6 +23,7 @@ use oncegate::{
     Transactional, TransactionalBatchHandler, TransactionalHandler,
 };
 use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
+use tokio_postgres::NoTls;
 
 /// Short: a payment of a killed worker waits for it.
 const LEASE: Duration = Duration::from_millis(600);
@@ -179,7 +181,7 @@ async fn main() -> Result<(), BoxError> {
         });
         let wire = wire.await;
         wire.url().clone_into(&mut till.url);
-        let work = on_server(client, transaction, till).await?;
+        let work = on_server(client, transaction, till, url).await?;
         (Arc::new(PostgresStore::connect(url).await?) as Arc<dyn Store>, work, Some(wire))
     };
     let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
@@ -213,12 +215,13 @@ enum Work {
     Given(Transactional),
 }
 
-/// The transactions, and what the store writes for them, go through the proxy.
-async fn on_server(client: Client, transaction: &str, till: Till) -> Result<Work, BoxError> {
+/// The transactions go through the proxy, and so does what the store writes for them. For a batch it does not: it would
+/// pass the point before the one transaction.
+async fn on_server(client: Client, transaction: &str, till: Till, url: &str) -> Result<Work, BoxError> {
     if transaction == "own" {
         return Ok(Work::Own(Pay(till)));
     }
-    let store = PostgresStore::connect(&till.url).await?;
+    let store = PostgresStore::connect(if transaction == "batched" { url } else { &till.url }).await?;
     Ok(Work::Given(match (client, transaction) {
         (Client::Sqlx, _) => {
             let transactions = store.sqlx_transactions(sqlx::PgPool::connect(&till.url).await?);
@@ -227,7 +230,10 @@ async fn on_server(client: Client, transaction: &str, till: Till) -> Result<Work
                 _ => Transactional::new(transactions, till),
             }
         }
-        (_, "batched") => Transactional::batched(store.transactions()?, BATCHES, till),
+        (_, "batched") => {
+            let pool = Pool::builder(Manager::new(till.url.parse()?, NoTls)).build()?;
+            Transactional::batched(store.transactions_of(pool), BATCHES, till)
+        }
         (_, "batched-poisoned") => Transactional::batched(store.transactions()?, BATCHES, Poisoned(till)),
         (_, "poisoned") => Transactional::new(store.transactions()?, Poisoned(till)),
         _ => Transactional::new(store.transactions()?, till),
