@@ -234,6 +234,10 @@ fn figures(rounds: &Rounds, rate: u32) -> Vec<Figure> {
 
 /// The name of a series. There are about two hundred, and each is needed to the end of the program.
 fn name(contestant: &str, rate: u32, what: &str) -> &'static str {
+    let rate = match rate / 1_000 {
+        0 => rate.to_string(),
+        thousands => format!("{thousands},{:03}", rate % 1_000),
+    };
     format!("{contestant}, {rate}/s: {what}").leak()
 }
 
