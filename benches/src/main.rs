@@ -24,6 +24,7 @@ mod key;
 mod memory;
 mod one_commit;
 mod postgres;
+mod rates;
 mod replay;
 mod server_cpu;
 mod sizes;
@@ -59,6 +60,7 @@ const BENCHMARKS: [Benchmark; 18] = [
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
+    rates::BENCHMARK,
     batches::BENCHMARK,
     sqs::BENCHMARK,
     sqlite::BENCHMARK,
@@ -91,10 +93,19 @@ struct Arguments {
     /// List the benchmarks.
     #[arg(long)]
     list: bool,
+    /// The work of a process that a benchmark has started.
+    #[arg(long, hide = true, value_name = "JSON")]
+    task: Option<String>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(task) = arguments.task {
+        let task = serde_json::from_str(&task).expect("this program has written it");
+        let runtime = tokio::runtime::Runtime::new().expect("the machine has threads");
+        runtime.block_on(rates::work(&task));
+        return ExitCode::SUCCESS;
+    }
     if arguments.list {
         BENCHMARKS.iter().for_each(|one| println!("{:<12} {}", one.name, one.question));
         return ExitCode::SUCCESS;

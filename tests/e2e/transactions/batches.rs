@@ -11,8 +11,8 @@ use oncegate_testkit::Client;
 use crate::list::{List, Listed};
 use crate::pay_all::{Bad, POISON, PayAll};
 use crate::place::{Bench, LEASE, Place, key_of};
-use crate::records::{STATES, check_completed, prepare, verdict_of};
 use crate::transactional::GIVEN;
+use crate::transactional_rules::{STATES, check_completed, prepare, verdict_of};
 
 /// The payments of most tests, and how many fit into a batch: all.
 const PAYMENTS: usize = 20;

@@ -15,6 +15,6 @@ mod kill;
 mod lease;
 mod pay_all;
 mod place;
-mod records;
 mod statement;
 mod transactional;
+mod transactional_rules;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
 use oncegate::core::record::State;
-use oncegate::core::rules::Verdict;
 use oncegate::postgres::{Isolation, PostgresTransaction};
 use oncegate::sqlite::SqliteTransaction;
 use oncegate::{Attempt, Consumer, Failure, Message, Transactional, TransactionalHandler};
@@ -16,11 +15,10 @@ use tokio_postgres::NoTls;
 
 use crate::list::{List, Listed};
 use crate::place::{Bench, LEASE, Place, key_of};
-use crate::records::{STATES, check_completed, prepare, verdict_of};
 
 /// What the handler does after the charge.
 #[derive(Clone, Debug, Default)]
-enum After {
+pub(crate) enum After {
     /// It returns a receipt.
     #[default]
     Return,
@@ -36,15 +34,15 @@ enum After {
 
 /// Charges in the transaction that it is given.
 #[derive(Clone, Default)]
-struct Pay {
+pub(crate) struct Pay {
     table: String,
     then: After,
-    runs: Arc<AtomicU32>,
-    told: Arc<Mutex<Vec<String>>>,
+    pub(crate) runs: Arc<AtomicU32>,
+    pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
 impl Pay {
-    fn new(place: &Place, then: After) -> Self {
+    pub(crate) fn new(place: &Place, then: After) -> Self {
         Self { table: place.till.table.clone(), then, ..Self::default() }
     }
 
@@ -61,7 +59,7 @@ pub(crate) const GIVEN: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Clie
 
 impl Place {
     /// The handler in transactions of the place's client.
-    async fn transactional(&self, pay: Pay) -> Transactional {
+    pub(crate) async fn transactional(&self, pay: Pay) -> Transactional {
         match self.till.client {
             Client::Sqlite => Transactional::new(self.sqlite().transactions(), pay),
             Client::Sqlx => {
@@ -412,34 +410,5 @@ async fn a_commit_whose_answer_is_lost_is_settled_by_the_record() {
         assert_eq!(bench.letters.causes(), [""; 0], "{cut}");
         // The second delivery alone is a duplicate.
         assert_eq!(pay.told.lock().unwrap().len(), 1, "{cut}");
-    }
-}
-
-/// The rules say whether a claim would be granted, and as which attempt; a transaction must do the same.
-// invariant: transactional-beside-another
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
-    for client in GIVEN {
-        for state in STATES {
-            let place = Place::new(client).await;
-            prepare(&place, 1, state).await;
-            let verdict = verdict_of(&place, 1).await;
-            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));
-            bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
-            let charges = place.till.charges().await;
-            let told = pay.told.lock().unwrap().clone();
-            match verdict {
-                Verdict::Granted(grant) => {
-                    assert_eq!(charges[&1], [i32::from(grant.attempt)], "{client}, {state}");
-                    check_completed(&place, 1, grant.attempt, &format!("{client}, {state}")).await;
-                }
-                Verdict::Completed { .. } => assert_eq!(told, ["receipt of before"], "{client}, {state}"),
-                Verdict::Failed { .. } => {
-                    assert_eq!(bench.letters.causes(), ["not_handed_over"], "{client}, {state}");
-                }
-                other => panic!("{client}, {state}: {other:?}"),
-            }
-            assert_eq!(u32::try_from(charges.len()).unwrap(), pay.runs.load(SeqCst), "{client}, {state}");
-        }
     }
 }

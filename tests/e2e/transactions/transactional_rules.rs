@@ -1,5 +1,6 @@
-//! Records in every state, and what the rules give for them.
+//! What a transaction without a claim does with a record, compared with the rules.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use oncegate::codec::ToStored as _;
@@ -8,7 +9,8 @@ use oncegate::core::rules::{Operation, Reply, Verdict, apply};
 use oncegate::core::store::Command;
 use oncegate::{Codec, Gate};
 
-use crate::place::{LEASE, Place, key_of};
+use crate::place::{Bench, LEASE, Place, key_of};
+use crate::transactional::{After, GIVEN, Pay};
 
 /// The states that a record may be in when its message comes again, and none.
 pub(crate) const STATES: [&str; 6] = ["absent", "completed", "expired", "released", "failed", "lapsed"];
@@ -50,6 +52,35 @@ pub(crate) async fn verdict_of(place: &Place, id: i64) -> Verdict {
     let (now, record) = before.map_or_else(Default::default, |found| (found.now, Some(found.record)));
     let Reply::Verdict { verdict, .. } = apply(now, record, &claim).1 else { panic!("no verdict") };
     verdict
+}
+
+/// The rules say whether a claim would be granted, and as which attempt; a transaction must do the same.
+// invariant: transactional-beside-another
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
+    for client in GIVEN {
+        for state in STATES {
+            let place = Place::new(client).await;
+            prepare(&place, 1, state).await;
+            let verdict = verdict_of(&place, 1).await;
+            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));
+            bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
+            let charges = place.till.charges().await;
+            let told = pay.told.lock().unwrap().clone();
+            match verdict {
+                Verdict::Granted(grant) => {
+                    assert_eq!(charges[&1], [i32::from(grant.attempt)], "{client}, {state}");
+                    check_completed(&place, 1, grant.attempt, &format!("{client}, {state}")).await;
+                }
+                Verdict::Completed { .. } => assert_eq!(told, ["receipt of before"], "{client}, {state}"),
+                Verdict::Failed { .. } => {
+                    assert_eq!(bench.letters.causes(), ["not_handed_over"], "{client}, {state}");
+                }
+                other => panic!("{client}, {state}: {other:?}"),
+            }
+            assert_eq!(u32::try_from(charges.len()).unwrap(), pay.runs.load(SeqCst), "{client}, {state}");
+        }
+    }
 }
 
 /// Compares the record with what the rules give for a claim and its completion.
