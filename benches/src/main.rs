@@ -50,7 +50,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 18] = [
+const BENCHMARKS: [Benchmark; 19] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
