@@ -91,14 +91,22 @@ async fn a_refused_message_holds_back_its_key_and_nothing_else() {
 #[tokio::test]
 async fn a_relay_continues_when_its_sessions_were_ended() {
     let world = World::new().await;
-    let running = Running::start(world.relay());
+    let url = world.postgres.url();
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let store = PostgresStore::connect(&format!("{url}{separator}application_name=relay")).await.unwrap();
+    let outbox = store.outbox(world.outbox.name()).unwrap();
+    let relay =
+        Relay::new(outbox, KafkaPublisher::new(world.kafka.bootstrap())).lease(Duration::from_secs(2));
+    let running = Running::start(relay);
     let client = world.postgres.connection().await;
+    let mut ended = 0;
     for round in 0..5 {
         world.write_for_all(round * 10..(round + 1) * 10).await;
         let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-                   WHERE datname = current_database() AND pid <> pg_backend_pid()";
-        client.query_one(end, &[]).await.unwrap();
+                   WHERE datname = current_database() AND application_name = 'relay'";
+        ended += client.query_one(end, &[]).await.unwrap().get::<_, i64>(0);
     }
+    assert!(ended > 0, "no session was ended");
     world.until_sent().await;
     running.stop().await;
     world.assert_complete_and_in_order(&keys(), 50).await;

@@ -43,10 +43,10 @@ pub struct HeldBack {
 
 /// The orders that wait, each until its next try.
 #[derive(Debug, Default)]
-pub(super) struct HeldOrders(HashMap<OrderOf, Held>);
+pub(super) struct HeldOrders(HashMap<OrderOf, HeldOrder>);
 
 #[derive(Debug)]
-struct Held {
+struct HeldOrder {
     failures: u32,
     until: Instant,
 }
@@ -56,7 +56,7 @@ impl HeldOrders {
     pub(super) fn failed(&mut self, order: OrderOf, now: Instant, fraction: f64) {
         // An order that was not tried again for so long has no messages any more.
         self.0.retain(|_, held| held.until + BACKOFF.most() > now);
-        let held = self.0.entry(order).or_insert(Held { failures: 0, until: now });
+        let held = self.0.entry(order).or_insert(HeldOrder { failures: 0, until: now });
         held.failures += 1;
         held.until = now + BACKOFF.wait(held.failures, fraction);
     }
