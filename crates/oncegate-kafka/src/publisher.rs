@@ -90,9 +90,10 @@ impl Publisher for KafkaPublisher {
         let (key, payload) = (message.key_bytes(), message.payload());
         let content = Content { key: key.map(|key| &**key), payload: payload.map(|payload| &**payload) };
         producer.send(topic, content, headers(message)).await.map_err(|error| {
+            let why = producer.explain(&error);
             match producer::remedy(&error) {
-                Some(remedy) => PublishError::Refused(format!("{error}; {remedy}")),
-                None => PublishError::Unconfirmed(error.to_string()),
+                Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
+                None => PublishError::Unconfirmed(why),
             }
         })
     }
