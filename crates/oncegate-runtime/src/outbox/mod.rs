@@ -17,6 +17,7 @@
 //! [`OutboxStore`] is the port of the table, [`Publisher`] that of the broker.
 
 mod held_back;
+mod leader;
 mod relay;
 
 use std::fmt;
