@@ -26,6 +26,7 @@ pub mod journal;
 mod memory;
 pub mod message;
 pub mod observe;
+pub mod outbox;
 pub mod results;
 mod shutdown;
 pub mod source;

@@ -77,7 +77,7 @@ pub use oncegate_runtime::{
 };
 pub use oncegate_runtime::{
     admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health, journal,
-    message, observe, source, transaction, transactional,
+    message, observe, outbox, source, transaction, transactional,
 };
 
 #[cfg(feature = "http")]
