@@ -5,14 +5,13 @@ use std::str::FromStr as _;
 use clap::Args;
 use deadpool_postgres::{Manager, Pool};
 use oncegate::kafka::KafkaSource;
-use oncegate::postgres::PostgresStore;
+use oncegate::outbox::{ID_HEADER, OutboxMessage};
+use oncegate::postgres::{PostgresOutbox, PostgresStore};
 use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, Message, OrPermanent};
 use oncegate_examples::crew::{start_logging, told_to_stop};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 use tokio_util::sync::CancellationToken;
-
-use crate::relay::ID;
 
 const CONCURRENCY: u32 = 16;
 
@@ -43,6 +42,7 @@ struct Shipped {
 /// Ships an order, and writes its notice into the outbox.
 struct Shipping {
     pool: Pool,
+    outbox: PostgresOutbox,
     run: String,
 }
 
@@ -52,16 +52,12 @@ impl Handler for Shipping {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<(), Failure> {
         let Order { order_id, customer } = message.json()?;
         let mut client = self.pool.get().await?;
-        let transaction = client.transaction().await?;
-        let ship = "INSERT INTO shipments (run, order_id) VALUES ($1, $2)";
-        transaction.execute(ship, &[&self.run, &order_id]).await?;
-        let id = attempt.idempotency_key("shipped");
-        let notice = "INSERT INTO outbox (id, run, customer, payload) VALUES ($1::text::uuid, $2, $3, '') RETURNING sequence";
-        let sequence: i64 = transaction.query_one(notice, &[&id, &self.run, &customer]).await?.get(0);
-        let payload = serde_json::to_string(&Shipped { order_id, customer, sequence })?;
-        transaction
-            .execute("UPDATE outbox SET payload = $2 WHERE sequence = $1", &[&sequence, &payload])
-            .await?;
+        let mut transaction = client.transaction().await?;
+        let ship = "INSERT INTO shipments (run, order_id) VALUES ($1, $2) RETURNING sequence";
+        let sequence = transaction.query_one(ship, &[&self.run, &order_id]).await?.get(0);
+        let payload = serde_json::to_vec(&Shipped { order_id, customer: customer.clone(), sequence })?;
+        let notice = OutboxMessage::new(format!("{}-shipments", self.run), payload).key(customer);
+        self.outbox.publish(&mut transaction, notice).await?;
         attempt.commit_with(transaction, &()).await
     }
 }
@@ -106,11 +102,12 @@ impl Consumers {
         let stop = CancellationToken::new();
 
         let orders = gate("shipping", Key::json(["order_id"]));
-        let shipping = Shipping { pool: pool.clone(), run: self.run.clone() };
+        let outbox = store.outbox(&self.run)?;
+        let shipping = Shipping { pool: pool.clone(), outbox, run: self.run.clone() };
         let shipping = Consumer::new(source("orders"), orders, shipping).concurrency(CONCURRENCY);
 
         // The id is the same however often the relay has published it.
-        let shipments = gate("notices", Key::header(ID));
+        let shipments = gate("notices", Key::header(ID_HEADER));
         let notices = Notices { pool, run: self.run.clone() };
         let notices = Consumer::new(source("notices"), shipments, notices).concurrency(CONCURRENCY);
 

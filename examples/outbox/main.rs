@@ -1,13 +1,13 @@
 //! Consume, change, publish: an order is shipped and its notice is published. Each listener sees each exactly once.
 //!
-//! The handler writes the shipment and its notice (a row of the outbox) in one transaction of PostgreSQL, together with
-//! the mark that the order is done. A relay publishes the outbox to Kafka, at least once and in order for each
-//! customer; each message carries the id of its row. The next consumer's key is that id, so that its gate drops
+//! The handler writes the shipment and its notice (a message of the outbox) in one transaction of PostgreSQL, together
+//! with the mark that the order is done. A relay publishes the outbox to Kafka, at least once and in order for each
+//! customer; each message carries its id. The next consumer's key is that id, so that its gate answers
 //! what the relay has published twice.
 //!
 //! `cargo run --example outbox` starts a Kafka-speaking broker in this process, and a PostgreSQL server from the
 //! programs that are installed on this machine; `--bootstrap` and `--postgres` name others. During the run the
-//! relay crashes several times between publishing a row and removing it. It prints what happened as a table, and exits
+//! relay crashes several times between publishing messages and marking them as sent. It prints what happened as a table, and exits
 //! with 1 when the proof fails.
 
 mod consumers;
@@ -33,21 +33,15 @@ const CRASHES: u32 = 5;
 
 const TABLES: &str = "\
 CREATE TABLE IF NOT EXISTS shipments (
-    run      text NOT NULL,
-    order_id text NOT NULL
-);
-CREATE TABLE IF NOT EXISTS outbox (
-    sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    id       uuid NOT NULL,                  -- of the message, the same each time it is published
-    run      text NOT NULL,
-    customer text NOT NULL,
-    payload  text NOT NULL
+    run      text   NOT NULL,
+    order_id text   NOT NULL,
+    sequence bigint GENERATED ALWAYS AS IDENTITY
 );
 CREATE TABLE IF NOT EXISTS notices (
     run      text   NOT NULL,
     order_id text   NOT NULL,
     customer text   NOT NULL,
-    sequence bigint NOT NULL,                -- of its row in the outbox
+    sequence bigint NOT NULL,                -- of its shipment
     made     bigint GENERATED ALWAYS AS IDENTITY
 )";
 
@@ -142,7 +136,7 @@ fn produce(broker: &Broker, topic: &str, orders: u32) -> Result<u64, BoxError> {
     Ok(messages)
 }
 
-/// Starts one relay after another. Each publishes some rows, and crashes before it removes them.
+/// Starts one relay after another. Each publishes some messages, and crashes before it marks them.
 fn crash_relays(
     shared: &[String],
     database: &Database,

@@ -63,7 +63,9 @@ impl Proof {
                 "SELECT count(*) FROM (SELECT sequence, lag(sequence) OVER (PARTITION BY customer ORDER BY made) \
                  AS before FROM notices WHERE run = $1) AS t WHERE sequence < before",
             )?,
-            left_in_the_outbox: count("SELECT count(*) FROM outbox WHERE run = $1")?,
+            left_in_the_outbox: count(
+                "SELECT count(*) FROM oncegate_outbox WHERE outbox = $1 AND sent_at_ms IS NULL",
+            )?,
         })
     }
 

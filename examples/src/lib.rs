@@ -10,6 +10,11 @@ pub mod payments;
 pub mod show;
 pub mod stage;
 
+/// The programs of the outbox document, compiled as documentation tests.
+#[cfg(all(doctest, feature = "sqs"))]
+#[doc = include_str!("../../docs/OUTBOX.md")]
+pub mod outbox {}
+
 /// The guide's programs, compiled and run as documentation tests.
 #[cfg(all(doctest, feature = "sqs"))]
 #[doc = include_str!("../../docs/GUIDE.md")]

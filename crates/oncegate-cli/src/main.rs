@@ -1,6 +1,6 @@
 //! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `init` writes files,
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `outbox relay` publishes, `init` writes files,
 //! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
 //! `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope, and `accept-dead-letters` a consumer that
 //! has stopped at its dead-letter limit. No other command changes anything: neither the store, nor the topic, nor what a consumer
@@ -33,6 +33,7 @@ mod health;
 mod init;
 mod inspect;
 mod key;
+mod outbox;
 mod output;
 mod peek;
 mod promise;
@@ -101,6 +102,8 @@ enum Command {
     AcceptDeadLetters(accept_dead_letters::AcceptDeadLettersArgs),
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
+    #[command(subcommand)]
+    Outbox(outbox::OutboxCommand),
     Doctor(doctor::DoctorArgs),
     Estimate(estimate::EstimateArgs),
     Health(health::HealthArgs),
@@ -156,6 +159,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::AcceptLoss(args) => accept_loss::run(args).await,
                 Command::AcceptDeadLetters(args) => accept_dead_letters::run(args).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
+                Command::Outbox(command) => Box::pin(outbox::run(command)).await,
                 Command::Doctor(args) => doctor::run(args).await,
                 Command::Estimate(args) => estimate::run(args).await,
                 Command::Health(args) => health::run(args).await,
@@ -180,12 +184,12 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
 impl Command {
     /// Whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
-        matches!(self, Self::Run(_))
+        matches!(self, Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)))
     }
 
     /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only.
     fn log_level(&self) -> tracing::Level {
-        if matches!(self, Self::Run(_)) { tracing::Level::INFO } else { tracing::Level::WARN }
+        if self.stops_by_itself() { tracing::Level::INFO } else { tracing::Level::WARN }
     }
 }
 

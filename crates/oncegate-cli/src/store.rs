@@ -37,11 +37,36 @@ pub(crate) fn check(url: &str) -> Result<(), Problem> {
     address(url).map(drop)
 }
 
-/// A store, and what only Redis can be asked.
+/// A store, and the same by its kind, for what only some kinds can be asked.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) redis: Option<RedisStore>,
+    sql: Option<SqlStore>,
 }
+
+/// A store in a database, which may have outboxes.
+pub(crate) enum SqlStore {
+    Postgres(PostgresStore),
+    Sqlite(SqliteStore),
+}
+
+impl Opened {
+    fn redis(store: RedisStore) -> Self {
+        Self { store: Arc::new(store.clone()), redis: Some(store), sql: None }
+    }
+
+    fn sqlite(store: SqliteStore) -> Self {
+        Self { store: Arc::new(store.clone()), redis: None, sql: Some(SqlStore::Sqlite(store)) }
+    }
+
+    fn postgres(store: PostgresStore) -> Self {
+        Self { store: Arc::new(store.clone()), redis: None, sql: Some(SqlStore::Postgres(store)) }
+    }
+}
+
+/// Why a store has no outboxes.
+const NO_OUTBOX: &str =
+    "an outbox is a table beside the rows of its effects: it needs postgres:// or an SQLite file";
 
 /// Connects to the store of a configuration, as a consumer does: purges expired records, creates an SQLite file, and
 /// waits for a server that is away until `patience` is over.
@@ -55,6 +80,16 @@ pub(crate) async fn open_configured(
 /// Connects to the store of a configuration without changing it: creates no file, and purges nothing.
 pub(crate) async fn open_to_read(store: &shape::Store) -> Result<Opened, Problem> {
     open(store, Purpose::Read, Duration::ZERO).await
+}
+
+/// Connects to the database of outboxes, and waits for a server that is away until `patience` is over. It creates no file
+/// and purges no records.
+///
+/// # Errors
+/// Also when the store is no SQL database.
+pub(crate) async fn open_sql(store: &shape::Store, patience: Duration) -> Result<SqlStore, Problem> {
+    let opened = open(store, Purpose::Read, patience).await?;
+    opened.sql.ok_or_else(|| Problem::new(Exit::Configuration, format!("store: {NO_OUTBOX}")))
 }
 
 /// The SQLite file of a configuration, if it does not exist yet.
@@ -91,7 +126,7 @@ async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Res
                 Purpose::Consume if journaled => builder = builder.journaled(),
                 Purpose::Consume => {}
             }
-            Ok(Opened { store: Arc::new(builder.open().await?), redis: None })
+            Ok(Opened::sqlite(builder.open().await?))
         }
         Address::Postgres(url) => {
             let mut builder = PostgresStore::builder(&url).start_patience(patience);
@@ -112,7 +147,7 @@ async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Res
             if let Some(path) = password_file {
                 builder = builder.password_file(path);
             }
-            Ok(Opened { store: Arc::new(builder.connect().await?), redis: None })
+            Ok(Opened::postgres(builder.connect().await?))
         }
         Address::Redis(url) => {
             let mut builder = RedisStore::builder(&url).start_patience(patience);
@@ -137,8 +172,7 @@ async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Res
             if let Some(path) = password_file {
                 builder = builder.password_file(path);
             }
-            let store = builder.connect().await?;
-            Ok(Opened { store: Arc::new(store.clone()), redis: Some(store) })
+            Ok(Opened::redis(builder.connect().await?))
         }
     }
 }
@@ -233,6 +267,12 @@ impl StoreArgs {
                 Err(Problem::new(Exit::Configuration, text))
             }
         }
+    }
+
+    /// Connects to a store that must be an SQL database.
+    pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
+        let store = shape::Store { url: Some(self.url.clone()), ..shape::Store::default() };
+        open_sql(&store, Duration::ZERO).await
     }
 
     /// For people: without user, password and parameters.

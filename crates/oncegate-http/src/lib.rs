@@ -76,6 +76,9 @@
 //! one, or the service stops. Nothing was done.
 //! # handler-panicked
 //! 500. The handler has panicked. Another request with the same key runs it again.
+//! # not-committed
+//! 503 with `Retry-After`. The handler's transaction was not committed: nothing of it was done. Send it again with the
+//! same key.
 //! # attempts-exhausted
 //! The status of the last attempt. Every attempt has failed, and the request is not handled again under this key.
 //! # given-up
@@ -106,6 +109,7 @@ use oncegate_core::store::Checkup;
 use oncegate_runtime::gate::{Gate, GateError};
 
 mod body;
+mod commit;
 mod door;
 mod key;
 mod policy;
@@ -119,6 +123,7 @@ mod store_breaker;
 mod tasks;
 
 pub use body::Body;
+pub use commit::{ResponseCommit, ResponseNotCommitted};
 pub use oncegate_runtime::attempt::Attempt;
 pub use policy::Settle;
 pub use principal::Principal;

@@ -34,6 +34,7 @@ pub(super) enum Problem {
     StoreUnavailable,
     Overloaded,
     HandlerPanicked,
+    NotCommitted,
     Failed(GivenUp),
     Misconfigured,
 }
@@ -63,6 +64,7 @@ impl Problem {
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
             Self::HandlerPanicked => "handler-panicked",
+            Self::NotCommitted => "not-committed",
             Self::Failed(GivenUp { cause: Cause::AttemptsExhausted, .. }) => "attempts-exhausted",
             Self::Failed(GivenUp { cause: Cause::Handler, .. }) => "given-up",
             Self::Misconfigured => "misconfigured",
@@ -77,7 +79,7 @@ impl Problem {
             Self::RequestTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::InProgress | Self::ResponseNotKept { .. } => StatusCode::CONFLICT,
-            Self::OutcomeUnknown | Self::StoreUnavailable | Self::Overloaded => {
+            Self::OutcomeUnknown | Self::StoreUnavailable | Self::Overloaded | Self::NotCommitted => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::HandlerPanicked | Self::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
@@ -87,7 +89,14 @@ impl Problem {
 
     /// Whether the client should repeat the same request soon.
     fn may_retry_soon(&self) -> bool {
-        matches!(self, Self::InProgress | Self::OutcomeUnknown | Self::StoreUnavailable | Self::Overloaded)
+        matches!(
+            self,
+            Self::InProgress
+                | Self::OutcomeUnknown
+                | Self::StoreUnavailable
+                | Self::Overloaded
+                | Self::NotCommitted
+        )
     }
 
     fn title(&self) -> &'static str {
@@ -105,6 +114,7 @@ impl Problem {
             Self::StoreUnavailable => "The request cannot be made safe at the moment",
             Self::Overloaded => "Too many requests are running",
             Self::HandlerPanicked => "The request failed",
+            Self::NotCommitted => "The transaction of the request was not committed",
             Self::Failed(GivenUp { cause: Cause::AttemptsExhausted, .. }) => "Every attempt has failed",
             Self::Failed(GivenUp { cause: Cause::Handler, .. }) => "It was given up",
             Self::Misconfigured => "The service is set up wrongly",
@@ -148,6 +158,7 @@ impl Problem {
             Self::StoreUnavailable => "Nothing was done. Send it again with the same key.",
             Self::Overloaded => "Nothing was done. Send it again with the same key.",
             Self::HandlerPanicked => "Send it again with the same key.",
+            Self::NotCommitted => "Nothing of it was done. Send it again with the same key.",
             Self::Failed(_) => "The request is not handled again under this key.",
             Self::Misconfigured => "Nothing was done. The service's log contains what to change.",
         };

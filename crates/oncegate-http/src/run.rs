@@ -15,8 +15,9 @@ use tracing::{info, warn};
 
 use super::IdempotencyLayer;
 use super::body::{Body, collect};
+use super::commit::{CommittedResponse, ResponseCommit};
 use super::door::Handle;
-use super::policy::Decision;
+use super::policy::{Decision, Settle};
 use super::problem::{Cause, GivenUp, Problem};
 use super::response::{Kept, mark_expiry};
 use super::tasks::{OccupiedMemory, Place};
@@ -71,6 +72,15 @@ enum Ran<E> {
     Cancelled,
 }
 
+/// What the record holds after the handler's transaction.
+enum ReadBack {
+    Committed,
+    /// Another attempt has taken over.
+    NotOwner,
+    /// Nothing was committed, and the lease is still valid.
+    NotCommitted(Box<Lease>),
+}
+
 struct Run<E> {
     layer: Arc<IdempotencyLayer>,
     waiting: Waiting<E>,
@@ -79,6 +89,7 @@ struct Run<E> {
 impl<E: Send + 'static> Run<E> {
     async fn run(mut self, lease: Lease, mut request: Request<Body>, handle: Handle<E>) {
         let attempt = lease.attempt().number();
+        let message = lease.message().clone();
         if attempt > self.layer.settings.max_attempts {
             // Earlier attempts have ended their processes, so this one does not run.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
@@ -86,10 +97,29 @@ impl<E: Send + 'static> Run<E> {
             let response = self.problem(&Problem::Failed(given_up));
             return self.give_up(lease, Cause::AttemptsExhausted, response).await;
         }
+        let commit = ResponseCommit::new(&self.layer, lease.attempt());
         request.extensions_mut().insert(lease.attempt().clone());
+        request.extensions_mut().insert(commit.clone());
         let started = Instant::now();
         let ran = call(&lease, self.grace(), request, handle).await;
         let took = started.elapsed();
+        if !lease.is_attempted() {
+            return self.end(lease, ran, took).await;
+        }
+        // Its transaction has decided, and only the record shows how.
+        match self.read_back(lease).await {
+            ReadBack::Committed => self.send_committed(&commit, ran, took, &message).await,
+            ReadBack::NotOwner => self.follow(&message).await,
+            ReadBack::NotCommitted(lease) => {
+                let ran = self.without_commit(ran);
+                self.end(*lease, ran, took).await;
+            }
+        }
+    }
+
+    /// Ends a request whose handler has committed nothing by itself.
+    async fn end(mut self, lease: Lease, ran: Ran<E>, took: Duration) {
+        let attempt = lease.attempt().number();
         match ran {
             Ran::Answered(response) => self.settle(lease, response, None, took).await,
             Ran::Panicked => {
@@ -109,6 +139,62 @@ impl<E: Send + 'static> Run<E> {
                 self.refuse(&Problem::OutcomeUnknown);
             }
         }
+    }
+
+    /// Reads the record after the handler has tried to complete it in a transaction.
+    async fn read_back(&mut self, lease: Lease) -> ReadBack {
+        let key = lease.store_key().clone();
+        let mut reading = pin!(lease.committed());
+        let committed = match timeout(self.layer.settings.settle_timeout, &mut reading).await {
+            Ok(committed) => committed,
+            Err(_elapsed) => {
+                warn!(scope = self.layer.gate.scope(), %key, "it is not known whether a transaction was committed, and its client waits no longer");
+                self.refuse(&Problem::OutcomeUnknown);
+                reading.await
+            }
+        };
+        match committed {
+            Ok(Completion::Applied) => ReadBack::Committed,
+            Ok(Completion::NotOwner) => ReadBack::NotOwner,
+            Err(not_committed) => {
+                warn!(scope = self.layer.gate.scope(), %key, reason = %not_committed, "the transaction of a request was not committed");
+                ReadBack::NotCommitted(Box::new(not_committed.into_lease()))
+            }
+        }
+    }
+
+    /// Sends the response that was committed, whatever the handler has returned.
+    async fn send_committed(
+        mut self,
+        commit: &ResponseCommit,
+        ran: Ran<E>,
+        took: Duration,
+        message: &Message,
+    ) {
+        self.ran(RunOutcome::Succeeded, took);
+        let response = match (commit.committed(), ran) {
+            (CommittedResponse::Known(response), _) => response,
+            // The key is completed without a response that could be repeated.
+            (CommittedResponse::None, Ran::Answered(response)) => response,
+            _ => return self.follow(message).await,
+        };
+        if self.waiting.is_there() {
+            let scope = self.layer.gate.scope();
+            self.layer.gate.observe(Event::Acked { scope, count: 1, age: None });
+        }
+        self.send(response, "handled");
+    }
+
+    /// What a handler has returned whose transaction was not committed: a response that would complete the key must not.
+    fn without_commit(&self, ran: Ran<E>) -> Ran<E> {
+        let Ran::Answered(response) = ran else { return ran };
+        let (parts, body) = response.into_parts();
+        if self.layer.settings.policy.decide(&parts) != Decision::Complete {
+            return Ran::Answered(Response::from_parts(parts, body));
+        }
+        let mut response = self.problem(&Problem::NotCommitted);
+        response.extensions_mut().insert(Settle::Retry);
+        Ran::Answered(response)
     }
 
     /// Settles the key as the response requires, then sends the response.
@@ -298,7 +384,8 @@ async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle:
     }
 }
 
-fn expires_unix_s(retention: Duration) -> u64 {
+/// When a record expires that is completed now.
+pub(super) fn expires_unix_s(retention: Duration) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_add(retention).as_secs()
 }

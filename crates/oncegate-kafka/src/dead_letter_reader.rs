@@ -143,7 +143,7 @@ impl DeadLetterReader for KafkaDeadLetterReader {
         if stored.letter().is_some() {
             headers = headers.insert(OwnedHeader { key: ROUTE_HEADER, value: Some(message.route()) });
         }
-        let sent = open.producer.send(destination, message, headers).await;
+        let sent = open.producer.send(destination, message.into(), headers).await;
         sent.map_err(|error| {
             format!("{} to {destination}: {}", stored.place, open.producer.explain(&error)).into()
         })

@@ -125,7 +125,7 @@ impl DeadLetters for KafkaDeadLetters {
             self.refuse_loop(topic)?;
         }
         let producer = self.producer()?;
-        let sent = producer.send(&self.topic, message, headers(letter)).await;
+        let sent = producer.send(&self.topic, message.into(), headers(letter)).await;
         sent.map_err(|error| {
             let why = producer.explain(&error);
             let what = format!("dead letter could not be written to topic {}: {why}", self.topic);

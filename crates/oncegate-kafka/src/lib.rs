@@ -10,7 +10,8 @@
 //! | what happens when the client fails | `trouble` (the rules), `membership` (the replacement) |
 //! | recreated topics, offsets out of range | `notices` (detection), `poll` (reaction) |
 //! | back-pressure, client errors | `fetch_limits` (when a partition is paused), `poll`, `buffer` |
-//! | how dead letters and copies in retry topics are written; which errors a wait does not end | `producer` |
+//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `producer` |
+//! | how a message of an outbox becomes one of a topic | `publisher` |
 //! | which client settings are set or rejected | `settings` |
 //! | which rights a consumer lacks | `rights` |
 //! | where login tokens come from (SASL OAUTHBEARER) | `tokens` |
@@ -115,6 +116,7 @@ mod partition_map;
 mod poll;
 mod producer;
 mod properties;
+mod publisher;
 mod reader;
 mod retries;
 mod retry_tier;
@@ -133,6 +135,7 @@ pub use dead_letter_reader::KafkaDeadLetterReader;
 pub use dead_letters::KafkaDeadLetters;
 pub use facts::{TopicFacts, describe_topics};
 pub use new_topics::{TopicCreation, TopicPlan, create_topics};
+pub use publisher::KafkaPublisher;
 pub use reader::TopicReader;
 pub use retries::KafkaRetries;
 pub use rights::{MissingRight, Needs, Resource, missing_rights};

@@ -23,10 +23,10 @@ use oncegate_runtime::source::SourceError;
 const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "the brokers are the first argument"),
     ("metadata.broker.list", "the brokers are the first argument"),
-    ("acks", "a dead letter must reach all in-sync replicas"),
-    ("request.required.acks", "a dead letter must reach all in-sync replicas"),
-    ("enable.idempotence", "a retry inside the client must not write a dead letter twice"),
-    ("transactional.id", "dead letters are not written in transactions"),
+    ("acks", "what is written must reach all in-sync replicas"),
+    ("request.required.acks", "what is written must reach all in-sync replicas"),
+    ("enable.idempotence", "a retry inside the client must not write a message twice"),
+    ("transactional.id", "oncegate writes in no transactions"),
 ];
 
 /// Prefixes of a source's connection properties that its producer needs as well.
@@ -45,6 +45,20 @@ const CONNECTION: &[&str] = &[
 /// Whether a source's property concerns the connection, so that its producers need it as well.
 pub(crate) fn is_connection(name: &str) -> bool {
     CONNECTION.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// What a message consists of besides its headers.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'m> {
+    pub(crate) key: Option<&'m [u8]>,
+    /// `None` for a tombstone.
+    pub(crate) payload: Option<&'m [u8]>,
+}
+
+impl<'m> From<&'m Message> for Content<'m> {
+    fn from(message: &'m Message) -> Self {
+        Self { key: message.key(), payload: (!message.is_tombstone()).then(|| message.payload()) }
+    }
 }
 
 /// A producer whose messages count as sent when all in-sync replicas have them.
@@ -80,18 +94,18 @@ impl DurableProducer {
         Ok(Self { brokers: brokers.to_owned(), properties, current: Mutex::new(current) })
     }
 
-    /// Sends the message's payload and key with these headers, and waits until they are written.
+    /// Sends the content with these headers, and waits until they are written.
     ///
     /// # Errors
     /// When the message may not be written. It may be written nevertheless.
     pub(crate) async fn send(
         &self,
         topic: &str,
-        message: &Message,
+        content: Content<'_>,
         headers: OwnedHeaders,
     ) -> Result<(), KafkaError> {
         let client = self.client_for(topic).await;
-        let Err(error) = deliver(&client, topic, message, headers.clone()).await else {
+        let Err(error) = deliver(&client, topic, content, headers.clone()).await else {
             self.current().context.refusal().take();
             return Ok(());
         };
@@ -99,7 +113,7 @@ impl DurableProducer {
             return Err(error);
         }
         let client = self.replace_failed().await?;
-        deliver(&client, topic, message, headers).await.map_err(|error| match client.client().fatal_error() {
+        deliver(&client, topic, content, headers).await.map_err(|error| match client.client().fatal_error() {
             Some((code, _)) => KafkaError::MessageProduction(code),
             None => error,
         })
@@ -205,8 +219,13 @@ impl Current {
     }
 }
 
+/// Refuses properties with which messages could be lost.
+pub(crate) fn refuse(properties: &[Property]) -> Result<(), SourceError> {
+    settings::refuse(properties, REFUSED)
+}
+
 fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, SourceError> {
-    settings::refuse(properties, REFUSED)?;
+    refuse(properties)?;
     let mut config = ClientConfig::new();
     config
         .set("client.id", "oncegate")
@@ -229,14 +248,14 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
 async fn deliver(
     client: &Client,
     topic: &str,
-    message: &Message,
+    content: Content<'_>,
     headers: OwnedHeaders,
 ) -> Result<(), KafkaError> {
     let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
-    if !message.is_tombstone() {
-        record = record.payload(message.payload());
+    if let Some(payload) = content.payload {
+        record = record.payload(payload);
     }
-    if let Some(key) = message.key() {
+    if let Some(key) = content.key {
         record = record.key(key);
     }
     let report = client.send_result(record).map_err(|(error, _)| error)?;

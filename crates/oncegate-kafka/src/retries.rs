@@ -257,7 +257,7 @@ impl RetryQueue for RetryTopics {
         let tier = self.tiers.iter().find(|(of_tier, _)| *of_tier == wait);
         let (_, topic) = tier.ok_or_else(|| format!("no retry topic has a wait of {wait:?}"))?;
         let headers = headers(message, SystemTime::now() + wait);
-        let sent = producer.send(topic, message, headers).await;
+        let sent = producer.send(topic, message.into(), headers).await;
         sent.map_err(|error| {
             let why = producer.explain(&error);
             format!("message could not be written to retry topic {topic}: {why}").into()

@@ -11,6 +11,7 @@
 //! - `link`: the thread, the connections and the queues
 //! - `commit`: completes a record inside the user's transaction; `transactional`: transactions that the runtime opens,
 //!   and `sessions`: what each process has received for them
+//! - `outbox`: messages that are written in the user's transaction and published by a relay
 //! - `journal`: the history of a key, written by triggers
 //! - `purge`: expired records; `reconnect`: the pace of reconnecting; `notices`: warnings about a commit
 //! - `builder` and `checkup`: connecting, and what is refused; `errors`: what each SQLSTATE means
@@ -55,6 +56,7 @@ mod errors;
 mod journal;
 mod link;
 mod notices;
+mod outbox;
 mod password;
 mod purge;
 mod reconnect;
@@ -86,6 +88,7 @@ use oncegate_store_toolkit::batch::{CarrierGone, Item, Joiner};
 use oncegate_store_toolkit::purge::Backlog;
 
 pub use self::builder::PostgresBuilder;
+pub use self::outbox::{OutboxRow, OutboxTransaction, PostgresOutbox};
 pub use self::schema::SchemaChange;
 #[cfg(feature = "sqlx")]
 pub use self::transactional::SqlxTransactions;

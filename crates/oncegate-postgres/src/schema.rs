@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
 use super::errors::{self, Trouble};
-use super::{journal, sessions};
+use super::{journal, outbox, sessions};
 
 /// How to create the tables, for every error about missing tables.
 pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
@@ -72,14 +72,15 @@ pub struct SchemaChange {
 
 /// All statements, from no tables to the format of this release.
 pub(super) fn sql() -> String {
-    STEPS.concat() + sessions::TABLE
+    STEPS.concat() + sessions::TABLE + outbox::TABLES
 }
 
 /// The statements that grant a role the rights to run consumers. It needs no others.
 pub(super) fn grants(role: &str) -> String {
     let role = role.replace('"', "\"\"");
     format!(
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON oncegate_records, oncegate_descriptors, oncegate_sessions TO \"{role}\";\n\
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON oncegate_records, oncegate_descriptors, oncegate_sessions, \
+         oncegate_outbox, oncegate_outbox_leaders TO \"{role}\";\n\
          GRANT SELECT, UPDATE ON oncegate_schema TO \"{role}\";\n"
     )
 }
@@ -109,10 +110,14 @@ pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaCha
     if !exists(client, "oncegate_sessions").await? {
         change.sql += sessions::TABLE;
     }
+    if !exists(client, "oncegate_outbox").await? {
+        change.sql += outbox::TABLES;
+    }
     Ok(change)
 }
 
-/// The work without which a store cannot be used. Only transactional handlers need the table of sessions.
+/// The work without which a store cannot be used. Only transactional handlers need the table of sessions, and only
+/// outboxes theirs.
 async fn needed(client: &Object, journaled: bool) -> Result<SchemaChange, Trouble> {
     let mut change = plan(version(client).await?)?;
     if journaled && !journal::is_made(client).await? {
@@ -146,7 +151,7 @@ async fn version(client: &Object) -> Result<Option<i32>, Trouble> {
     Ok(version.map_err(|error| errors::not_executed(&error))?.map(|row| row.get(0)))
 }
 
-async fn exists(client: &Object, table: &str) -> Result<bool, Trouble> {
+pub(super) async fn exists(client: &Object, table: &str) -> Result<bool, Trouble> {
     let exists = client.query_one("SELECT to_regclass($1::text) IS NOT NULL", &[&table]).await;
     Ok(exists.map_err(|error| errors::not_executed(&error))?.get(0))
 }

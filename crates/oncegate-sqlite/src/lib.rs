@@ -8,6 +8,7 @@
 //! - `file`: opens the file, or refuses it; `place`: its location; `row`: a record as readable columns; `clock`
 //! - `commit`: completes a record inside the user's transaction; `transactional`: transactions that the runtime opens,
 //!   and `sessions`: what each process has received for them
+//! - `outbox`: messages that are written in the user's transaction and published by a relay
 //! - `journal`: the history of a key, written by triggers; `log`: the write-ahead log beside the file
 //! - `writer`: group commit; `reader`: reads; `purge`: expired records; `thread` and `queue`: between them and
 //!   the callers
@@ -72,6 +73,7 @@ mod errors;
 mod file;
 mod journal;
 mod log;
+mod outbox;
 mod place;
 mod purge;
 mod queue;
@@ -83,6 +85,7 @@ mod transactional;
 mod writer;
 
 pub use self::file::Synchronous;
+pub use self::outbox::SqliteOutbox;
 pub use self::transactional::{SqliteTransaction, SqliteTransactions};
 pub use self::writer::SqliteStats;
 
@@ -156,8 +159,8 @@ impl SqliteStore {
     ///
     /// See [`Attempt::blocking_commit_with`](oncegate_runtime::Attempt::blocking_commit_with). This call blocks.
     ///
-    /// The file may contain tables of your own beside the store's (`records`, `descriptors`, `clock` and
-    /// `oncegate_journal`). Any migration may create them that does not change `application_id` and `user_version`. The
+    /// The file may contain tables of your own beside the store's (`records`, `descriptors`, `clock`, and
+    /// those whose names begin with `oncegate_`). Any migration may create them that does not change `application_id` and `user_version`. The
     /// connection commits durably (`synchronous = FULL`) and waits up to the store's busy timeout for other writers.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS oncegate_sessions (
 ) STRICT";
 
 /// The machine's clock: all processes on a file are on one machine.
-const NOW_MS: &str = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)";
+pub(super) const NOW_MS: &str = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)";
 
 #[async_trait]
 impl Sessions for SqliteStore {

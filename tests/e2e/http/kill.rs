@@ -10,14 +10,19 @@ use oncegate_testkit::{HttpClient, Ledger, Process, Redis, Sent, unique};
 
 use crate::world::{LIMIT, settled};
 
-struct Service {
-    process: Process,
-    client: HttpClient,
+pub(crate) struct Service {
+    pub(crate) process: Process,
+    pub(crate) client: HttpClient,
 }
 
 impl Service {
     fn start(arguments: &[String; 3], http2: bool) -> Self {
-        let mut command = bound_to_parent(env!("CARGO_BIN_EXE_http_server"), "KILL");
+        Self::start_program(env!("CARGO_BIN_EXE_http_server"), arguments, http2)
+    }
+
+    /// Starts a program that writes its address to the standard output.
+    pub(crate) fn start_program(program: &str, arguments: &[String; 3], http2: bool) -> Self {
+        let mut command = bound_to_parent(program, "KILL");
         command.args(arguments).stdout(Stdio::piped());
         let mut process = Process::spawn("http_server", command);
         let mut line = String::new();
@@ -29,7 +34,7 @@ impl Service {
     }
 }
 
-async fn until_written(ledger: &Ledger, line: &str) {
+pub(crate) async fn until_written(ledger: &Ledger, line: &str) {
     let deadline = Instant::now() + LIMIT;
     while !ledger.counts().contains_key(line) {
         assert!(Instant::now() < deadline, "{line:?} is not in the ledger");

@@ -9,4 +9,6 @@ mod logs;
 mod responses;
 mod rules;
 mod tasks;
+mod teller;
+mod transactions;
 mod world;

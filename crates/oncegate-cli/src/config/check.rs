@@ -28,21 +28,21 @@ fn alone(certificate: bool, key: bool) -> Option<&'static str> {
     }
 }
 
-fn path<const N: usize>(parts: [&str; N]) -> Path {
+pub(super) fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
 }
 
 impl Loaded {
-    fn error(&mut self, path: &[String], message: impl Into<String>) {
+    pub(super) fn error(&mut self, path: &[String], message: impl Into<String>) {
         self.findings.add(&self.layers, &self.text, (Severity::Error, About::Value), path, message);
     }
 
-    fn warn(&mut self, path: &[String], message: impl Into<String>) {
+    pub(super) fn warn(&mut self, path: &[String], message: impl Into<String>) {
         self.findings.add(&self.layers, &self.text, (Severity::Warning, About::Value), path, message);
     }
 
     /// Reports a missing setting, unless it was present and wrong.
-    fn missing(&mut self, path: &[String], what: &str) {
+    pub(super) fn missing(&mut self, path: &[String], what: &str) {
         if !self.findings.is_spoilt(path) {
             self.error(path, format!("it is missing: {what}"));
         }
@@ -66,7 +66,7 @@ impl Loaded {
             Some(other) => self.error(&path(["version"]), format!("this build reads version 1, not {other}")),
         }
         self.check_store(secrets);
-        if self.config.consumer.is_empty() {
+        if self.config.consumer.is_empty() && self.config.outbox.is_empty() {
             self.missing(&path(["consumer"]), "a table as [consumer.billing]");
         }
         let consumers: Vec<(String, Consumer)> =
@@ -76,6 +76,7 @@ impl Loaded {
         }
         self.check_groups(&consumers);
         self.check_inputs(&consumers);
+        self.check_outboxes(secrets);
     }
 
     fn check_store(&mut self, secrets: Secrets) {
@@ -115,7 +116,7 @@ impl Loaded {
         }
     }
 
-    fn check_secret(&mut self, at: &[String], secret: &Secret, secrets: Secrets) {
+    pub(super) fn check_secret(&mut self, at: &[String], secret: &Secret, secrets: Secrets) {
         if matches!(secret, Secret::Literal(_)) {
             self.judge_literal(
                 at,

@@ -109,10 +109,10 @@ impl Layers {
         }
     }
 
-    /// The names of the consumers so far.
-    pub(super) fn consumers(&self) -> Vec<String> {
-        let consumers = self.table.get("consumer").and_then(Value::as_table);
-        consumers.map(|consumers| consumers.keys().cloned().collect()).unwrap_or_default()
+    /// The names in a table of tables so far: those of the consumers in `consumer`.
+    pub(crate) fn names(&self, table: &str) -> Vec<String> {
+        let tables = self.table.get(table).and_then(Value::as_table);
+        tables.map(|tables| tables.keys().cloned().collect()).unwrap_or_default()
     }
 
     /// The consumer of the file that a variable means: names there have neither dashes nor dots nor cases.

@@ -8,6 +8,7 @@ mod check;
 mod defaults;
 mod findings;
 mod layers;
+mod outboxes;
 pub(crate) mod shape;
 pub(crate) mod table;
 pub(crate) mod values;
@@ -57,14 +58,14 @@ pub(crate) enum Secrets {
     MustBeElsewhere,
 }
 
-/// Reads a configuration: the file, if there is one, this process's environment, and `flags`, which are told the names
-/// of the consumers so far.
+/// Reads a configuration: the file, if there is one, this process's environment, and `flags`, which are given the
+/// layers below them.
 ///
 /// # Errors
 /// When the file cannot be read. Errors in its content are in the findings.
 pub(crate) fn load(
     file: Option<&FilePath>,
-    flags: impl FnOnce(&[String]) -> Vec<Setting>,
+    flags: impl FnOnce(&Layers) -> Vec<Setting>,
     secrets: Secrets,
 ) -> Result<Loaded, Problem> {
     let text = file.map(read_file).transpose()?.unwrap_or_default();
@@ -91,7 +92,7 @@ impl Loaded {
         file: String,
         text: String,
         variables: impl IntoIterator<Item = (String, String)>,
-        flags: impl FnOnce(&[String]) -> Vec<Setting>,
+        flags: impl FnOnce(&Layers) -> Vec<Setting>,
         secrets: Secrets,
     ) -> Self {
         let mut findings = Findings::default();
@@ -104,7 +105,7 @@ impl Loaded {
             return Self { config: Config::default(), findings, layers, file, text };
         }
         layers.add_environment(variables);
-        for Setting { flag, path, value } in flags(&layers.consumers()) {
+        for Setting { flag, path, value } in flags(&layers) {
             layers.set(path, value, Origin::Flag(flag));
         }
         let config = read(&mut layers, &text, &mut findings);

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use oncegate::consumer::{Breaker, DeadLetterLimit};
+use oncegate::outbox::Relay;
 use oncegate::{BatchLimits, Consumer as Runtime, Gate};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -29,6 +30,9 @@ pub(crate) struct Config {
     /// The consumers, each under its name, which is the scope of its keys.
     #[serde(default)]
     pub(crate) consumer: BTreeMap<String, Consumer>,
+    /// The outboxes that `oncegate outbox relay` publishes, each under its name.
+    #[serde(default)]
+    pub(crate) outbox: BTreeMap<String, Outbox>,
     /// The page for people and probes.
     pub(crate) status: Option<Status>,
 }
@@ -374,6 +378,44 @@ pub(crate) struct BreakerLimits {
     /// The longest pause.
     #[schemars(extend("default" = time(super::defaults::BREAKER_MOST)))]
     pub(crate) most: Option<Time>,
+}
+
+/// An outbox in the database of the store, and the broker that its messages go to.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Outbox {
+    /// The cluster that the messages are published to. Each message names its topic.
+    pub(crate) kafka: Option<OutboxKafka>,
+    /// The most messages that are read and in flight at a time.
+    #[schemars(extend("default" = Relay::DEFAULT_BATCH))]
+    pub(crate) batch: Option<u32>,
+    /// The most bytes of their payloads.
+    #[schemars(extend("default" = size(Relay::DEFAULT_BATCH_BYTES as usize)))]
+    pub(crate) batch_bytes: Option<Size>,
+    /// How long the relay waits before it reads an empty outbox again.
+    #[schemars(extend("default" = time(Relay::DEFAULT_POLL_INTERVAL)))]
+    pub(crate) poll_interval: Option<Time>,
+    /// How long another relay waits after the leading one was killed.
+    #[schemars(extend("default" = time(Relay::DEFAULT_LEASE)))]
+    pub(crate) lease: Option<Time>,
+    /// How long sent messages are kept in the table.
+    #[schemars(extend("default" = time(Relay::DEFAULT_RETENTION)))]
+    pub(crate) retention: Option<Time>,
+    /// How long messages in flight are waited for after a stop.
+    #[schemars(extend("default" = time(Relay::DEFAULT_STOP_DEADLINE)))]
+    pub(crate) stop_deadline: Option<Time>,
+}
+
+/// The cluster that an outbox is published to.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutboxKafka {
+    /// Addresses of the cluster, `host:port`.
+    pub(crate) brokers: Option<Names>,
+    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or is a file's name, is read
+    /// again when the file changes.
+    #[serde(default)]
+    pub(crate) properties: BTreeMap<String, Property>,
 }
 
 /// The page for people and probes.

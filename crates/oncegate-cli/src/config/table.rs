@@ -141,8 +141,16 @@ impl Loaded {
     pub(crate) fn explain(&self) -> Vec<Explained> {
         let rows = rows();
         let mut explained = Vec::new();
-        for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first != "consumer")) {
+        let is_named = |row: &&SettingRow| row.path.get(1).is_some_and(|name| name == NAME);
+        for row in rows.iter().filter(|row| !is_named(row)) {
             explained.extend(self.explain_one(row, &row.path, &row.path));
+        }
+        for outbox in self.config.outbox.keys() {
+            for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first == "outbox")) {
+                let Some(rest) = row.path.get(2..) else { continue };
+                let path = [&["outbox".to_owned(), outbox.clone()], rest].concat();
+                explained.extend(self.explain_one(row, &path, &path));
+            }
         }
         for consumer in self.config.consumer.keys() {
             for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first == "consumer")) {

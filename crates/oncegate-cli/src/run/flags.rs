@@ -282,7 +282,7 @@ impl Flags {
 
 /// Splits `consumer."a.b".lease` at its dots. A quoted part keeps its dots, and so does the name of a property of
 /// librdkafka or of a retry topic, which is the last part.
-fn parts(path: &str) -> Path {
+pub(crate) fn parts(path: &str) -> Path {
     let mut parts = vec![String::new()];
     let mut quoted = false;
     for c in path.chars() {

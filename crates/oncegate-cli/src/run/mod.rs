@@ -15,7 +15,7 @@ mod command;
 pub(crate) mod conformance;
 mod dead_letter_file;
 mod exec;
-mod flags;
+pub(crate) mod flags;
 pub(crate) mod http;
 mod lines;
 mod origin;
@@ -23,7 +23,7 @@ pub(crate) mod process;
 mod request;
 mod session;
 mod start;
-mod status;
+pub(crate) mod status;
 pub(crate) mod stdin;
 mod summary;
 mod tls;
@@ -95,12 +95,20 @@ struct Assembled {
 
 pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
-    let loaded = config::load(args.config.as_deref(), |known| args.flags.settings(known), secrets)?;
+    let loaded = config::load(
+        args.config.as_deref(),
+        |layers| args.flags.settings(&layers.names("consumer")),
+        secrets,
+    )?;
     if !loaded.findings.all.is_empty() {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
         return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+    }
+    if loaded.config.consumer.is_empty() {
+        let text = "there is no consumer: name one by a table as [consumer.billing], or by --scope";
+        return Err(Problem::new(Exit::Configuration, text));
     }
     let stop = CancellationToken::new();
     let consuming = consume_all(&loaded, &stop, args.json);
@@ -108,7 +116,7 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
 }
 
 /// Resolves at the first signal, which lets running work end; the second signal does not wait for it.
-async fn until_ended(
+pub(crate) async fn until_ended(
     consuming: impl Future<Output = Result<(), Problem>> + Send,
     stop: &CancellationToken,
 ) -> Result<(), Problem> {

@@ -9,7 +9,7 @@ use crate::config::{LISTEN, shape};
 use crate::exit::{Exit, Problem};
 
 /// The value of `status.listen` that turns the page off.
-pub(super) const OFF: &str = "off";
+pub(crate) const OFF: &str = "off";
 
 /// A running status page.
 #[derive(Debug)]

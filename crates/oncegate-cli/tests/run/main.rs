@@ -17,6 +17,7 @@ mod misbehaving;
 mod mistakes;
 mod orphans;
 mod outage;
+mod outbox;
 mod queue;
 mod raw;
 mod request;

@@ -90,8 +90,9 @@ impl Lease {
         }
     }
 
-    /// Whether the handler has tried to complete the message in a transaction.
-    pub(crate) fn is_attempted(&self) -> bool {
+    /// Whether the handler has tried to complete the message in a transaction of its own. Then only
+    /// [`committed`](Self::committed) shows what has become of it.
+    pub fn is_attempted(&self) -> bool {
         self.attempt.unit().is_attempted()
     }
 

@@ -305,6 +305,11 @@ impl Gate {
         if self.results.is_some() { max_result_bytes.max(max_large_result_bytes) } else { max_result_bytes }
     }
 
+    /// The most bytes of a result in a record, and so of one that a transaction of the user completes.
+    pub fn recorded_result_bytes(&self) -> usize {
+        self.settings.max_result_bytes
+    }
+
     /// Passes an event to the gate's observer.
     pub fn observe(&self, event: crate::observe::Event<'_>) {
         self.observer.observe(event);

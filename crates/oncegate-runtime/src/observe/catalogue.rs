@@ -283,6 +283,20 @@ pub const CATALOGUE: &[Metric] = &[
         &[],
         "messages received for the last time before the redrive policy takes them",
     ),
+    // The outbox.
+    Metric::counter("outbox_published", &[], "messages of outboxes that a broker has confirmed"),
+    Metric::counter("outbox_failures", &["class"], "tries of a relay that failed and are repeated").of(&[
+        "refused",
+        "unconfirmed",
+        "store",
+    ]),
+    Metric::counter("outbox_purged", &[], "sent messages that were removed from outboxes"),
+    Metric::counter(
+        "outbox_leader_changes",
+        &["change"],
+        "times that a relay took, lost or gave away the lead",
+    )
+    .of(&["took", "lost", "resigned"]),
     // How long things take.
     Metric::seconds("handler_seconds", SCOPE, HANDLER_BOUNDS, "how long handlers run"),
     Metric::seconds(
@@ -297,6 +311,12 @@ pub const CATALOGUE: &[Metric] = &[
         SCOPE,
         AGE_BOUNDS,
         "how old messages are when their first success is acknowledged, by the broker's timestamp",
+    ),
+    Metric::seconds(
+        "outbox_age_seconds",
+        &[],
+        AGE_BOUNDS,
+        "how old messages of outboxes are when their broker has confirmed them",
     ),
     // How large things are.
     Metric::bytes(
@@ -394,6 +414,10 @@ impl Event<'_> {
             Self::SqsHandedBack { count } => ("sqs_handed_back", "", count),
             Self::SqsDeleteFailed { count } => ("sqs_deletes_failed", "", count),
             Self::SqsLastReceive => ("sqs_last_receives", "", 1),
+            Self::OutboxPublished { .. } => ("outbox_published", "", 1),
+            Self::OutboxFailed { class } => ("outbox_failures", class, 1),
+            Self::OutboxPurged { count } => ("outbox_purged", "", count),
+            Self::OutboxLeaderChanged { change } => ("outbox_leader_changes", change, 1),
         }
     }
 
@@ -403,6 +427,7 @@ impl Event<'_> {
             Self::HandlerRan { took, .. } => Some(("handler_seconds", "", took)),
             Self::StoreCalled { operation, took, .. } => Some(("gate_seconds", operation, took)),
             Self::Acked { age: Some(age), .. } => Some(("message_age_seconds", "", age)),
+            Self::OutboxPublished { age } => Some(("outbox_age_seconds", "", age)),
             _ => None,
         }
     }
@@ -452,7 +477,11 @@ impl Event<'_> {
             | Self::SqsVisibilityLost { .. }
             | Self::SqsHandedBack { .. }
             | Self::SqsDeleteFailed { .. }
-            | Self::SqsLastReceive => None,
+            | Self::SqsLastReceive
+            | Self::OutboxPublished { .. }
+            | Self::OutboxFailed { .. }
+            | Self::OutboxPurged { .. }
+            | Self::OutboxLeaderChanged { .. } => None,
         }
     }
 }

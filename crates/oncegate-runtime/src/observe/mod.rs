@@ -238,6 +238,26 @@ pub enum Event<'a> {
     },
     /// A message was received for the last time before the queue's redrive policy moves it.
     SqsLastReceive,
+    /// A relay has published a message of an outbox, and the broker has confirmed it.
+    OutboxPublished {
+        /// How long ago the message was written, by the database's clock.
+        age: Duration,
+    },
+    /// A relay could not publish a message, or could not reach its outbox; it tries again.
+    OutboxFailed {
+        /// `refused` or `unconfirmed` by the broker, or `store`.
+        class: &'static str,
+    },
+    /// A relay has removed messages that were sent and whose retention is over.
+    OutboxPurged {
+        /// How many.
+        count: u64,
+    },
+    /// A relay leads its outbox, or does no longer.
+    OutboxLeaderChanged {
+        /// `took`, `lost` or `resigned`.
+        change: &'static str,
+    },
 }
 
 /// How a run of a handler ended.

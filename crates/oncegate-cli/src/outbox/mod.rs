@@ -1,0 +1,70 @@
+//! `oncegate outbox`: publishes the messages of outboxes, and shows what an outbox holds.
+
+mod relay;
+mod status;
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use oncegate::kafka::KafkaPublisher;
+use oncegate::outbox::Relay;
+
+use crate::config::shape;
+use crate::config::values::{Property, Secret, Size, Time};
+use crate::exit::{Exit, Problem};
+use crate::store::{self, SqlStore};
+
+/// Publish the messages of an outbox, or show what it holds
+#[derive(Debug, Subcommand)]
+pub(crate) enum OutboxCommand {
+    Relay(Box<relay::RelayArgs>),
+    Status(status::StatusArgs),
+}
+
+pub(crate) async fn run(command: &OutboxCommand) -> Result<Exit, Problem> {
+    match command {
+        OutboxCommand::Relay(args) => Box::pin(relay::run(args)).await,
+        OutboxCommand::Status(args) => status::run(args).await,
+    }
+}
+
+/// The publisher of an outbox.
+///
+/// # Errors
+/// When the file or variable of a secret cannot be read.
+pub(crate) fn publisher(outbox: &shape::Outbox) -> Result<KafkaPublisher, String> {
+    let kafka = outbox.kafka.clone().unwrap_or_default();
+    let mut publisher = KafkaPublisher::new(kafka.brokers.unwrap_or_default().0.join(","));
+    for (property, Property(value)) in &kafka.properties {
+        publisher = match value {
+            Secret::File(path) => publisher.property_file(property, path),
+            other => {
+                let value = other.resolve().map_err(|why| format!("{property}: {why}"))?;
+                publisher.property(property, value)
+            }
+        };
+    }
+    Ok(publisher)
+}
+
+/// Connects to the database of an outbox, and makes its relay.
+async fn relay_of(
+    store: &shape::Store,
+    name: &str,
+    outbox: &shape::Outbox,
+    patience: Duration,
+) -> Result<Relay, Problem> {
+    let publisher = publisher(outbox).map_err(|why| Problem::new(Exit::Configuration, why))?;
+    let relay = match store::open_sql(store, patience).await? {
+        SqlStore::Postgres(store) => Relay::new(store.outbox(name)?, publisher),
+        SqlStore::Sqlite(store) => Relay::new(store.outbox(name).await?, publisher),
+    };
+    let relay = relay
+        .batch(outbox.batch.unwrap_or(Relay::DEFAULT_BATCH))
+        .batch_bytes(outbox.batch_bytes.map_or(Relay::DEFAULT_BATCH_BYTES, |Size(bytes)| bytes as u64))
+        .poll_interval(outbox.poll_interval.map_or(Relay::DEFAULT_POLL_INTERVAL, |Time(time)| time))
+        .lease(outbox.lease.map_or(Relay::DEFAULT_LEASE, |Time(time)| time))
+        .retention(outbox.retention.map_or(Relay::DEFAULT_RETENTION, |Time(time)| time))
+        .stop_deadline(outbox.stop_deadline.map_or(Relay::DEFAULT_STOP_DEADLINE, |Time(time)| time));
+    Ok(relay)
+}

@@ -1,0 +1,75 @@
+//! `oncegate outbox status`: what an outbox holds.
+
+use std::time::Duration;
+
+use oncegate::outbox::{OutboxStatus, OutboxStore};
+use serde::Serialize;
+
+use crate::args::{AnswerArgs, duration, within};
+use crate::exit::{Exit, Problem};
+use crate::output::{self, Table};
+use crate::store::{SqlStore, StoreArgs};
+
+/// The format of the `--json` document.
+const SCHEMA: &str = "oncegate.outbox_status/1";
+
+/// Show how many messages of an outbox wait, since when, and whether a relay leads
+///
+/// Exit code 1: a message has waited for longer than --older-than.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// The outbox
+    #[arg(long, value_name = "NAME")]
+    outbox: String,
+
+    /// How long a message may wait before the exit code is 1 [default: any time]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    older_than: Option<Duration>,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// The answer of `--json`.
+#[derive(Serialize)]
+struct StatusDocument<'a> {
+    schema: &'static str,
+    outbox: &'a str,
+    unsent: u64,
+    /// `null` when nothing waits.
+    oldest_unsent_ms: Option<u64>,
+    /// Sent, and kept until the retention is over.
+    sent: u64,
+    led: bool,
+}
+
+pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
+    let status = within(args.answer.timeout, async {
+        let outbox: Box<dyn OutboxStore> = match args.store.open_sql().await? {
+            SqlStore::Postgres(store) => Box::new(store.outbox(&args.outbox)?),
+            SqlStore::Sqlite(store) => Box::new(store.outbox(&args.outbox).await?),
+        };
+        outbox.check().await?;
+        Ok(outbox.status().await?)
+    });
+    let OutboxStatus { unsent, oldest_unsent, sent, led } = status.await?;
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let oldest_unsent_ms = oldest_unsent.map(millis);
+    if args.answer.json {
+        let outbox = &args.outbox;
+        output::answer_json(&StatusDocument { schema: SCHEMA, outbox, unsent, oldest_unsent_ms, sent, led })?;
+    } else {
+        let mut table = Table::default();
+        table.text("outbox", &args.outbox);
+        table.number("unsent", unsent);
+        table.number("  the oldest, ms", oldest_unsent_ms.unwrap_or_default());
+        table.number("sent and kept", sent);
+        table.text("a relay leads", if led { "yes" } else { "no" });
+        output::answer(&table.render())?;
+    }
+    let is_late = args.older_than.is_some_and(|limit| oldest_unsent.is_some_and(|age| age > limit));
+    Ok(if is_late { Exit::No } else { Exit::Yes })
+}

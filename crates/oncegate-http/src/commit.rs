@@ -1,0 +1,223 @@
+//! Responses that are kept by a transaction of the handler, together with the rows that it writes.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ::http::Response;
+use bytes::Bytes;
+
+use super::IdempotencyLayer;
+use super::body::Body;
+use super::problem::Problem;
+use super::response::{Kept, mark_expiry};
+use super::run::expires_unix_s;
+use oncegate_runtime::attempt::Attempt;
+use oncegate_runtime::codec::Raw;
+use oncegate_runtime::failure::{BoxError, Failure};
+use oncegate_runtime::transaction::{BlockingSqlTransaction, SqlTransaction};
+
+/// Keeps the response of a request in a transaction of its handler. In the extensions of every request that the layer
+/// lets in under a key, beside the [`Attempt`].
+///
+/// The rows that the handler has written, and the response that repetitions get, are committed together, or neither is.
+/// The response leaves after the commit.
+///
+/// ```no_run
+/// # #[cfg(feature = "postgres")] mod example {
+/// use axum::Extension;
+/// use oncegate::BoxError;
+/// use oncegate::http::{Body, ResponseCommit};
+///
+/// async fn pay(pool: deadpool_postgres::Pool, commit: ResponseCommit) -> Result<http::Response<Body>, BoxError> {
+///     let mut client = pool.get().await?;
+///     let transaction = client.transaction().await?;
+///     transaction.execute("UPDATE accounts SET balance = balance - 10 WHERE id = 4711", &[]).await?;
+///     let response = http::Response::builder().status(201).body("charged 4711")?;
+///     Ok(commit.commit_with(transaction, response).await?)
+/// }
+/// # }
+/// ```
+///
+/// The record decides what the client gets, not what the handler returns: when the transaction was committed, it gets the
+/// response that was given to it, also if the handler returns something else. When it was not, nothing is kept, a
+/// response that would complete the key becomes 503 `not-committed`, and a repeated request runs again.
+#[derive(Clone)]
+pub struct ResponseCommit {
+    attempt: Attempt,
+    limits: Limits,
+    problems_at: Arc<str>,
+    given: Arc<Mutex<Given>>,
+}
+
+/// What a response may be, and how long it is kept.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    body_bytes: usize,
+    /// Of status, headers and body together, as they are stored.
+    record_bytes: usize,
+    retention: Duration,
+}
+
+/// The responses that were given to transactions.
+#[derive(Debug, Default)]
+struct Given {
+    /// How many.
+    count: u32,
+    /// The last one; after a confirmed commit, its response.
+    response: Option<Response<Bytes>>,
+    is_confirmed: bool,
+}
+
+/// What the layer sends after a transaction was committed.
+pub(super) enum CommittedResponse {
+    /// The response that was committed.
+    Known(Response<Body>),
+    /// One of several that were given to transactions: the record shows which.
+    InTheRecord,
+    /// The handler has completed the key without a response.
+    None,
+}
+
+impl ResponseCommit {
+    pub(super) fn new(layer: &IdempotencyLayer, attempt: &Attempt) -> Self {
+        let limits = Limits {
+            body_bytes: layer.kept_response_bytes(),
+            record_bytes: layer.gate.recorded_result_bytes(),
+            retention: layer.gate.retention_period(),
+        };
+        let problems_at = Arc::clone(&layer.settings.problems_at);
+        Self { attempt: attempt.clone(), limits, problems_at, given: Arc::default() }
+    }
+
+    /// The attempt of the request.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+
+    /// Keeps `response` in `transaction`, and commits it. Call it last, and return what it returns.
+    ///
+    /// The transaction must be one of the database in which the gate's store keeps its records. From here on it runs
+    /// under the limits of [`Attempt::commit_with`]. After a **crash** both the rows and the kept response exist, or
+    /// neither; a repeated request gets the response, or runs. A body over the layer's
+    /// [`max_response_bytes`](IdempotencyLayer::max_response_bytes) or the gate's `max_result_bytes` is not kept:
+    /// repetitions then get 409 `response-not-kept`.
+    ///
+    /// # Errors
+    /// When the lease was lost to another attempt, or the database failed: then the transaction was rolled back, unless
+    /// the connection broke during the commit. Return it and do nothing else: the layer reads the record.
+    pub async fn commit_with<S, Tx: SqlTransaction<S>, B: Into<Bytes>>(
+        &self,
+        transaction: Tx,
+        response: Response<B>,
+    ) -> Result<Response<Body>, ResponseNotCommitted> {
+        let (response, kept) = self.give(response);
+        let committed = self.attempt.commit_with(transaction, &kept).await;
+        self.end(response, committed)
+    }
+
+    /// As [`commit_with`](Self::commit_with), for a transaction on the SQLite file of the gate's store. It blocks: call
+    /// it on a thread that may.
+    ///
+    /// # Errors
+    /// As [`commit_with`](Self::commit_with).
+    pub fn blocking_commit_with<S, Tx: BlockingSqlTransaction<S>, B: Into<Bytes>>(
+        &self,
+        transaction: Tx,
+        response: Response<B>,
+    ) -> Result<Response<Body>, ResponseNotCommitted> {
+        let (response, kept) = self.give(response);
+        let committed = self.attempt.blocking_commit_with(transaction, &kept);
+        self.end(response, committed)
+    }
+
+    /// Notes the response before its transaction is committed, and returns it with what is stored of it.
+    fn give<B: Into<Bytes>>(&self, response: Response<B>) -> (Response<Bytes>, Raw) {
+        let Limits { body_bytes, record_bytes, retention } = self.limits;
+        let mut response = response.map(Into::into);
+        let expires_unix_s = expires_unix_s(retention);
+        let encode = |body: Option<Bytes>| {
+            Kept::new(response.status(), response.headers(), body, expires_unix_s).encode()
+        };
+        let body = Some(response.body().clone()).filter(|body| body.len() <= body_bytes);
+        let whole = encode(body);
+        // One byte names the encoding.
+        let kept = if whole.len() < record_bytes { whole } else { encode(None) };
+        mark_expiry(response.headers_mut(), expires_unix_s);
+        let mut given = self.given();
+        given.count += 1;
+        if !given.is_confirmed {
+            given.response = Some(response.clone());
+        }
+        drop(given);
+        (response, Raw(kept))
+    }
+
+    fn end(
+        &self,
+        response: Response<Bytes>,
+        committed: Result<(), Failure>,
+    ) -> Result<Response<Body>, ResponseNotCommitted> {
+        match committed {
+            Ok(()) => {
+                let mut given = self.given();
+                given.is_confirmed = true;
+                given.response = Some(response.clone());
+                Ok(response.map(Body::from))
+            }
+            Err(failure) => {
+                let problems_at = Arc::clone(&self.problems_at);
+                Err(ResponseNotCommitted { error: failure.into_error(), problems_at })
+            }
+        }
+    }
+
+    /// The response to send once the record shows that a transaction was committed.
+    pub(super) fn committed(&self) -> CommittedResponse {
+        let Given { count, response, is_confirmed } = std::mem::take(&mut *self.given());
+        match response {
+            Some(response) if is_confirmed || count == 1 => {
+                CommittedResponse::Known(response.map(Body::from))
+            }
+            Some(_) => CommittedResponse::InTheRecord,
+            None => CommittedResponse::None,
+        }
+    }
+
+    fn given(&self) -> std::sync::MutexGuard<'_, Given> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ResponseCommit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseCommit").field("attempt", &self.attempt).finish_non_exhaustive()
+    }
+}
+
+/// Why the transaction of a response was not committed, as far as the handler knows. The layer reads the record.
+#[derive(Debug)]
+pub struct ResponseNotCommitted {
+    error: BoxError,
+    problems_at: Arc<str>,
+}
+
+impl ResponseNotCommitted {
+    /// A response for the handler to return: 503 `not-committed`. If the transaction was committed nevertheless, the
+    /// client gets the committed response instead.
+    pub fn response(&self) -> Response<Body> {
+        Problem::NotCommitted.response(&self.problems_at)
+    }
+}
+
+impl fmt::Display for ResponseNotCommitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the response was not committed: {}", self.error)
+    }
+}
+
+impl std::error::Error for ResponseNotCommitted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.error)
+    }
+}

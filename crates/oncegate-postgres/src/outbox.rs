@@ -1,0 +1,377 @@
+//! The outbox in PostgreSQL: one row for each message, written in the transactions of users.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use deadpool_postgres::Object;
+use oncegate_core::key::{KeySpecError, Scope};
+use oncegate_core::record::{Token, whole_millis};
+use oncegate_core::store::StoreError;
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::message::Header;
+use oncegate_runtime::outbox::{
+    HeldBack, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
+};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{GenericClient, Row};
+
+use super::errors::{self, Trouble};
+use super::schema::REMEDY;
+use super::{PostgresStore, PostgresTransaction, schema};
+
+#[cfg(feature = "sqlx")]
+mod sqlx;
+
+/// The tables. The statements can be repeated.
+///
+/// The first index holds what is not sent, so that it stays small; the second one serves the purge.
+pub(super) const TABLES: &str = "\
+CREATE TABLE IF NOT EXISTS oncegate_outbox (
+    sequence      bigint  GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    outbox        text COLLATE \"C\" NOT NULL,      -- the name of the outbox
+    id            text    NOT NULL,                -- the header outbox-id
+    topic         text    NOT NULL,
+    key           bytea,
+    payload       bytea,                           -- NULL: a tombstone
+    header_names  text[]  NOT NULL,
+    header_values bytea[] NOT NULL,
+    written_at_ms bigint  NOT NULL DEFAULT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+    sent_at_ms    bigint                           -- since 1970; NULL: not sent yet
+) WITH (autovacuum_vacuum_scale_factor = 0.1);
+
+CREATE INDEX IF NOT EXISTS oncegate_outbox_unsent ON oncegate_outbox (outbox, sequence) WHERE sent_at_ms IS NULL;
+CREATE INDEX IF NOT EXISTS oncegate_outbox_sent ON oncegate_outbox (outbox, sent_at_ms) WHERE sent_at_ms IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS oncegate_outbox_leaders (
+    outbox      text COLLATE \"C\" NOT NULL PRIMARY KEY,
+    relay       bytea  NOT NULL,
+    leads_until_ms bigint NOT NULL                 -- since 1970
+);
+";
+
+/// Writes a message. An identity column needs no right on its sequence.
+const INSERT: &str = "\
+INSERT INTO oncegate_outbox (outbox, id, topic, key, payload, header_names, header_values) \
+VALUES ($1, $2, $3, $4, $5, $6, $7)";
+
+/// The clock is read in the comparison: a relay that waited for the row compares again.
+const LEAD: &str = "\
+INSERT INTO oncegate_outbox_leaders AS l (outbox, relay, leads_until_ms) \
+VALUES ($1, $2, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $3) \
+ON CONFLICT (outbox) DO UPDATE SET relay = $2, \
+leads_until_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $3 \
+WHERE l.relay = $2 OR l.leads_until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+
+const RESIGN: &str = "DELETE FROM oncegate_outbox_leaders WHERE outbox = $1 AND relay = $2";
+
+/// Reads the oldest messages up to a number (`$2`) and a sum of bytes (`$3`). The length of a value is known without
+/// reading it.
+const READ: &str = "\
+SELECT sequence, id, topic, key, payload, header_names, header_values, \
+greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) AS age_ms \
+FROM (SELECT o.*, sum(coalesce(octet_length(payload), 0)) OVER (ORDER BY sequence) \
+- coalesce(octet_length(payload), 0) AS bytes_before \
+FROM (SELECT * FROM oncegate_outbox AS o WHERE outbox = $1 AND sent_at_ms IS NULL AND sequence <> ALL($4::bigint[]) \
+AND NOT EXISTS (SELECT FROM unnest($5::text[], $6::bytea[]) AS held (topic, key) \
+WHERE held.topic = o.topic AND held.key = o.key) \
+ORDER BY sequence LIMIT $2) AS o) AS oldest WHERE bytes_before < $3::bigint ORDER BY sequence";
+
+const MARK: &str = "\
+UPDATE oncegate_outbox SET sent_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+WHERE sequence = ANY($1::bigint[]) AND sent_at_ms IS NULL";
+
+const PURGE: &str = "\
+DELETE FROM oncegate_outbox WHERE sequence IN (SELECT sequence FROM oncegate_outbox WHERE outbox = $1 \
+AND sent_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $2 \
+ORDER BY sent_at_ms LIMIT $3 FOR UPDATE SKIP LOCKED)";
+
+const STATUS: &str = "\
+SELECT count(*) FILTER (WHERE sent_at_ms IS NULL) AS unsent, count(sent_at_ms) AS sent, \
+greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+- min(written_at_ms) FILTER (WHERE sent_at_ms IS NULL), 0) AS oldest_ms, \
+EXISTS (SELECT FROM oncegate_outbox_leaders WHERE outbox = $1 \
+AND leads_until_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS led \
+FROM oncegate_outbox WHERE outbox = $1";
+
+/// An outbox in the database of a [`PostgresStore`]; made by [`PostgresStore::outbox`].
+///
+/// A clone is another handle on the same outbox.
+#[derive(Clone, Debug)]
+pub struct PostgresOutbox {
+    store: PostgresStore,
+    name: Scope,
+}
+
+impl PostgresStore {
+    /// Returns the outbox of this name in the database: 1 to 64 of `A-Z a-z 0-9 . _ -`. Each outbox has its own relay.
+    ///
+    /// Its tables are made by [`create_schema`](Self::create_schema) and `oncegate migrate`, with those of the records.
+    ///
+    /// # Errors
+    /// When the name has other characters or another length.
+    pub fn outbox(&self, name: &str) -> Result<PostgresOutbox, KeySpecError> {
+        Ok(PostgresOutbox { store: self.clone(), name: Scope::new(name)? })
+    }
+}
+
+impl PostgresOutbox {
+    /// Writes the message in `transaction`. The relay publishes it after the commit; a rollback publishes nothing.
+    ///
+    /// `transaction` is one of tokio-postgres, deadpool-postgres, or sqlx (feature `sqlx`), or the
+    /// [`PostgresTransaction`] of a transactional handler. The message goes into the database of the transaction, which
+    /// must be the one that the relay reads.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")] mod example {
+    /// use oncegate::outbox::OutboxMessage;
+    /// use oncegate::postgres::PostgresOutbox;
+    /// use oncegate::{Attempt, Failure, Handler, Message};
+    ///
+    /// struct Shipping {
+    ///     pool: deadpool_postgres::Pool,
+    ///     outbox: PostgresOutbox,
+    /// }
+    ///
+    /// impl Handler for Shipping {
+    ///     type Output = ();
+    ///
+    ///     async fn handle(&self, _: &Message, attempt: &Attempt) -> Result<(), Failure> {
+    ///         let mut client = self.pool.get().await?;
+    ///         let mut transaction = client.transaction().await?;
+    ///         transaction.execute("INSERT INTO shipments (order_id) VALUES ($1)", &[&"4711"]).await?;
+    ///         let notice = OutboxMessage::new("shipments", r#"{"order_id":"4711"}"#).key("customer-1");
+    ///         self.outbox.publish(&mut transaction, notice).await?;
+    ///         attempt.commit_with(transaction, &()).await
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of the client, or the limit that the message exceeds. Pass it on, and the transaction is rolled back.
+    pub async fn publish<Tx: OutboxTransaction>(
+        &self,
+        transaction: &mut Tx,
+        message: OutboxMessage,
+    ) -> Result<(), BoxError> {
+        message.check()?;
+        transaction.insert(&OutboxRow { outbox: self.name.as_str(), message: &message }).await
+    }
+}
+
+/// A message to be inserted.
+#[derive(Clone, Copy, Debug)]
+pub struct OutboxRow<'m> {
+    outbox: &'m str,
+    message: &'m OutboxMessage,
+}
+
+impl OutboxRow<'_> {
+    fn header_names(&self) -> Vec<&str> {
+        self.message.own_headers().iter().map(|header| &*header.name).collect()
+    }
+
+    fn header_values(&self) -> Vec<Option<&[u8]>> {
+        self.message.own_headers().iter().map(|header| header.value.as_deref()).collect()
+    }
+}
+
+/// A transaction that messages can be written in. Implemented for the transactions of tokio-postgres and
+/// deadpool-postgres, for [`PostgresTransaction`], and for sqlx's transactions and connections on PostgreSQL.
+pub trait OutboxTransaction: Send {
+    /// Inserts the row.
+    ///
+    /// # Errors
+    /// The client's own error.
+    fn insert(&mut self, row: &OutboxRow<'_>) -> impl Future<Output = Result<(), BoxError>> + Send;
+}
+
+impl OutboxTransaction for tokio_postgres::Transaction<'_> {
+    async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {
+        insert(self, row).await
+    }
+}
+
+impl OutboxTransaction for deadpool_postgres::Transaction<'_> {
+    async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {
+        let transaction: &tokio_postgres::Transaction<'_> = self;
+        insert(transaction, row).await
+    }
+}
+
+impl OutboxTransaction for PostgresTransaction {
+    async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {
+        let client: &tokio_postgres::Client = self;
+        insert(client, row).await
+    }
+}
+
+/// The statement is not prepared: that would cost a round trip, and does not work behind every pooler.
+async fn insert(client: &(impl GenericClient + Sync), row: &OutboxRow<'_>) -> Result<(), BoxError> {
+    let OutboxRow { outbox, message } = row;
+    let (id, topic) = (message.message_id(), message.topic());
+    let (key, payload) = (message.key_bytes().map(|key| &**key), message.payload().map(|payload| &**payload));
+    let (names, values) = (row.header_names(), row.header_values());
+    let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
+        (outbox, Type::TEXT),
+        (&id, Type::TEXT),
+        (&topic, Type::TEXT),
+        (&key, Type::BYTEA),
+        (&payload, Type::BYTEA),
+        (&names, Type::TEXT_ARRAY),
+        (&values, Type::BYTEA_ARRAY),
+    ];
+    client.execute_typed(INSERT, &parameters).await?;
+    Ok(())
+}
+
+impl PostgresOutbox {
+    /// Runs `work` on the store's thread, with the name of the outbox.
+    async fn run<T, F>(&self, work: impl FnOnce(Object, Scope) -> F + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = (Object, Result<T, tokio_postgres::Error>)> + Send,
+    {
+        let name = self.name.clone();
+        let work = move |client: Object| async move {
+            let (client, worked) = work(client, name).await;
+            (client, worked.map_err(|error| errors::not_executed(&error)))
+        };
+        self.store.inner.link.run(work).await
+    }
+}
+
+#[async_trait]
+impl OutboxStore for PostgresOutbox {
+    fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        let check = |client: Object| async move {
+            let checked = check(&client).await;
+            (client, checked)
+        };
+        self.store.inner.link.run(check).await
+    }
+
+    async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
+        let lead = move |client: Object, name: Scope| async move {
+            let (name, relay, lease_ms) = (name.as_str(), relay.as_bytes().as_slice(), millis(lease));
+            let led = execute(&client, LEAD, &[&name, &relay, &lease_ms]).await;
+            (client, led.map(|rows| rows == 1))
+        };
+        self.run(lead).await
+    }
+
+    async fn resign(&self, relay: Token) -> Result<(), StoreError> {
+        let resign = move |client: Object, name: Scope| async move {
+            let resigned = execute(&client, RESIGN, &[&name.as_str(), &relay.as_bytes().as_slice()]).await;
+            (client, resigned.map(drop))
+        };
+        self.run(resign).await
+    }
+
+    async fn read(&self, held_back: &HeldBack, most: ReadLimits) -> Result<Vec<UnsentMessage>, StoreError> {
+        let held_back = held_back.clone();
+        let read = move |client: Object, name: Scope| async move {
+            let rows = read(&client, &name, &held_back, most).await;
+            (client, rows)
+        };
+        let rows = self.run(read).await?;
+        rows.iter().map(unsent).collect::<Result<_, _>>().map_err(|error| {
+            StoreError::refused(format!("a row of oncegate_outbox holds something else: {error}; {REMEDY}"))
+        })
+    }
+
+    async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError> {
+        let mark = move |client: Object, _: Scope| async move {
+            let marked = execute(&client, MARK, &[&sequences]).await;
+            (client, marked.map(drop))
+        };
+        self.run(mark).await
+    }
+
+    async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError> {
+        let purge = move |client: Object, name: Scope| async move {
+            let purged =
+                execute(&client, PURGE, &[&name.as_str(), &millis(retention), &i64::from(most)]).await;
+            (client, purged)
+        };
+        self.run(purge).await
+    }
+
+    async fn status(&self) -> Result<OutboxStatus, StoreError> {
+        let status = |client: Object, name: Scope| async move {
+            let row = client.query_one(STATUS, &[&name.as_str()]).await;
+            (client, row)
+        };
+        let row = self.run(status).await?;
+        let count = |column| row.get::<_, i64>(column).unsigned_abs();
+        let oldest_ms: Option<i64> = row.get("oldest_ms");
+        Ok(OutboxStatus {
+            unsent: count("unsent"),
+            oldest_unsent: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+            sent: count("sent"),
+            led: row.get("led"),
+        })
+    }
+}
+
+/// Refuses a database without the tables.
+async fn check(client: &Object) -> Result<(), Trouble> {
+    if schema::exists(client, "oncegate_outbox").await? {
+        return Ok(());
+    }
+    Err(StoreError::refused(format!("the tables of the outbox are missing: {REMEDY}")).into())
+}
+
+async fn execute(
+    client: &Object,
+    sql: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<u64, tokio_postgres::Error> {
+    let statement = client.prepare_cached(sql).await?;
+    client.execute(&statement, parameters).await
+}
+
+async fn read(
+    client: &Object,
+    name: &Scope,
+    held_back: &HeldBack,
+    most: ReadLimits,
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let statement = client.prepare_cached(READ).await?;
+    let (topics, keys): (Vec<&str>, Vec<&[u8]>) =
+        held_back.keys.iter().map(|(topic, key)| (&**topic, &**key)).unzip();
+    let bytes = i64::try_from(most.bytes).unwrap_or(i64::MAX).max(1);
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&name.as_str(), &i64::from(most.messages), &bytes, &held_back.sequences, &topics, &keys];
+    client.query(&statement, &parameters).await
+}
+
+/// The message of a row of [`READ`].
+fn unsent(row: &Row) -> Result<UnsentMessage, tokio_postgres::Error> {
+    let bytes = |value: Option<&[u8]>| value.map(Bytes::copy_from_slice);
+    let (topic, id): (String, String) = (row.try_get("topic")?, row.try_get("id")?);
+    let names: Vec<&str> = row.try_get("header_names")?;
+    let values: Vec<Option<&[u8]>> = row.try_get("header_values")?;
+    let header = |(name, value): (&str, Option<&[u8]>)| Header { name: name.into(), value: bytes(value) };
+    let message = match bytes(row.try_get("payload")?) {
+        Some(payload) => OutboxMessage::new(topic, payload),
+        None => OutboxMessage::tombstone(topic),
+    };
+    let message = message.id(id).headers(names.into_iter().zip(values).map(header).collect());
+    let message = match bytes(row.try_get("key")?) {
+        Some(key) => message.key(key),
+        None => message,
+    };
+    let age = Duration::from_millis(row.try_get::<_, i64>("age_ms")?.unsigned_abs());
+    Ok(UnsentMessage { sequence: row.try_get("sequence")?, message, age })
+}
+
+fn millis(time: Duration) -> i64 {
+    // So that a sum with the time is no overflow.
+    i64::try_from(whole_millis(time)).unwrap_or(i64::MAX).min(i64::MAX / 4)
+}

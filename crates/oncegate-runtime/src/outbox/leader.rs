@@ -1,0 +1,340 @@
+//! The loop that publishes an outbox.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: facts that this code depends on.
+//!
+//! - Order does not depend on the leader's lease. A relay sends a message only after the broker has confirmed the one
+//!   before it with the same key, so the first copies are in order even while two relays send the same rows. The lease
+//!   keeps them from sending everything twice.
+//! - Sequences are given before a commit, so a row with a smaller one may become visible later than others. The relay
+//!   reads what is not marked, and not what follows a position.
+//! - A producer may deliver a message that it has reported as failed, or fail one and deliver the next. Waiting for each
+//!   confirmation is what makes a gap impossible.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::join;
+use futures_util::stream::FuturesUnordered;
+use oncegate_core::record::Token;
+use oncegate_core::store::StoreError;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+
+use super::held_back::{HeldOrders, OrderOf};
+use super::{PublishError, Relay, RelayError, UnsentMessage};
+use crate::backoff::Backoff;
+use crate::observe::Event;
+
+/// The pauses after errors of the database.
+const STORE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+
+/// Of a lease, the part between two renewals.
+const RENEWALS_PER_LEASE: u32 = 3;
+
+/// The longest time between a confirmation and the mark of its message.
+const MARK_WITHIN: Duration = Duration::from_secs(1);
+
+/// The time between two purges when the last one has found little.
+const PURGE_EVERY: Duration = Duration::from_secs(10);
+
+/// A purge removes up to this many messages for each one of a batch, so that it keeps up with what is sent.
+const PURGED_PER_SENT: u32 = 2;
+
+/// A running relay, which leads or waits for the lead.
+pub(super) struct Leader {
+    pub(super) relay: Relay,
+    pub(super) token: Token,
+    pub(super) stopping: CancellationToken,
+}
+
+impl Leader {
+    /// Leads in turns with other relays, until the stop.
+    pub(super) async fn work(&self) -> Result<(), RelayError> {
+        let name = || self.relay.outbox.name().to_owned();
+        let opened = self.relay.publisher.open().await;
+        opened.map_err(|error| RelayError::Publisher { outbox: name(), error })?;
+        self.lead_in_turns().await.map_err(|error| RelayError::Store { outbox: name(), error })
+    }
+
+    async fn lead_in_turns(&self) -> Result<(), StoreError> {
+        let outbox = &self.relay.outbox;
+        let (mut failures, mut is_checked) = (0, false);
+        while !self.stopping.is_cancelled() {
+            let asked = async {
+                if !is_checked {
+                    outbox.check().await?;
+                }
+                outbox.lead(self.token, self.relay.lease).await
+            };
+            match asked.await {
+                Ok(leads) => {
+                    (failures, is_checked) = (0, true);
+                    if leads {
+                        self.lead().await?;
+                    } else {
+                        // Jitter, so that relays that started together do not ask together.
+                        let wait =
+                            (self.relay.lease / RENEWALS_PER_LEASE).mul_f64(1.0 - fastrand::f64() / 2.0);
+                        pause(&self.stopping, wait).await;
+                    }
+                }
+                Err(error) => self.wait_after(error, &mut failures, &self.stopping).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes until the stop, or until the lead is lost.
+    async fn lead(&self) -> Result<(), StoreError> {
+        let outbox = self.relay.outbox.name();
+        info!(outbox, "this relay leads");
+        self.observe(Event::OutboxLeaderChanged { change: "took" });
+        let ended = self.stopping.child_token();
+        let publishing = async {
+            let published = self.publish_until(&ended).await;
+            ended.cancel();
+            published
+        };
+        let (is_lost, published) = join(self.renew_until(&ended), publishing).await;
+        if is_lost {
+            warn!(outbox, "this relay has lost the lead");
+            self.observe(Event::OutboxLeaderChanged { change: "lost" });
+            return published;
+        }
+        if let Err(error) = self.relay.outbox.resign(self.token).await {
+            warn!(outbox, %error, "the lead was not given away; it ends with its lease");
+        }
+        self.observe(Event::OutboxLeaderChanged { change: "resigned" });
+        published
+    }
+
+    /// Renews the lease until `ended`, which it cancels when the lead is lost. Returns whether it is lost.
+    async fn renew_until(&self, ended: &CancellationToken) -> bool {
+        let lease = self.relay.lease;
+        let mut renewed_at = Instant::now();
+        loop {
+            pause(ended, lease / RENEWALS_PER_LEASE).await;
+            if ended.is_cancelled() {
+                return false;
+            }
+            let asked_at = Instant::now();
+            let is_lost = match timeout(lease, self.relay.outbox.lead(self.token, lease)).await {
+                Ok(Ok(true)) => {
+                    renewed_at = asked_at;
+                    false
+                }
+                Ok(Ok(false)) => true,
+                Ok(Err(_)) | Err(_) => renewed_at.elapsed() > lease,
+            };
+            if is_lost {
+                ended.cancel();
+                return true;
+            }
+        }
+    }
+
+    /// Reads and sends batch by batch.
+    async fn publish_until(&self, ended: &CancellationToken) -> Result<(), StoreError> {
+        let Relay { outbox, limits, poll_interval, .. } = &self.relay;
+        let mut held = HeldOrders::default();
+        let (mut failures, mut purge_at) = (0, Instant::now());
+        while !ended.is_cancelled() {
+            let now = Instant::now();
+            if let Some(free_at) = held.full_until(now) {
+                pause(ended, free_at - now).await;
+                continue;
+            }
+            let batch = match outbox.read(&held.at(now), *limits).await {
+                Ok(batch) => batch,
+                Err(error) => {
+                    self.wait_after(error, &mut failures, ended).await?;
+                    continue;
+                }
+            };
+            failures = 0;
+            let is_idle = batch.is_empty();
+            self.send(batch, &mut held, ended).await?;
+            let mut is_purged = true;
+            if purge_at <= Instant::now() {
+                is_purged = self.purge().await;
+                purge_at = Instant::now() + if is_purged { PURGE_EVERY } else { Duration::ZERO };
+            }
+            if is_idle && is_purged {
+                pause(ended, *poll_interval).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a batch: of each order one message at a time, of different orders all at once.
+    async fn send(
+        &self,
+        batch: Vec<UnsentMessage>,
+        held: &mut HeldOrders,
+        ended: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        let read_at = Instant::now();
+        let sent = Mutex::new(Vec::new());
+        let orders = in_orders(batch).into_iter();
+        let mut sending: FuturesUnordered<_> = orders
+            .map(|(order, messages)| {
+                let sent = &sent;
+                async move { (order, self.send_in_order(messages, read_at, sent, ended).await) }
+            })
+            .collect();
+        let mut mark_at = Instant::now() + MARK_WITHIN;
+        loop {
+            tokio::select! {
+                biased;
+                Some((order, outcome)) = sending.next() => match outcome {
+                    Ok(()) => held.succeeded(&order),
+                    Err(()) => held.failed(order, Instant::now(), fastrand::f64()),
+                },
+                () = sleep_until(mark_at), if !sending.is_empty() => {
+                    self.mark(&sent).await?;
+                    mark_at = Instant::now() + MARK_WITHIN;
+                }
+                else => break,
+            }
+        }
+        drop(sending);
+        self.mark(&sent).await
+    }
+
+    /// Sends messages one after another, up to the first that is not confirmed.
+    async fn send_in_order(
+        &self,
+        messages: Vec<UnsentMessage>,
+        read_at: Instant,
+        sent: &Mutex<Vec<i64>>,
+        ended: &CancellationToken,
+    ) -> Result<(), ()> {
+        for UnsentMessage { sequence, message, age } in messages {
+            // Another relay may lead by now, or this one stops.
+            if ended.is_cancelled() {
+                return Ok(());
+            }
+            match self.relay.publisher.publish(&message).await {
+                Ok(()) => {
+                    self.observe(Event::OutboxPublished { age: age + read_at.elapsed() });
+                    sent.lock().unwrap_or_else(PoisonError::into_inner).push(sequence);
+                }
+                Err(failure) => {
+                    self.observe(Event::OutboxFailed { class: failure.class() });
+                    let (outbox, id, topic) =
+                        (self.relay.outbox.name(), message.message_id(), message.topic());
+                    match failure {
+                        PublishError::Refused(why) => {
+                            error!(
+                                outbox,
+                                id,
+                                topic,
+                                why,
+                                "a message is refused; later ones with its key wait behind it"
+                            );
+                        }
+                        PublishError::Unconfirmed(why) => {
+                            warn!(
+                                outbox,
+                                id, topic, why, "a message was not confirmed; it is published again"
+                            );
+                        }
+                    }
+                    return Err(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks what was confirmed, and repeats that until the database has it.
+    async fn mark(&self, sent: &Mutex<Vec<i64>>) -> Result<(), StoreError> {
+        let sequences = std::mem::take(&mut *sent.lock().unwrap_or_else(PoisonError::into_inner));
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        let mut failures = 0;
+        // The stop deadline ends this as well: then the next relay publishes them again.
+        let never = CancellationToken::new();
+        while let Err(error) = self.relay.outbox.mark_sent(sequences.clone()).await {
+            self.wait_after(error, &mut failures, &never).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes what was sent long ago. Returns whether nothing more is to be removed now.
+    async fn purge(&self) -> bool {
+        let Relay { outbox, limits, retention, .. } = &self.relay;
+        let most = limits.messages.saturating_mul(PURGED_PER_SENT);
+        match outbox.purge(*retention, most).await {
+            Ok(count) => {
+                if count > 0 {
+                    debug!(outbox = outbox.name(), count, "sent messages were removed");
+                    self.observe(Event::OutboxPurged { count });
+                }
+                count < u64::from(most)
+            }
+            Err(error) => {
+                warn!(outbox = outbox.name(), %error, "sent messages were not removed; the next purge tries again");
+                true
+            }
+        }
+    }
+
+    /// Waits after an error of the database. `failures` counts those in a row.
+    ///
+    /// # Errors
+    /// The error, if waiting does not help.
+    async fn wait_after(
+        &self,
+        error: StoreError,
+        failures: &mut u32,
+        ended: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        self.observe(Event::OutboxFailed { class: "store" });
+        if !error.is_away() {
+            return Err(error);
+        }
+        if *failures == 0 {
+            warn!(outbox = self.relay.outbox.name(), %error, "the outbox cannot be reached; the relay tries again");
+        }
+        *failures += 1;
+        pause(ended, STORE_BACKOFF.wait(*failures, fastrand::f64())).await;
+        Ok(())
+    }
+
+    fn observe(&self, event: Event<'_>) {
+        if let Some(observer) = &self.relay.observer {
+            observer.observe(event);
+        }
+    }
+}
+
+/// The messages by their orders, each in the order of the batch; the order with the oldest message first.
+fn in_orders(batch: Vec<UnsentMessage>) -> Vec<(OrderOf, Vec<UnsentMessage>)> {
+    let mut orders: Vec<(OrderOf, Vec<UnsentMessage>)> = Vec::new();
+    let mut places = HashMap::new();
+    for unsent in batch {
+        let order = OrderOf::of(&unsent);
+        let place = *places.entry(order.clone()).or_insert(orders.len());
+        match orders.get_mut(place) {
+            Some((_, messages)) => messages.push(unsent),
+            None => orders.push((order, vec![unsent])),
+        }
+    }
+    orders
+}
+
+/// Waits for `time`, or until `ended`.
+async fn pause(ended: &CancellationToken, time: Duration) {
+    tokio::select! {
+        biased;
+        () = ended.cancelled() => {}
+        () = sleep(time) => {}
+    }
+}

@@ -1,0 +1,188 @@
+//! What a user configures and starts: the relay of an outbox.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::record::Token;
+use oncegate_core::store::StoreError;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::leader::Leader;
+use super::{OutboxStore, Publisher, ReadLimits};
+use crate::failure::BoxError;
+use crate::observe::Observer;
+
+/// How long the last call of a relay may take.
+const RESIGN_LIMIT: Duration = Duration::from_secs(1);
+
+/// Publishes an outbox: reads what was committed, sends it, and marks what the broker has confirmed.
+///
+/// Any number of relays may run for one outbox. One of them leads, by a lease in the database; when it ends, another
+/// takes over, at the latest when the lease is over.
+///
+/// ```no_run
+/// # #[cfg(all(feature = "kafka", feature = "postgres"))]
+/// # async fn example() -> Result<(), oncegate::BoxError> {
+/// use oncegate::kafka::KafkaPublisher;
+/// use oncegate::outbox::Relay;
+/// use oncegate::postgres::PostgresStore;
+/// use oncegate::shutdown_signal;
+///
+/// let outbox = PostgresStore::connect("postgres://localhost/shop").await?.outbox("shop")?;
+/// Relay::new(outbox, KafkaPublisher::new("localhost:9092")).run_until(shutdown_signal()).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "nothing happens before run_until()"]
+pub struct Relay {
+    pub(super) outbox: Arc<dyn OutboxStore>,
+    pub(super) publisher: Arc<dyn Publisher>,
+    pub(super) observer: Option<Arc<dyn Observer>>,
+    pub(super) limits: ReadLimits,
+    pub(super) poll_interval: Duration,
+    pub(super) lease: Duration,
+    pub(super) retention: Duration,
+    stop_deadline: Duration,
+}
+
+/// Why a relay has ended by itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// The publisher's settings are wrong; the error names what to change.
+    #[error("the publisher of outbox {outbox} cannot be opened: {error}")]
+    Publisher {
+        /// The outbox.
+        outbox: String,
+        /// What to change.
+        error: BoxError,
+    },
+    /// The database refuses until something is changed there.
+    #[error("outbox {outbox}: {error}")]
+    Store {
+        /// The outbox.
+        outbox: String,
+        /// What to change.
+        #[source]
+        error: StoreError,
+    },
+}
+
+impl Relay {
+    /// 500 messages.
+    pub const DEFAULT_BATCH: u32 = 500;
+    /// 16 MiB.
+    pub const DEFAULT_BATCH_BYTES: u64 = 16 * 1024 * 1024;
+    /// 100 ms.
+    pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
+    /// 10 s.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
+    /// One day.
+    pub const DEFAULT_RETENTION: Duration = Duration::from_secs(86_400);
+    /// 10 s.
+    pub const DEFAULT_STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+    /// Creates a relay from an outbox to a broker.
+    pub fn new(outbox: impl OutboxStore + 'static, publisher: impl Publisher + 'static) -> Self {
+        Self {
+            outbox: Arc::new(outbox),
+            publisher: Arc::new(publisher),
+            observer: None,
+            limits: ReadLimits { messages: Self::DEFAULT_BATCH, bytes: Self::DEFAULT_BATCH_BYTES },
+            poll_interval: Self::DEFAULT_POLL_INTERVAL,
+            lease: Self::DEFAULT_LEASE,
+            retention: Self::DEFAULT_RETENTION,
+            stop_deadline: Self::DEFAULT_STOP_DEADLINE,
+        }
+    }
+
+    /// The most messages that are read and in flight at a time: 500 by default.
+    pub fn batch(mut self, messages: u32) -> Self {
+        self.limits.messages = messages.max(1);
+        self
+    }
+
+    /// The most bytes of their payloads: 16 MiB by default. A larger message is sent alone.
+    pub fn batch_bytes(mut self, bytes: u64) -> Self {
+        self.limits.bytes = bytes;
+        self
+    }
+
+    /// How long the relay waits before it reads an empty outbox again: 100 ms by default.
+    pub fn poll_interval(self, poll_interval: Duration) -> Self {
+        Self { poll_interval, ..self }
+    }
+
+    /// How long another relay waits after the leader was killed: 10 s by default. The leader renews it three times in
+    /// that time.
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// How long sent messages are kept in the table, to look at: one day by default. They are removed in small steps.
+    pub fn retention(self, retention: Duration) -> Self {
+        Self { retention, ..self }
+    }
+
+    /// How long messages in flight may be waited for after a stop: 10 s by default. Those that are not confirmed by then
+    /// are published again by the next relay.
+    pub fn stop_deadline(self, stop_deadline: Duration) -> Self {
+        Self { stop_deadline, ..self }
+    }
+
+    /// The observer that gets the events. Default: none.
+    pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
+    /// Publishes until `stop` resolves. Then it sends nothing more, waits for what is in flight, and gives the lead away.
+    ///
+    /// A database or broker that is away is waited for. A message that the broker refuses, for example because it is too
+    /// large, is logged as an error and tried again, at last every 30 s; the later messages with its key wait behind it,
+    /// and all others go on. If this future is **dropped**, or the process ends, another relay takes over when the lease
+    /// is over, and publishes again what was not marked.
+    ///
+    /// # Errors
+    /// When a setting or a right must be changed.
+    pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<(), RelayError> {
+        let stopping = CancellationToken::new();
+        let (stop_deadline, outbox) = (self.stop_deadline, Arc::clone(&self.outbox));
+        let token = Token::from_bits(rand::random());
+        let leader = Leader { relay: self, token, stopping: stopping.clone() };
+        let mut work = pin!(leader.work());
+        tokio::select! {
+            biased;
+            ended = &mut work => return ended,
+            () = stop => stopping.cancel(),
+        }
+        match timeout(stop_deadline, work).await {
+            Ok(ended) => ended,
+            Err(_elapsed) => {
+                let name = outbox.name();
+                warn!(
+                    outbox = name,
+                    "messages in flight were not confirmed before the stop; the next relay publishes them again"
+                );
+                // Without an answer, the lead ends with its lease.
+                drop(timeout(RESIGN_LIMIT, outbox.resign(token)).await);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay")
+            .field("outbox", &self.outbox)
+            .field("publisher", &self.publisher)
+            .field("limits", &self.limits)
+            .field("lease", &self.lease)
+            .field("retention", &self.retention)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,325 @@
+//! The outbox in the file: one row for each message, written in the transactions of users.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use oncegate_core::key::Scope;
+use oncegate_core::record::{Token, whole_millis};
+use oncegate_core::store::StoreError;
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::message::Header;
+use oncegate_runtime::outbox::{
+    HeldBack, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
+};
+use rusqlite::types::Type;
+use rusqlite::{Connection, Row, params};
+
+use super::SqliteStore;
+use super::sessions::NOW_MS;
+
+/// Files of earlier releases have no such tables. A sequence is never used again: a late mark must not meet another
+/// message.
+const TABLES: &str = "\
+CREATE TABLE IF NOT EXISTS oncegate_outbox (
+    sequence      INTEGER PRIMARY KEY AUTOINCREMENT,
+    outbox        TEXT    NOT NULL,              -- the name of the outbox
+    id            TEXT    NOT NULL,              -- the header outbox-id
+    topic         TEXT    NOT NULL,
+    key           BLOB,
+    payload       BLOB,                          -- NULL: a tombstone
+    headers       BLOB    NOT NULL,              -- each name and value with its length before it
+    written_at_ms INTEGER NOT NULL,              -- since 1970, on the machine's clock
+    sent_at_ms    INTEGER                        -- NULL: not sent yet
+) STRICT;
+CREATE INDEX IF NOT EXISTS oncegate_outbox_unsent ON oncegate_outbox (outbox, sequence) WHERE sent_at_ms IS NULL;
+CREATE INDEX IF NOT EXISTS oncegate_outbox_sent ON oncegate_outbox (outbox, sent_at_ms) WHERE sent_at_ms IS NOT NULL;
+CREATE TABLE IF NOT EXISTS oncegate_outbox_leaders (
+    outbox         TEXT    NOT NULL PRIMARY KEY,
+    relay          BLOB    NOT NULL,
+    leads_until_ms INTEGER NOT NULL
+) STRICT;
+";
+
+/// An outbox in the file of a [`SqliteStore`]; made by [`SqliteStore::outbox`].
+///
+/// A clone is another handle on the same outbox.
+#[derive(Clone, Debug)]
+pub struct SqliteOutbox {
+    store: SqliteStore,
+    name: Scope,
+}
+
+impl SqliteStore {
+    /// Returns the outbox of this name in the file: 1 to 64 of `A-Z a-z 0-9 . _ -`. Each outbox has its own relay.
+    ///
+    /// The first call for a file creates the tables.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when the name has other characters or another length; others like any write.
+    pub async fn outbox(&self, name: &str) -> Result<SqliteOutbox, StoreError> {
+        let name = Scope::new(name).map_err(StoreError::refused)?;
+        self.inner.writer.ask(|connection| connection.execute_batch(TABLES)).await?;
+        Ok(SqliteOutbox { store: self.clone(), name })
+    }
+}
+
+impl SqliteOutbox {
+    /// Writes the message in `transaction`, a transaction of rusqlite or a
+    /// [`SqliteTransaction`](super::SqliteTransaction). The relay publishes it after the commit; a rollback publishes
+    /// nothing.
+    ///
+    /// The transaction must be on the file of this outbox: [`SqliteStore::open_connection`]. It blocks, as all of
+    /// rusqlite does.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "sqlite-system")]
+    /// # fn ship(store: &oncegate::sqlite::SqliteStore, outbox: &oncegate::sqlite::SqliteOutbox,
+    /// #     attempt: &oncegate::Attempt) -> Result<(), oncegate::Failure> {
+    /// use oncegate::outbox::OutboxMessage;
+    /// use rusqlite::TransactionBehavior::Immediate;
+    ///
+    /// let mut connection = store.open_connection()?;
+    /// let transaction = connection.transaction_with_behavior(Immediate)?;
+    /// transaction.execute("INSERT INTO shipments (order_id) VALUES ('4711')", [])?;
+    /// outbox.publish(&transaction, &OutboxMessage::new("shipments", r#"{"order_id":"4711"}"#).key("customer-1"))?;
+    /// attempt.blocking_commit_with(transaction, &())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of rusqlite, or the limit that the message exceeds. Roll back then.
+    pub fn publish(&self, transaction: &Connection, message: &OutboxMessage) -> Result<(), BoxError> {
+        message.check()?;
+        let insert = format!(
+            "INSERT INTO oncegate_outbox (outbox, id, topic, key, payload, headers, written_at_ms) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, {NOW_MS})"
+        );
+        transaction.prepare_cached(&insert)?.execute(params![
+            self.name.as_str(),
+            message.message_id(),
+            message.topic(),
+            message.key_bytes().map(|key| &**key),
+            message.payload().map(|payload| &**payload),
+            encode(message.own_headers()),
+        ])?;
+        Ok(())
+    }
+
+    /// Runs `work` in a transaction of the writing thread, with the name of the outbox.
+    async fn write<T: Send + 'static>(
+        &self,
+        mut work: impl FnMut(&Connection, &str) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let name = self.name.clone();
+        self.store.inner.writer.ask(move |connection| work(connection, name.as_str())).await
+    }
+}
+
+#[async_trait]
+impl OutboxStore for SqliteOutbox {
+    fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// The tables were created by [`SqliteStore::outbox`].
+    async fn check(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
+        let lead = move |connection: &Connection, name: &str| {
+            let lead = format!(
+                "INSERT INTO oncegate_outbox_leaders AS l VALUES (?1, ?2, {NOW_MS} + ?3) ON CONFLICT (outbox) \
+                 DO UPDATE SET relay = ?2, leads_until_ms = {NOW_MS} + ?3 WHERE l.relay = ?2 OR l.leads_until_ms < {NOW_MS}"
+            );
+            connection.prepare_cached(&lead)?.execute(params![name, relay.as_bytes(), millis(lease)])
+        };
+        self.write(lead).await.map(|rows| rows == 1)
+    }
+
+    async fn resign(&self, relay: Token) -> Result<(), StoreError> {
+        let resign = move |connection: &Connection, name: &str| {
+            let resign = "DELETE FROM oncegate_outbox_leaders WHERE outbox = ?1 AND relay = ?2";
+            connection.execute(resign, params![name, relay.as_bytes()])
+        };
+        self.write(resign).await.map(drop)
+    }
+
+    async fn read(&self, held_back: &HeldBack, most: ReadLimits) -> Result<Vec<UnsentMessage>, StoreError> {
+        let (name, held_back) = (self.name.clone(), held_back.clone());
+        let read = move |connection: &Connection| read(connection, name.as_str(), &held_back, most);
+        self.store.inner.reader.ask(read).await
+    }
+
+    async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError> {
+        let mark = move |connection: &Connection, _: &str| {
+            let mark = format!(
+                "UPDATE oncegate_outbox SET sent_at_ms = {NOW_MS} WHERE sequence = ?1 AND sent_at_ms IS NULL"
+            );
+            let mut mark = connection.prepare_cached(&mark)?;
+            sequences.iter().try_for_each(|sequence| mark.execute([sequence]).map(drop))
+        };
+        self.write(mark).await
+    }
+
+    async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError> {
+        let purge = move |connection: &Connection, name: &str| {
+            let purge = format!(
+                "DELETE FROM oncegate_outbox WHERE sequence IN (SELECT sequence FROM oncegate_outbox \
+                 WHERE outbox = ?1 AND sent_at_ms <= {NOW_MS} - ?2 ORDER BY sent_at_ms LIMIT ?3)"
+            );
+            connection.prepare_cached(&purge)?.execute(params![name, millis(retention), most])
+        };
+        self.write(purge).await.map(|rows| rows as u64)
+    }
+
+    async fn status(&self) -> Result<OutboxStatus, StoreError> {
+        let name = self.name.clone();
+        let status = move |connection: &Connection| {
+            let status = format!(
+                "SELECT count(*) - count(sent_at_ms), count(sent_at_ms), \
+                 max({NOW_MS} - min(written_at_ms) FILTER (WHERE sent_at_ms IS NULL), 0), \
+                 EXISTS (SELECT 1 FROM oncegate_outbox_leaders WHERE outbox = ?1 AND leads_until_ms >= {NOW_MS}) \
+                 FROM oncegate_outbox WHERE outbox = ?1"
+            );
+            connection.query_row(&status, [name.as_str()], |row| {
+                let oldest_ms: Option<i64> = row.get(2)?;
+                Ok(OutboxStatus {
+                    unsent: row.get::<_, i64>(0)?.unsigned_abs(),
+                    sent: row.get::<_, i64>(1)?.unsigned_abs(),
+                    oldest_unsent: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+                    led: row.get(3)?,
+                })
+            })
+        };
+        self.store.inner.reader.ask(status).await
+    }
+}
+
+/// Reads the oldest messages that are not held back, up to a number and a sum of bytes.
+fn read(
+    connection: &Connection,
+    name: &str,
+    held_back: &HeldBack,
+    most: ReadLimits,
+) -> rusqlite::Result<Vec<UnsentMessage>> {
+    let select = format!(
+        "SELECT sequence, id, topic, key, payload, headers, max({NOW_MS} - written_at_ms, 0) FROM oncegate_outbox \
+         WHERE outbox = ?1 AND sent_at_ms IS NULL ORDER BY sequence"
+    );
+    let mut select = connection.prepare_cached(&select)?;
+    let mut rows = select.query([name])?;
+    let (mut messages, mut bytes) = (Vec::new(), 0);
+    while messages.len() < most.messages as usize && bytes < most.bytes {
+        let Some(row) = rows.next()? else { break };
+        if is_held_back(row, held_back)? {
+            continue;
+        }
+        let message = unsent(row)?;
+        bytes += message.message.payload().map_or(0, Bytes::len) as u64;
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+fn is_held_back(row: &Row<'_>, held_back: &HeldBack) -> rusqlite::Result<bool> {
+    let (topic, key) = (row.get_ref(2)?.as_str()?, row.get_ref(3)?.as_blob_or_null()?);
+    let is_held = |(held_topic, held_key): &(std::sync::Arc<str>, Bytes)| {
+        &**held_topic == topic && Some(&**held_key) == key
+    };
+    Ok(held_back.sequences.contains(&row.get(0)?) || held_back.keys.iter().any(is_held))
+}
+
+fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
+    let bytes = |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<Vec<u8>>>(column)?.map(Bytes::from));
+    let (sequence, id, topic): (i64, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    let message = match bytes(4)? {
+        Some(payload) => OutboxMessage::new(topic, payload),
+        None => OutboxMessage::tombstone(topic),
+    };
+    let headers = decode(row.get_ref(5)?.as_blob()?).ok_or_else(|| {
+        rusqlite::Error::FromSqlConversionFailure(5, Type::Blob, "the headers are cut off".into())
+    })?;
+    let message = message.id(id).headers(headers);
+    let message = match bytes(3)? {
+        Some(key) => message.key(key),
+        None => message,
+    };
+    let age = Duration::from_millis(row.get::<_, i64>(6)?.unsigned_abs());
+    Ok(UnsentMessage { sequence, message, age })
+}
+
+/// The length that stands for a null header.
+const NULL: u32 = u32::MAX;
+
+/// Each header as the length of its name, its name, the length of its value, and its value.
+fn encode(headers: &[Header]) -> Vec<u8> {
+    let mut out = Vec::new();
+    // The limits of a message are far below.
+    let length = |bytes: &[u8]| (bytes.len() as u32).to_be_bytes();
+    for Header { name, value } in headers {
+        out.extend(length(name.as_bytes()));
+        out.extend(name.as_bytes());
+        match value {
+            Some(value) => {
+                out.extend(length(value));
+                out.extend(&**value);
+            }
+            None => out.extend(NULL.to_be_bytes()),
+        }
+    }
+    out
+}
+
+/// `None` for bytes that [`encode`] did not write.
+fn decode(mut bytes: &[u8]) -> Option<Vec<Header>> {
+    let mut headers = Vec::new();
+    while !bytes.is_empty() {
+        let name = take(&mut bytes)??;
+        let value = take(&mut bytes)?.map(Bytes::copy_from_slice);
+        headers.push(Header { name: std::str::from_utf8(name).ok()?.into(), value });
+    }
+    Some(headers)
+}
+
+/// The bytes with their length before them; `Some(None)` for a null.
+fn take<'b>(bytes: &mut &'b [u8]) -> Option<Option<&'b [u8]>> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let length = u32::from_be_bytes(*length);
+    if length == NULL {
+        *bytes = rest;
+        return Some(None);
+    }
+    let (taken, rest) = rest.split_at_checked(length as usize)?;
+    *bytes = rest;
+    Some(Some(taken))
+}
+
+fn millis(time: Duration) -> i64 {
+    // So that a sum with the time is no overflow.
+    i64::try_from(whole_millis(time)).unwrap_or(i64::MAX).min(i64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_back_as_they_were_and_a_part_of_them_does_not() {
+        let header = |name: &str, value: Option<&'static [u8]>| Header {
+            name: name.into(),
+            value: value.map(Bytes::from_static),
+        };
+        let headers = [
+            header("type", Some(b"shipped")),
+            header("", Some(b"")),
+            header("ü", None),
+            header("b", Some(b"\0\xff")),
+        ];
+        let encoded = encode(&headers);
+        assert_eq!(decode(&encoded).unwrap(), headers);
+        assert_eq!(decode(&[]).unwrap(), []);
+        assert!(decode(&encoded[..encoded.len() - 1]).is_none());
+    }
+}

@@ -1,0 +1,95 @@
+//! An outbox in an SQLite file, and a relay from it to Kafka.
+
+use std::time::Duration;
+
+use oncegate::core::record::Token;
+use oncegate::kafka::KafkaPublisher;
+use oncegate::outbox::{HeldBack, ID_HEADER, OutboxMessage, OutboxStore as _, ReadLimits, Relay};
+use oncegate::sqlite::SqliteStore;
+use oncegate_testkit::{Kafka, until};
+use rdkafka::Message as _;
+
+use crate::world::{LIMIT, Running, firsts, header};
+
+// invariant: outbox-rollback
+#[tokio::test]
+async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retention() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("outbox-sqlite", 2).await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(folder.path().join("shop.db")).await.unwrap();
+    let outbox = store.outbox("shop").await.unwrap();
+    let mut connection = store.open_connection().unwrap();
+    connection.execute_batch("CREATE TABLE shipments (number INTEGER)").unwrap();
+    let relay =
+        || Relay::new(outbox.clone(), KafkaPublisher::new(kafka.bootstrap())).lease(Duration::from_secs(1));
+    let first = Running::start(relay());
+    for number in 0..60_u32 {
+        let transaction = connection.transaction().unwrap();
+        transaction.execute("INSERT INTO shipments VALUES (?1)", [number]).unwrap();
+        let message = OutboxMessage::new(&topic, (number / 2).to_string()).key("a").header("type", "shipped");
+        outbox.publish(&transaction, &message).unwrap();
+        // Every second one is rolled back, and written again by the next.
+        if number % 2 == 0 { transaction.rollback().unwrap() } else { transaction.commit().unwrap() }
+    }
+    let until_sent = async || {
+        until("the outbox to be empty", LIMIT, async || match outbox.status().await.unwrap().unsent {
+            0 => Ok(()),
+            unsent => Err(format!("{unsent} messages are not sent")),
+        })
+        .await;
+    };
+    until_sent().await;
+    first.kill().await;
+    let transaction = connection.transaction().unwrap();
+    outbox.publish(&transaction, &OutboxMessage::tombstone(&topic).id("the tombstone")).unwrap();
+    transaction.commit().unwrap();
+    let second = Running::start(relay().retention(Duration::ZERO));
+    until_sent().await;
+    until("the purge", LIMIT, async || match outbox.status().await.unwrap().sent {
+        0 => Ok(()),
+        sent => Err(format!("{sent} messages are kept")),
+    })
+    .await;
+    second.stop().await;
+    assert!(!outbox.status().await.unwrap().led);
+
+    let published = kafka.read_all(&topic).await;
+    let (tombstones, shipped): (Vec<_>, Vec<_>) =
+        published.into_iter().partition(|message| message.payload().is_none());
+    assert_eq!(firsts(&shipped).get("a"), Some(&(0..30).collect()));
+    assert!(shipped.iter().all(|message| header(message, "type") == Some(b"shipped")));
+    assert_eq!(tombstones.len(), 1);
+    assert_eq!(header(&tombstones[0], ID_HEADER), Some(b"the tombstone".as_slice()));
+}
+
+// invariant: outbox-leader
+#[tokio::test]
+async fn a_file_has_one_leader_and_reads_up_to_its_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(folder.path().join("shop.db")).await.unwrap();
+    let outbox = store.outbox("shop").await.unwrap();
+    let (one, other, long) = (Token::from_bits(1), Token::from_bits(2), Duration::from_secs(3_600));
+    assert!(outbox.lead(one, long).await.unwrap() && outbox.lead(one, long).await.unwrap());
+    assert!(!outbox.lead(other, long).await.unwrap());
+    outbox.resign(other).await.unwrap();
+    assert!(outbox.status().await.unwrap().led);
+    outbox.resign(one).await.unwrap();
+    assert!(outbox.lead(other, long).await.unwrap());
+
+    let connection = store.open_connection().unwrap();
+    for (bytes, key) in [(1_000, "a"), (10, "b"), (10, "a"), (10, "c")] {
+        outbox.publish(&connection, &OutboxMessage::new("t", vec![b'x'; bytes]).key(key)).unwrap();
+    }
+    let lengths = async |held: &HeldBack, messages, bytes| -> Vec<usize> {
+        let read = outbox.read(held, ReadLimits { messages, bytes }).await.unwrap();
+        read.iter().map(|unsent| unsent.message.payload().unwrap().len()).collect()
+    };
+    let none = HeldBack::default();
+    assert_eq!(lengths(&none, 10, 1 << 20).await, [1_000, 10, 10, 10]);
+    assert_eq!(lengths(&none, 2, 1 << 20).await, [1_000, 10]);
+    assert_eq!(lengths(&none, 10, 1).await, [1_000]);
+    let held = HeldBack { keys: vec![("t".into(), "a".into())], ..HeldBack::default() };
+    assert_eq!(lengths(&held, 10, 1 << 20).await, [10, 10]);
+    assert!(store.outbox("no spaces").await.is_err());
+}
