@@ -22,6 +22,7 @@ mod in_flight;
 mod kafka;
 mod key;
 mod memory;
+mod one_commit;
 mod postgres;
 mod rates;
 mod replay;
@@ -49,7 +50,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 18] = [
+const BENCHMARKS: [Benchmark; 19] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -64,6 +65,7 @@ const BENCHMARKS: [Benchmark; 18] = [
     sqs::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
+    one_commit::BENCHMARK,
     sustained::BENCHMARK,
     sizes::BENCHMARK,
     http::BENCHMARK,

@@ -2,13 +2,16 @@
 //!
 //! `cargo run --example batch` starts a Kafka-speaking broker in this process and keeps records in SQLite; `--bootstrap`
 //! and `--redis` name servers instead. Every third order comes twice, and some orders cannot be booked: each of them makes
-//! its whole batch fail. It prints what happened as a table, and exits with 1 when the proof fails.
+//! its whole batch fail. With `--one-transaction` the book is a table in the file of the records, and the orders of a batch
+//! and their records are one commit. It prints what happened as a table, and exits with 1 when the proof fails.
+
+mod ledger;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +44,9 @@ struct Args {
     /// A Redis, `redis://host:port`; without it the records are in a file of SQLite.
     #[arg(long)]
     redis: Option<String>,
+    /// Book in the file of the records: the orders of a batch and their records are one transaction.
+    #[arg(long, conflicts_with = "redis")]
+    one_transaction: bool,
     #[command(flatten)]
     show: Show,
 }
@@ -139,22 +145,43 @@ async fn book(
     dead_letters: KafkaDeadLetters,
 ) -> Result<bool, BoxError> {
     let folder = tempfile::tempdir()?;
-    let store: Arc<dyn Store> = match &args.redis {
-        Some(url) => Arc::new(RedisStore::connect(url).await?),
-        None => Arc::new(SqliteStore::open(folder.path().join("records.db")).await?),
-    };
     let book = folder.path().join("book");
     let limits = BatchLimits::new(args.batch).wait(Duration::from_millis(50));
-    let gate = Gate::new(name, Key::json(["order_id"]), store);
+    let gate = |store: Arc<dyn Store>| Gate::new(name, Key::json(["order_id"]), store);
+    let sqlite = SqliteStore::open(folder.path().join("records.db")).await?;
+    let consumer = match &args.redis {
+        _ if args.one_transaction => {
+            let ledger = ledger::open(&sqlite)?;
+            let work = Transactional::batched(sqlite.transactions(), limits, ledger);
+            Consumer::new(source, gate(Arc::new(sqlite.clone())), work)
+        }
+        Some(url) => {
+            let store = RedisStore::connect(url).await?;
+            Consumer::new(
+                source,
+                gate(Arc::new(store)),
+                Batched::new(limits, Bookkeeper { book: book.clone() }),
+            )
+        }
+        None => {
+            let work = Batched::new(limits, Bookkeeper { book: book.clone() });
+            Consumer::new(source, gate(Arc::new(sqlite.clone())), work)
+        }
+    };
     let counters = Arc::new(UntilAcked::new(messages));
-    Consumer::new(source, gate, Batched::new(limits, Bookkeeper { book: book.clone() }))
+    consumer
         .ordering(Ordering::Unordered)
         .concurrency(4)
         .dead_letters(dead_letters)
         .observer(Arc::clone(&counters) as Arc<dyn Observer>)
         .run_until(Arc::clone(&counters).over())
         .await?;
-    let proof = proof(args.orders.into(), messages, &book, &counters.counters)?;
+    let booked = if args.one_transaction {
+        ledger::booked(&sqlite)?
+    } else {
+        std::fs::read_to_string(&book)?.lines().map(str::to_owned).collect()
+    };
+    let proof = proof(args.orders.into(), messages, &booked, &counters.counters);
     args.show.proof(&proof)?;
     Ok(proof.holds())
 }
@@ -175,23 +202,22 @@ fn produce(broker: &Broker, topic: &str, orders: u32) -> Result<u64, BoxError> {
     Ok(messages)
 }
 
-fn proof(orders: u64, messages: u64, book: &Path, counters: &Counters) -> Result<Proof, BoxError> {
-    let text = std::fs::read_to_string(book)?;
-    let mut booked: BTreeMap<&str, u64> = BTreeMap::new();
-    text.lines().for_each(|order| *booked.entry(order).or_default() += 1);
+fn proof(orders: u64, messages: u64, booked: &[String], counters: &Counters) -> Proof {
+    let mut times: BTreeMap<&str, u64> = BTreeMap::new();
+    booked.iter().for_each(|order| *times.entry(order).or_default() += 1);
     let unbookable = (0..orders).filter(|order| order % u64::from(UNBOOKABLE) == u64::from(UNBOOKABLE / 2));
-    Ok(Proof {
+    Proof {
         schema: "oncegate.example.batch.v1",
         messages,
         orders,
         unbookable: unbookable.count() as u64,
-        booked: booked.len() as u64,
-        booked_twice: booked.values().filter(|times| **times > 1).count() as u64,
+        booked: times.len() as u64,
+        booked_twice: times.values().filter(|times| **times > 1).count() as u64,
         dead_letters: counters.total("dead_letters"),
         calls: counters.total("batch_calls"),
         calls_for_parts_of_failed_batches: counters.get("batch_calls", "split"),
         retries: counters.total("retries"),
-    })
+    }
 }
 
 /// Counts events, and notices when every message is acknowledged.

@@ -84,6 +84,17 @@ fn batches_prove_themselves_without_a_server() {
     batch(&[]);
 }
 
+#[test]
+fn batches_in_one_transaction_prove_themselves_without_a_server() {
+    batch(&["--one-transaction"]);
+}
+
+#[tokio::test]
+async fn batches_in_one_transaction_prove_themselves_on_kafka() {
+    let kafka = Kafka::shared().await;
+    batch(&["--bootstrap", kafka.bootstrap(), "--one-transaction"]);
+}
+
 #[tokio::test]
 async fn batches_prove_themselves_on_kafka_and_redis() {
     let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);

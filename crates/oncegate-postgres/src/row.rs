@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use oncegate_core::key::{Fingerprint, StoreKey};
-use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, Token, TokenTag};
+use oncegate_core::record::{
+    FencingToken, Record, Recovery, State, StoreTime, Token, TokenTag, whole_millis,
+};
+use oncegate_runtime::transaction::Completing;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql};
 
@@ -104,6 +107,50 @@ current_setting('synchronous_commit') = 'off' AS asynchronous";
 /// Adds the result to a row that the same transaction has inserted.
 pub(super) const ADD_RESULT: &str =
     "UPDATE oncegate_records SET result = $3 WHERE ctid = $1::text::tid AND key = $2";
+
+/// Does what [`COMPLETE_ABSENT`] does for many keys, in the order of the keys, and skips those that have a record. Returns
+/// the keys that it has taken and where their rows are, all in one row.
+pub(super) const COMPLETE_ALL_ABSENT: &str = "\
+WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms), \
+done AS (INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fingerprint, \
+handed_over, reason, result) \
+SELECT n.key, 'completed', c.now_ms + n.retention_ms, n.tag, 0, 'none', n.fingerprint, false, '', ''::bytea \
+FROM c, unnest($1::text[], $2::bigint[], $3::bytea[], $4::bytea[]) AS n(key, retention_ms, tag, fingerprint) \
+ORDER BY n.key COLLATE \"C\" ON CONFLICT (key) DO NOTHING RETURNING r.key, r.ctid::text AS place) \
+SELECT array_agg(key) AS keys, array_agg(place) AS places, pg_current_xact_id()::text AS xid, \
+current_setting('synchronous_commit') = 'off' AS asynchronous FROM done";
+
+/// Adds results to rows that the same transaction has inserted. Never prepare it: the plan for a small table would read
+/// all of a large one.
+pub(super) const ADD_RESULTS: &str = "\
+UPDATE oncegate_records AS r SET result = n.result \
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(place, key, result) \
+WHERE r.ctid = n.place::tid AND r.key = n.key";
+
+/// The parameters of [`COMPLETE_ALL_ABSENT`]: one array for each column.
+pub(super) struct Completions<'a> {
+    pub(super) keys: Vec<&'a str>,
+    pub(super) retentions_ms: Vec<i64>,
+    pub(super) tags: Vec<Vec<u8>>,
+    pub(super) fingerprints: Vec<Option<Vec<u8>>>,
+}
+
+impl<'a> Completions<'a> {
+    pub(super) fn of(batch: &'a [Completing]) -> Self {
+        let fingerprint = |one: &Completing| one.fingerprint().map(|digest| digest.as_bytes().to_vec());
+        Self {
+            keys: batch.iter().map(|one| one.key().as_str()).collect(),
+            retentions_ms: batch.iter().map(retention_ms).collect(),
+            tags: batch.iter().map(|one| one.token().tag().0.to_vec()).collect(),
+            fingerprints: batch.iter().map(fingerprint).collect(),
+        }
+    }
+}
+
+/// How long a completed record is kept, in whole milliseconds.
+pub(super) fn retention_ms(completing: &Completing) -> i64 {
+    i64::try_from(whole_millis(completing.retention())).unwrap_or(i64::MAX / 2)
+}
 
 /// The parameters of [`WRITE`]: one array for each column.
 #[derive(Default)]

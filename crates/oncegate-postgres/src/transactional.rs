@@ -17,19 +17,20 @@
 
 use std::error::Error;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use deadpool_postgres::{ClientWrapper, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use futures_util::future::{join, join3};
 use oncegate_core::key::Scope;
-use oncegate_core::record::whole_millis;
 use oncegate_core::store::StoreError;
 use oncegate_runtime::Transactional;
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::transaction::Completing;
-use oncegate_runtime::transactional::{Begun, CommitError, Excuse, Ground, Sessions, Transactions};
+use oncegate_runtime::transactional::{
+    BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
+};
+use tokio::time::error::Elapsed;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, Row};
 
@@ -40,11 +41,16 @@ use super::link::{Sessions as SessionSettings, limit_ms};
 use super::notices::Notices;
 use super::row;
 
+mod batch;
+mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
+pub use self::open::PostgresTransaction;
 #[cfg(feature = "sqlx")]
 pub use self::sqlx::SqlxTransactions;
+
+use self::open::ROLLBACK_LIMIT;
 
 /// The most tries to begin a transaction after passing errors, such as a connection that was closed meanwhile.
 const MAX_TRIES: usize = 3;
@@ -177,22 +183,45 @@ impl PostgresTransactions {
         ground: Ground,
         limit: Duration,
     ) -> Result<Begun<PostgresTransaction, Hold>, Trouble> {
-        let transaction = PostgresTransaction { client: Some(self.client().await?) };
+        let transaction = PostgresTransaction::on(self.client().await?);
         let begin = begin_sql(self.isolation, (!self.sessions_have(limit)).then_some(limit));
-        let silence = || Err(StoreError::unavailable("the server did not answer in time").into());
         let begun = tokio::time::timeout(limit, try_begin(&transaction, completing, ground, &begin)).await;
-        match begun.unwrap_or_else(|_| silence()) {
-            Ok(Some(hold)) => Ok(Begun::Open(transaction, hold)),
-            Ok(None) => {
-                transaction.roll_back().await;
-                Ok(Begun::RecordExists)
-            }
-            Err(trouble) if trouble.row_held => {
-                transaction.roll_back().await;
-                Ok(Begun::Held)
-            }
-            Err(trouble) => Err(trouble),
+        transaction.begun(begun).await
+    }
+
+    /// How many commits did not wait for the standbys, as far as notices have said it. On connections that were not opened
+    /// here, notices cannot be read.
+    fn cut_waits(&self) -> Option<u64> {
+        match &self.origin {
+            PoolOrigin::Own(connecting) => Some(connecting.notices.cut_waits()),
+            PoolOrigin::Pool(_) => None,
         }
+    }
+
+    /// Ends a transaction whose commit was sent, when this many had not waited for the standbys, and returns its
+    /// connection to its pool.
+    async fn finish(
+        &self,
+        transaction: PostgresTransaction,
+        cut_waits: Option<u64>,
+        committed: Result<Result<(), CommitError>, Elapsed>,
+    ) -> Result<(), CommitError> {
+        let silence = || StoreError::unknown("the server did not answer the commit in time");
+        match committed.unwrap_or_else(|_| Err(CommitError::Unknown(silence()))) {
+            Ok(()) => {}
+            Err(unknown @ CommitError::Unknown(_)) => return Err(unknown),
+            Err(error) => {
+                // The server has answered, and the transaction may still be open.
+                transaction.roll_back().await;
+                return Err(error);
+            }
+        }
+        if cut_waits.is_none() || self.cut_waits() != cut_waits {
+            let confirmed = transaction.batch_execute(row::CONFIRM).await;
+            confirmed.map_err(|error| CommitError::Unknown(errors::unconfirmed(&error).error))?;
+        }
+        transaction.release();
+        Ok(())
     }
 }
 
@@ -213,7 +242,7 @@ async fn try_begin(
     let (key, tag) = (completing.key().as_str(), completing.token().tag());
     let fingerprint = completing.fingerprint();
     let fingerprint = fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice());
-    let retention_ms = retention_ms(completing);
+    let retention_ms = row::retention_ms(completing);
     let parameters: [&(dyn ToSql + Sync); 4] = [&key, &retention_ms, &tag.0.as_slice(), &fingerprint];
     // In this order on the wire, and in one round trip.
     let (begun, inserted) = join(client.batch_execute(begin), client.query_opt(&insert, &parameters)).await;
@@ -230,36 +259,6 @@ impl fmt::Debug for PostgresTransactions {
         f.debug_struct("PostgresTransactions").field("isolation", &self.isolation).finish_non_exhaustive()
     }
 }
-
-/// An open transaction, for a [`TransactionalHandler`](oncegate_runtime::TransactionalHandler).
-///
-/// It is used like a client of tokio-postgres, which it dereferences to: `execute`, `query`, `prepare_cached`, `copy_in`
-/// and so on. Functions that work with clients and transactions take it as `impl GenericClient`. The runtime commits it:
-/// a handler that executes `COMMIT` or `ROLLBACK` itself has failed.
-#[must_use = "it is rolled back when it is dropped"]
-pub struct PostgresTransaction {
-    /// `None` once it has ended. A connection goes back to its pool only after that is known: the next transaction on
-    /// it would commit what is left of this one.
-    client: Option<Object>,
-}
-
-impl PostgresTransaction {
-    /// Rolls back, and returns the connection to its pool; closes it if that fails.
-    async fn roll_back(self) {
-        let rolled_back = tokio::time::timeout(ROLLBACK_LIMIT, self.batch_execute("ROLLBACK")).await;
-        if matches!(rolled_back, Ok(Ok(()))) {
-            self.release();
-        }
-    }
-
-    /// Returns the connection to its pool. The transaction has ended.
-    fn release(mut self) {
-        drop(self.client.take());
-    }
-}
-
-/// How long a rollback may take before its connection is closed instead.
-const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 /// The limits of a transaction, by the server's names, in milliseconds.
 fn limits(limit: Duration) -> [(&'static str, u128); 3] {
@@ -283,12 +282,13 @@ fn begin_sql(isolation: Isolation, limit: Option<Duration>) -> String {
     format!("BEGIN ISOLATION LEVEL {isolation}{limits}")
 }
 
+/// The statement that limits how long the rest of a transaction waits for each row.
+fn set_lock_timeout(limit: Duration) -> String {
+    format!("SET LOCAL lock_timeout = {}", limit_ms(limit))
+}
+
 /// Gives a transaction its number, and returns it.
 const ASSIGN_NUMBER: &str = "SELECT pg_current_xact_id()::text";
-
-fn retention_ms(completing: &Completing) -> i64 {
-    i64::try_from(whole_millis(completing.retention())).unwrap_or(i64::MAX / 2)
-}
 
 /// How a transaction holds its key.
 #[derive(Debug)]
@@ -311,29 +311,6 @@ impl Hold {
     fn of(row: &Row) -> Result<Self, String> {
         let text = |name| row.try_get::<_, String>(name).map_err(|_| format!("no column {name}"));
         Ok(Self::Record { xid: text("xid")?, ctid: text("ctid")? })
-    }
-}
-
-impl Deref for PostgresTransaction {
-    type Target = ClientWrapper;
-
-    fn deref(&self) -> &ClientWrapper {
-        self.client.as_ref().expect("the connection is taken only when the transaction ends")
-    }
-}
-
-impl fmt::Debug for PostgresTransaction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresTransaction").finish_non_exhaustive()
-    }
-}
-
-impl Drop for PostgresTransaction {
-    /// Closes the connection, so that the server rolls back.
-    fn drop(&mut self) {
-        if let Some(client) = self.client.take() {
-            drop(Object::take(client));
-        }
     }
 }
 
@@ -372,30 +349,36 @@ impl Transactions for PostgresTransactions {
         hold: Hold,
         completing: &Completing,
     ) -> Result<(), CommitError> {
-        let notices = match &self.origin {
-            PoolOrigin::Own(connecting) => Some(&connecting.notices),
-            PoolOrigin::Pool(_) => None,
-        };
-        let before = notices.map_or(0, Notices::cut_waits);
-        let silence = || StoreError::unknown("the server did not answer the commit in time");
-        let committed =
-            tokio::time::timeout(completing.limit(), commit(&transaction, &hold, completing)).await;
-        match committed.unwrap_or_else(|_| Err(CommitError::Unknown(silence()))) {
-            Ok(()) => {}
-            Err(unknown @ CommitError::Unknown(_)) => return Err(unknown),
-            Err(error) => {
-                // The server has answered, and the transaction may still be open.
-                transaction.roll_back().await;
-                return Err(error);
+        let cut_waits = self.cut_waits();
+        let committing = commit(&transaction, &hold, completing);
+        let committed = tokio::time::timeout(completing.limit(), committing).await;
+        self.finish(transaction, cut_waits, committed).await
+    }
+
+    async fn begin_batch(
+        &self,
+        batch: &[Completing],
+        limit: Duration,
+    ) -> Result<BatchBegun<PostgresTransaction, Hold>, StoreError> {
+        let mut tries = 1;
+        loop {
+            match self.begin_batch_once(batch, limit).await {
+                Ok(begun) => return Ok(begun),
+                Err(trouble) if trouble.passing && tries < MAX_TRIES => tries += 1,
+                Err(trouble) => return Err(trouble.error),
             }
         }
-        // On connections that were not opened here, notices cannot be read.
-        if notices.is_none_or(|notices| notices.cut_waits() != before) {
-            let confirmed = transaction.batch_execute(row::CONFIRM).await;
-            confirmed.map_err(|error| CommitError::Unknown(errors::unconfirmed(&error).error))?;
-        }
-        transaction.release();
-        Ok(())
+    }
+
+    async fn commit_batch(
+        &self,
+        transaction: PostgresTransaction,
+        batch: Vec<(Hold, Completing)>,
+    ) -> Result<(), CommitError> {
+        let limit = batch.first().map_or(ROLLBACK_LIMIT, |(_, completing)| completing.limit());
+        let cut_waits = self.cut_waits();
+        let committed = tokio::time::timeout(limit, batch::commit(&transaction, &batch)).await;
+        self.finish(transaction, cut_waits, committed).await
     }
 
     async fn roll_back(&self, transaction: PostgresTransaction) {
@@ -441,9 +424,7 @@ async fn commit(client: &ClientWrapper, hold: &Hold, completing: &Completing) ->
     committed.map_err(failed)?;
     match added {
         1 => Ok(()),
-        _ => Err(CommitError::Unknown(StoreError::unknown(
-            "oncegate_records did not take the result: a trigger, rule or policy on it interferes; remove it",
-        ))),
+        _ => Err(CommitError::Unknown(StoreError::unknown(INTERFERES))),
     }
 }
 
@@ -453,6 +434,10 @@ const GUARD: &str = "SELECT 1 / CASE WHEN pg_current_xact_id_if_assigned()::text
 /// The error of [`GUARD`] in a transaction that the handler has ended.
 const ENDED_BY_HANDLER: &str =
     "the handler has ended the transaction itself, by COMMIT or ROLLBACK: leave that to the runtime";
+
+/// The error of a statement that did not change the rows that the transaction has inserted.
+const INTERFERES: &str =
+    "oncegate_records did not take the result: a trigger, rule or policy on it interferes; remove it";
 
 /// Converts an error of the last message, which commits if nothing before it has failed.
 fn not_committed(error: &tokio_postgres::Error) -> CommitError {

@@ -48,4 +48,4 @@ pub use message::{Header, Message, Origin};
 pub use observe::{Counters, Event, Observer};
 pub use shutdown::shutdown_signal;
 pub use transaction::{BlockingSqlTransaction, Completing, SqlTransaction};
-pub use transactional::{TransactionalHandler, Transactions};
+pub use transactional::{TransactionalBatchHandler, TransactionalHandler, Transactions};

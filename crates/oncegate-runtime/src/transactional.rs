@@ -1,8 +1,8 @@
 //! Handlers that are given their transaction: the runtime opens it, the handler works in it, and the effect and
 //! COMPLETED commit together.
 //!
-//! A user implements [`TransactionalHandler`] and passes it to a consumer as a
-//! [`Transactional`](crate::Transactional). [`Transactions`] is the port that a database implements.
+//! A user implements [`TransactionalHandler`] for one message, or [`TransactionalBatchHandler`] for many, and passes it
+//! to a consumer as a [`Transactional`](crate::Transactional). [`Transactions`] is the port that a database implements.
 //!
 //! The first attempt of a key makes no claim. Its transaction begins by writing COMPLETED for the key, so another
 //! transaction of the same key waits for this one, or is answered that the key is held. A rollback takes the record
@@ -31,6 +31,7 @@ use oncegate_core::key::Scope;
 use oncegate_core::store::StoreError;
 
 use crate::attempt::Attempt;
+use crate::batch::BatchMessage;
 use crate::codec::Output;
 use crate::failure::{BoxError, Failure};
 use crate::message::Message;
@@ -64,6 +65,75 @@ pub trait TransactionalHandler<Tx>: Send + Sync + 'static {
         attempt: &Attempt,
         transaction: &mut Tx,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+
+    /// As [`Handler::duplicate`](crate::Handler::duplicate). It has no transaction.
+    ///
+    /// # Errors
+    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
+    /// counted.
+    fn duplicate(
+        &self,
+        message: &Message,
+        result: Self::Output,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        _ = (message, result);
+        std::future::ready(Ok(()))
+    }
+
+    /// As [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    fn undecodable_duplicate(
+        &self,
+        message: &Message,
+        stored: Bytes,
+        error: BoxError,
+    ) -> impl Future<Output = ()> + Send {
+        _ = (message, stored, error);
+        std::future::ready(())
+    }
+}
+
+/// The work to be done once per key, for many messages in one transaction that the runtime opens and commits.
+///
+/// All effects and results of a batch are one commit. `Tx` is as in [`TransactionalHandler`]. Pass the handler to a
+/// consumer as a [`Transactional::batched`](crate::Transactional::batched).
+///
+/// A batch has first attempts of keys without a record. It holds no key twice, and no two messages of one lane of the
+/// consumer's [`Ordering`](crate::Ordering). Every other message is a batch of its own: the next attempt after a failure,
+/// and a message that may have ended a process.
+///
+/// - On a **crash** before the commit nothing of the batch exists. Its messages run again, each in a transaction of its
+///   own, so that one that ends its process uses up its own attempts.
+/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
+/// - On an **error** or **panic** the transaction is rolled back, and the batch is [split](Self::handle). A serialisation
+///   failure or deadlock costs no attempt, if the handler returns the client's error by `?`: the batch is repeated.
+/// - On a **cancellation** of one message (it was assigned to another consumer) the batch goes on. When all of them are
+///   cancelled, or the transaction is open for longer than its limit, the future is dropped and the transaction rolled
+///   back.
+pub trait TransactionalBatchHandler<Tx>: Send + Sync + 'static {
+    /// The result of one message: stored with its key, and passed to duplicates. `()` stores nothing.
+    type Output: Output;
+
+    /// Does the work of all messages in `transaction`, and returns one outcome for each, in the order of `batch`. Do not
+    /// commit or roll back: the runtime commits when every outcome is a result.
+    ///
+    /// A transaction keeps all its effects or none. So when some outcomes are failures, it is rolled back, and the
+    /// messages with results run again without the failed ones, at once. A failed message counts with its own reason,
+    /// and its next attempt has a transaction of its own.
+    ///
+    /// # Errors
+    /// An error for the whole batch is for a handler that cannot tell which message is bad, as when one statement
+    /// writes all rows. The consumer then calls `handle` with one half of the batch and then with the other, each in a
+    /// transaction of its own, and splits further what fails. So the bad message is found, gets its own reason, and
+    /// costs the others no attempt. A wrong number of outcomes is such an error.
+    ///
+    /// As in [`BatchHandler::handle`](crate::BatchHandler::handle), [`Failure::retry_after`], [`Failure::later`],
+    /// [`Failure::not_run`] and [`Failure::unknown`] are not split, and after three messages that fail alone in a row the
+    /// rest of the batch is tried later.
+    fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut Tx,
+    ) -> impl Future<Output = Result<Vec<Result<Self::Output, Failure>>, Failure>> + Send;
 
     /// As [`Handler::duplicate`](crate::Handler::duplicate). It has no transaction.
     ///
@@ -135,12 +205,41 @@ pub trait Transactions: Send + Sync + 'static {
         completing: &Completing,
     ) -> impl Future<Output = Result<(), CommitError>> + Send;
 
+    /// Begins a transaction as [`begin`](Self::begin) does, and takes those keys of `batch` in it that have no record:
+    /// in the order of the keys, so that two batches cannot deadlock. Returns a hold for each key that it has taken, and
+    /// `None` for each key with a record. With a record for every key, nothing is open.
+    ///
+    /// It waits for a key that another transaction holds for no longer than [`KEY_WAIT`]: many other messages wait with
+    /// it.
+    ///
+    /// # Errors
+    /// The database did not answer or refuses. No transaction is open.
+    fn begin_batch(
+        &self,
+        batch: &[Completing],
+        limit: Duration,
+    ) -> impl Future<Output = Result<BatchBegun<Self::Transaction, Self::Hold>, StoreError>> + Send;
+
+    /// Stores the results of the keys that [`begin_batch`](Self::begin_batch) has taken, and commits.
+    ///
+    /// # Errors
+    /// As in [`commit`](Self::commit), for all keys alike.
+    fn commit_batch(
+        &self,
+        transaction: Self::Transaction,
+        batch: Vec<(Self::Hold, Completing)>,
+    ) -> impl Future<Output = Result<(), CommitError>> + Send;
+
     /// Rolls back. Dropping the transaction does the same, and may cost its connection.
     fn roll_back(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
     /// Whether an error that the handler has returned is no fault of its own. `error` is the error or one of its causes.
     fn excuse(&self, error: &(dyn Error + 'static)) -> Option<Excuse>;
 }
+
+/// The longest time that a batch waits for keys that another transaction holds: 1 second. The batch is then split, and
+/// the key waits alone.
+pub const KEY_WAIT: Duration = Duration::from_secs(1);
 
 /// What a transaction finds of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +260,10 @@ pub enum Begun<Tx, Hold> {
     /// Another transaction holds the key for longer than this one may wait. Nothing is open.
     Held,
 }
+
+/// What became of the beginning of the transaction of a batch: when it is open, with a hold for each key that it has
+/// taken, in the order of the batch.
+pub type BatchBegun<Tx, Hold> = Begun<Tx, Vec<Option<Hold>>>;
 
 /// Why a transaction was not committed.
 #[derive(Debug)]

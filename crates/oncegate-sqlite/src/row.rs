@@ -219,7 +219,7 @@ impl<'c> Rows<'c> {
     }
 
     /// Inserts a row for the record; `false` when the key already has one, which is left unchanged.
-    fn insert(&mut self, key: &StoreKey, record: &Record) -> rusqlite::Result<bool> {
+    pub(super) fn insert(&mut self, key: &StoreKey, record: &Record) -> rusqlite::Result<bool> {
         Columns::of(record).run(&mut self.insert, &key.as_str()).map(|rows| rows == 1)
     }
 

@@ -13,13 +13,16 @@ use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::rules::{Operation, apply};
 use oncegate_core::store::{Store as _, StoreError};
 use oncegate_runtime::transaction::Completing;
-use oncegate_runtime::transactional::{Begun, CommitError, Excuse, Ground, Sessions, Transactions};
+use oncegate_runtime::transactional::{
+    BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
+};
 use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::commit::complete;
 use super::errors::{self, Trouble};
 use super::place::Place;
+use super::row::Rows;
 use super::{SqliteStore, file, row};
 
 /// A savepoint that exists as long as the handler has not ended the transaction itself.
@@ -77,15 +80,27 @@ impl SqliteTransactions {
         Ok(effects)
     }
 
+    /// Waits for the turn of this process, and opens a connection.
+    async fn transaction(&self) -> Result<SqliteTransaction, StoreError> {
+        let turn = Arc::clone(&self.turn).acquire_owned().await;
+        let turn = turn.map_err(|_| StoreError::unavailable("the store was closed"))?;
+        Ok(SqliteTransaction { effects: Some(self.connection()?), _turn: turn })
+    }
+
+    /// Begins, and returns the store's time.
+    fn begin_at(&self, connection: &Connection) -> Result<StoreTime, Trouble> {
+        let busy_timeout = self.store.inner.settings.busy_timeout;
+        file::patiently(busy_timeout, || connection.execute_batch("BEGIN IMMEDIATE"))?;
+        Ok(row::now(connection, true)?)
+    }
+
     fn try_begin(
         &self,
         connection: &Connection,
         completing: &Completing,
         ground: Ground,
     ) -> Result<Option<Hold>, Trouble> {
-        let busy_timeout = self.store.inner.settings.busy_timeout;
-        file::patiently(busy_timeout, || connection.execute_batch("BEGIN IMMEDIATE"))?;
-        let now = row::now(connection, true)?;
+        let now = self.begin_at(connection)?;
         let hold = match ground {
             Ground::Claimed => Hold::Claim,
             Ground::NoRecord => match row::read(connection, completing.key()) {
@@ -100,6 +115,58 @@ impl SqliteTransactions {
         };
         connection.execute_batch(GUARD)?;
         Ok(Some(hold))
+    }
+
+    /// Begins, and takes the keys without a row. `None`: there are none.
+    fn try_begin_batch(
+        &self,
+        connection: &Connection,
+        batch: &[Completing],
+    ) -> Result<Option<Vec<Option<Hold>>>, Trouble> {
+        let now = self.begin_at(connection)?;
+        let mut rows = Rows::of(connection)?;
+        let mut holds = Vec::with_capacity(batch.len());
+        for completing in batch {
+            let is_new = rows.insert(completing.key(), &completed(now, completing))?;
+            holds.push(is_new.then(|| Hold::Record { id: connection.last_insert_rowid() }));
+        }
+        connection.execute_batch(GUARD)?;
+        Ok(holds.iter().any(Option::is_some).then_some(holds))
+    }
+
+    /// What has begun; without a hold, nothing stays open.
+    async fn begun<H>(
+        &self,
+        transaction: SqliteTransaction,
+        begun: Result<Option<H>, Trouble>,
+    ) -> Result<Begun<SqliteTransaction, H>, StoreError> {
+        match begun {
+            Ok(Some(hold)) => Ok(Begun::Open(transaction, hold)),
+            Ok(None) => {
+                self.roll_back(transaction).await;
+                Ok(Begun::RecordExists)
+            }
+            Err(trouble) => {
+                self.roll_back(transaction).await;
+                Err(StoreError::from(trouble))
+            }
+        }
+    }
+
+    /// Commits if this was stored, and rolls back otherwise.
+    async fn commit_if(
+        &self,
+        transaction: SqliteTransaction,
+        stored: Result<(), CommitError>,
+    ) -> Result<(), CommitError> {
+        if let Err(error) = stored {
+            self.roll_back(transaction).await;
+            return Err(error);
+        }
+        self.end(transaction, "COMMIT").map_err(|error| match errors::not_committed(&error) {
+            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
+            error => CommitError::RolledBack(error.into()),
+        })
     }
 
     fn end(&self, transaction: SqliteTransaction, sql: &str) -> rusqlite::Result<()> {
@@ -196,22 +263,9 @@ impl Transactions for SqliteTransactions {
         ground: Ground,
         _: Duration,
     ) -> Result<Begun<SqliteTransaction, Hold>, StoreError> {
-        let turn = Arc::clone(&self.turn).acquire_owned().await;
-        let turn = turn.map_err(|_| StoreError::unavailable("the store was closed"))?;
-        let effects = self.connection()?;
-        let begun = self.try_begin(&effects.connection, completing, ground);
-        let transaction = SqliteTransaction { effects: Some(effects), _turn: turn };
-        match begun {
-            Ok(Some(hold)) => Ok(Begun::Open(transaction, hold)),
-            Ok(None) => {
-                self.roll_back(transaction).await;
-                Ok(Begun::RecordExists)
-            }
-            Err(trouble) => {
-                self.roll_back(transaction).await;
-                Err(StoreError::from(trouble))
-            }
-        }
+        let transaction = self.transaction().await?;
+        let begun = self.try_begin(&transaction, completing, ground);
+        self.begun(transaction, begun).await
     }
 
     async fn commit(
@@ -220,14 +274,29 @@ impl Transactions for SqliteTransactions {
         hold: Hold,
         completing: &Completing,
     ) -> Result<(), CommitError> {
-        if let Err(error) = store_result(&transaction, &hold, completing) {
-            self.roll_back(transaction).await;
-            return Err(error);
-        }
-        self.end(transaction, "COMMIT").map_err(|error| match errors::not_committed(&error) {
-            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
-            error => CommitError::RolledBack(error.into()),
-        })
+        let stored = check_guard(&transaction).and_then(|()| store_result(&transaction, &hold, completing));
+        self.commit_if(transaction, stored).await
+    }
+
+    async fn begin_batch(
+        &self,
+        batch: &[Completing],
+        _: Duration,
+    ) -> Result<BatchBegun<SqliteTransaction, Hold>, StoreError> {
+        let transaction = self.transaction().await?;
+        let begun = self.try_begin_batch(&transaction, batch);
+        self.begun(transaction, begun).await
+    }
+
+    async fn commit_batch(
+        &self,
+        transaction: SqliteTransaction,
+        batch: Vec<(Hold, Completing)>,
+    ) -> Result<(), CommitError> {
+        let mut each = batch.iter();
+        let store = |()| each.try_for_each(|(hold, completing)| store_result(&transaction, hold, completing));
+        let stored = check_guard(&transaction).and_then(store);
+        self.commit_if(transaction, stored).await
     }
 
     async fn roll_back(&self, transaction: SqliteTransaction) {
@@ -241,13 +310,15 @@ impl Transactions for SqliteTransactions {
     }
 }
 
+/// Checks that the handler has not ended the transaction.
+fn check_guard(connection: &Connection) -> Result<(), CommitError> {
+    let ended =
+        "the handler has ended the transaction itself, by COMMIT or ROLLBACK: leave that to the runtime";
+    connection.execute_batch(CHECK_GUARD).map_err(|_| CommitError::RolledBack(ended.into()))
+}
+
 fn store_result(connection: &Connection, hold: &Hold, completing: &Completing) -> Result<(), CommitError> {
     let rolled_back = |error: rusqlite::Error| CommitError::RolledBack(errors::not_executed(&error).into());
-    if connection.execute_batch(CHECK_GUARD).is_err() {
-        let ended =
-            "the handler has ended the transaction itself, by COMMIT or ROLLBACK: leave that to the runtime";
-        return Err(CommitError::RolledBack(ended.into()));
-    }
     match hold {
         Hold::Claim => complete(connection, completing).map_err(CommitError::RolledBack),
         Hold::Record { .. } if completing.result().is_empty() => Ok(()),

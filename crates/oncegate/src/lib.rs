@@ -72,8 +72,8 @@ pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction, BoxError,
     Codec, Completing, Completion, Consumer, ConsumerError, Counters, Entry, Event, Failure, Gate, GateError,
     Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted, Observer, OnStoreLoss,
-    OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional, TransactionalHandler,
-    Transactions, shutdown_signal,
+    OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional, TransactionalBatchHandler,
+    TransactionalHandler, Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
     admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health, journal,

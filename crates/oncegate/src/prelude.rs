@@ -12,7 +12,7 @@ pub use oncegate_redis::RedisStore;
 pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, ConsumerError,
     Failure, Gate, Handler, MemoryStore, Message, OnStoreLoss, OrPermanent, Ordering, Transactional,
-    TransactionalHandler, shutdown_signal,
+    TransactionalBatchHandler, TransactionalHandler, shutdown_signal,
 };
 #[cfg(feature = "sqlite-system")]
 pub use oncegate_sqlite::SqliteStore;

@@ -19,6 +19,8 @@ use crate::place::{Place, key_of};
 const DEFAULT_KILLS: u64 = 240;
 /// The same for handlers that are given their transaction.
 const DEFAULT_KILLS_GIVEN: u64 = 102;
+/// The same for handlers that are given the transaction of a batch.
+const DEFAULT_KILLS_BATCHED: u64 = 90;
 /// How many workers of a client run at a time.
 const WORKERS: usize = 4;
 /// How many workers get the same payments.
@@ -48,7 +50,7 @@ enum Fate {
 /// The place, and what has happened there.
 struct Scene {
     place: Place,
-    /// Whose transaction it is: the handler's `own`, or one that it is `given`.
+    /// Whose transaction it is: the handler's `own`, one that it is `given`, or one of a batch (`batched`).
     transaction: &'static str,
     seed: u64,
     started: AtomicU64,
@@ -71,13 +73,22 @@ impl Scene {
         })
     }
 
+    /// Whether the runtime opens the transactions.
+    fn is_given(&self) -> bool {
+        self.transaction != "own"
+    }
+
     /// What happens to the worker of this number: every point in turn, and every sixth time chance.
     fn fate(&self, number: u64) -> Fate {
         let mut rng = Rng::with_seed(self.seed ^ number);
         let passes = match self.place.till.client {
             // There the point is every step of every statement, or of the handler's own.
-            Client::Sqlite if self.transaction == "given" => 1 + number % (2 * PAYMENTS.unsigned_abs()),
+            // A third of the workers get past all points, so that some batches are charged without a claim.
+            Client::Sqlite if self.transaction == "batched" => 1 + number % (3 * PAYMENTS.unsigned_abs()),
+            Client::Sqlite if self.is_given() => 1 + number % (2 * PAYMENTS.unsigned_abs()),
             Client::Sqlite => 1 + number % 60,
+            // A worker has one transaction, and another one if that is repeated.
+            _ if self.transaction == "batched" => rng.u64(1..=2),
             _ => rng.u64(1..=3),
         };
         let point = number % (STATEMENTS * STEPS);
@@ -150,7 +161,7 @@ impl Scene {
         let entries = self.place.history(&key_of(&self.place.scope, id)).await;
         let of = |event: &str| entries.iter().filter(|entry| entry.event == event).collect::<Vec<_>>();
         let (claimed, completed) = (of("claimed"), of("completed"));
-        if self.transaction == "given" && entries.len() == 1 {
+        if self.is_given() && entries.len() == 1 {
             assert_eq!((completed.len(), attempt), (1, 1), "seed {}: {entries:#?}", self.seed);
             return false;
         }
@@ -200,13 +211,15 @@ impl Scene {
             "{client}: {killed} killed, at {points} points, {stopped} stopped; \
              {last} payments charged once, {claimed} of them under a claim, {again} at a later attempt"
         );
-        let both_ways = self.transaction == "own" || (claimed > 0 && claimed < charges.len());
-        let least = if self.transaction == "given" { 6 } else { 12 };
+        let is_some_unclaimed = !self.is_given() || claimed < charges.len();
+        // The rivals of a batch may have begun theirs before the kill.
+        let is_some_claimed = claimed > 0 || self.transaction == "batched";
+        let least = if self.is_given() { 6 } else { 12 };
         assert!(
-            points >= least && stopped > 0 && claimed > 0 && both_ways,
+            points >= least && stopped > 0 && is_some_claimed && is_some_unclaimed,
             "seed {seed}: that proves nothing"
         );
-        assert!(again > 0 || self.transaction == "given", "seed {seed}: that proves nothing");
+        assert!(again > 0 || self.is_given(), "seed {seed}: that proves nothing");
     }
 }
 
@@ -241,14 +254,37 @@ async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_it_
     }
 }
 
+/// All or none of a batch is charged by one transaction, and its payments are killed together.
+// invariant: second-committed-effect
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_of_its_batch() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let kills =
+        std::env::var("ONCEGATE_KILLS").map_or(DEFAULT_KILLS_BATCHED, |number| number.parse().unwrap());
+    let mut scenes = JoinSet::new();
+    let clients = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
+    for client in clients {
+        scenes.spawn(Scene::new(client, "batched", seed).await.run(kills / clients.len() as u64));
+    }
+    while let Some(scene) = scenes.join_next().await {
+        scene.unwrap();
+    }
+}
+
 /// A payment that ends every process runs once without a record, and then as often as it has attempts.
 // invariant: transactional-poison
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payment_that_ends_its_process_becomes_a_dead_letter_and_its_neighbours_are_charged() {
     const POISON: i64 = 13;
     const ATTEMPTS: u32 = 4;
-    for client in [Client::TokioPostgres, Client::Sqlite] {
-        let scene = Scene::new(client, "poisoned", 0).await;
+    for (client, transaction) in [
+        (Client::TokioPostgres, "poisoned"),
+        (Client::Sqlite, "poisoned"),
+        (Client::TokioPostgres, "batched-poisoned"),
+        (Client::Sqlite, "batched-poisoned"),
+    ] {
+        let scene = Scene::new(client, transaction, 0).await;
         let mut deaths = 0;
         loop {
             let status = scene.spawn(10..17, Fate::Lives).end_within(LIMIT).await;

@@ -6,11 +6,14 @@
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 
+mod batch_conflicts;
+mod batches;
 mod consumer;
 mod faults;
 mod journal;
 mod kill;
 mod lease;
+mod pay_all;
 mod place;
 mod statement;
 mod transactional;

@@ -51,7 +51,7 @@ impl Pay {
     }
 }
 
-const ISOLATIONS: [Isolation; 3] =
+pub(crate) const ISOLATIONS: [Isolation; 3] =
     [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
 
 /// The clients that can be given their transaction.
@@ -381,7 +381,7 @@ async fn transactions_of_another_database_are_refused_at_the_start() {
 }
 
 /// A pool of the caller's, through a proxy.
-fn pool(url: &str) -> Pool {
+pub(crate) fn pool(url: &str) -> Pool {
     Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(4).build().unwrap()
 }
 

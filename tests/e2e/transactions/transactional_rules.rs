@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use oncegate::codec::ToStored as _;
-use oncegate::core::key::StoreKey;
 use oncegate::core::record::{State, Token};
 use oncegate::core::rules::{Operation, Reply, Verdict, apply};
 use oncegate::core::store::Command;
@@ -13,9 +12,12 @@ use oncegate::{Codec, Gate};
 use crate::place::{Bench, LEASE, Place, key_of};
 use crate::transactional::{After, GIVEN, Pay};
 
-/// Brings the record of payment 1 into a state, by the store's own operations.
-async fn prepare(place: &Place, state: &str) {
-    let (key, token) = (key_of(&place.scope, 1), Token::from_bits(fastrand::u128(..)));
+/// The states that a record may be in when its message comes again, and none.
+pub(crate) const STATES: [&str; 6] = ["absent", "completed", "expired", "released", "failed", "lapsed"];
+
+/// Brings the record of a payment into a state, by the store's own operations.
+pub(crate) async fn prepare(place: &Place, id: i64, state: &str) {
+    let (key, token) = (key_of(&place.scope, id), Token::from_bits(fastrand::u128(..)));
     let (lease, retention) = (Duration::from_secs(5), Duration::from_secs(86_400));
     let claim =
         Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX };
@@ -42,27 +44,25 @@ async fn prepare(place: &Place, state: &str) {
     place.pass(&key, passes).await;
 }
 
+/// The verdict that the rules give for a claim of a payment.
+pub(crate) async fn verdict_of(place: &Place, id: i64) -> Verdict {
+    let before = place.store.read(vec![key_of(&place.scope, id)]).await.remove(0).unwrap();
+    let (token, lease) = (Token::from_bits(1), LEASE);
+    let claim = Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: LEASE };
+    let (now, record) = before.map_or_else(Default::default, |found| (found.now, Some(found.record)));
+    let Reply::Verdict { verdict, .. } = apply(now, record, &claim).1 else { panic!("no verdict") };
+    verdict
+}
+
 /// The rules say whether a claim would be granted, and as which attempt; a transaction must do the same.
 // invariant: transactional-beside-another
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
     for client in GIVEN {
-        for state in ["absent", "completed", "expired", "released", "failed", "lapsed"] {
+        for state in STATES {
             let place = Place::new(client).await;
-            prepare(&place, state).await;
-            let key = key_of(&place.scope, 1);
-            let before = place.store.read(vec![key.clone()]).await.remove(0).unwrap();
-            let token = Token::from_bits(1);
-            let claim = Operation::Claim {
-                token,
-                lease: LEASE,
-                fingerprint: None,
-                fenced: false,
-                longest_lease: LEASE,
-            };
-            let (now, record) = before.map_or_else(Default::default, |found| (found.now, Some(found.record)));
-            let Reply::Verdict { verdict, .. } = apply(now, record, &claim).1 else { panic!("no verdict") };
-
+            prepare(&place, 1, state).await;
+            let verdict = verdict_of(&place, 1).await;
             let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));
             bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
             let charges = place.till.charges().await;
@@ -70,7 +70,7 @@ async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
             match verdict {
                 Verdict::Granted(grant) => {
                     assert_eq!(charges[&1], [i32::from(grant.attempt)], "{client}, {state}");
-                    check_completed(&place, &key, grant.attempt, &format!("{client}, {state}")).await;
+                    check_completed(&place, 1, grant.attempt, &format!("{client}, {state}")).await;
                 }
                 Verdict::Completed { .. } => assert_eq!(told, ["receipt of before"], "{client}, {state}"),
                 Verdict::Failed { .. } => {
@@ -84,8 +84,8 @@ async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
 }
 
 /// Compares the record with what the rules give for a claim and its completion.
-async fn check_completed(place: &Place, key: &StoreKey, attempt: u8, what: &str) {
-    let found = place.store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap();
+pub(crate) async fn check_completed(place: &Place, id: i64, attempt: u8, what: &str) {
+    let found = place.store.read(vec![key_of(&place.scope, id)]).await.remove(0).unwrap().unwrap();
     let State::Completed { by, .. } = found.record.state else { panic!("{what}: {found:?}") };
     let [a, b, c, d] = by.0;
     let token = Token::from([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);

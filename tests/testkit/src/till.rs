@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::sqlite::SqliteTransaction;
-use oncegate::{Attempt, Failure, Message, TransactionalHandler};
+use oncegate::{Attempt, BatchMessage, Failure, Message, TransactionalBatchHandler, TransactionalHandler};
 use rusqlite::TransactionBehavior::Immediate;
 use rusqlite::trace::{TraceEvent, TraceEventCodes};
 use sqlx::Connection as _;
@@ -263,6 +263,58 @@ impl TransactionalHandler<SqliteTransaction> for Till {
         transaction.execute(&self.insert(), (id, number))?;
         self.on_statement.iter().for_each(|on_statement| on_statement());
         Ok(receipt(attempt))
+    }
+}
+
+/// Charges a batch, one statement after another.
+impl TransactionalBatchHandler<PostgresTransaction> for Till {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut PostgresTransaction,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let mut receipts = Vec::new();
+        for one in batch {
+            let receipt = TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
+            receipts.push(Ok(receipt.await?));
+        }
+        Ok(receipts)
+    }
+}
+
+impl TransactionalBatchHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Till {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let mut receipts = Vec::new();
+        for one in batch {
+            let receipt = TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
+            receipts.push(Ok(receipt.await?));
+        }
+        Ok(receipts)
+    }
+}
+
+impl TransactionalBatchHandler<SqliteTransaction> for Till {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut SqliteTransaction,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let mut receipts = Vec::new();
+        for one in batch {
+            let receipt = TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
+            receipts.push(Ok(receipt.await?));
+        }
+        Ok(receipts)
     }
 }
 

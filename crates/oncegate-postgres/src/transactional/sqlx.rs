@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,16 +10,21 @@ use oncegate_core::key::Scope;
 use oncegate_core::store::StoreError;
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::transaction::Completing;
-use oncegate_runtime::transactional::{Begun, CommitError, Excuse, Ground, Sessions, Transactions};
+use oncegate_runtime::transactional::{
+    BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
+};
 use sqlx::postgres::{PgPool, Postgres};
 use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
+use tokio::time::error::Elapsed;
 
 use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
+use super::batch::{Results, begin_batch_sql, holds, xid};
 use super::{
-    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, Isolation, MAX_TRIES, PostgresStore, begin_sql,
-    retention_ms,
+    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, MAX_TRIES, PostgresStore, begin_sql,
+    set_lock_timeout,
 };
-use crate::{errors, row};
+use crate::errors;
+use crate::row::{self, Completions};
 
 /// The transactions of a pool of sqlx, for
 /// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s of `sqlx::Transaction<'static, Postgres>`; made by
@@ -63,7 +69,7 @@ impl SqlxTransactions {
         let fingerprint = fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice());
         let insert = sqlx::query(row::COMPLETE_ABSENT)
             .bind(completing.key().as_str())
-            .bind(retention_ms(completing))
+            .bind(row::retention_ms(completing))
             .bind(completing.token().tag().0.to_vec())
             .bind(fingerprint);
         let Some(row) = insert.fetch_optional(&mut *transaction).await? else {
@@ -74,6 +80,52 @@ impl SqlxTransactions {
             sqlx::raw_sql("SET LOCAL synchronous_commit = on").execute(&mut *transaction).await?;
         }
         Ok(Begun::Open(transaction, hold))
+    }
+
+    async fn try_begin_batch(
+        &self,
+        batch: &[Completing],
+        limit: Duration,
+    ) -> Result<BatchBegun<Transaction<'static, Postgres>, Hold>, Error> {
+        // Only numbers are inserted into these.
+        let begin = AssertSqlSafe(begin_batch_sql(self.isolation, limit));
+        let other_waits = sqlx::raw_sql(AssertSqlSafe(set_lock_timeout(limit / 2)));
+        let mut transaction = self.pool.begin_with(begin).await?;
+        let Completions { keys, retentions_ms, tags, fingerprints } = Completions::of(batch);
+        let insert = sqlx::query(row::COMPLETE_ALL_ABSENT);
+        let insert = insert.bind(keys).bind(retentions_ms).bind(tags).bind(fingerprints);
+        let row = insert.fetch_one(&mut *transaction).await?;
+        other_waits.execute(&mut *transaction).await?;
+        let keys: Option<Vec<String>> = row.try_get("keys")?;
+        let places: Option<Vec<String>> = row.try_get("places")?;
+        let taken = keys.unwrap_or_default().into_iter().zip(places.unwrap_or_default());
+        let Some(holds) = holds(batch, row.try_get("xid")?, taken) else { return Ok(Begun::RecordExists) };
+        if row.try_get("asynchronous")? {
+            sqlx::raw_sql("SET LOCAL synchronous_commit = on").execute(&mut *transaction).await?;
+        }
+        Ok(Begun::Open(transaction, holds))
+    }
+}
+
+type OpenedBy<H> = Begun<Transaction<'static, Postgres>, H>;
+
+/// What a try to begin leads to: an end, or another try, if fewer than this many were made.
+fn after_try<H>(
+    begun: Result<Result<OpenedBy<H>, Error>, Elapsed>,
+    tries: usize,
+) -> ControlFlow<Result<OpenedBy<H>, StoreError>> {
+    let error = match begun {
+        Ok(Ok(begun)) => return ControlFlow::Break(Ok(begun)),
+        Ok(Err(error)) => error,
+        Err(_) => {
+            return ControlFlow::Break(Err(StoreError::unavailable("the server did not answer in time")));
+        }
+    };
+    match state(&error).map(|state| errors::answered_with(&state, "")) {
+        Some(trouble) if trouble.row_held => ControlFlow::Break(Ok(Begun::Held)),
+        Some(trouble) if !trouble.passing => ControlFlow::Break(Err(trouble.error)),
+        _ if tries < MAX_TRIES => ControlFlow::Continue(()),
+        _ => ControlFlow::Break(Err(not_executed(&error))),
     }
 }
 
@@ -106,17 +158,24 @@ impl Transactions for SqlxTransactions {
         let mut tries = 1;
         loop {
             let begun = tokio::time::timeout(limit, self.try_begin(completing, ground, limit)).await;
-            let error = match begun {
-                Ok(Ok(begun)) => return Ok(begun),
-                Ok(Err(error)) => error,
-                Err(_) => return Err(StoreError::unavailable("the server did not answer in time")),
-            };
-            let trouble = state(&error).map(|state| errors::answered_with(&state, ""));
-            match trouble {
-                Some(trouble) if trouble.row_held => return Ok(Begun::Held),
-                Some(trouble) if !trouble.passing => return Err(trouble.error),
-                _ if tries < MAX_TRIES => tries += 1,
-                _ => return Err(not_executed(&error)),
+            match after_try(begun, tries) {
+                ControlFlow::Break(begun) => return begun,
+                ControlFlow::Continue(()) => tries += 1,
+            }
+        }
+    }
+
+    async fn begin_batch(
+        &self,
+        batch: &[Completing],
+        limit: Duration,
+    ) -> Result<BatchBegun<Self::Transaction, Hold>, StoreError> {
+        let mut tries = 1;
+        loop {
+            let begun = tokio::time::timeout(limit, self.try_begin_batch(batch, limit)).await;
+            match after_try(begun, tries) {
+                ControlFlow::Break(begun) => return begun,
+                ControlFlow::Continue(()) => tries += 1,
             }
         }
     }
@@ -127,11 +186,17 @@ impl Transactions for SqlxTransactions {
         hold: Hold,
         completing: &Completing,
     ) -> Result<(), CommitError> {
-        let silence =
-            || CommitError::Unknown(StoreError::unknown("the server did not answer the commit in time"));
-        let committed =
-            tokio::time::timeout(completing.limit(), commit(transaction, &hold, completing)).await;
-        committed.unwrap_or_else(|_| Err(silence()))
+        let committing = commit(transaction, &hold, completing);
+        within(completing.limit(), committing).await
+    }
+
+    async fn commit_batch(
+        &self,
+        transaction: Self::Transaction,
+        batch: Vec<(Hold, Completing)>,
+    ) -> Result<(), CommitError> {
+        let limit = batch.first().map_or(Duration::ZERO, |(_, completing)| completing.limit());
+        within(limit, commit_batch(transaction, &batch)).await
     }
 
     async fn roll_back(&self, transaction: Self::Transaction) {
@@ -156,8 +221,7 @@ async fn commit(
     completing: &Completing,
 ) -> Result<(), CommitError> {
     let (Hold::Record { xid, .. } | Hold::Claim { xid }) = hold;
-    let guard = sqlx::query(GUARD).bind(xid);
-    guard.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
+    guard(&mut transaction, xid).await?;
     match hold {
         Hold::Claim { .. } => {
             complete(&mut transaction, completing).await.map_err(CommitError::RolledBack)?;
@@ -170,12 +234,49 @@ async fn commit(
                 .bind(completing.result().as_ref());
             let added = add.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
             if added.rows_affected() != 1 {
-                let interference =
-                    "oncegate_records did not take the result: a trigger, rule or policy on it interferes";
-                return Err(CommitError::RolledBack(interference.into()));
+                return Err(CommitError::RolledBack(INTERFERES.into()));
             }
         }
     }
+    send_commit(transaction).await
+}
+
+/// Stores the results of a batch and commits.
+async fn commit_batch(
+    mut transaction: Transaction<'static, Postgres>,
+    batch: &[(Hold, Completing)],
+) -> Result<(), CommitError> {
+    guard(&mut transaction, xid(batch)).await?;
+    let results = Results::of(batch);
+    let count = results.count();
+    if count > 0 {
+        let Results { places, keys, results } = results;
+        let add = sqlx::query(row::ADD_RESULTS).bind(places).bind(keys).bind(results).persistent(false);
+        let added = add.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
+        if added.rows_affected() != count {
+            return Err(CommitError::RolledBack(INTERFERES.into()));
+        }
+    }
+    send_commit(transaction).await
+}
+
+/// Fails unless the transaction of this number is open and has not failed.
+async fn guard(transaction: &mut Transaction<'static, Postgres>, xid: &str) -> Result<(), CommitError> {
+    let guard = sqlx::query(GUARD).bind(xid).execute(&mut **transaction).await;
+    guard.map(drop).map_err(|error| rolled_back(&error))
+}
+
+/// Waits for a commit within a limit.
+async fn within(
+    limit: Duration,
+    committing: impl Future<Output = Result<(), CommitError>> + Send,
+) -> Result<(), CommitError> {
+    let silence =
+        |_| CommitError::Unknown(StoreError::unknown("the server did not answer the commit in time"));
+    tokio::time::timeout(limit, committing).await.map_err(silence)?
+}
+
+async fn send_commit(transaction: Transaction<'static, Postgres>) -> Result<(), CommitError> {
     transaction.commit().await.map_err(|error| match state(&error) {
         Some(state) if errors::excuse(&state) == Some(Excuse::Conflict) => {
             CommitError::Conflict(in_doubt(&error).into())

@@ -1,7 +1,6 @@
 //! One attempt of one message: claim, run, complete. It ends with an [`Ending`] and acknowledges nothing.
 
 use std::future::Future;
-use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +13,16 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{Instrument as _, warn};
 
 use super::answer::answer;
-use super::batch::{BatchSeat, MemberRan};
+use super::batch::{BatchSeat, MemberRan, Verdict};
 use super::breaker::FailureCount;
 use super::ending::{BUSY_BACKOFF, Ending};
 use super::item::{Item, RolledBack};
 use super::shared::Shared;
 use super::trace;
+use super::transaction_batch::TransactionSeat;
 use super::unclaimed;
 use crate::attempt::CANCELLATION_GRACE;
+use crate::batch::BatchMessage;
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
 use crate::gate::{Claimed, Committed, Completion, Identity, Lease};
@@ -49,18 +50,8 @@ pub(super) enum RunSlot {
     Own(OwnedSemaphorePermit),
     /// It is part of a batch's call.
     InBatch(BatchSeat),
-}
-
-impl RunSlot {
-    fn into_parts(self) -> (Option<BatchSeat>, RunPermits) {
-        match self {
-            Self::Own(permit) => (None, RunPermits::Own(permit)),
-            Self::InBatch(seat) => {
-                let permit = seat.permit();
-                (Some(seat), RunPermits::OfBatch(permit))
-            }
-        }
-    }
+    /// It is part of a batch's transaction.
+    InTransaction(TransactionSeat),
 }
 
 /// Claims the item's key and acts on the claim outcome. The permit of the slot is held while the handler runs.
@@ -72,18 +63,23 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, slot: RunSlot) -> 
             return Ending::GiveUp { lease: None, cause: DeadLetterCause::BadKey, reason, attempts: 0 };
         }
     };
+    let (seat, permits) = match slot {
+        RunSlot::Own(permit) => (None, RunPermits::Own(permit)),
+        RunSlot::InBatch(seat) => {
+            let permit = seat.permit();
+            (Some(seat), RunPermits::OfBatch(permit))
+        }
+        RunSlot::InTransaction(seat) => return attempt_in_transaction(shared, item, &identity, seat).await,
+    };
     if let Some(stored) = item.found.take() {
-        let (_, _permits) = slot.into_parts();
+        drop(seat);
         return answer(item, stored).await;
     }
-    let slot = match slot {
-        RunSlot::Own(permit) => match unclaimed::attempt(shared, item, &identity, permit).await {
-            ControlFlow::Break(ending) => return ending,
-            ControlFlow::Continue(permit) => RunSlot::Own(permit),
-        },
-        in_batch @ RunSlot::InBatch(_) => in_batch,
-    };
-    let (seat, permits) = slot.into_parts();
+    if seat.is_none()
+        && let Some(ending) = unclaimed::attempt(shared, item, &identity).await
+    {
+        return ending;
+    }
     let (claimed, seat, permits) = match claim(item, &identity).await {
         Ok(Claimed::Granted(lease)) if must_run_alone(shared, item, &lease) => {
             let is_in_batch = seat.is_some();
@@ -106,6 +102,32 @@ pub(super) async fn attempt(shared: &Shared, item: &mut Item, slot: RunSlot) -> 
         }
     };
     follow(shared, item, &identity, claimed, (seat, permits)).await
+}
+
+/// The attempt of a message that is in the transaction of a batch, unless something is known of its key. Then the key is
+/// claimed, and its handler runs later and alone.
+async fn attempt_in_transaction(
+    shared: &Shared,
+    item: &mut Item,
+    identity: &Identity,
+    seat: TransactionSeat,
+) -> Ending {
+    let permit = seat.permit();
+    if let Some(stored) = item.found.take() {
+        drop(seat);
+        return answer(item, stored).await;
+    }
+    if let Some(ending) = unclaimed::attempt_in_batch(shared, item, identity, seat).await {
+        return ending;
+    }
+    match claim(item, identity).await {
+        Ok(Claimed::Granted(lease)) if item.past.rolled_back.is_none() => {
+            lease.release(Duration::ZERO, false, "the message waits to run alone").await;
+            item.past.runs_alone = true;
+            Ending::NotNow { ask_again_in: RELEASED_IS_DUE, cause: WaitCause::Retry }
+        }
+        claimed => follow(shared, item, identity, claimed, (None, RunPermits::OfBatch(permit))).await,
+    }
 }
 
 /// Does what the claim outcome says.
@@ -230,7 +252,7 @@ async fn run(
             let mut fails_alone = false;
             let taken = async {
                 let ran;
-                (ran, fails_alone) = seat.take(message, attempt).await;
+                Verdict { ran, fails_alone } = seat.take(BatchMessage::new(message, attempt)).await;
                 ran
             };
             let ran = call(item, &lease, taken).await;

@@ -9,8 +9,8 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `mod`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `engine`, `settle`, `attempt`, `unclaimed`, `answer`, `trace`, `breaker_mark` |
-//! | what they share | `ending`, `item`, `shared`, `transactional`, `session`, `in_flight` |
+//! | what runs | `intake`, `engine`, `settle`, `attempt`, `batch`, `unclaimed`, `transaction_batch`, `answer`, `trace`, `breaker_mark` |
+//! | what they share | `ending`, `item`, `shared`, `work`, `transactional`, `seats`, `session`, `in_flight` |
 //! | without I/O: rules and records | `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`, and only `schedule` changes it.
@@ -74,15 +74,18 @@ mod monitor;
 mod positions;
 mod run;
 mod schedule;
+mod seats;
 mod session;
 mod settings;
 mod settle;
 mod shared;
 mod start;
 mod trace;
+mod transaction_batch;
 mod transactional;
 mod unclaimed;
 mod watch;
+mod work;
 
 pub use batch::Batched;
 pub use breaker::Breaker;
@@ -92,17 +95,18 @@ pub use monitor::Monitor;
 #[cfg(feature = "otel")]
 pub use settings::TraceParent;
 pub use settings::{BadKeys, Ordering};
-pub use transactional::{ConsumerHandler, Transactional};
+pub use transactional::Transactional;
+pub use work::ConsumerHandler;
 
 use breaker::Switch;
 use dead_letter_limit::DeadLetterGuard;
 use in_flight::InFlight;
 use monitor::Life;
-use settings::ConsumerSettings;
+use settings::{ConsumerSettings, TransactionalTerms};
 use shared::{Route, Shared, TransactionalRoute};
 use start::{Opened, Waiting};
-use transactional::Work;
 use watch::Watch;
+use work::Work;
 
 /// Consumes a source through a gate.
 ///
@@ -378,7 +382,9 @@ impl Consumer {
     fn check_settings(&self) -> Result<(), ConsumerError> {
         let routes: Vec<_> = self.routes.iter().map(|(name, gate, _)| (name.as_deref(), gate)).collect();
         self.settings.check(&routes, self.source.retry_queue().is_some())?;
-        let transactional = self.routes.iter().filter_map(|(_, gate, work)| Some((gate, work.limit()?)));
+        let transactional = self.routes.iter().filter_map(|(_, gate, work)| {
+            Some(TransactionalTerms { gate, limit: work.limit()?, is_batched: work.batches.is_some() })
+        });
         self.settings.check_transactional(transactional)?;
         let limits = self.routes.iter().filter_map(|(_, _, work)| work.batches.as_ref());
         let mut defects = limits.filter_map(|batches| batches.limits.defect(self.settings.most_messages));

@@ -141,19 +141,24 @@ impl ConsumerSettings {
         }
     }
 
-    /// Returns the first setting that does not suit a gate with a transactional handler, whose transactions have this
-    /// limit.
+    /// Returns the first setting that does not suit a transactional handler.
     pub(super) fn check_transactional<'a>(
         &self,
-        routes: impl Iterator<Item = (&'a Gate, Duration)>,
+        routes: impl Iterator<Item = TransactionalTerms<'a>>,
     ) -> Result<(), ConsumerError> {
         let refuse = |what: String| Err(ConsumerError::Settings(what));
-        for (gate, limit) in routes {
+        for TransactionalTerms { gate, limit, is_batched } in routes {
             let (scope, retention) = (gate.scope(), gate.settings().retention);
             if self.fail_open_after.is_some() {
                 return refuse(format!(
                     "`fail_open_after` is set, and the handler of `{scope}` is transactional: without its store there \
                      is no transaction"
+                ));
+            }
+            if is_batched && gate.settings().fenced {
+                return refuse(format!(
+                    "the gate `{scope}` is fenced, and its handler is `Transactional::batched`: a fencing token comes \
+                     with a claim, and a batch makes none. Remove `Gate::fenced`, or use `Transactional::new`"
                 ));
             }
             if limit < SHORTEST_TRANSACTION || limit > LONGEST_TRANSACTION {
@@ -170,4 +175,13 @@ impl ConsumerSettings {
         }
         Ok(())
     }
+}
+
+/// What a transactional handler and its gate must agree on.
+pub(super) struct TransactionalTerms<'a> {
+    pub(super) gate: &'a Gate,
+    /// The limit of its transactions.
+    pub(super) limit: Duration,
+    /// Whether a transaction has a batch of messages.
+    pub(super) is_batched: bool,
 }

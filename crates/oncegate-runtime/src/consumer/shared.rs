@@ -12,7 +12,7 @@ use super::error::ConsumerError;
 use super::in_flight::InFlight;
 use super::session::Session;
 use super::settings::ConsumerSettings;
-use super::transactional::ErasedTransactional;
+use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
 use super::watch::Watch;
 use crate::batch::{BatchLimits, ErasedBatchHandler};
 use crate::dead_letters::DeadLetters;
@@ -40,8 +40,17 @@ pub(super) struct Route {
 /// A batch handler, and how large its batches are.
 #[derive(Clone)]
 pub(super) struct Batches {
-    pub(super) handler: Arc<dyn ErasedBatchHandler>,
+    pub(super) caller: BatchCaller,
     pub(super) limits: BatchLimits,
+}
+
+/// How a batch handler is called.
+#[derive(Clone)]
+pub(super) enum BatchCaller {
+    /// With messages that are claimed one by one.
+    Claimed(Arc<dyn ErasedBatchHandler>),
+    /// With messages whose keys are taken by the transaction of the batch.
+    InTransaction(Arc<dyn ErasedTransactionalBatches>),
 }
 
 /// What a route needs to run first attempts without a claim.

@@ -12,18 +12,26 @@ use oncegate_core::store::StoreError;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
-use super::shared::Batches;
+use super::shared::{BatchCaller, Batches};
+use super::work::{ConsumerHandler, Work, sealed};
 use crate::attempt::Attempt;
+use crate::batch::BatchLimits;
 use crate::codec::{Codec, FromStored as _};
 use crate::failure::{BoxError, Failure};
 use crate::gate::TransactionRun;
-use crate::handler::{BoxFuture, Encoded, ErasedHandler, Handler};
+use crate::handler::{BoxFuture, Encoded, ErasedHandler};
 use crate::message::Message;
 use crate::observe::{Event, RunOutcome};
 use crate::transaction::Completing;
 use crate::transactional::{
-    Begun, CommitError, Excuse, Ground, Sessions, TransactionalHandler, Transactions,
+    Begun, CommitError, Excuse, Ground, Sessions, TransactionalBatchHandler, TransactionalHandler,
+    Transactions,
 };
+
+mod batches;
+
+use batches::OfOne;
+pub(super) use batches::{BatchEnd, ErasedTransactionalBatches, Rest};
 
 /// A [`TransactionalHandler`] with the database that opens its transactions; pass it to
 /// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a handler.
@@ -63,7 +71,9 @@ use crate::transactional::{
 /// # }
 /// ```
 pub struct Transactional {
-    work: Box<dyn ErasedTransactional>,
+    limit: Duration,
+    /// Makes the work of a handler, with this limit.
+    make: Box<dyn FnOnce(Duration) -> Work + Send + Sync>,
 }
 
 impl Transactional {
@@ -72,90 +82,89 @@ impl Transactional {
 
     /// The handler, in transactions of this database.
     pub fn new<D: Transactions>(database: D, handler: impl TransactionalHandler<D::Transaction>) -> Self {
-        let limit = Self::DEFAULT_LIMIT;
-        Self { work: Box::new(Erased { pair: Arc::new(Pair { database, handler }), limit }) }
+        Self::of(move |limit| {
+            let work = Arc::new(Erased { pair: Arc::new(Pair { database, handler }), limit });
+            Work { handler: Arc::clone(&work) as _, transactional: Some(work), batches: None }
+        })
+    }
+
+    /// The handler, in transactions of this database that have a batch within these limits each.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")] mod example {
+    /// use oncegate::postgres::{PostgresStore, PostgresTransaction};
+    /// use oncegate::prelude::*;
+    ///
+    /// struct Ledger;
+    ///
+    /// impl TransactionalBatchHandler<PostgresTransaction> for Ledger {
+    ///     type Output = ();
+    ///
+    ///     async fn handle(
+    ///         &self,
+    ///         batch: &[BatchMessage],
+    ///         transaction: &mut PostgresTransaction,
+    ///     ) -> Result<Vec<Result<(), Failure>>, Failure> {
+    ///         let bodies: Vec<&[u8]> = batch.iter().map(|one| one.message().payload()).collect();
+    ///         let insert = "INSERT INTO ledger SELECT * FROM unnest($1::bytea[])";
+    ///         transaction.execute(insert, &[&bodies]).await?;
+    ///         Ok(batch.iter().map(|_| Ok(())).collect())
+    ///     }
+    /// }
+    ///
+    /// fn ledger(store: &PostgresStore) -> Result<Transactional, BoxError> {
+    ///     Ok(Transactional::batched(store.transactions()?, BatchLimits::new(100), Ledger))
+    /// }
+    /// # }
+    /// ```
+    pub fn batched<D: Transactions>(
+        database: D,
+        limits: BatchLimits,
+        handler: impl TransactionalBatchHandler<D::Transaction>,
+    ) -> Self {
+        Self::of(move |limit| {
+            let pair = Arc::new(Pair { database, handler: OfOne(handler) });
+            let work = Arc::new(Erased { pair, limit });
+            let caller = BatchCaller::InTransaction(Arc::clone(&work) as _);
+            let batches = Some(Batches { caller, limits });
+            Work { handler: Arc::clone(&work) as _, transactional: Some(work), batches }
+        })
+    }
+
+    fn of(make: impl FnOnce(Duration) -> Work + Send + Sync + 'static) -> Self {
+        Self { limit: Self::DEFAULT_LIMIT, make: Box::new(make) }
     }
 
     /// The longest time that a transaction is open: 30 s by default, 100 ms to an hour. Then it is rolled back, on the
-    /// server too, and the attempt counts as failed.
+    /// server too, and the attempt counts as failed; a batch is split.
     ///
-    /// Work that takes longer belongs in a [`Handler`] that ends by
+    /// Work that takes longer belongs in a [`Handler`](crate::Handler) that ends by
     /// [`Attempt::commit_with`](crate::Attempt::commit_with): its claim is kept by heartbeats, and no transaction is open
     /// while it works.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
-        self.work.set_limit(limit);
+        self.limit = limit;
         self
     }
 }
 
 impl std::fmt::Debug for Transactional {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transactional").field("limit", &self.work.limit()).finish_non_exhaustive()
+        f.debug_struct("Transactional").field("limit", &self.limit).finish_non_exhaustive()
     }
 }
-
-/// What a consumer runs for the messages of a route: a [`Handler`], a [`Batched`](crate::Batched) or a [`Transactional`].
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is no handler",
-    note = "implement `Handler` for it, or wrap a `TransactionalHandler` by `Transactional::new`, a `BatchHandler` by \
-            `Batched::new`"
-)]
-pub trait ConsumerHandler: sealed::Sealed {}
-
-impl<H: Handler> ConsumerHandler for H {}
 
 impl ConsumerHandler for Transactional {}
 
-pub(super) mod sealed {
-    /// Keeps other crates from implementing [`ConsumerHandler`](super::ConsumerHandler).
-    pub trait Sealed {
-        /// Erases the type of the handler.
-        fn into_work(self) -> super::Work;
-    }
-}
-
-impl<H: Handler> sealed::Sealed for H {
-    fn into_work(self) -> Work {
-        Work { handler: Arc::new(self), transactional: None, batches: None }
-    }
-}
-
 impl sealed::Sealed for Transactional {
     fn into_work(self) -> Work {
-        let work: Arc<dyn ErasedTransactional> = Arc::from(self.work);
-        Work { handler: Arc::clone(&work) as _, transactional: Some(work), batches: None }
-    }
-}
-
-/// A handler of either kind, with its type erased.
-pub struct Work {
-    /// For duplicates, and for runs under a claim.
-    pub(super) handler: Arc<dyn ErasedHandler>,
-    /// For runs without a claim.
-    pub(super) transactional: Option<Arc<dyn ErasedTransactional>>,
-    /// For calls with many messages.
-    pub(super) batches: Option<Batches>,
-}
-
-impl std::fmt::Debug for Work {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work").field("limit", &self.limit()).finish_non_exhaustive()
-    }
-}
-
-impl Work {
-    /// The limit of its transactions, if it is transactional.
-    pub(super) fn limit(&self) -> Option<Duration> {
-        self.transactional.as_ref().map(|work| work.limit())
+        (self.make)(self.limit)
     }
 }
 
 /// A [`Transactional`] with its types erased.
 pub(super) trait ErasedTransactional: ErasedHandler {
     fn limit(&self) -> Duration;
-
-    fn set_limit(&mut self, limit: Duration);
 
     fn descriptor(&self, scope: Scope) -> BoxFuture<'_, Result<Option<String>, StoreError>>;
 
@@ -166,6 +175,7 @@ pub(super) trait ErasedTransactional: ErasedHandler {
 }
 
 /// How a run without a claim ended.
+#[derive(Debug)]
 pub(super) enum RunEnd {
     /// Effect and COMPLETED are committed.
     Committed,
@@ -198,10 +208,6 @@ struct Pair<D, H> {
 impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedTransactional for Erased<D, H> {
     fn limit(&self) -> Duration {
         self.limit
-    }
-
-    fn set_limit(&mut self, limit: Duration) {
-        self.limit = limit;
     }
 
     fn descriptor(&self, scope: Scope) -> BoxFuture<'_, Result<Option<String>, StoreError>> {
@@ -396,15 +402,7 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         transaction: &mut D::Transaction,
         limit: Duration,
     ) -> Handled<H::Output> {
-        let began = Instant::now();
-        let work = AssertUnwindSafe(self.handler.handle(message, attempt, transaction)).catch_unwind();
-        match timeout(limit, work).await {
-            // A handler that blocks its thread notices no timer.
-            Ok(Ok(Ok(_))) if began.elapsed() > limit => Handled::TooLong,
-            Ok(Ok(returned)) => Handled::Returned(returned),
-            Ok(Err(_panic)) => Handled::Panicked,
-            Err(_) => Handled::TooLong,
-        }
+        within(limit, self.handler.handle(message, attempt, transaction)).await
     }
 
     /// Looks for the database's error in what the handler has returned.
@@ -420,6 +418,21 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
             cause = error.source();
         }
         None
+    }
+}
+
+/// Runs a handler within the limit of its transaction.
+async fn within<T: Send>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, Failure>> + Send,
+) -> Handled<T> {
+    let began = Instant::now();
+    match timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
+        // A handler that blocks its thread notices no timer.
+        Ok(Ok(Ok(_))) if began.elapsed() > limit => Handled::TooLong,
+        Ok(Ok(returned)) => Handled::Returned(returned),
+        Ok(Err(_panic)) => Handled::Panicked,
+        Err(_) => Handled::TooLong,
     }
 }
 

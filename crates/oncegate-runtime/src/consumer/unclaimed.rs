@@ -3,78 +3,124 @@
 //! It is for keys of which nothing is known. Whatever else it finds goes to [`attempt`](super::attempt), which claims
 //! the key: a key with a record, a key that a process may have died with, and a run whose failure must be counted.
 
+use std::future::Future;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
+use oncegate_core::record::TokenTag;
 use oncegate_core::store::StoreError;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, warn};
 
 use super::ending::{BUSY_BACKOFF, Ending};
 use super::item::{Item, RolledBack};
 use super::shared::{Shared, TransactionalRoute};
 use super::trace;
+use super::transaction_batch::TransactionSeat;
 use super::transactional::RunEnd;
 use crate::gate::{Identity, TransactionRun};
 use crate::health::{Stage, WaitCause};
 use crate::observe::{Event, RunOutcome};
 use crate::transactional::Excuse;
 
-/// Runs the handler in a transaction that holds the key, if nothing is known of the key. Continues with the permit when
-/// the key must be claimed.
-pub(super) async fn attempt(
+/// Runs the handler in a transaction that holds the key, if nothing is known of the key. `None`: the key must be claimed.
+/// The caller holds a permit.
+pub(super) async fn attempt(shared: &Shared, item: &mut Item, identity: &Identity) -> Option<Ending> {
+    let route = Arc::clone(&item.route);
+    let transactional = route.transactional.as_ref()?;
+    let run = match prepare(item, identity, transactional).await {
+        ControlFlow::Continue(run) => run?,
+        ControlFlow::Break(ending) => return Some(ending),
+    };
+    let (span, tag) = (trace::unclaimed(shared, item, &identity.key), run.tag());
+    let discarded = run.discarded().clone();
+    let ended = finish(item, &discarded, transactional.work.run(run)).instrument(span).await;
+    follow(shared, item, ended, tag)
+}
+
+/// The same in the transaction of a batch. What cannot be in one runs alone, and later.
+pub(super) async fn attempt_in_batch(
     shared: &Shared,
     item: &mut Item,
     identity: &Identity,
-    permit: OwnedSemaphorePermit,
-) -> ControlFlow<Ending, OwnedSemaphorePermit> {
+    seat: TransactionSeat,
+) -> Option<Ending> {
     let route = Arc::clone(&item.route);
-    let Some(transactional) = route.transactional.as_ref().filter(|_| may_run_unclaimed(item)) else {
-        return ControlFlow::Continue(permit);
+    let transactional = route.transactional.as_ref()?;
+    let run = match prepare(item, identity, transactional).await {
+        ControlFlow::Continue(Some(run)) => Arc::new(run),
+        // Another attempt, or another process, may have ended with it. It is not claimed here: that would cost it an
+        // attempt if one of its neighbours ended this process.
+        ControlFlow::Continue(None) if item.past.needs_claim => {
+            item.past.runs_alone = true;
+            return Some(Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry });
+        }
+        ControlFlow::Continue(None) => return None,
+        ControlFlow::Break(ending) => return Some(ending),
     };
+    let (span, tag) = (trace::unclaimed(shared, item, &identity.key), run.tag());
+    let discarded = run.discarded().clone();
+    let ended = finish(item, &discarded, seat.take(run)).instrument(span).await;
+    item.past.runs_alone |= matches!(ended, RunEnd::Failed { .. });
+    follow(shared, item, ended, tag)
+}
+
+/// The right to run without a claim; `None` if the key must be claimed.
+async fn prepare(
+    item: &mut Item,
+    identity: &Identity,
+    transactional: &TransactionalRoute,
+) -> ControlFlow<Ending, Option<TransactionRun>> {
+    if !may_run_unclaimed(item) {
+        return ControlFlow::Continue(None);
+    }
     match is_suspect(item).await {
         Ok(false) => {}
         Ok(true) => {
             item.past.needs_claim = true;
-            return ControlFlow::Continue(permit);
+            return ControlFlow::Continue(None);
         }
         Err(error) => return ControlFlow::Break(Ending::NoAnswer { error }),
     }
-    let (gate, limit) = (&route.gate, transactional.work.limit());
-    let run = match gate.transaction_run(&item.delivery.message, identity, limit) {
-        Ok(run) => run,
-        Err(error) => return ControlFlow::Break(Ending::NoAnswer { error }),
-    };
-    let span = trace::unclaimed(shared, item, &identity.key);
-    let tag = run.tag();
-    let ended = run_it(item, transactional, run).instrument(span).await;
+    let limit = transactional.work.limit();
+    match item.route.gate.transaction_run(&item.delivery.message, identity, limit) {
+        Ok(run) => ControlFlow::Continue(Some(run)),
+        Err(error) => ControlFlow::Break(Ending::NoAnswer { error }),
+    }
+}
+
+/// Does what the end of the run with this tag says. `None`: the key must be claimed.
+fn follow(shared: &Shared, item: &mut Item, ended: RunEnd, tag: TokenTag) -> Option<Ending> {
+    let route = Arc::clone(&item.route);
+    let gate = &route.gate;
     match ended {
-        RunEnd::Committed => ControlFlow::Break(Ending::Completed),
-        RunEnd::RecordExists => ControlFlow::Continue(permit),
+        RunEnd::Committed => Some(Ending::Completed),
+        RunEnd::RecordExists => None,
         RunEnd::Held => {
             item.past.busy = item.past.busy.saturating_add(1);
             let ask_again_in = BUSY_BACKOFF.wait(item.past.busy, shared.random());
-            ControlFlow::Break(Ending::NotNow { ask_again_in, cause: WaitCause::Busy })
+            Some(Ending::NotNow { ask_again_in, cause: WaitCause::Busy })
         }
         RunEnd::NotBegun(error) => {
             gate.observe(Event::StoreError { scope: gate.scope(), class: error.class() });
-            ControlFlow::Break(Ending::NoAnswer { error })
+            Some(Ending::NoAnswer { error })
         }
-        RunEnd::Excused { excuse, reason } => ControlFlow::Break(excused(shared, item, excuse, &reason)),
+        RunEnd::Excused { excuse, reason } => Some(excused(shared, item, excuse, &reason)),
         RunEnd::Failed { failure, outcome } => {
             let count = item.tell_breaker(false, outcome, Some(&failure));
             item.past.rolled_back = Some(RolledBack { failure, count });
-            ControlFlow::Continue(permit)
+            None
         }
         RunEnd::Discarded => {
-            ControlFlow::Break(Ending::NotNow { ask_again_in: BUSY_BACKOFF.first(), cause: WaitCause::Lapse })
+            Some(Ending::NotNow { ask_again_in: BUSY_BACKOFF.first(), cause: WaitCause::Lapse })
         }
         RunEnd::Unknown(error) => {
             let origin = item.delivery.message.origin();
             warn!(scope = gate.scope(), %origin, %error, "the commit was not answered; the record decides");
             gate.observe(Event::StoreError { scope: gate.scope(), class: error.class() });
             item.past.unanswered_commit = Some(tag);
-            ControlFlow::Continue(permit)
+            None
         }
     }
 }
@@ -110,11 +156,14 @@ async fn is_suspect(item: &Item) -> Result<bool, StoreError> {
     }
 }
 
-/// Runs the handler, and ends it when the broker takes the message away.
-async fn run_it(item: &Item, transactional: &TransactionalRoute, run: TransactionRun) -> RunEnd {
+/// Waits for the end of the run, and discards the run when the broker takes the message away.
+async fn finish(
+    item: &Item,
+    discarded: &CancellationToken,
+    running: impl Future<Output = RunEnd> + Send,
+) -> RunEnd {
     item.enter(Stage::Running);
-    let discarded = run.discarded().clone();
-    let mut running = transactional.work.run(run);
+    let mut running = std::pin::pin!(running);
     let ended = match item.delivery.ack_handle.lost() {
         None => running.await,
         Some(lost) => tokio::select! {

@@ -12,16 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
+use deadpool_postgres::{Manager, Pool};
 use list::{Letters, List, Listed};
 use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::store::Store;
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::sqlite::{SqliteStore, SqliteTransaction};
 use oncegate::{
-    Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Transactional,
-    TransactionalHandler,
+    Attempt, Backoff, BatchLimits, BatchMessage, BoxError, Consumer, Failure, Gate, Handler, Key, Message,
+    Transactional, TransactionalBatchHandler, TransactionalHandler,
 };
 use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
+use tokio_postgres::NoTls;
 
 /// Short: a payment of a killed worker waits for it.
 const LEASE: Duration = Duration::from_millis(600);
@@ -64,7 +66,7 @@ impl TransactionalHandler<PostgresTransaction> for Poisoned {
         attempt: &Attempt,
         transaction: &mut PostgresTransaction,
     ) -> Result<String, Failure> {
-        let receipt = self.0.handle(message, attempt, transaction).await?;
+        let receipt = TransactionalHandler::handle(&self.0, message, attempt, transaction).await?;
         end_at_poison(message)?;
         Ok(receipt)
     }
@@ -79,11 +81,42 @@ impl TransactionalHandler<SqliteTransaction> for Poisoned {
         attempt: &Attempt,
         transaction: &mut SqliteTransaction,
     ) -> Result<String, Failure> {
-        let receipt = self.0.handle(message, attempt, transaction).await?;
+        let receipt = TransactionalHandler::handle(&self.0, message, attempt, transaction).await?;
         end_at_poison(message)?;
         Ok(receipt)
     }
 }
+
+impl TransactionalBatchHandler<PostgresTransaction> for Poisoned {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut PostgresTransaction,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let receipts = TransactionalBatchHandler::handle(&self.0, batch, transaction).await?;
+        batch.iter().try_for_each(|one| end_at_poison(one.message()))?;
+        Ok(receipts)
+    }
+}
+
+impl TransactionalBatchHandler<SqliteTransaction> for Poisoned {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        transaction: &mut SqliteTransaction,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        let receipts = TransactionalBatchHandler::handle(&self.0, batch, transaction).await?;
+        batch.iter().try_for_each(|one| end_at_poison(one.message()))?;
+        Ok(receipts)
+    }
+}
+
+/// All payments of a worker fit into one.
+const BATCHES: BatchLimits = BatchLimits::new(7).wait(Duration::from_millis(50));
 
 /// How many more times the point is passed; at the last one the process ends or stops.
 static PASSES: AtomicU64 = AtomicU64::new(0);
@@ -106,15 +139,15 @@ fn pass() {
 /// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it crashes: the
 /// statement of a connection, the step of that statement, how often that is passed (0: it does not crash), `kill`
 /// or `stop`, and whether the handler opens its transaction (`own`), is `given` it, or is given it and ends its process
-/// with payment 13 (`poisoned`). On an SQLite file the point is every step of every statement.
+/// with payment 13 (`poisoned`); or the same for a batch of payments (`batched`, `batched-poisoned`). On an SQLite file the point is every step of every statement.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [client, url, table, scope, ids, statement, step, passes, action, transaction] = arguments.as_slice()
     else {
-        return Err(
-            "payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop own|given|poisoned".into()
-        );
+        return Err("payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop \
+             own|given|poisoned|batched|batched-poisoned"
+            .into());
     };
     let client: Client = client.parse()?;
     let (statement, step): (usize, usize) = (statement.parse()?, step.parse()?);
@@ -127,6 +160,10 @@ async fn main() -> Result<(), BoxError> {
         let work = match transaction.as_str() {
             "given" => Work::Given(Transactional::new(store.transactions(), till)),
             "poisoned" => Work::Given(Transactional::new(store.transactions(), Poisoned(till))),
+            "batched" => Work::Given(Transactional::batched(store.transactions(), BATCHES, till)),
+            "batched-poisoned" => {
+                Work::Given(Transactional::batched(store.transactions(), BATCHES, Poisoned(till)))
+            }
             _ => Work::Own(Pay(till)),
         };
         (Arc::new(store) as Arc<dyn Store>, work, None)
@@ -144,7 +181,7 @@ async fn main() -> Result<(), BoxError> {
         });
         let wire = wire.await;
         wire.url().clone_into(&mut till.url);
-        let work = on_server(client, transaction, till).await?;
+        let work = on_server(client, transaction, till, url).await?;
         (Arc::new(PostgresStore::connect(url).await?) as Arc<dyn Store>, work, Some(wire))
     };
     let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
@@ -157,7 +194,7 @@ async fn main() -> Result<(), BoxError> {
         Work::Own(pay) => Consumer::new(source, gate, pay),
         Work::Given(given) => Consumer::new(source, gate, given),
     };
-    let is_poisoned = transaction == "poisoned";
+    let is_poisoned = transaction.ends_with("poisoned");
     consumer
         .concurrency(concurrency)
         .max_attempts(if is_poisoned { FEW_ATTEMPTS } else { MAX_ATTEMPTS })
@@ -175,17 +212,26 @@ enum Work {
     Given(Transactional),
 }
 
-/// The transactions, and what the store writes for them, go through the proxy.
-async fn on_server(client: Client, transaction: &str, till: Till) -> Result<Work, BoxError> {
+/// The transactions go through the proxy, and so does what the store writes for them. For a batch it does not: it would
+/// pass the point before the one transaction.
+async fn on_server(client: Client, transaction: &str, till: Till, url: &str) -> Result<Work, BoxError> {
     if transaction == "own" {
         return Ok(Work::Own(Pay(till)));
     }
-    let store = PostgresStore::connect(&till.url).await?;
+    let store = PostgresStore::connect(if transaction == "batched" { url } else { &till.url }).await?;
     Ok(Work::Given(match (client, transaction) {
         (Client::Sqlx, _) => {
-            let pool = sqlx::PgPool::connect(&till.url).await?;
-            Transactional::new(store.sqlx_transactions(pool), till)
+            let transactions = store.sqlx_transactions(sqlx::PgPool::connect(&till.url).await?);
+            match transaction {
+                "batched" => Transactional::batched(transactions, BATCHES, till),
+                _ => Transactional::new(transactions, till),
+            }
         }
+        (_, "batched") => {
+            let pool = Pool::builder(Manager::new(till.url.parse()?, NoTls)).build()?;
+            Transactional::batched(store.transactions_of(pool), BATCHES, till)
+        }
+        (_, "batched-poisoned") => Transactional::batched(store.transactions()?, BATCHES, Poisoned(till)),
         (_, "poisoned") => Transactional::new(store.transactions()?, Poisoned(till)),
         _ => Transactional::new(store.transactions()?, till),
     }))

@@ -12,8 +12,11 @@ use super::super::batch::Batch;
 use super::super::item::Item;
 use super::super::lanes::PlaceId;
 use super::super::schedule::Shard;
+use super::super::seats::seats;
 use super::super::settle::{Outcome, settle};
-use super::super::shared::{Route, Shared};
+use super::super::shared::{BatchCaller, Batches, Route, Shared};
+use super::super::transaction_batch::TransactionBatch;
+use crate::handler::BoxFuture;
 use crate::source::AckHandle;
 
 /// A message that is about to start.
@@ -90,16 +93,27 @@ pub(super) async fn attempt_batch(
     let Some(route) = members.first().map(|member| Arc::clone(&member.item.route)) else {
         return Done::Batch(Vec::new());
     };
-    let Some(batches) = route.batches.clone() else {
+    let Some(Batches { caller, .. }) = &route.batches else {
         debug_assert!(false, "only routes with a batch handler gather their messages");
         return Done::Batch(Vec::new());
     };
     let mut left = members.len();
-    let (batch, seats) = Batch::new(&route, &batches.handler, left, permit);
-    let attempt = |(member, seat)| attempt_in(&shared, member, RunSlot::InBatch(seat));
-    let attempts: FuturesUnordered<_> = members.into_iter().zip(seats).map(attempt).collect();
+    let (call, slots): (BoxFuture<'_, ()>, Vec<RunSlot>) = match caller {
+        BatchCaller::Claimed(handler) => {
+            let (taken, seats) = seats(left, permit);
+            let call = Batch::new(&route, handler).run(taken);
+            (Box::pin(call), seats.into_iter().map(RunSlot::InBatch).collect())
+        }
+        BatchCaller::InTransaction(caller) => {
+            let (taken, seats) = seats(left, permit);
+            let call = TransactionBatch::new(&route, caller).run(taken);
+            (Box::pin(call), seats.into_iter().map(RunSlot::InTransaction).collect())
+        }
+    };
+    let attempt = |(member, slot)| attempt_in(&shared, member, slot);
+    let attempts: FuturesUnordered<_> = members.into_iter().zip(slots).map(attempt).collect();
     let mut attempts = std::pin::pin!(attempts.ready_chunks(left));
-    let mut call = std::pin::pin!(batch.run().fuse());
+    let mut call = call.fuse();
     loop {
         tokio::select! {
             biased;
