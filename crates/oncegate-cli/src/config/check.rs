@@ -67,7 +67,7 @@ impl Loaded {
         }
         self.check_store(secrets);
         if self.config.consumer.is_empty() && self.config.outbox.is_empty() {
-            self.missing(&path(["consumer"]), "a table as [consumer.billing]");
+            self.missing(&path(["consumer"]), "a table as [consumer.billing] or [outbox.shop]");
         }
         let consumers: Vec<(String, Consumer)> =
             self.consumers().map(|(name, consumer)| (name.to_owned(), consumer)).collect();

@@ -164,7 +164,7 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "breaker_changes",
         &["scope", "state"],
-        "changes of the handler's breaker: it is paused, probed, and goes on",
+        "changes of the handler's breaker: it is paused, probed, and goes on; `open` also when a process starts with a breaker that an earlier one left open",
     )
     .of(&["open", "half_open", "closed"]),
     Metric::counter(
