@@ -123,7 +123,6 @@ impl PostgresOutbox {
     /// must be the one that the relay reads.
     ///
     /// ```no_run
-    /// # #[cfg(feature = "postgres")] mod example {
     /// use oncegate::outbox::OutboxMessage;
     /// use oncegate::postgres::PostgresOutbox;
     /// use oncegate::{Attempt, Failure, Handler, Message};
@@ -145,7 +144,6 @@ impl PostgresOutbox {
     ///         attempt.commit_with(transaction, &()).await
     ///     }
     /// }
-    /// # }
     /// ```
     ///
     /// # Errors

@@ -73,7 +73,6 @@ impl SqliteOutbox {
     /// rusqlite does.
     ///
     /// ```no_run
-    /// # #[cfg(feature = "sqlite-system")]
     /// # fn ship(store: &oncegate::sqlite::SqliteStore, outbox: &oncegate::sqlite::SqliteOutbox,
     /// #     attempt: &oncegate::Attempt) -> Result<(), oncegate::Failure> {
     /// use oncegate::outbox::OutboxMessage;
