@@ -35,6 +35,7 @@ mod key;
 mod output;
 mod peek;
 mod promise;
+mod prove;
 mod record;
 mod replay;
 mod reset;
@@ -87,6 +88,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     Check(check::CheckArgs),
     WorkerTest(run::conformance::WorkerTestArgs),
+    Prove(Box<prove::ProveArgs>),
     Schema(check::SchemaArgs),
     #[command(subcommand)]
     Topics(topics::TopicsCommand),
@@ -144,6 +146,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Run(args) => Box::pin(run::run(args)).await,
                 Command::Check(args) => check::run(args).await,
                 Command::WorkerTest(args) => run::conformance::run(args).await,
+                Command::Prove(args) => Box::pin(prove::run(args)).await,
                 Command::Schema(args) => check::schema(args),
                 Command::Topics(command) => topics::run(command).await,
                 Command::Replay(args) => replay::run(args).await,
@@ -182,9 +185,14 @@ impl Command {
         matches!(self, Self::Run(_))
     }
 
-    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only.
+    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and `prove` causes those
+    /// itself.
     fn log_level(&self) -> tracing::Level {
-        if matches!(self, Self::Run(_)) { tracing::Level::INFO } else { tracing::Level::WARN }
+        match self {
+            Self::Run(_) => tracing::Level::INFO,
+            Self::Prove(_) => tracing::Level::ERROR,
+            _ => tracing::Level::WARN,
+        }
     }
 }
 
