@@ -12,6 +12,7 @@ use crate::defect::Defect;
 use crate::facts::{Effect, Facts, Run, Steps};
 use crate::fault::Fault;
 use crate::history::{CallAnswer, Event, Outcome};
+use crate::round::STOP_DEADLINE_MS;
 
 /// Something that must not happen, and what shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,7 +36,7 @@ pub struct Violation {
 /// sample that is missing there needs one effect, whatever its step.
 pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> Vec<Violation> {
     let facts = Facts::of(events);
-    let mut judgement = Judgement { violations: Vec::new(), facts: &facts, excused: BTreeSet::new() };
+    let mut judgement = Judgement { violations: Vec::new(), events, facts: &facts, excused: BTreeSet::new() };
     judgement.keys();
     judgement.dead_letters();
     judgement.shared_keys();
@@ -54,6 +55,7 @@ pub fn steps(events: &[Event]) -> BTreeMap<usize, BTreeSet<String>> {
 
 struct Judgement<'a> {
     violations: Vec<Violation>,
+    events: &'a [Event],
     facts: &'a Facts,
     /// Samples whose effects follow from a violation that is named already.
     excused: BTreeSet<usize>,
@@ -296,9 +298,11 @@ impl Judgement<'_> {
                 self.found(Defect::Unfinished, Some(sent.sample), what, vec![*place]);
             }
         }
-        let stopping = self.facts.stopping.unwrap_or(usize::MAX);
+        // A run whose lease was lost is dropped, too, but not after the time that a stop gives it.
+        let at_ms = |place: usize| self.events.get(place).map(|event| event.at_ms);
+        let until_ms = self.facts.stopping.and_then(at_ms).map_or(u64::MAX, |at_ms| at_ms + STOP_DEADLINE_MS);
         let dropped = self.facts.runs.values().find_map(|run| match run.ended {
-            Some((place, Outcome::Dropped)) if place > stopping && self.facts.unfinished.is_empty() => Some(place),
+            Some((place, Outcome::Dropped)) if at_ms(place) >= Some(until_ms) => Some(place),
             _ => None,
         });
         if let Some(place) = self.facts.hung.first().copied().or(dropped) {

@@ -1,6 +1,6 @@
 //! The downstream service: it remembers every call, answers a repeated key with the first answer, and fails on request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -107,9 +107,17 @@ struct LedgerState {
     receipts: u64,
     /// The first call with each key, and its answer.
     by_key: BTreeMap<String, (u64, Value)>,
+    /// The samples that have had an effect.
+    samples: BTreeSet<usize>,
 }
 
 impl Ledger {
+    /// Whether each of these samples has had an effect.
+    pub(super) fn has_effects_of(&self, mut samples: impl Iterator<Item = usize>) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.all(|sample| state.samples.contains(&sample))
+    }
+
     fn next_call(&self) -> u64 {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.calls += 1;
@@ -117,8 +125,9 @@ impl Ledger {
     }
 
     /// Performs the effect, or finds that it has happened. Returns the answer, and the first call if there was one.
-    fn perform(&self, call: u64, key: Option<&str>) -> (Value, Option<u64>) {
+    fn perform(&self, call: u64, sample: Option<usize>, key: Option<&str>) -> (Value, Option<u64>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.samples.extend(sample);
         if let Some((first, answer)) = key.and_then(|key| state.by_key.get(key)) {
             return (answer.clone(), Some(*first));
         }
@@ -129,6 +138,13 @@ impl Ledger {
         }
         (answer, None)
     }
+}
+
+/// A call that the service has received.
+struct Accepted<'a> {
+    call: u64,
+    sample: Option<usize>,
+    key: Option<&'a str>,
 }
 
 impl Round {
@@ -153,9 +169,10 @@ impl Round {
             process.number,
             What::Called { call, sample, step, downstream_key, run, in_duplicate },
         );
+        let request = Accepted { call, sample, key };
         let answer = match self.call_fault(process, sample) {
-            None => Ok(self.perform(process, call, key)),
-            Some(fault) => self.misbehave(fault, process, call, key).await,
+            None => Ok(self.perform(process, &request)),
+            Some(fault) => self.misbehave(fault, process, &request).await,
         };
         let word = match answer {
             Ok(_) => CallAnswer::Answered,
@@ -166,8 +183,9 @@ impl Round {
         answer
     }
 
-    fn perform(&self, process: &Process, call: u64, key: Option<&str>) -> Value {
-        let (answer, first) = self.ledger.perform(call, key);
+    fn perform(&self, process: &Process, request: &Accepted<'_>) -> Value {
+        let Accepted { call, sample, key } = *request;
+        let (answer, first) = self.ledger.perform(call, sample, key);
         let what = match first {
             None => What::Performed { call },
             Some(first) => What::Repeated { call, first },
@@ -180,8 +198,7 @@ impl Round {
         &self,
         fault: CallFault,
         process: &Arc<Process>,
-        call: u64,
-        key: Option<&str>,
+        request: &Accepted<'_>,
     ) -> Result<Value, DownstreamError> {
         match fault {
             CallFault::Refuse => return Err(DownstreamError::Refused),
@@ -190,12 +207,12 @@ impl Round {
                 return Err(DownstreamError::NoAnswer);
             }
             CallFault::KillAfter => {
-                self.perform(process, call, key);
+                self.perform(process, request);
                 self.kill(process);
                 return Err(DownstreamError::NoAnswer);
             }
             CallFault::LoseAnswer => {
-                self.perform(process, call, key);
+                self.perform(process, request);
                 return Err(DownstreamError::NoAnswer);
             }
             CallFault::NoAnswer(time) => {
@@ -213,6 +230,6 @@ impl Round {
                 }
             }
         }
-        Ok(self.perform(process, call, key))
+        Ok(self.perform(process, request))
     }
 }

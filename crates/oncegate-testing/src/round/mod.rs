@@ -33,7 +33,7 @@ use broker::Broker;
 pub(crate) use broker::Member;
 pub use downstream::{Downstream, DownstreamError, EffectRequest};
 pub(crate) use process::Process;
-pub(crate) use run::{RoundSettings, play};
+pub(crate) use run::{RoundSettings, STOP_DEADLINE_MS, play};
 pub(crate) use watched::Watched;
 
 /// The route of all messages, and the topic of their origins.

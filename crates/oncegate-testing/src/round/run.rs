@@ -29,8 +29,8 @@ const MAX_ATTEMPTS: u32 = 25;
 /// The waits between attempts, in parts of a lease.
 const FIRST_WAIT_PARTS: u32 = 40;
 const LONGEST_WAIT_PARTS: u32 = 2;
-/// How long running handlers may go on after a stop.
-const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// How long running handlers may go on after a stop, in milliseconds.
+pub(crate) const STOP_DEADLINE_MS: u64 = 20_000;
 /// How long a process may take to end in all, its worker included.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
 /// A round in which nothing happens for this long is given up. A handler that is too slow for that has no time limit.
@@ -89,6 +89,11 @@ pub(crate) async fn play(round: Arc<Round>, settings: RoundSettings) -> Result<V
                 () = &mut finishing => break,
             }
         }
+    }
+    let samples = (0..round.sent.len()).filter_map(|number| round.sample_of(number));
+    if !round.ledger.has_effects_of(samples) {
+        // An effect that comes after the answer has still time, so that it is seen for what it is.
+        tokio::time::sleep(settings.lease).await;
     }
     for message in unfinished(&round) {
         round.recorder.note(None, What::Unfinished { message });
@@ -173,7 +178,7 @@ async fn live(
         .backoff(Backoff::new(settings.lease / FIRST_WAIT_PARTS, settings.lease / LONGEST_WAIT_PARTS))
         .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
         .without_breaker()
-        .stop_deadline(STOP_DEADLINE)
+        .stop_deadline(Duration::from_millis(STOP_DEADLINE_MS))
         .dead_letters(letters);
     let ended = tokio::select! {
         biased;
