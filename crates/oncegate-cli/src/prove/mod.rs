@@ -66,6 +66,10 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
 
+    /// Play this number of rounds, however long that takes: 19 have each fault by itself
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["seconds", "round"])]
+    rounds: Option<u64>,
+
     /// The seed that decides the faults [default: random]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -134,8 +138,11 @@ fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service
         Some(_) => 1,
         None => args.parallel.unwrap_or(4),
     };
-    let bar = progress(args.seconds);
-    let began = Instant::now();
+    let bar = match args.rounds {
+        Some(rounds) => progress(rounds, "rounds"),
+        None => progress(args.seconds, "seconds"),
+    };
+    let (began, counts_rounds) = (Instant::now(), args.rounds.is_some());
     let mut trial = Trial::new(Workers::of(args, service))
         .key(args.key.clone())
         .messages(samples)
@@ -143,26 +150,26 @@ fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service
         .seed(seed)
         .lease(args.lease)
         .parallel(parallel.into())
-        .for_time(Duration::from_secs(args.seconds))
         .progress(move |progress: &Progress| {
             let Progress { rounds, faults, defects, .. } = progress;
-            bar.set_position(began.elapsed().as_secs());
+            bar.set_position(if counts_rounds { *rounds } else { began.elapsed().as_secs() });
             bar.set_message(format!("{rounds} rounds, {faults} faults, {defects} defects"));
         });
     if !args.faults.is_empty() {
         trial = trial.faults(args.faults.iter().copied());
     }
-    match args.round {
-        Some(round) => trial.only_round(round),
-        None => trial,
+    match (args.round, args.rounds) {
+        (Some(round), _) => trial.only_round(round),
+        (None, Some(rounds)) => trial.rounds(rounds),
+        (None, None) => trial.for_time(Duration::from_secs(args.seconds)),
     }
 }
 
 /// A progress bar on standard error; hidden unless that is a terminal.
-fn progress(seconds: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {elapsed} of {len} s  {msg}");
+fn progress(length: u64, unit: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(&format!("{{bar:30}} {{pos}} of {{len}} {unit}  {{msg}}"));
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(seconds).with_style(style)
+    ProgressBar::new(length).with_style(style)
 }
 
 /// Reads the lines that are not empty.

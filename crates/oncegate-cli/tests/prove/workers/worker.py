@@ -1,5 +1,5 @@
 # A worker of `oncegate prove` with one of several planted bugs: python3 worker.py BUG
-import json, os, sys, threading, time, urllib.request, uuid
+import json, os, sys, threading, time, urllib.error, urllib.request, uuid
 
 DOWNSTREAM = os.environ["ONCEGATE_DOWNSTREAM"]
 BUG = sys.argv[1]
@@ -103,6 +103,10 @@ def skips_older(order, message):
 
 def ignores_end_of_input(order, message):
     return right(order, message)
+
+
+def silent(order, message):
+    return {"receipt": "from elsewhere"}
 
 
 class GiveUp(Exception):
