@@ -130,7 +130,9 @@ impl Defect {
             Self::DifferentResults => {
                 "Two runs for one event return different results. After a crash, the stored result is not the one that was used before."
             }
-            Self::Unfinished => "A message is never finished. It holds up the committed offset, or its queue.",
+            Self::Unfinished => {
+                "A message is never finished. It holds up the committed offset, or its queue."
+            }
             Self::ConsumerFailed => "A consumer ended with an error.",
             Self::DoesNotStop => {
                 "A handler or worker does not end when it is asked to. A deployment then kills it in the middle of its work."
@@ -157,7 +159,9 @@ impl Defect {
             Self::SharedDownstreamKey => {
                 "Use another step for each effect of a message: Attempt::idempotency_key(\"charge\") in Rust; in a worker, append the step to the idempotency key. Keep nothing of one message for the next."
             }
-            Self::EffectInDuplicate => "Let the hook for duplicates send the stored result, and nothing else.",
+            Self::EffectInDuplicate => {
+                "Let the hook for duplicates send the stored result, and nothing else."
+            }
             Self::EffectAfterCancel => {
                 "Send the idempotency key of the attempt with every effect, and begin no effect when the attempt is cancelled."
             }
@@ -165,9 +169,7 @@ impl Defect {
                 "Await the effect before the handler returns. Start no thread, task or timer that does it later."
             }
             Self::SwallowedError => "Return the error, so that the message is tried again.",
-            Self::MarkedBeforeEffect => {
-                "Remove the note: oncegate keeps it, and writes it after the effect."
-            }
+            Self::MarkedBeforeEffect => "Remove the note: oncegate keeps it, and writes it after the effect.",
             Self::GaveUp => {
                 "Give up only where another attempt cannot succeed, such as a payload that cannot be read; return every other failure for another attempt."
             }

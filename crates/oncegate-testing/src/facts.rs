@@ -45,7 +45,7 @@ pub(crate) struct Effect {
     pub(crate) process: Option<u32>,
     pub(crate) sample: Option<usize>,
     pub(crate) step: String,
-    pub(crate) downstream_key: Option<String>,
+    pub(crate) idempotency_key: Option<String>,
     pub(crate) run: Option<u64>,
     pub(crate) in_duplicate: bool,
     /// The place of the event that says that it had its effect.
@@ -123,13 +123,13 @@ impl Facts {
 
     fn add_call(&mut self, place: usize, event: &Event) {
         match &event.what {
-            What::Called { call, sample, step, downstream_key, run, in_duplicate } => {
+            What::Called { call, sample, step, idempotency_key, run, in_duplicate } => {
                 let effect = Effect {
                     called: place,
                     process: event.process,
                     sample: *sample,
                     step: step.clone(),
-                    downstream_key: downstream_key.clone(),
+                    idempotency_key: idempotency_key.clone(),
                     run: *run,
                     in_duplicate: *in_duplicate,
                     performed: None,

@@ -153,7 +153,7 @@ pub enum What {
         step: String,
         /// A digest of its `Idempotency-Key`, if it had one.
         #[serde(skip_serializing_if = "Option::is_none")]
-        downstream_key: Option<String>,
+        idempotency_key: Option<String>,
         /// The run of the handler that it belongs to.
         #[serde(skip_serializing_if = "Option::is_none")]
         run: Option<u64>,

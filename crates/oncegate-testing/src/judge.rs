@@ -88,7 +88,12 @@ impl Judgement<'_> {
             match keys.len() {
                 0 => {
                     self.excused.insert(*sample);
-                    self.found(Defect::NoKey, Some(*sample), format!("no key can be derived from sample {sample}"), vec![]);
+                    self.found(
+                        Defect::NoKey,
+                        Some(*sample),
+                        format!("no key can be derived from sample {sample}"),
+                        vec![],
+                    );
                 }
                 1 => {}
                 count => {
@@ -161,7 +166,7 @@ impl Judgement<'_> {
             let after: Vec<Fault> = after.into_iter().filter(|fault| fault.explains_a_repetition()).collect();
             let defect = self.cause_of_double(first, again);
             let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
-            let keys = match (&first.downstream_key, &again.downstream_key) {
+            let keys = match (&first.idempotency_key, &again.idempotency_key) {
                 (None, _) | (_, None) => "without an Idempotency-Key",
                 _ => "under different Idempotency-Keys",
             };
@@ -178,7 +183,7 @@ impl Judgement<'_> {
     fn cause_of_double(&self, first: &Effect, again: &Effect) -> Defect {
         let run = again.run.and_then(|run| self.facts.runs.get(&run));
         let cancelled_before = |run: &Run| run.cancelled.is_some_and(|at| at < again.called);
-        match (&first.downstream_key, &again.downstream_key) {
+        match (&first.idempotency_key, &again.idempotency_key) {
             _ if again.in_duplicate => Defect::EffectInDuplicate,
             (None, _) | (_, None) if run.is_some_and(cancelled_before) => Defect::EffectAfterCancel,
             (None, _) | (_, None) => Defect::NoDownstreamKey,
@@ -188,8 +193,11 @@ impl Judgement<'_> {
 
     /// A handler returns after its effects.
     fn early_answers(&mut self) {
-        for effect in self.facts.calls.values().filter(|effect| effect.run.is_none() && !effect.in_duplicate) {
-            let Some(sample) = effect.sample.filter(|sample| !self.excused.contains(sample)) else { continue };
+        for effect in self.facts.calls.values().filter(|effect| effect.run.is_none() && !effect.in_duplicate)
+        {
+            let Some(sample) = effect.sample.filter(|sample| !self.excused.contains(sample)) else {
+                continue;
+            };
             let mut of_sample = self.facts.runs.values().filter(|run| run.sample == Some(sample));
             let answered = of_sample.find_map(|run| {
                 let (ended, outcome) = run.ended?;
@@ -197,7 +205,9 @@ impl Judgement<'_> {
                 (here && outcome == Outcome::Completed && self.calls_in(run) == 0).then_some(ended)
             });
             if let Some(ended) = answered {
-                let what = format!("the handler had reported success for sample {sample} before it began its effect");
+                let what = format!(
+                    "the handler had reported success for sample {sample} before it began its effect"
+                );
                 self.found(Defect::AnsweredTooEarly, Some(sample), what, vec![ended, effect.called]);
                 self.excused.insert(sample);
             }
@@ -223,7 +233,9 @@ impl Judgement<'_> {
             }
             let steps = had.get(&sample);
             let missing = match expected.get(&sample) {
-                Some(needed) => needed.iter().find(|step| !steps.is_some_and(|had| had.contains(*step))).cloned(),
+                Some(needed) => {
+                    needed.iter().find(|step| !steps.is_some_and(|had| had.contains(*step))).cloned()
+                }
                 None => steps.is_none().then(String::new),
             };
             if let Some(step) = missing {
@@ -238,22 +250,28 @@ impl Judgement<'_> {
         let ended = last.and_then(|run| run.ended).map_or(usize::MAX, |(place, _)| place);
         let began = runs.iter().map(|run| run.began).min().unwrap_or(0);
         let after = self.facts.faults_between(sample, began, ended);
-        let calls: Vec<&Effect> = self.facts.calls.values().filter(|call| call.sample == Some(sample)).collect();
+        let calls: Vec<&Effect> =
+            self.facts.calls.values().filter(|call| call.sample == Some(sample)).collect();
         let refused = |call: &&&Effect| {
             let unanswered = matches!(call.answer, Some(CallAnswer::Refused | CallAnswer::Lost));
             unanswered && call.performed.is_none() && call.repeats.is_none()
         };
-        let in_last = |call: &&&Effect| last.is_some_and(|run| call.called > run.began && call.called < ended);
+        let in_last =
+            |call: &&&Effect| last.is_some_and(|run| call.called > run.began && call.called < ended);
         let was_killed = after.iter().any(|fault| {
             matches!(fault, Fault::KillAfterCompleted | Fault::KillBeforeCompleted | Fault::StoreLoss)
         });
-        let has_failed = runs.iter().any(|run| run.ended.is_some_and(|(_, outcome)| outcome != Outcome::Completed));
+        let has_failed =
+            runs.iter().any(|run| run.ended.is_some_and(|(_, outcome)| outcome != Outcome::Completed));
         let (defect, why) = if calls.iter().filter(in_last).any(|call| refused(&call)) {
             (Defect::SwallowedError, "the handler reported success although the call had failed")
         } else if calls.is_empty() && last.is_some() && was_killed {
             (Defect::AnsweredTooEarly, "the handler had reported success before the process was killed")
         } else if last.is_some() && has_failed {
-            (Defect::MarkedBeforeEffect, "an attempt failed, and the next one reported success without a call")
+            (
+                Defect::MarkedBeforeEffect,
+                "an attempt failed, and the next one reported success without a call",
+            )
         } else {
             (Defect::LostEffect, "it was handled, and no call arrived")
         };
@@ -289,7 +307,8 @@ impl Judgement<'_> {
         }
         let mut named = BTreeSet::new();
         for (place, message) in &self.facts.unfinished {
-            let Some(sent) = self.facts.sent.get(message).filter(|sent| sent.form != crate::history::Form::Poison)
+            let Some(sent) =
+                self.facts.sent.get(message).filter(|sent| sent.form != crate::history::Form::Poison)
             else {
                 continue;
             };
@@ -317,3 +336,7 @@ fn words_of(faults: &[Fault]) -> String {
     let names: Vec<&str> = faults.iter().map(|fault| fault.as_str()).collect();
     if names.is_empty() { String::new() } else { format!(" after {}", names.join(", ")) }
 }
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;

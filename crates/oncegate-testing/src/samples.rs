@@ -34,7 +34,9 @@ pub enum BadSamples {
         reason: String,
     },
     /// Two are equal apart from their volatile fields.
-    #[error("samples {first} and {second} are equal apart from volatile fields; each must be another business event")]
+    #[error(
+        "samples {first} and {second} are equal apart from volatile fields; each must be another business event"
+    )]
     Equal {
         /// The number of the first, from 1.
         first: usize,
@@ -72,8 +74,9 @@ impl Samples {
         let mut contents: BTreeMap<BTreeSet<(String, String)>, usize> = BTreeMap::new();
         for (number, payload) in (1..).zip(&payloads) {
             let refuse = |reason: String| BadSamples::NotAnObject { number, reason };
-            let document: Value = serde_json::from_slice(payload)
-                .map_err(|error| refuse(format!("{:?} error at column {}", error.classify(), error.column())))?;
+            let document: Value = serde_json::from_slice(payload).map_err(|error| {
+                refuse(format!("{:?} error at column {}", error.classify(), error.column()))
+            })?;
             if !document.is_object() {
                 return Err(refuse("it is another JSON value".to_owned()));
             }
@@ -124,7 +127,8 @@ impl Samples {
         let values: BTreeSet<String> = values.into_iter().map(|(_, value)| value).collect();
         let mut best: (f64, Vec<usize>) = (0.0, Vec::new());
         for (number, of_sample) in (1..).zip(&self.values) {
-            let score: f64 = of_sample.iter().filter(|value| occurs(value, &values)).map(|value| self.weight(value)).sum();
+            let score: f64 =
+                of_sample.iter().filter(|value| occurs(value, &values)).map(|value| self.weight(value)).sum();
             if score > best.0 {
                 best = (score, vec![number]);
             } else if score > 0.0 && score == best.0 {

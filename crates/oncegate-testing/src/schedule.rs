@@ -183,7 +183,8 @@ mod tests {
             let one = Schedule::new(seed, round, 9, &Fault::ALL);
             assert_eq!(one, Schedule::new(seed, round, 9, &Fault::ALL), "seed {seed}");
         }
-        let others: BTreeSet<u64> = (0..100).map(|round| Schedule::new(seed, round, 9, &Fault::ALL).seed).collect();
+        let others: BTreeSet<u64> =
+            (0..100).map(|round| Schedule::new(seed, round, 9, &Fault::ALL).seed).collect();
         assert_eq!(others.len(), 100, "seed {seed}");
     }
 

@@ -161,7 +161,11 @@ async fn serve(stream: TcpStream, places: Arc<Places>, stop: CancellationToken, 
 type Reply = Response<Full<Bytes>>;
 
 /// Answers a request; an error closes the connection without an answer.
-async fn handle(request: Request<Incoming>, places: &Places, tasks: &TaskTracker) -> Result<Reply, DownstreamError> {
+async fn handle(
+    request: Request<Incoming>,
+    places: &Places,
+    tasks: &TaskTracker,
+) -> Result<Reply, DownstreamError> {
     let path = request.uri().path().to_owned();
     let Some((downstream, step)) = route(&path, places) else {
         // Either the process was killed, or the path is wrong. The second must be told.

@@ -49,7 +49,8 @@ struct Billing {
 
 impl Billing {
     async fn charge(&self, order: &Value, key: Option<&str>, step: &str) -> Result<String, DownstreamError> {
-        let body = json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
+        let body =
+            json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
         let request = self.bank.effect(&body).step(step);
         let answer = match key {
             Some(key) => request.idempotency_key(key).send().await?,
@@ -199,7 +200,8 @@ fn number(name: &str) -> Option<u64> {
 fn tried(way: Way, key: Key, seed: u64) -> Verdict {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let handler = move |bank: Downstream| Billing { way, bank, seen: Mutex::default(), before: Mutex::default() };
+    let handler =
+        move |bank: Downstream| Billing { way, bank, seen: Mutex::default(), before: Mutex::default() };
     let trial = Trial::new(handler).key(key).messages(samples()).volatile(["sent_at"]).seed(seed);
     runtime.block_on(trial.run()).unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }

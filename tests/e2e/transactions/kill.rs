@@ -158,7 +158,11 @@ impl Scene {
             && completed[0].attempt == u32::try_from(attempt).ok()
             && completed[0].run == claimed[claimed.len() - 1].run
             && entries.iter().position(|entry| entry == completed[0]) == Some(entries.len() - 1);
-        assert!(told, "seed {}, {}, {id}, charged by attempt {attempt}: {entries:?}", self.seed, self.place.till.client);
+        assert!(
+            told,
+            "seed {}, {}, {id}, charged by attempt {attempt}: {entries:?}",
+            self.seed, self.place.till.client
+        );
         true
     }
 

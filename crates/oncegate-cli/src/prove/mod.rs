@@ -112,7 +112,9 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     let port = if args.handler.is_some() { DOWNSTREAM_PORT } else { 0 };
     let listen = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let service = Service::start(listen).await.map_err(|error| {
-        let what = format!("the downstream service cannot listen on {listen}: {error}; choose another with --listen");
+        let what = format!(
+            "the downstream service cannot listen on {listen}: {error}; choose another with --listen"
+        );
         Problem::new(Exit::Configuration, what)
     })?;
     let service = Arc::new(service);

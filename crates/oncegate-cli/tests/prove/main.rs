@@ -47,7 +47,8 @@ impl Stage {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("orders.jsonl"), SAMPLES).unwrap();
-        let seed = std::env::var("ONCEGATE_SEED").map_or_else(|_| random_seed(), |seed| seed.parse().unwrap());
+        let seed =
+            std::env::var("ONCEGATE_SEED").map_or_else(|_| random_seed(), |seed| seed.parse().unwrap());
         println!("seed {seed}");
         Self { dir, seed }
     }

@@ -61,15 +61,23 @@ async fn a_worker_behind_http_is_tried_too() {
 async fn the_reports_have_the_finding_and_repeat_it() {
     let stage = Stage::new();
     let program = worker("worker.py", "no_downstream_key");
-    let flags = ["--handler-exec", &program, "--faults", "answer-lost", "--rounds", "2", "--report", "out/prove"];
+    let flags =
+        ["--handler-exec", &program, "--faults", "answer-lost", "--rounds", "2", "--report", "out/prove"];
     let proved = stage.prove(RIGHT_KEY, &flags).await;
     assert_eq!(proved.ended(1).defects(), ["no-downstream-key"], "seed {}: {}", stage.seed, proved.out);
     let document: serde_json::Value = serde_json::from_str(&stage.read("out/prove/report.json")).unwrap();
     assert_eq!(document["schema"], json!("oncegate.prove/1"));
     let finding = &document["findings"][0];
-    assert_eq!((&finding["defect"], &finding["after"]), (&json!("no-downstream-key"), &json!(["answer-lost"])));
-    let shown: Vec<&serde_json::Value> =
-        finding["events"].as_array().unwrap().iter().map(|place| &finding["timeline"][place.as_u64().unwrap() as usize]).collect();
+    assert_eq!(
+        (&finding["defect"], &finding["after"]),
+        (&json!("no-downstream-key"), &json!(["answer-lost"]))
+    );
+    let shown: Vec<&serde_json::Value> = finding["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|place| &finding["timeline"][place.as_u64().unwrap() as usize])
+        .collect();
     assert!(shown.len() >= 2 && shown.iter().all(|event| event["event"] == "performed"), "{shown:?}");
     let (html, junit) = (stage.read("out/prove/report.html"), stage.read("out/prove/junit.xml"));
     assert!(html.contains("<svg") && html.contains("no-downstream-key"), "{html}");
@@ -102,8 +110,16 @@ async fn mistakes_are_named() {
     let words = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<String>>();
     let silent = worker("worker.py", "silent");
     let cases = [
-        (words(&["--handler-exec", &silent, "--rounds", "1"]), 65, "no call arrived at the downstream service"),
-        (words(&["--handler-exec", &right, "--volatile", "sent"]), 65, "no sample has the volatile field \"sent\""),
+        (
+            words(&["--handler-exec", &silent, "--rounds", "1"]),
+            65,
+            "no call arrived at the downstream service",
+        ),
+        (
+            words(&["--handler-exec", &right, "--volatile", "sent"]),
+            65,
+            "no sample has the volatile field \"sent\"",
+        ),
         (words(&["--handler-exec", &right, "--faults", "kill"]), 2, "kill-after-effect"),
         (words(&["--handler-exec", &right, "--lease", "1ms"]), 2, ""),
         (words(&["--handler-exec", &right, "--report", "orders.jsonl"]), 78, "--report"),

@@ -24,7 +24,11 @@ async fn finds_with_key(key: &str, (script, bug, faults, expected): Planted) {
         proved.out,
         proved.err
     );
-    assert!(proved.err.contains(&format!("--seed {} --round", stage.seed)), "how to repeat it: {}", proved.err);
+    assert!(
+        proved.err.contains(&format!("--seed {} --round", stage.seed)),
+        "how to repeat it: {}",
+        proved.err
+    );
 }
 
 /// They take turns: each has processes of its own, and a machine has few cores.

@@ -65,7 +65,12 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
     let violation = &finding.violation;
     let defect = violation.defect;
     _ = writeln!(out, "<section id=\"{defect}\">\n<h2>{defect}: {}</h2>", escaped(&violation.what));
-    _ = writeln!(out, "<p>{}</p>\n<p><strong>Remedy:</strong> {}</p>", escaped(defect.meaning()), escaped(defect.remedy()));
+    _ = writeln!(
+        out,
+        "<p>{}</p>\n<p><strong>Remedy:</strong> {}</p>",
+        escaped(defect.meaning()),
+        escaped(defect.remedy())
+    );
     let faults: Vec<&str> = finding.faults.iter().map(|fault| fault.as_str()).collect();
     let faults = if faults.is_empty() { "no faults".to_owned() } else { faults.join(", ") };
     _ = writeln!(

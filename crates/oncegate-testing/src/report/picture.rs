@@ -51,7 +51,11 @@ pub(super) fn picture(finding: &Finding) -> String {
         if last_label.is_none_or(|(column, at_ms)| place >= column + 4 && event.at_ms != at_ms) {
             last_label = Some((place, event.at_ms));
             _ = writeln!(svg, "<text x=\"{x}\" y=\"14\" class=\"time\">{} ms</text>", event.at_ms);
-            _ = writeln!(svg, "<line x1=\"{x}\" y1=\"18\" x2=\"{x}\" y2=\"{}\" class=\"grid\"/>", height - 24);
+            _ = writeln!(
+                svg,
+                "<line x1=\"{x}\" y1=\"18\" x2=\"{x}\" y2=\"{}\" class=\"grid\"/>",
+                height - 24
+            );
         }
         let marked = if finding.violation.events.contains(&place) { " marked" } else { "" };
         let title = escaped(&words(event));
@@ -77,7 +81,10 @@ fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>) {
                     && let Some(row) = lanes.get(&lane)
                 {
                     let (x, y, width) = (x_of(from), y_of(*row) - 9, STEP * (place - from));
-                    _ = writeln!(svg, "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"18\" class=\"run\"/>");
+                    _ = writeln!(
+                        svg,
+                        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"18\" class=\"run\"/>"
+                    );
                 }
             }
             _ => {}
@@ -156,9 +163,12 @@ pub(super) fn words(event: &Event) -> String {
             };
             format!("run {run} {outcome}")
         }
-        What::ToldOfDuplicate { message } => format!("the handler is told that message {message} is a duplicate"),
-        What::Called { call, step, downstream_key, run, .. } => {
-            let key = downstream_key.as_ref().map_or("without a key".to_owned(), |key| format!("under key {key}"));
+        What::ToldOfDuplicate { message } => {
+            format!("the handler is told that message {message} is a duplicate")
+        }
+        What::Called { call, step, idempotency_key, run, .. } => {
+            let key =
+                idempotency_key.as_ref().map_or("without a key".to_owned(), |key| format!("under key {key}"));
             let run = run.map_or("outside of any run".to_owned(), |run| format!("in run {run}"));
             let step = if step.is_empty() { String::new() } else { format!(" of step {step:?}") };
             format!("call {call}{step} {key}, {run}")
@@ -174,7 +184,9 @@ pub(super) fn words(event: &Event) -> String {
             format!("call {call} {answer}")
         }
         What::Completed { applied: true, .. } => "the store has the completion".to_owned(),
-        What::Completed { applied: false, .. } => "the store refuses the completion of a former owner".to_owned(),
+        What::Completed { applied: false, .. } => {
+            "the store refuses the completion of a former owner".to_owned()
+        }
         What::Acked { message, accepted: true } => format!("message {message} is acknowledged"),
         What::Acked { message, accepted: false } => {
             format!("the ack of message {message} has no effect: its partition is elsewhere")

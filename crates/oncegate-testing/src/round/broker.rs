@@ -95,7 +95,8 @@ impl Broker {
         self.change(|state| {
             let members: Vec<u32> = state.members.iter().copied().collect();
             for partition in &mut state.partitions {
-                let after = members.iter().find(|member| partition.owner.is_none_or(|owner| **member > owner));
+                let after =
+                    members.iter().find(|member| partition.owner.is_none_or(|owner| **member > owner));
                 partition.assign(after.or(members.first()).copied(), &state.acked);
             }
         });
@@ -318,7 +319,8 @@ mod tests {
         broker.join(2);
         let second = Member { number: 2, broker: Arc::clone(&broker) };
         let again = received(&second, 3).await;
-        let origins: Vec<String> = again.iter().map(|delivery| delivery.message.origin().to_string()).collect();
+        let origins: Vec<String> =
+            again.iter().map(|delivery| delivery.message.origin().to_string()).collect();
         assert_eq!(origins, ["1", "2", "3"], "from the first that is not acknowledged");
         assert!(!deliveries[1].ack_handle.start(), "the partition has another owner");
         deliveries[1].ack_handle.ack();

@@ -164,11 +164,9 @@ impl Round {
         let (sample, run, in_duplicate) = self.active.context(process.number, &self.samples.owners(body));
         let end = (0..=STEP_MAX_BYTES.min(step.len())).rev().find(|end| step.is_char_boundary(*end));
         let step = step.get(..end.unwrap_or_default()).unwrap_or_default().to_owned();
-        let downstream_key = key.map(|key| digest(key.as_bytes()));
-        self.recorder.note(
-            process.number,
-            What::Called { call, sample, step, downstream_key, run, in_duplicate },
-        );
+        let idempotency_key = key.map(|key| digest(key.as_bytes()));
+        self.recorder
+            .note(process.number, What::Called { call, sample, step, idempotency_key, run, in_duplicate });
         let request = Accepted { call, sample, key };
         let answer = match self.call_fault(process, sample) {
             None => Ok(self.perform(process, &request)),

@@ -88,7 +88,12 @@ enum CompletionFault {
 }
 
 impl Round {
-    pub(crate) fn new(schedule: Schedule, samples: Arc<Samples>, key: &CompiledKey, lease: Duration) -> Arc<Self> {
+    pub(crate) fn new(
+        schedule: Schedule,
+        samples: Arc<Samples>,
+        key: &CompiledKey,
+        lease: Duration,
+    ) -> Arc<Self> {
         let mut rng = Rng::with_seed(schedule.seed);
         let recorder = Arc::new(Recorder::new());
         let (mut messages, mut sent, mut by_key) = (Vec::new(), Vec::new(), HashMap::new());
@@ -100,7 +105,8 @@ impl Round {
                 Form::Malformed => MALFORMED.into(),
             };
             let offset = i64::try_from(number).unwrap_or(i64::MAX);
-            let origin = Origin::Kafka { topic: ROUTE.into(), partition: partition_number(planned.partition), offset };
+            let origin =
+                Origin::Kafka { topic: ROUTE.into(), partition: partition_number(planned.partition), offset };
             let message = Message::new(ROUTE, origin, Some(payload));
             let store_key = key.derive(ROUTE, &message).ok();
             let digest = store_key.as_ref().map(key_name);

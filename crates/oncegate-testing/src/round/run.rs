@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use oncegate_core::key::Key;
 use oncegate_core::store::Store;
 use oncegate_runtime::consumer::DeadLetterLimit;
-use oncegate_core::key::Key;
 use oncegate_runtime::{Backoff, BoxError, Consumer, ConsumerError, Gate, OnStoreLoss, Ordering};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -160,7 +160,8 @@ async fn live(
     let downstream = Downstream { round: Arc::clone(&round), process: Arc::clone(&process) };
     let member = Member { number: process.number, broker: Arc::clone(&round.broker) };
     let gate = gate(&round, &settings, &process);
-    let letters = Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
+    let letters =
+        Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
     let concurrency = round.schedule.concurrency;
     let start = Start { round: Arc::clone(&round), process: Arc::clone(&process), member, gate, downstream };
     let started = tokio::select! {
@@ -196,7 +197,8 @@ async fn live(
 
 fn note_end(round: &Round, process: &Process, ended: Result<(), ConsumerError>) {
     // A store that is away at the start is one of the faults.
-    let is_fault = |error: &ConsumerError| matches!(error, ConsumerError::Gate(oncegate_runtime::GateError::Store(_)));
+    let is_fault =
+        |error: &ConsumerError| matches!(error, ConsumerError::Gate(oncegate_runtime::GateError::Store(_)));
     if let Err(error) = ended
         && !is_fault(&error)
     {

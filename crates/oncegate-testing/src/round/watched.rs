@@ -99,7 +99,8 @@ impl<H> Watched<H> {
 
 /// A digest of a stored result, in which the order of members makes no difference.
 fn result_digest(stored: &[u8]) -> String {
-    let json = stored.split_first().and_then(|(_, json)| serde_json::from_slice::<serde_json::Value>(json).ok());
+    let json =
+        stored.split_first().and_then(|(_, json)| serde_json::from_slice::<serde_json::Value>(json).ok());
     match json {
         // Objects are sorted maps.
         Some(value) => digest(value.to_string().as_bytes()),
