@@ -23,6 +23,8 @@ pub(crate) enum Unit {
     MessagesPerSecond,
     #[serde(rename = "us/msg")]
     MicrosPerMessage,
+    #[serde(rename = "us")]
+    Micros,
     #[serde(rename = "ns/msg")]
     NanosPerMessage,
     #[serde(rename = "B")]
@@ -35,6 +37,8 @@ pub(crate) enum Unit {
     CallsPerThousand,
     #[serde(rename = "tries/msg")]
     TriesPerMessage,
+    #[serde(rename = "switches/msg")]
+    SwitchesPerMessage,
 }
 
 /// The baseline that a figure is compared with.
@@ -112,12 +116,14 @@ impl Unit {
         match self {
             Self::MessagesPerSecond => "msg/s",
             Self::MicrosPerMessage => "us/msg",
+            Self::Micros => "us",
             Self::NanosPerMessage => "ns/msg",
             Self::BytesPerResult => "B",
             Self::BytesPerKey => "B/key",
             Self::Mebibytes => "MiB",
             Self::CallsPerThousand => "calls",
             Self::TriesPerMessage => "tries",
+            Self::SwitchesPerMessage => "sw/msg",
         }
     }
 }

@@ -23,6 +23,7 @@ mod kafka;
 mod key;
 mod memory;
 mod postgres;
+mod rates;
 mod replay;
 mod server_cpu;
 mod sizes;
@@ -48,7 +49,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 17] = [
+const BENCHMARKS: [Benchmark; 18] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -58,6 +59,7 @@ const BENCHMARKS: [Benchmark; 17] = [
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
+    rates::BENCHMARK,
     batches::BENCHMARK,
     sqs::BENCHMARK,
     sqlite::BENCHMARK,
@@ -89,10 +91,19 @@ struct Arguments {
     /// List the benchmarks.
     #[arg(long)]
     list: bool,
+    /// The work of a process that a benchmark has started.
+    #[arg(long, hide = true, value_name = "JSON")]
+    task: Option<String>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(task) = arguments.task {
+        let task = serde_json::from_str(&task).expect("this program has written it");
+        let runtime = tokio::runtime::Runtime::new().expect("the machine has threads");
+        runtime.block_on(rates::work(&task));
+        return ExitCode::SUCCESS;
+    }
     if arguments.list {
         BENCHMARKS.iter().for_each(|one| println!("{:<12} {}", one.name, one.question));
         return ExitCode::SUCCESS;

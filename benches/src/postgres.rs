@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join;
 use oncegate::postgres::{PostgresStore, PostgresTransaction, PostgresTransactions};
 use oncegate::{
     Attempt, Completion, Consumer, Entry, Failure, Gate, Message, Observer, Transactional,
@@ -12,6 +13,7 @@ use oncegate::{
 use oncegate_testkit::{Postgres, PostgresServer};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 
 use crate::Benchmark;
 use crate::cores::Cores;
@@ -76,12 +78,17 @@ CREATE TABLE by_hand (
 /// An effect in the same database, and the number of connections for effects.
 const EFFECTS: &str = "CREATE TABLE effects (id text NOT NULL, amount bigint NOT NULL)";
 const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
+/// The record of the effect's message, as the store writes it.
+const RECORD: &str = "\
+INSERT INTO oncegate_records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason, result) \
+VALUES ($1, 'completed', 1800000000000, '\\x01020304', 0, 'none', false, '', ''::bytea) ON CONFLICT (key) DO NOTHING";
 const HANDLERS: usize = 16;
 const MANY_HANDLERS: usize = 64;
 
-/// An effect in the one transaction of a transactional handler, and the same effect alone.
+/// An effect in the one transaction of a transactional handler, the same by hand, and the same effect alone.
 struct Series {
     ours: &'static str,
+    by_hand: &'static str,
     alone: &'static str,
     server: &'static str,
     server_alone: &'static str,
@@ -91,6 +98,7 @@ struct Series {
 const SERIES: [Series; 2] = [
     Series {
         ours: "one transaction, 16",
+        by_hand: "by hand, 16",
         alone: "effect alone",
         server: "server, 16",
         server_alone: "server alone, 16",
@@ -98,6 +106,7 @@ const SERIES: [Series; 2] = [
     },
     Series {
         ours: "one transaction, 64",
+        by_hand: "by hand, 64",
         alone: "effect alone, 64",
         server: "server, 64",
         server_alone: "server alone, 64",
@@ -123,8 +132,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         "least rows",
         "effect, with the gate",
         "one transaction, 16",
+        "by hand, 16",
         "effect alone",
         "one transaction, 64",
+        "by hand, 64",
         "effect alone, 64",
     ];
     let some: Arc<[Message]> = messages.iter().take(messages.len() / 4).cloned().collect();
@@ -152,15 +163,20 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         }
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
-        rounds.measure("effect, with the gate", effects(&server, Some(gate), HANDLERS, &some)).await;
+        let with_gate = effects(&server, Completing::ByGate(gate), HANDLERS, &some);
+        rounds.measure("effect, with the gate", with_gate).await;
         for (pool, series) in pools.iter().zip(&SERIES) {
             empty(&client).await;
             let before = server.cpu_time();
             rounds.measure(series.ours, one_transaction(&store, pool, series.handlers, &messages)).await;
             rounds.note(series.server, per_message(server.cpu_time() - before, &messages));
             empty(&client).await;
+            let by_hand = effects(&server, Completing::ByHand, series.handlers, &messages);
+            rounds.measure(series.by_hand, by_hand).await;
+            empty(&client).await;
             let before = server.cpu_time();
-            rounds.measure(series.alone, effects(&server, None, series.handlers, &messages)).await;
+            let alone = effects(&server, Completing::Nothing, series.handlers, &messages);
+            rounds.measure(series.alone, alone).await;
             rounds.note(series.server_alone, per_message(server.cpu_time() - before, &messages));
         }
     }
@@ -173,6 +189,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds.against("effect, with the gate", rate, "effect alone"),
         rounds.against("one transaction, 16", rate, "effect alone").target(Bound::RatioAtLeast, 0.75),
         rounds.against("one transaction, 64", rate, "effect alone, 64").target(Bound::RatioAtLeast, 0.75),
+        rounds.against("one transaction, 16", rate, "by hand, 16"),
+        rounds.against("one transaction, 64", rate, "by hand, 64"),
+        rounds.against("by hand, 16", rate, "effect alone"),
+        rounds.against("by hand, 64", rate, "effect alone, 64"),
         rounds.against("server, 16", Unit::MicrosPerMessage, "server alone, 16"),
         rounds.against("server, 64", Unit::MicrosPerMessage, "server alone, 64"),
     ]
@@ -236,27 +256,35 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Messages per second, with one effect in its own transaction each. With a gate, the message is claimed before, and
-/// completed in the effect's transaction.
+/// What is written for an effect's message in the effect's transaction.
+enum Completing {
+    Nothing,
+    /// A record under a random key, in the round trip of the beginning.
+    ByHand,
+    /// The completion of a claim that was made before.
+    ByGate(Gate),
+}
+
+/// Messages per second, with one effect in its own transaction each.
 async fn effects(
     postgres: &Postgres,
-    gate: Option<Gate>,
+    completing: Completing,
     connections: usize,
     messages: &Arc<[Message]>,
 ) -> f64 {
-    if let Some(gate) = &gate {
+    if let Completing::ByGate(gate) = &completing {
         gate.open().await.expect("the gate opens");
     }
     let mut clients = Vec::new();
     for _ in 0..connections {
         clients.push(postgres.connection().await);
     }
-    let (gate, next) = (Arc::new(gate), Arc::new(AtomicUsize::new(0)));
+    let (completing, next) = (Arc::new(completing), Arc::new(AtomicUsize::new(0)));
     let started = Instant::now();
     let mut handlers = JoinSet::new();
     for client in clients {
-        let (gate, next, messages) = (Arc::clone(&gate), Arc::clone(&next), Arc::clone(messages));
-        handlers.spawn(async move { handle(client, gate.as_ref().as_ref(), &next, &messages).await });
+        let (completing, next, messages) = (Arc::clone(&completing), Arc::clone(&next), Arc::clone(messages));
+        handlers.spawn(async move { handle(client, &completing, &next, &messages).await });
     }
     while let Some(handler) = handlers.join_next().await {
         handler.expect("no handler panics");
@@ -264,20 +292,33 @@ async fn effects(
     messages.len() as f64 / started.elapsed().as_secs_f64()
 }
 
-async fn handle(mut client: Client, gate: Option<&Gate>, next: &AtomicUsize, messages: &[Message]) {
+async fn handle(mut client: Client, completing: &Completing, next: &AtomicUsize, messages: &[Message]) {
     let effect = client.prepare(EFFECT).await.expect("valid SQL");
+    let record = client.prepare(RECORD).await.expect("valid SQL");
+    let scope = fresh_scope();
     loop {
         let number = next.fetch_add(1, Relaxed);
         let Some(message) = messages.get(number) else { return };
-        let lease = match gate {
-            None => None,
-            Some(gate) => match gate.enter(message).await.expect("the store answers") {
+        let id = number.to_string();
+        let parameters: [&(dyn ToSql + Sync); 1] = [&id];
+        if let Completing::ByHand = completing {
+            let key = format!("{scope}:{:022}", fastrand::u64(..));
+            let keys: [&(dyn ToSql + Sync); 1] = [&key];
+            let (begun, recorded) = join(client.batch_execute("BEGIN"), client.execute(&record, &keys)).await;
+            assert_eq!(begun.and(recorded).expect("the server answers"), 1, "the key is new");
+            client.execute(&effect, &parameters).await.expect("the effect is made");
+            client.batch_execute("COMMIT").await.expect("the server commits");
+            continue;
+        }
+        let lease = match completing {
+            Completing::ByGate(gate) => match gate.enter(message).await.expect("the store answers") {
                 Entry::Granted(lease) => Some(lease),
                 other => panic!("a fresh key is {other:?}"),
             },
+            _ => None,
         };
         let transaction = client.transaction().await.expect("the server answers");
-        transaction.execute(&effect, &[&number.to_string()]).await.expect("the effect is made");
+        transaction.execute(&effect, &parameters).await.expect("the effect is made");
         match lease {
             None => transaction.commit().await.expect("the server commits"),
             Some(lease) => {

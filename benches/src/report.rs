@@ -85,7 +85,7 @@ fn spread(summary: Summary, show: impl Fn(f64) -> String) -> String {
 /// The columns of a line. Only the last one may have any width.
 fn line([name, value, unit, baseline, theirs, ratio, spread, target]: [&str; 8]) -> String {
     let line = format!(
-        "{name:<34} {value:>9} {unit:<6}  {baseline:<28} {theirs:>9} {ratio:>6}  {spread:<15} {target}"
+        "{name:<42} {value:>9} {unit:<6}  {baseline:<28} {theirs:>9} {ratio:>6}  {spread:<15} {target}"
     );
     line.trim_end().to_owned()
 }

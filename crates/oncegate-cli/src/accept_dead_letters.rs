@@ -1,21 +1,11 @@
 //! `oncegate accept-dead-letters`: lets a consumer continue that has stopped at its dead-letter limit.
 
-use std::time::{Duration, SystemTime};
-
 use oncegate::admin;
 use oncegate::core::key::Scope;
-use oncegate::core::store::DeadLetterStop;
-use oncegate::journal::JournalEntry;
-use serde::Serialize;
+use oncegate::core::store::{DeadLetterStop, Store, StoreError};
 
-use crate::args::{AnswerArgs, within};
-use crate::change::ChangeArgs;
+use crate::accept::{self, AcceptArgs, Accepted, Obstacle, Words};
 use crate::exit::{Exit, Problem};
-use crate::output;
-use crate::store::StoreArgs;
-
-/// The format of the `--json` document.
-const SCHEMA: &str = "oncegate.accept-dead-letters/1";
 
 /// Let a consumer continue that has stopped at its dead-letter limit
 ///
@@ -27,93 +17,34 @@ const SCHEMA: &str = "oncegate.accept-dead-letters/1";
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptDeadLettersArgs {
     #[command(flatten)]
-    store: StoreArgs,
-
-    /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    scope: Scope,
-
-    #[command(flatten)]
-    change: ChangeArgs,
-
-    #[command(flatten)]
-    answer: AnswerArgs,
-}
-
-/// The answer of `--json`.
-#[derive(Serialize)]
-struct AcceptDeadLettersDocument<'a> {
-    schema: &'static str,
-    scope: &'a str,
-    /// Whether a consumer has stopped.
-    stopped: bool,
-    /// Which limit was reached.
-    reason: Option<&'a str>,
-    /// When it stopped, in milliseconds since the Unix epoch.
-    stopped_at_ms: Option<u64>,
-    /// Whether the stop was accepted now.
-    done: bool,
+    args: AcceptArgs,
 }
 
 pub(crate) async fn run(args: &AcceptDeadLettersArgs) -> Result<Exit, Problem> {
-    let found = async {
-        let store = args.store.open().await?;
-        let stop = admin::dead_letter_stop_of(&*store, &args.scope).await?;
-        Ok((store, stop))
-    };
-    let (store, stop) = within(args.answer.timeout, found).await?;
-    let Some(stop) = stop else {
-        tell(args, None, false)?;
-        return Ok(Exit::No);
-    };
-    if !args.answer.json {
-        output::answer(&words(args, &stop))?;
-    }
-    if args.change.dry_run {
-        tell(args, Some(&stop), false)?;
-        return Ok(Exit::Yes);
-    }
-    let question = "as many messages may go to the dead letters again: accept that?";
-    let journal = args.change.begin(question, "accept the dead letters").await?;
-    journal.note_now(JournalEntry::now("accept_dead_letters_begins").key(&args.scope))?;
-    let accept = async { Ok(admin::accept_dead_letters(&*store, &args.scope).await?) };
-    let accepted = within(args.answer.timeout, accept).await?;
-    if accepted.is_some() {
-        journal.note_now(JournalEntry::now("accept_dead_letters").key(&args.scope))?;
-    }
-    tell(args, accepted.as_ref(), accepted.is_some())?;
-    Ok(if accepted.is_some() { Exit::Yes } else { Exit::No })
+    accept::run::<DeadLetterStop>(&args.args).await
 }
 
-fn words(args: &AcceptDeadLettersArgs, stop: &DeadLetterStop) -> String {
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(stop.at_ms);
-    let at = humantime::format_rfc3339_seconds(at);
-    format!("scope      {}\nstopped    {at}\nreason     {}\n", args.scope, stop.what)
-}
+impl Obstacle for DeadLetterStop {
+    const WORDS: Words = Words {
+        schema: "oncegate.accept-dead-letters/1",
+        question: "as many messages may go to the dead letters again: accept that?",
+        change: "accept the dead letters",
+        event: "accept_dead_letters",
+        state: "stopped",
+        since: "stopped_at_ms",
+        accepted: ["accepted: the next process of scope ", " may give up as many again"],
+        not_found: ["no consumer of scope ", " has stopped at its dead-letter limit"],
+    };
 
-fn tell(args: &AcceptDeadLettersArgs, stop: Option<&DeadLetterStop>, done: bool) -> Result<(), Problem> {
-    if args.answer.json {
-        return output::answer_json(&AcceptDeadLettersDocument {
-            schema: SCHEMA,
-            scope: args.scope.as_str(),
-            stopped: stop.is_some(),
-            reason: stop.map(|stop| stop.what.as_str()),
-            stopped_at_ms: stop.map(|stop| stop.at_ms),
-            done,
-        });
+    async fn find(store: &dyn Store, scope: &Scope) -> Result<Option<Self>, StoreError> {
+        admin::dead_letter_stop_of(store, scope).await
     }
-    let scope = &args.scope;
-    match (stop, done) {
-        (_, true) => {
-            eprintln!("oncegate: accepted: the next process of scope {scope} may give up as many again");
-        }
-        (None, false) => {
-            eprintln!(
-                "oncegate: no consumer of scope {scope} has stopped at its dead-letter limit; nothing was changed"
-            );
-        }
-        (Some(_), false) if args.change.dry_run => eprintln!("oncegate: nothing was changed (--dry-run)"),
-        (Some(_), false) => {}
+
+    async fn accept(&self, store: &dyn Store, scope: &Scope) -> Result<Accepted<Self>, StoreError> {
+        Ok(admin::accept_dead_letters(store, scope).await?.map_or(Accepted::Gone, Accepted::Yes))
     }
-    Ok(())
+
+    fn since_and_why(&self) -> (u64, &str) {
+        (self.at_ms, &self.what)
+    }
 }

@@ -16,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
+mod accept;
 mod accept_dead_letters;
 mod accept_loss;
 mod args;

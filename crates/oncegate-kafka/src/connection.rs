@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::KafkaError;
 
 use super::member::Member;
 use super::tokens::{self, Tokens};
-use super::trouble::Trouble;
+use super::trouble::{Trouble, login_refusal};
 use oncegate_runtime::health::CONNECTION_LIMIT;
 
 /// The client id of the probe, the client that checks whether the brokers answer.
@@ -168,16 +169,30 @@ fn answers(config: &ClientConfig) -> bool {
         }
     };
     let asks_for_token = tokens.is_some();
-    let probe: Result<BaseConsumer<Quiet>, _> = config.create_with_context(Quiet { tokens });
-    let answer = probe.and_then(|probe| {
-        if asks_for_token {
-            drop(probe.poll(TOKEN_POLL));
-        }
-        probe.fetch_metadata(None, PROBE_TIMEOUT).map(drop)
-    });
-    match &answer {
-        Ok(()) => tracing::warn!("the Kafka client has no connection, but the brokers answer another client"),
+    let context = Quiet { tokens, refusal: Mutex::default() };
+    let probe: BaseConsumer<Quiet> = match config.create_with_context(context) {
+        Ok(probe) => probe,
         Err(error) => {
+            tracing::warn!(%error, "cannot check whether the brokers answer another client");
+            return false;
+        }
+    };
+    if asks_for_token {
+        drop(probe.poll(TOKEN_POLL));
+    }
+    let answer = probe.fetch_metadata(None, PROBE_TIMEOUT);
+    while probe.poll(Duration::ZERO).is_some() {}
+    match (&answer, probe.context().refusal()) {
+        (Ok(_), _) => {
+            tracing::warn!("the Kafka client has no connection, but the brokers answer another client");
+        }
+        (Err(_), Some(refusal)) => {
+            tracing::warn!(
+                refusal,
+                "the Kafka client has no connection, and the brokers refuse another client"
+            );
+        }
+        (Err(error), None) => {
             tracing::warn!(%error, "the Kafka client has no connection, and no broker answers another client");
         }
     }
@@ -188,6 +203,14 @@ fn answers(config: &ClientConfig) -> bool {
 #[derive(Debug)]
 struct Quiet {
     tokens: Option<Tokens>,
+    /// Why the brokers refuse the login.
+    refusal: Mutex<Option<String>>,
+}
+
+impl Quiet {
+    fn refusal(&self) -> Option<String> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl ClientContext for Quiet {
@@ -201,7 +224,11 @@ impl ClientContext for Quiet {
         tracing::debug!(target: "librdkafka", facility, "{line}");
     }
 
-    fn error(&self, _error: rdkafka::error::KafkaError, _reason: &str) {}
+    fn error(&self, error: KafkaError, reason: &str) {
+        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
+            *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+        }
+    }
 }
 
 impl ConsumerContext for Quiet {}

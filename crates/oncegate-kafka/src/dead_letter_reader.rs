@@ -144,7 +144,9 @@ impl DeadLetterReader for KafkaDeadLetterReader {
             headers = headers.insert(OwnedHeader { key: ROUTE_HEADER, value: Some(message.route()) });
         }
         let sent = open.producer.send(destination, message, headers).await;
-        sent.map_err(|error| format!("{} to {destination}: {error}", stored.place).into())
+        sent.map_err(|error| {
+            format!("{} to {destination}: {}", stored.place, open.producer.explain(&error)).into()
+        })
     }
 
     fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {

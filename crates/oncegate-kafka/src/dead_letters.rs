@@ -127,7 +127,8 @@ impl DeadLetters for KafkaDeadLetters {
         let producer = self.producer()?;
         let sent = producer.send(&self.topic, message, headers(letter)).await;
         sent.map_err(|error| {
-            let what = format!("dead letter could not be written to topic {}: {error}", self.topic);
+            let why = producer.explain(&error);
+            let what = format!("dead letter could not be written to topic {}: {why}", self.topic);
             match producer::remedy(&error) {
                 Some(remedy) => DeadLetterRefused::new(format!("{what}; {remedy}")).into(),
                 None => what.into(),

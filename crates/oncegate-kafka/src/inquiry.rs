@@ -17,6 +17,7 @@ use rdkafka::metadata::Metadata;
 use rdkafka::topic_partition_list::TopicPartitionList;
 
 use super::tokens::{self, TokenError, Tokens};
+use super::trouble::login_refusal;
 use super::{member, settings};
 use oncegate_runtime::source::SourceError;
 
@@ -163,7 +164,7 @@ impl ClientContext for InquiryContext {
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::GroupAuthorizationFailed) {
             self.is_group_denied.store(true, Ordering::Relaxed);
         }
-        if let Some(refusal) = refusal(&error, reason, self.tokens.is_some()) {
+        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
             // The first one is the cause of the others.
             self.first_refusal().get_or_insert(LoginRefusal::ByBrokers(refusal));
         }
@@ -190,21 +191,4 @@ impl ClientContext for InquiryContext {
 
 impl ConsumerContext for InquiryContext {
     fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
-}
-
-/// The refusal that an error means, with the properties that decide it.
-fn refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
-    let properties = match error.rdkafka_error_code()? {
-        RDKafkaErrorCode::SSL => {
-            "no TLS with the brokers (ssl.ca.location, ssl.certificate.location, ssl.key.location)"
-        }
-        RDKafkaErrorCode::Authentication if with_tokens => {
-            "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
-        }
-        RDKafkaErrorCode::Authentication => {
-            "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)"
-        }
-        _ => return None,
-    };
-    Some(format!("{properties}: {reason}"))
 }

@@ -20,6 +20,7 @@ use super::notices::Notices;
 use super::settings::Start;
 use super::statistics;
 use super::tokens::{self, Tokens};
+use super::trouble::login_refusal;
 use oncegate_runtime::health::FailureLog;
 use oncegate_runtime::observe::{Event, Observer};
 use oncegate_runtime::source::CommitAnnotation;
@@ -52,6 +53,8 @@ pub(crate) struct Member {
     leave_by: OnceLock<Instant>,
     /// Why the member left without the last commit, for `close` to report.
     uncommitted: Mutex<Option<String>>,
+    /// Why the brokers refuse the login, until the poll thread has reported it.
+    refusal: Mutex<Option<String>>,
 }
 
 /// The state of the poll thread.
@@ -87,6 +90,7 @@ impl Member {
             responses: AtomicU64::new(0),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
+            refusal: Mutex::default(),
         }
     }
 
@@ -120,6 +124,11 @@ impl Member {
     /// Returns the instant by which the member must have left, once it is leaving.
     pub(crate) fn leaving(&self) -> Option<Instant> {
         self.leave_by.get().copied()
+    }
+
+    /// Returns why the brokers refuse the login, since it was last asked.
+    pub(crate) fn take_refusal(&self) -> Option<String> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns why the member left without the last commit, if it did.
@@ -286,9 +295,12 @@ impl ClientContext for MemberContext {
         }
     }
 
-    fn error(&self, _error: KafkaError, reason: &str) {
+    fn error(&self, error: KafkaError, reason: &str) {
         // `poll` returns the same error, and it is handled there; only its text is missing there.
         tracing::debug!(reason, "Kafka client error");
+        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
+            *self.member.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+        }
     }
 
     fn stats_raw(&self, statistics: &[u8]) {

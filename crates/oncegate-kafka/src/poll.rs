@@ -409,6 +409,7 @@ impl Poller {
         if let Some((code, reason)) = self.consumer.client().fatal_error() {
             return Err(Trouble::of_fatal(code, &reason));
         }
+        let refusal = self.member.take_refusal();
         match error {
             KafkaError::PartitionEOF(_) => return Ok(()),
             KafkaError::MessageConsumptionFatal(code) => {
@@ -422,9 +423,8 @@ impl Poller {
             KafkaError::MessageConsumption(code)
                 if Trouble::is_about_login(*code) && self.rotation.may_come() => {}
             KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
-                return Err(Trouble::Hopeless(format!(
-                    "Kafka denies access: {code}; check the credentials and the ACLs"
-                )));
+                let change = || format!("Kafka denies access: {code}; check the credentials and the ACLs");
+                return Err(Trouble::Hopeless(refusal.unwrap_or_else(change)));
             }
             _ => {}
         }
@@ -438,8 +438,9 @@ impl Poller {
             Some(code) if Trouble::is_about_login(code) => "login",
             _ => "fetch",
         };
-        self.member.failures.failed(Instant::now(), operation, error);
-        tracing::warn!(%error, operation, "the Kafka client reports an error; polling continues");
+        let error = refusal.unwrap_or_else(|| error.to_string());
+        self.member.failures.failed(Instant::now(), operation, &error);
+        tracing::warn!(error, operation, "the Kafka client reports an error; polling continues");
         self.member.observer.observe(Event::SourceError { operation });
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rdkafka::client::{ClientContext, OAuthToken};
@@ -14,6 +14,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use super::properties::{FileContents, Properties};
 use super::settings::{self, Property};
 use super::tokens::{self, Tokens};
+use super::trouble::login_refusal;
 use super::{member, rotation};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::source::SourceError;
@@ -90,7 +91,10 @@ impl DurableProducer {
         headers: OwnedHeaders,
     ) -> Result<(), KafkaError> {
         let client = self.client_for(topic).await;
-        let Err(error) = deliver(&client, topic, message, headers.clone()).await else { return Ok(()) };
+        let Err(error) = deliver(&client, topic, message, headers.clone()).await else {
+            self.current().context.refusal().take();
+            return Ok(());
+        };
         if client.client().fatal_error().is_none() {
             return Err(error);
         }
@@ -99,6 +103,15 @@ impl DurableProducer {
             Some((code, _)) => KafkaError::MessageProduction(code),
             None => error,
         })
+    }
+
+    /// The text of an error of `send`, with the reason if the brokers refuse the login: the client tries again until the
+    /// time limit of a message, and then says only that it is over.
+    pub(crate) fn explain(&self, error: &KafkaError) -> String {
+        match &*self.current().context.refusal() {
+            Some(refusal) => format!("{error}: {refusal}"),
+            None => error.to_string(),
+        }
     }
 
     /// Replaces the client if it has failed, and returns the one that is used from now on.
@@ -186,7 +199,7 @@ impl Current {
         // First, so that a change in between is detected later.
         let contents = properties.contents();
         let mut config = config(brokers, &properties.read()?)?;
-        let context = ProducerContext { tokens: Tokens::take(&mut config)? };
+        let context = ProducerContext::new(Tokens::take(&mut config)?);
         let client = config.create_with_context(context.clone()).map_err(settings::unusable)?;
         Ok(Self { client, config, context, contents, look_at: Instant::now() + rotation::LOOK_EVERY })
     }
@@ -262,7 +275,19 @@ impl fmt::Debug for DurableProducer {
 /// The producer's callbacks.
 #[derive(Clone, Debug)]
 pub(crate) struct ProducerContext {
-    pub(crate) tokens: Option<Tokens>,
+    tokens: Option<Tokens>,
+    /// Why the brokers refuse the login, since a message was last written.
+    refusal: Arc<Mutex<Option<String>>>,
+}
+
+impl ProducerContext {
+    pub(crate) fn new(tokens: Option<Tokens>) -> Self {
+        Self { tokens, refusal: Arc::default() }
+    }
+
+    fn refusal(&self) -> MutexGuard<'_, Option<String>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl ClientContext for ProducerContext {
@@ -278,6 +303,9 @@ impl ClientContext for ProducerContext {
 
     fn error(&self, error: KafkaError, reason: &str) {
         tracing::warn!(%error, reason, "the producer's Kafka client reports an error");
+        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
+            *self.refusal() = Some(refusal);
+        }
     }
 
     fn stats_raw(&self, _statistics: &[u8]) {}

@@ -258,7 +258,10 @@ impl RetryQueue for RetryTopics {
         let (_, topic) = tier.ok_or_else(|| format!("no retry topic has a wait of {wait:?}"))?;
         let headers = headers(message, SystemTime::now() + wait);
         let sent = producer.send(topic, message, headers).await;
-        sent.map_err(|error| format!("message could not be written to retry topic {topic}: {error}").into())
+        sent.map_err(|error| {
+            let why = producer.explain(&error);
+            format!("message could not be written to retry topic {topic}: {why}").into()
+        })
     }
 }
 

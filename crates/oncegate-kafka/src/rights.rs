@@ -216,7 +216,7 @@ pub(crate) async fn to_write(
     // The brokers allow 0, 1 and all.
     config.set("bootstrap.servers", brokers).set("enable.idempotence", "false").set("acks", "2");
     config.set("message.timeout.ms", WRITE_TIMEOUT_MS);
-    let context = ProducerContext { tokens: Tokens::take(&mut config)? };
+    let context = ProducerContext::new(Tokens::take(&mut config)?);
     let producer: FutureProducer<ProducerContext> =
         config.create_with_context(context).map_err(settings::unusable)?;
     for topic in topics {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::inquiry;
 use super::properties::FileContents;
-use super::source::Settings;
+use super::settings::Settings;
 use super::tokens;
 use super::trouble::Trouble;
 use oncegate_runtime::source::SourceError;

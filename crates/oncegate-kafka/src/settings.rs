@@ -1,12 +1,14 @@
-//! The settings of the librdkafka client: our defaults, what a user may change, and what would break oncegate's
-//! guarantees.
+//! The settings of a source and of its librdkafka client: our defaults, what a user may change, and what would break
+//! oncegate's guarantees.
 
 use std::time::Duration;
 
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 
+use super::convert::Routes;
 use super::notices::DEBUG_CONTEXT;
+use super::properties::{FileContents, Properties};
 use super::tokens;
 use oncegate_runtime::source::SourceError;
 
@@ -19,6 +21,32 @@ pub(crate) enum Start {
     Beginning,
     End,
 }
+
+/// What a source was told: the settings of a member of a group.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) brokers: String,
+    pub(crate) group: String,
+    pub(crate) static_member: Option<String>,
+    pub(crate) topics: Vec<String>,
+    pub(crate) properties: Properties,
+    pub(crate) start: Start,
+    pub(crate) commit_interval: Duration,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) open_timeout: Duration,
+    pub(crate) buffered_messages: usize,
+    pub(crate) buffered_bytes: usize,
+    pub(crate) unfinished_messages: usize,
+    pub(crate) routes: Routes,
+    /// Whether the position is kept when a topic's id changes.
+    pub(crate) keeps_positions: bool,
+}
+
+/// The shortest time between two commits.
+const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(10);
+
+/// The longest time that a setting may name.
+const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// librdkafka's default of `max.poll.interval.ms`, which limits how long a revoke may take.
 const MAX_POLL_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
@@ -59,6 +87,55 @@ const DEFAULTS: &[(&str, &str)] = &[
     // Every broker closes idle connections from time to time.
     ("log.connection.close", "false"),
 ];
+
+impl Settings {
+    /// Runs every check that needs neither a broker nor what is in files.
+    pub(crate) fn check(&self) -> Result<(), SourceError> {
+        self.checked(&self.properties.unread()).map(drop)
+    }
+
+    /// Returns the configuration of a client, and what was in the files when it was made.
+    pub(crate) fn config(&self) -> Result<(ClientConfig, FileContents), SourceError> {
+        // First, so that a change in between is detected later.
+        let contents = self.properties.contents();
+        Ok((self.checked(&self.properties.read()?)?, contents))
+    }
+
+    fn checked(&self, properties: &[Property]) -> Result<ClientConfig, SourceError> {
+        if self.topics.is_empty() {
+            return Err(SourceError::new("no topic is given; name at least one"));
+        }
+        for topic in &self.topics {
+            check_topic(topic)?;
+        }
+        if !(COMMIT_INTERVAL_MIN..=LONGEST).contains(&self.commit_interval) {
+            return Err(SourceError::new(format!(
+                "commit_interval is {:?}, and must be between {COMMIT_INTERVAL_MIN:?} and {LONGEST:?}",
+                self.commit_interval
+            )));
+        }
+        if self.open_timeout > LONGEST {
+            let set = self.open_timeout;
+            return Err(SourceError::new(format!(
+                "open_timeout is {set:?}, and must be at most {LONGEST:?}"
+            )));
+        }
+        let max_poll_interval = max_poll_interval(properties);
+        if self.drain_timeout > max_poll_interval / 2 {
+            return Err(SourceError::new(format!(
+                "drain_timeout is {:?}, more than half of max.poll.interval.ms ({max_poll_interval:?}): \
+                 a slow handler could make the group remove this member",
+                self.drain_timeout
+            )));
+        }
+        let mut config = consumer(&self.brokers, &self.group, self.start, properties)?;
+        if let Some(id) = &self.static_member {
+            check_name("static_member", id)?;
+            config.set("group.instance.id", id);
+        }
+        Ok(config)
+    }
+}
 
 /// Returns the configuration of a consumer in `group`, after every check that needs no broker.
 pub(crate) fn consumer(
@@ -213,6 +290,7 @@ pub(crate) fn unusable(error: KafkaError) -> SourceError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::source::KafkaSource;
     use super::*;
 
     fn property(name: &str, value: &str) -> Property {
@@ -282,6 +360,20 @@ mod tests {
         if !cfg!(feature = "tls") {
             assert!(refusal(&[property("security.protocol", "SSL")]).contains("kafka-tls"));
         }
+    }
+
+    // invariant: consumption-without-commits
+    #[test]
+    fn times_at_their_limits_are_refused_by_name() {
+        let source = || KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
+        assert!(source().check().is_ok());
+        for interval in [Duration::ZERO, Duration::MAX] {
+            let error = source().commit_interval(interval).check().unwrap_err();
+            assert!(error.to_string().contains("commit_interval"), "{error}");
+        }
+        let error = source().open_timeout(Duration::MAX).check().unwrap_err();
+        assert!(error.to_string().contains("open_timeout"), "{error}");
+        assert!(source().drain_timeout(Duration::MAX).check().is_err());
     }
 
     #[test]

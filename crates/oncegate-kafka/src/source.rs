@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use rdkafka::config::ClientConfig;
 use tokio::sync::oneshot;
 
 use super::buffer::{Buffer, End, Fetched};
@@ -15,8 +14,8 @@ use super::dead_letters::KafkaDeadLetters;
 use super::inquiry::InquiryClient;
 use super::member::Member;
 use super::producer;
-use super::properties::{FileContents, Properties};
-use super::settings::{self, Property, Start};
+use super::properties::Properties;
+use super::settings::{self, Settings, Start};
 use super::{ack_handle, annotations, inquiry, membership, rights, status, topics};
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
@@ -44,36 +43,11 @@ pub struct KafkaSource {
     member: Mutex<Option<Arc<Member>>>,
 }
 
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) brokers: String,
-    group: String,
-    static_member: Option<String>,
-    pub(super) topics: Vec<String>,
-    pub(super) properties: Properties,
-    pub(super) start: Start,
-    pub(super) commit_interval: Duration,
-    drain_timeout: Duration,
-    pub(super) open_timeout: Duration,
-    buffered_messages: usize,
-    buffered_bytes: usize,
-    pub(super) unfinished_messages: usize,
-    pub(super) routes: Routes,
-    /// Whether the position is kept when a topic's id changes.
-    pub(super) keeps_positions: bool,
-}
-
 /// The ends of the member's thread that `close` waits for.
 struct RunningMember {
     left: oneshot::Receiver<Result<(), String>>,
     gone: oneshot::Receiver<()>,
 }
-
-/// The shortest time between two commits.
-const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(10);
-
-/// The longest time that a setting may name.
-const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// Time limit of the commit in a revoke. A quarter of `max.poll.interval.ms` applies if that is shorter.
 const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
@@ -317,53 +291,6 @@ impl KafkaSource {
 }
 
 impl Settings {
-    /// Runs every check that needs neither a broker nor what is in files.
-    fn check(&self) -> Result<(), SourceError> {
-        self.checked(&self.properties.unread()).map(drop)
-    }
-
-    /// Returns the configuration of a client, and what was in the files when it was made.
-    pub(super) fn config(&self) -> Result<(ClientConfig, FileContents), SourceError> {
-        // First, so that a change in between is detected later.
-        let contents = self.properties.contents();
-        Ok((self.checked(&self.properties.read()?)?, contents))
-    }
-
-    fn checked(&self, properties: &[Property]) -> Result<ClientConfig, SourceError> {
-        if self.topics.is_empty() {
-            return Err(SourceError::new("no topic is given; name at least one"));
-        }
-        for topic in &self.topics {
-            settings::check_topic(topic)?;
-        }
-        if !(COMMIT_INTERVAL_MIN..=LONGEST).contains(&self.commit_interval) {
-            return Err(SourceError::new(format!(
-                "commit_interval is {:?}, and must be between {COMMIT_INTERVAL_MIN:?} and {LONGEST:?}",
-                self.commit_interval
-            )));
-        }
-        if self.open_timeout > LONGEST {
-            let set = self.open_timeout;
-            return Err(SourceError::new(format!(
-                "open_timeout is {set:?}, and must be at most {LONGEST:?}"
-            )));
-        }
-        let max_poll_interval = settings::max_poll_interval(properties);
-        if self.drain_timeout > max_poll_interval / 2 {
-            return Err(SourceError::new(format!(
-                "drain_timeout is {:?}, more than half of max.poll.interval.ms ({max_poll_interval:?}): \
-                 a slow handler could make the group remove this member",
-                self.drain_timeout
-            )));
-        }
-        let mut config = settings::consumer(&self.brokers, &self.group, self.start, properties)?;
-        if let Some(id) = &self.static_member {
-            settings::check_name("static_member", id)?;
-            config.set("group.instance.id", id);
-        }
-        Ok(config)
-    }
-
     /// Checks that the topics exist, and that this user may read them as a member of the group.
     pub(super) fn check_cluster(&self, client: &InquiryClient) -> Result<(), SourceError> {
         let Self { brokers, group, topics, open_timeout, .. } = self;
@@ -479,24 +406,5 @@ impl fmt::Debug for KafkaSource {
             .field("topics", &self.settings.topics)
             .field("keeps_positions", &self.settings.keeps_positions)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // invariant: consumption-without-commits
-    #[test]
-    fn times_at_their_limits_are_refused_by_name() {
-        let source = || KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
-        assert!(source().check().is_ok());
-        for interval in [Duration::ZERO, Duration::MAX] {
-            let error = source().commit_interval(interval).check().unwrap_err();
-            assert!(error.to_string().contains("commit_interval"), "{error}");
-        }
-        let error = source().open_timeout(Duration::MAX).check().unwrap_err();
-        assert!(error.to_string().contains("open_timeout"), "{error}");
-        assert!(source().drain_timeout(Duration::MAX).check().is_err());
     }
 }

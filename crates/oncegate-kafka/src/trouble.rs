@@ -100,6 +100,24 @@ pub(crate) fn is_refusal(error: &KafkaError) -> bool {
             .is_some_and(|code| Trouble::forbidden(code) || code == RDKafkaErrorCode::InvalidGroupId)
 }
 
+/// Why the brokers refuse the connection, with the properties that decide it and the words of the brokers or of the TLS
+/// library. `None` when the error means something else.
+pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
+    let refusal = match error.rdkafka_error_code()? {
+        RDKafkaErrorCode::SSL => {
+            "no TLS with the brokers (ssl.ca.location, ssl.certificate.location, ssl.key.location)"
+        }
+        RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed if with_tokens => {
+            "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
+        }
+        RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed => {
+            "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)"
+        }
+        _ => return None,
+    };
+    Some(format!("{refusal}: {reason}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -64,8 +64,6 @@ struct GrantedRun {
     unit: Unit,
     /// It runs without the store.
     fail_open: bool,
-    /// Failures of earlier attempts that the record does not count.
-    failures: u32,
 }
 
 impl Attempt {
@@ -76,7 +74,7 @@ impl Attempt {
         unit: Unit,
         fail_open: bool,
     ) -> Self {
-        Self { run: Arc::new(GrantedRun { grant, cancelled, discarded, unit, fail_open, failures: 0 }) }
+        Self { run: Arc::new(GrantedRun { grant, cancelled, discarded, unit, fail_open }) }
     }
 
     /// Flags the attempt as recovered: an earlier attempt may have had its effect, although the record does not hold
@@ -91,25 +89,16 @@ impl Attempt {
         }
     }
 
-    /// Adds failures of earlier attempts that the record does not count.
-    ///
-    /// It must be called before the attempt is cloned; afterwards it does nothing.
-    pub(crate) fn add_failures(&mut self, failures: u32) {
-        if let Some(run) = Arc::get_mut(&mut self.run) {
-            run.failures = failures;
-        }
-    }
-
     pub(crate) fn unit(&self) -> &Unit {
         &self.run.unit
     }
 
-    /// The number of this attempt of the key, from 1. It is counted in the record, so it survives crashes.
+    /// The number of this attempt of the key, from 1. It is counted in the record, so it survives crashes and restarts.
     ///
-    /// Failures before the first success of the handler in this process are counted in the process alone, while the
-    /// consumer has a [circuit breaker](crate::consumer::Breaker): a restart forgets them.
+    /// Attempts that cost nothing have the number of the one before: those that an outage or a stop cut short, and those
+    /// that fail while the [circuit breaker](crate::consumer::Breaker) is open.
     pub fn number(&self) -> u32 {
-        u32::from(self.run.grant.attempt).saturating_add(self.run.failures)
+        u32::from(self.run.grant.attempt)
     }
 
     /// Whether an earlier attempt ended without an outcome, so that its effect may have happened.

@@ -7,15 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use oncegate::dead_letters::DeadLetters as _;
 use oncegate::kafka::{KafkaSource, Needs, TopicReader, describe_topics, missing_rights};
 use oncegate::source::{Source as _, SourceError};
-use oncegate_testkit::{Certificates, LoopbackPort, Record, SecuredKafka, TokenServer, unique, until};
+use oncegate_testkit::{
+    Certificates, LoopbackPort, Record, SecuredKafka, TokenFlaw, TokenServer, unique, until,
+};
 
 use crate::secured::letter;
-use crate::stage::{CLOSE, LIMIT, QUICK, number, open, with, within};
+use crate::stage::{CLOSE, LIMIT, QUICK, finish, number, open, receive, with, within};
 
 const METHOD: &str = "sasl.oauthbearer.method";
 const ENDPOINT: &str = "sasl.oauthbearer.token.endpoint.url";
 const CLIENT_ID: &str = "sasl.oauthbearer.client.id";
 const CLIENT_SECRET: &str = "sasl.oauthbearer.client.secret";
+const SCOPE: &str = "sasl.oauthbearer.scope";
 
 fn properties(tokens: &TokenServer, certificates: &Certificates) -> Vec<(String, String)> {
     let authority = certificates.file("ca.pem").display().to_string();
@@ -135,4 +138,56 @@ async fn whatever_is_wrong_with_a_token_is_said_by_the_name_of_the_property() {
             "{error}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_token_that_the_brokers_refuse_is_told_in_their_words_and_with_the_properties() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let (topic, dead) = (kafka.new_topic("orders", 1).await, kafka.new_topic("dead", 1).await);
+    let source = source(&kafka, &topic, &properties(&tokens, &certificates));
+    for flaw in [TokenFlaw::Expired, TokenFlaw::OtherAudience, TokenFlaw::OtherKey] {
+        tokens.grant_with(Some(flaw));
+        let checked = within("an answer", source.check_topics()).await.expect_err("it must be refused");
+        let opened = within("an answer", source.dead_letters(&*dead).open()).await;
+        for (error, is_away) in [
+            (checked.to_string(), checked.is_away()),
+            (opened.expect_err("it must be refused").to_string(), false),
+        ] {
+            assert!(
+                error.contains("the brokers refuse the token") && error.contains(CLIENT_ID),
+                "{flaw:?}: {error}"
+            );
+            assert!(error.contains(SCOPE) && error.contains("invalid_token"), "{flaw:?}: {error}");
+            assert!(!is_away && !error.contains(TokenServer::SECRET), "{flaw:?}: {error}");
+        }
+    }
+    tokens.grant_with(None);
+    within("an answer", source.check_topics()).await.expect("a good token is accepted");
+}
+
+/// Its connections must log in again every two seconds, with the last token that was granted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_the_brokers_refuse_later_is_told_and_the_next_good_one_ends_it() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(5).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let topic = kafka.new_topic("orders", 1).await;
+    let source = source(&kafka, &topic, &properties(&tokens, &certificates));
+    open(&source).await;
+    kafka.produce(&topic, [Record::new("0")]).await;
+    finish(receive(&source, 1).await);
+    tokens.grant_with(Some(TokenFlaw::OtherKey));
+    until("the refusal in the status", LIMIT, async || {
+        let failures = source.status().failures;
+        let told = failures.iter().find(|failure| failure.operation == "login").map(|failure| &failure.error);
+        match told {
+            Some(error) if error.contains("the brokers refuse the token") && error.contains(SCOPE) => Ok(()),
+            _ => Err(format!("{failures:?}")),
+        }
+    })
+    .await;
+    tokens.grant_with(None);
+    kafka.produce(&topic, [Record::new("1")]).await;
+    finish(receive(&source, 1).await);
+    within("the end", source.close(CLOSE)).await.expect("it commits and leaves");
 }

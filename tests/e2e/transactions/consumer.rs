@@ -9,6 +9,7 @@ use oncegate::core::record::State;
 use oncegate::{Attempt, Codec, Failure, Handler, Message};
 use oncegate_testkit::{CLIENTS, Client, End, Payment, PgBouncer, PostgresServer, Till};
 
+use crate::list::List;
 use crate::place::{Bench, LEASE, Place, key_of, take_over};
 
 fn receipt(attempt: &Attempt) -> String {
@@ -127,12 +128,11 @@ impl Handler for TakenOver {
 // invariant: transaction-believed
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_handler_does_after_its_commit_changes_nothing() {
-    // Each waits for the end of a lease that a slow machine does not reach before its commit.
-    let lease = Duration::from_secs(5);
     let every_client = CLIENTS.map(async |client| {
         let place = Place::new(client).await;
-        let (bench, handler) = (Bench::of(&[1, 2, 3, 4]), Unruly { till: place.till.clone() });
-        bench.run(place.gate(lease).max_run(lease * 2), handler, 4).await;
+        let bench = Bench::of(&[1, 2, 3, 4]);
+        let handler = Unruly { till: place.till.clone(), list: Arc::clone(&bench.list) };
+        bench.run(place.gate(LEASE), handler, 4).await;
         let charges = place.till.charges().await;
         assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1]; 4], "{client}");
         assert_eq!(bench.letters.causes(), [""; 0], "{client}");
@@ -142,9 +142,10 @@ async fn what_the_handler_does_after_its_commit_changes_nothing() {
     futures_util::future::join_all(every_client).await;
 }
 
-/// Charges, and then panics, gives up, hangs, or charges again.
+/// Charges, and then panics, gives up, hangs though its message is taken away, or charges again.
 struct Unruly {
     till: Till,
+    list: Arc<List>,
 }
 
 impl Handler for Unruly {
@@ -155,7 +156,10 @@ impl Handler for Unruly {
         match message.json::<Payment>()?.id {
             1 => panic!("simulated"),
             2 => Err(Failure::permanent("too late to give up")),
-            3 => pending().await,
+            3 => {
+                self.list.take_away(message);
+                pending().await
+            }
             // A second transaction of the same run must not slip through on the first one's completion.
             _ => {
                 match self.till.charge(message, attempt, &"again".to_owned(), End::Commit, ready(())).await {

@@ -14,3 +14,4 @@ mod lease;
 mod place;
 mod statement;
 mod transactional;
+mod transactional_rules;

@@ -168,8 +168,6 @@ impl Bench {
         let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
             .dead_letters(Arc::clone(&self.letters))
             .max_attempts(Self::MAX_ATTEMPTS)
-            // Every failure is counted in the record, though no handler has succeeded before.
-            .without_breaker()
             .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
             .backoff(Backoff::new(Duration::from_millis(1), Duration::from_millis(5)))
             .observer(Arc::clone(&self.counters) as _);

@@ -5,14 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
-use oncegate::codec::ToStored as _;
-use oncegate::core::key::StoreKey;
-use oncegate::core::record::{State, Token};
-use oncegate::core::rules::{Operation, Reply, Verdict, apply};
-use oncegate::core::store::Command;
+use oncegate::core::record::State;
 use oncegate::postgres::{Isolation, PostgresTransaction};
 use oncegate::sqlite::SqliteTransaction;
-use oncegate::{Attempt, Codec, Consumer, Failure, Gate, Message, Transactional, TransactionalHandler};
+use oncegate::{Attempt, Consumer, Failure, Message, Transactional, TransactionalHandler};
 use oncegate_testkit::{Client, Payment, Step, Then, Wire};
 use tokio::sync::{Barrier, Notify};
 use tokio_postgres::NoTls;
@@ -22,7 +18,7 @@ use crate::place::{Bench, LEASE, Place, key_of};
 
 /// What the handler does after the charge.
 #[derive(Clone, Debug, Default)]
-enum After {
+pub(crate) enum After {
     /// It returns a receipt.
     #[default]
     Return,
@@ -38,15 +34,15 @@ enum After {
 
 /// Charges in the transaction that it is given.
 #[derive(Clone, Default)]
-struct Pay {
+pub(crate) struct Pay {
     table: String,
     then: After,
-    runs: Arc<AtomicU32>,
-    told: Arc<Mutex<Vec<String>>>,
+    pub(crate) runs: Arc<AtomicU32>,
+    pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
 impl Pay {
-    fn new(place: &Place, then: After) -> Self {
+    pub(crate) fn new(place: &Place, then: After) -> Self {
         Self { table: place.till.table.clone(), then, ..Self::default() }
     }
 
@@ -59,11 +55,11 @@ const ISOLATIONS: [Isolation; 3] =
     [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
 
 /// The clients that can be given their transaction.
-const GIVEN: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
+pub(crate) const GIVEN: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
 
 impl Place {
     /// The handler in transactions of the place's client.
-    async fn transactional(&self, pay: Pay) -> Transactional {
+    pub(crate) async fn transactional(&self, pay: Pay) -> Transactional {
         match self.till.client {
             Client::Sqlite => Transactional::new(self.sqlite().transactions(), pay),
             Client::Sqlx => {
@@ -415,95 +411,4 @@ async fn a_commit_whose_answer_is_lost_is_settled_by_the_record() {
         // The second delivery alone is a duplicate.
         assert_eq!(pay.told.lock().unwrap().len(), 1, "{cut}");
     }
-}
-
-/// Brings the record of payment 1 into a state, by the store's own operations.
-async fn prepare(place: &Place, state: &str) {
-    let (key, token) = (key_of(&place.scope, 1), Token::from_bits(fastrand::u128(..)));
-    let (lease, retention) = (Duration::from_secs(5), Duration::from_secs(86_400));
-    let claim =
-        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX };
-    let reason = "before".to_owned();
-    let receipt = "receipt of before".to_owned().to_stored(Codec::Json).unwrap();
-    let (end, passes) = match state {
-        "completed" => {
-            (Operation::Complete { token, fingerprint: None, result: receipt, retention }, Duration::ZERO)
-        }
-        "expired" => {
-            (Operation::Complete { token, fingerprint: None, result: receipt, retention }, retention * 2)
-        }
-        "released" => {
-            let delay = Duration::from_secs(1);
-            (Operation::Release { token, delay, counted: true, reason }, delay * 2)
-        }
-        "failed" => (Operation::Fail { token, reason, retention }, Duration::ZERO),
-        "lapsed" => (Operation::Extend { token, lease }, lease * 2),
-        _ => return,
-    };
-    for operation in [claim, end] {
-        place.store.execute(vec![Command { key: key.clone(), operation }]).await.remove(0).unwrap();
-    }
-    place.pass(&key, passes).await;
-}
-
-/// The rules say whether a claim would be granted, and as which attempt; a transaction must do the same.
-// invariant: transactional-beside-another
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
-    for client in GIVEN {
-        for state in ["absent", "completed", "expired", "released", "failed", "lapsed"] {
-            let place = Place::new(client).await;
-            prepare(&place, state).await;
-            let key = key_of(&place.scope, 1);
-            let before = place.store.read(vec![key.clone()]).await.remove(0).unwrap();
-            let token = Token::from_bits(1);
-            let claim = Operation::Claim {
-                token,
-                lease: LEASE,
-                fingerprint: None,
-                fenced: false,
-                longest_lease: LEASE,
-            };
-            let (now, record) = before.map_or_else(Default::default, |found| (found.now, Some(found.record)));
-            let Reply::Verdict { verdict, .. } = apply(now, record, &claim).1 else { panic!("no verdict") };
-
-            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));
-            bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
-            let charges = place.till.charges().await;
-            let told = pay.told.lock().unwrap().clone();
-            match verdict {
-                Verdict::Granted(grant) => {
-                    assert_eq!(charges[&1], [i32::from(grant.attempt)], "{client}, {state}");
-                    check_completed(&place, &key, grant.attempt, &format!("{client}, {state}")).await;
-                }
-                Verdict::Completed { .. } => assert_eq!(told, ["receipt of before"], "{client}, {state}"),
-                Verdict::Failed { .. } => {
-                    assert_eq!(bench.letters.causes(), ["not_handed_over"], "{client}, {state}");
-                }
-                other => panic!("{client}, {state}: {other:?}"),
-            }
-            assert_eq!(u32::try_from(charges.len()).unwrap(), pay.runs.load(SeqCst), "{client}, {state}");
-        }
-    }
-}
-
-/// Compares the record with what the rules give for a claim and its completion.
-async fn check_completed(place: &Place, key: &StoreKey, attempt: u8, what: &str) {
-    let found = place.store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap();
-    let State::Completed { by, .. } = found.record.state else { panic!("{what}: {found:?}") };
-    let [a, b, c, d] = by.0;
-    let token = Token::from([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    let claim =
-        Operation::Claim { token, lease: LEASE, fingerprint: None, fenced: false, longest_lease: LEASE };
-    let result = format!("receipt of attempt {attempt}").to_stored(Codec::Json).unwrap();
-    let retention = Gate::DEFAULT_RETENTION;
-    let complete = Operation::Complete { token, fingerprint: None, result, retention };
-    let (claimed, _) = apply(found.now, None, &claim);
-    let completed = apply(found.now, claimed, &complete).0.unwrap();
-    assert!(found.record.same_content(&completed), "{what}: {found:?}");
-    let age = completed.expires_at.millis().checked_sub(found.record.expires_at.millis());
-    assert!(
-        age.is_some_and(|age_ms| age_ms < 3_600_000),
-        "{what}: the retention counts from the run, {age:?}"
-    );
 }

@@ -69,7 +69,7 @@ pub use secured_broker::SecuredKafka;
 pub use sqs::{Depth, Queue, Sqs, VARIABLE as SQS_VARIABLE};
 pub use sqs_proxy::{Fault, SqsProxy};
 pub use till::{CLIENTS, Client, End, Payment, Till};
-pub use token_server::TokenServer;
+pub use token_server::{TokenFlaw, TokenServer};
 pub use until::until;
 pub use watched::Watched;
 pub use web::{HttpAnswer, HttpClient, HttpServer, Sent};

@@ -1,7 +1,7 @@
 //! An OAuth 2.0 server that grants signed tokens to one client, and shows the key that verifies them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
@@ -24,9 +24,22 @@ pub struct TokenServer {
     issuer: Arc<Issuer>,
 }
 
+/// Why brokers refuse a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenFlaw {
+    /// It has expired, though the token server says that it is valid.
+    Expired,
+    /// It is for another service than Kafka.
+    OtherAudience,
+    /// Another key has signed it than the one that the server shows.
+    OtherKey,
+}
+
 #[derive(Debug)]
 struct Issuer {
     key: EcdsaKeyPair,
+    other_key: EcdsaKeyPair,
+    flaw: Mutex<Option<TokenFlaw>>,
     valid_seconds: AtomicU64,
     granted: AtomicU64,
 }
@@ -48,10 +61,17 @@ impl TokenServer {
     pub async fn start(valid_seconds: u64) -> Self {
         let random = SystemRandom::new();
         let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
-        let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).expect("a key");
-        let key = EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).expect("it was just made");
-        let issuer =
-            Arc::new(Issuer { key, valid_seconds: valid_seconds.into(), granted: AtomicU64::new(0) });
+        let key = || {
+            let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).expect("a key");
+            EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).expect("it was just made")
+        };
+        let issuer = Arc::new(Issuer {
+            key: key(),
+            other_key: key(),
+            flaw: Mutex::default(),
+            valid_seconds: valid_seconds.into(),
+            granted: AtomicU64::new(0),
+        });
         let app = Router::new()
             .route("/token", post(token))
             .route("/keys", get(keys))
@@ -69,6 +89,11 @@ impl TokenServer {
     #[must_use]
     pub fn keys_url(&self) -> String {
         format!("http://{}/keys", self.server.address())
+    }
+
+    /// From now on it grants tokens that brokers refuse; `None`: good ones again.
+    pub fn grant_with(&self, flaw: Option<TokenFlaw>) {
+        *self.issuer.flaw.lock().unwrap_or_else(PoisonError::into_inner) = flaw;
     }
 
     /// How many tokens it has granted.
@@ -104,15 +129,22 @@ async fn keys(State(issuer): State<Arc<Issuer>>) -> Json<Value> {
 impl Issuer {
     /// A signed token (RFC 7519) that is valid for so long from now.
     fn token(&self, valid_seconds: u64) -> String {
+        /// Brokers accept a token for half a minute longer, because clocks differ.
+        const LONG_AGO_S: u64 = 3_600;
+        let flaw = *self.flaw.lock().unwrap_or_else(PoisonError::into_inner);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let from = if flaw == Some(TokenFlaw::Expired) { now - LONG_AGO_S } else { now };
+        let audience =
+            if flaw == Some(TokenFlaw::OtherAudience) { "another service" } else { TokenServer::AUDIENCE };
+        let key = if flaw == Some(TokenFlaw::OtherKey) { &self.other_key } else { &self.key };
         let claims = json!({
-            "iss": "testkit", "sub": SecuredKafka::USER, "aud": TokenServer::AUDIENCE, "scope": "kafka",
-            "iat": now, "exp": now + valid_seconds,
+            "iss": "testkit", "sub": SecuredKafka::USER, "aud": audience, "scope": "kafka",
+            "iat": from, "exp": from + valid_seconds,
         });
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let text =
             format!("{}.{}", part(&json!({ "alg": "ES256", "typ": "JWT", "kid": "one" })), part(&claims));
-        let signature = self.key.sign(&SystemRandom::new(), text.as_bytes()).expect("it signs");
+        let signature = key.sign(&SystemRandom::new(), text.as_bytes()).expect("it signs");
         format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 }

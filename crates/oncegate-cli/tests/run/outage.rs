@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use oncegate_testkit::{unique, until};
 
-use super::raw::{Answer, RawWorker};
+use super::raw::{Answer, Asked, RawWorker};
 use super::{LIMIT, Stage};
 
 /// Two attempts each would be used up in a moment, and the topic with them.
@@ -39,14 +39,13 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
     assert!(stage.letters().await.is_empty());
 }
 
-/// Each process begins with a breaker that knows nothing: before the fix, each let the same first messages fail until it
-/// opened, and ten restarts used up their attempts.
+/// The breaker of the first process opens. Each process after it finds its mark in the store, and only probes.
 // invariant: restarts-in-an-outage
 #[tokio::test]
 async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     const MESSAGES: usize = 200;
-    /// More calls than a breaker needs to open.
-    const CALLS: usize = 30;
+    /// More calls than a breaker needs to open, and so many probes of each process after the first.
+    const CALLS: [usize; 2] = [30, 5];
     let stage = Stage::with_orders(MESSAGES).await;
     let down = Arc::new(AtomicBool::new(true));
     let is_down = Arc::clone(&down);
@@ -58,11 +57,12 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     let (group, url) = (unique("run"), worker.url());
     let quick = ["breaker.first=100ms", "breaker.most=200ms"];
     let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
-    let flags = ["--handler", &url, &quick[0], &quick[1]];
-    for _ in 0..13 {
+    let flags = ["--handler", &url, &quick[0], &quick[1], "--max-attempts", "3"];
+    for restart in 0..13 {
+        let calls = CALLS[usize::from(restart > 0)];
         let (before, running) = (worker.asked().len(), stage.start_in(&group, &flags));
         until("the breaker to open, and some probes", LIMIT, async || match worker.asked().len() - before {
-            CALLS.. => Ok(()),
+            asked if asked >= calls => Ok(()),
             asked => Err(format!("asked {asked} times\n{}", stage.log())),
         })
         .await;
@@ -73,6 +73,8 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     stage.until_consumed(&group).await;
     running.stop().await;
     assert!(stage.letters().await.is_empty(), "{}", stage.log());
+    let attempts: Vec<u32> = worker.asked().iter().map(Asked::attempt).collect();
+    assert!(attempts.iter().all(|attempt| *attempt <= 2), "{attempts:?}");
 }
 
 /// A worker that asks for a short wait is asked again after it. With doubled pauses, a dozen probes would take minutes.

@@ -137,6 +137,8 @@ pub struct ScopeDescriptor {
     pub halt: Option<Halt>,
     /// Set after a consumer has stopped at its dead-letter limit, until a message succeeds or an operator accepts it.
     pub dead_letter_stop: Option<DeadLetterStop>,
+    /// Whether the circuit breaker of a consumer is open, so that one that starts begins with an open breaker.
+    pub breaker_open: bool,
 }
 
 /// The JSON form of a descriptor.
@@ -147,7 +149,7 @@ struct DescriptorText<'a> {
     keys: &'a RawValue,
     epoch: Epoch,
     sequence: u64,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     longest_lease_ms: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     markers: Vec<u16>,
@@ -159,12 +161,13 @@ struct DescriptorText<'a> {
     halt: Option<Halt>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dead_letter_stop: Option<DeadLetterStop>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    breaker_open: bool,
 }
 
 /// A descriptor that is compared and set must be written as it was read.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl ScopeDescriptor {
@@ -180,6 +183,7 @@ impl ScopeDescriptor {
             lost_at_ms: None,
             halt: None,
             dead_letter_stop: None,
+            breaker_open: false,
         }
     }
 
@@ -208,6 +212,7 @@ impl ScopeDescriptor {
             lost_at_ms: read.lost_at_ms,
             halt: read.halt,
             dead_letter_stop: read.dead_letter_stop,
+            breaker_open: read.breaker_open,
         })
     }
 
@@ -230,6 +235,7 @@ impl ScopeDescriptor {
             lost_at_ms: self.lost_at_ms,
             halt: self.halt.clone(),
             dead_letter_stop: self.dead_letter_stop.clone(),
+            breaker_open: self.breaker_open,
         };
         serde_json::to_string(&text).map_err(invalid)
     }
@@ -256,6 +262,7 @@ impl ScopeDescriptor {
             lost_at_ms: Some(lost_at_ms),
             longest_lease_ms: self.longest_lease_ms,
             dead_letter_stop: self.dead_letter_stop.clone(),
+            breaker_open: self.breaker_open,
             ..Self::new(self.keys.clone(), epoch)
         }
     }
@@ -299,6 +306,7 @@ mod tests {
             written.halt = Some(Halt::new(5, "gone", vec![Epoch::from_bits(1)]));
             written.sequence = u64::MAX;
             written.longest_lease_ms = 30_000;
+            written.breaker_open = true;
         }
     }
 
@@ -317,10 +325,12 @@ mod tests {
         let mut life = descriptor();
         life.halt = Some(Halt::new(5, "gone", vec![Epoch::from_bits(1), Epoch::from_bits(2)]));
         life.longest_lease_ms = 30_000;
+        life.breaker_open = true;
         let next = life.succeed(Epoch::from_bits(100), &[Epoch::from_bits(2)], 9);
         let accepted: Vec<Epoch> = [7, 2, 1].map(Epoch::from_bits).into();
         assert_eq!((&next.accepted_epochs, next.lost_at_ms, &next.halt), (&accepted, Some(9), &None));
         assert_eq!(next.longest_lease_ms, 30_000, "leases of the earlier epoch may still run");
+        assert!(next.breaker_open, "a loss of records repairs no dependency of a handler");
         assert!(next.knows(Epoch::from_bits(1)) && !next.knows(Epoch::from_bits(3)));
         let last = (0..200).fold(next, |life, number| life.succeed(Epoch::from_bits(200 + number), &[], 1));
         assert_eq!(last.accepted_epochs.len(), MAX_ACCEPTED_EPOCHS);

@@ -184,18 +184,6 @@ async fn completed(shared: &Shared, item: &mut Item, identity: &Identity, stored
 
 /// Claims the item's key. After a lost answer the same claim is sent again: it may have been granted.
 async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
-    let failures = item.breaker_key().map_or(0, |key| item.route.breaker.failures(key));
-    let claimed = send_claim(item, identity).await;
-    claimed.map(|claimed| match claimed {
-        Claimed::Granted(mut lease) => {
-            lease.add_failures(failures);
-            Claimed::Granted(lease)
-        }
-        other => other,
-    })
-}
-
-async fn send_claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
     let Item { route, delivery, claim, .. } = item;
     if item.without_store
         && let Some(fail_open) = &route.fail_open
@@ -439,11 +427,11 @@ fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, count: 
     let (after, count) = match failure.advice() {
         Advice::GiveUp => return give_up(lease, DeadLetterCause::Permanent, reason),
         Advice::Retry { after } => (after, count),
-        Advice::NotRun => (None, FailureCount::Nowhere),
+        Advice::NotRun => (None, FailureCount::Uncounted),
         Advice::Later { after } => return Ending::Later { lease, delay: delayed(after), reason },
         Advice::Unknown => return lapsing(&lease, reason),
     };
-    if count != FailureCount::Nowhere && attempt >= shared.settings.max_attempts {
+    if count == FailureCount::Counted && attempt >= shared.settings.max_attempts {
         return give_up(lease, DeadLetterCause::AttemptsUsedUp, reason);
     }
     // Attempts that are not counted get the same delays as those that are.

@@ -5,17 +5,18 @@
 //! that handler starts no more messages, and after a pause one message probes (half-open). If the probe succeeds, the
 //! breaker closes; if not, the pause gets longer. Failures while it is not closed cost no attempt.
 //!
-//! The memory of a breaker ends with its process. In an outage, each restart would let as many messages fail as it takes
-//! to open it, the same ones each time, and a dozen restarts would use up their attempts. So until the handler has
-//! succeeded once, the failures of a key are counted here, and not in its record: they count for the limit of attempts
-//! in this process, and a restart forgets them. When the breaker opens, it forgets them, too: they were the outage's.
+//! In an outage, each restart would let as many messages fail as it takes to open the breaker, the same ones each time,
+//! and a dozen restarts would use up their attempts. So the scope's descriptor has a mark while a breaker is open
+//! (`breaker_mark.rs`), and a process that finds it begins with an open breaker whose probe is due at once. The mark
+//! decides nothing else: a mark that is out of date costs one probe.
 //!
 //! All rules are in [`apply`], which is pure: time and outcomes are parameters.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -34,6 +35,9 @@ use crate::observe::{BreakerState, Event};
 /// let patient = Breaker { pause: Backoff::new(Duration::from_secs(5), Duration::from_secs(300)), ..Breaker::default() };
 /// # let _ = patient;
 /// ```
+///
+/// Failures before the breaker opens cost attempts: normally one for each of the [`keys`](Self::keys). A process that starts
+/// while the breaker of its scope is open begins with an open one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Breaker {
     /// How many of the last keys are counted; the breaker stays closed before it has seen that many. 20 by default, 2
@@ -90,10 +94,6 @@ struct State {
     phase: CircuitPhase,
     /// The last keys with the result of their last run, the latest at the end.
     last: VecDeque<(u64, RunResult)>,
-    /// The handler has succeeded in this process: its dependencies have worked.
-    has_succeeded: bool,
-    /// How often the handler has failed for a key, of failures that the key's record does not count.
-    failures: HashMap<u64, u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -101,7 +101,7 @@ enum CircuitPhase {
     /// Every message runs.
     #[default]
     Closed,
-    /// No message runs before `probe_at`.
+    /// No message runs before `probe_at`. It has paused the handler `pauses` times in a row.
     Open { probe_at: Instant, pauses: u32 },
     /// Only the message of this key runs.
     HalfOpen { probe: u64, pauses: u32 },
@@ -113,22 +113,15 @@ pub(super) enum RunResult {
     Success,
     /// It gave the message up, or wants it later: the dependency answered, if it was asked.
     Answer,
-    /// `costs_attempt`: it is to be counted as one. A run that did not begin is none, and of a run whose outcome is unknown
-    /// the record holds the attempt already.
-    Failure {
-        costs_attempt: bool,
-    },
+    Failure,
 }
 
-/// Where a failed run counts as an attempt.
+/// Whether a failed run costs the message an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureCount {
-    /// In the key's record, so that it outlives this process.
-    InRecord,
-    /// In this process alone, because nothing shows that the handler works.
-    InProcess,
-    /// Nowhere: it is the outage's.
-    Nowhere,
+    Counted,
+    /// It is an outage's, or a stop's.
+    Uncounted,
 }
 
 /// An input of the breaker.
@@ -151,14 +144,11 @@ fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) 
         }
         (
             CircuitPhase::HalfOpen { probe, .. },
-            BreakerEvent::Ran { key, ran: ran @ (RunResult::Success | RunResult::Answer), .. },
-        ) if key == probe => {
-            let has_succeeded = state.has_succeeded || ran == RunResult::Success;
-            return State { has_succeeded, ..State::default() };
-        }
+            BreakerEvent::Ran { key, ran: RunResult::Success | RunResult::Answer, .. },
+        ) if key == probe => return State::default(),
         (
             CircuitPhase::HalfOpen { probe, pauses },
-            BreakerEvent::Ran { key, ran: RunResult::Failure { .. }, pause, fraction },
+            BreakerEvent::Ran { key, ran: RunResult::Failure, pause, fraction },
         ) if key == probe => {
             let pauses = pauses.saturating_add(1);
             state.phase = CircuitPhase::Open { probe_at: now + limits.wait(pause, pauses, fraction), pauses };
@@ -172,7 +162,6 @@ fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) 
             if state.must_open(limits) {
                 state.phase =
                     CircuitPhase::Open { probe_at: now + limits.wait(pause, 1, fraction), pauses: 1 };
-                state.failures.clear();
             }
         }
         _ => {}
@@ -181,18 +170,12 @@ fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) 
 }
 
 impl State {
+    /// The state of a process that starts while the breaker is marked as open.
+    fn marked_open(now: Instant) -> Self {
+        Self { phase: CircuitPhase::Open { probe_at: now, pauses: 0 }, ..Self::default() }
+    }
+
     fn note(&mut self, limits: &Breaker, key: u64, ran: RunResult) {
-        match ran {
-            RunResult::Failure { costs_attempt: true } if self.counts_here(key) => {
-                let failures = self.failures.entry(key).or_default();
-                *failures = failures.saturating_add(1);
-            }
-            RunResult::Failure { .. } => {}
-            RunResult::Success | RunResult::Answer => {
-                self.failures.remove(&key);
-            }
-        }
-        self.has_succeeded |= ran == RunResult::Success;
         self.last.retain(|(known, _)| *known != key);
         self.last.push_back((key, ran));
         if self.last.len() > limits.keys as usize {
@@ -200,14 +183,8 @@ impl State {
         }
     }
 
-    /// Whether a failure of this key is counted here, and not in its record.
-    fn counts_here(&self, key: u64) -> bool {
-        let has_room = self.failures.len() < Breaker::MOST_KEYS as usize || self.failures.contains_key(&key);
-        !self.has_succeeded && has_room
-    }
-
     fn must_open(&self, limits: &Breaker) -> bool {
-        let failed = self.last.iter().filter(|(_, ran)| matches!(ran, RunResult::Failure { .. })).count();
+        let failed = self.last.iter().filter(|(_, ran)| *ran == RunResult::Failure).count();
         #[expect(clippy::cast_precision_loss, reason = "at most a thousand")]
         let share = failed as f64 / f64::from(limits.keys);
         self.last.len() >= limits.keys as usize && share >= limits.share
@@ -219,6 +196,9 @@ impl State {
 pub(super) struct Switch {
     limits: Option<Breaker>,
     state: Mutex<State>,
+    /// Whether it is open, for the mark. It is sent again with each probe that fails: another process may have removed
+    /// the mark.
+    is_open: watch::Sender<bool>,
 }
 
 /// Whether a message may start.
@@ -229,8 +209,27 @@ pub(super) enum Admission {
 }
 
 impl Switch {
-    pub(super) fn new(limits: Option<Breaker>) -> Self {
-        Self { limits, state: Mutex::default() }
+    /// The breaker of the handler behind this gate. It begins open if an earlier process has left it open.
+    pub(super) fn new(limits: Option<Breaker>, gate: &OpenGate) -> Self {
+        let is_open = limits.is_some() && gate.is_breaker_marked_open();
+        let state = match is_open {
+            true => State::marked_open(Instant::now()),
+            false => State::default(),
+        };
+        if is_open {
+            let scope = gate.scope();
+            warn!(
+                scope,
+                "the circuit breaker of an earlier process was open, so it is open: one message at a time probes"
+            );
+            gate.observe(Event::BreakerChanged { scope, state: BreakerState::Open });
+        }
+        Self { limits, state: Mutex::new(state), is_open: watch::Sender::new(is_open) }
+    }
+
+    /// Whether it is open, at each change of that and after each probe that fails.
+    pub(super) fn changes(&self) -> watch::Receiver<bool> {
+        self.is_open.subscribe()
     }
 
     /// Called right before a message starts. After `Run` the caller must call [`over`](Self::over) when the attempt
@@ -243,7 +242,7 @@ impl Switch {
         }
     }
 
-    /// Notes that the handler has run, and the pause that it has requested. Returns where that run, if it failed, counts
+    /// Notes that the handler has run, and the pause that it has requested. Returns whether that run, if it failed, counts
     /// as an attempt.
     pub(super) fn ran(
         &self,
@@ -252,20 +251,11 @@ impl Switch {
         ran: RunResult,
         pause: Option<Duration>,
     ) -> FailureCount {
-        let (fraction, known) = (gate.fraction(), self.failures(key));
+        let fraction = gate.fraction();
         match self.tell(gate, BreakerEvent::Ran { key, ran, pause, fraction }) {
-            (CircuitPhase::Closed, CircuitPhase::Closed) if self.failures(key) > known => {
-                FailureCount::InProcess
-            }
-            (CircuitPhase::Closed, CircuitPhase::Closed) => FailureCount::InRecord,
-            _ => FailureCount::Nowhere,
+            (CircuitPhase::Closed, CircuitPhase::Closed) => FailureCount::Counted,
+            _ => FailureCount::Uncounted,
         }
-    }
-
-    /// How many failures of this key its record does not count. Only one message of a key runs at a time.
-    pub(super) fn failures(&self, key: u64) -> u32 {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.failures.get(&key).copied().unwrap_or_default()
     }
 
     /// Notes that the attempt is over, whether or not the handler has run.
@@ -294,12 +284,21 @@ impl Switch {
     /// another run of a key that has failed already.
     pub(super) fn is_in_doubt(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_failed = matches!(state.last.back(), Some((_, RunResult::Failure { .. })));
+        let has_failed = matches!(state.last.back(), Some((_, RunResult::Failure)));
         has_failed && state.phase == CircuitPhase::Closed
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.phase() == CircuitPhase::Closed
+    }
+
+    /// Whether it keeps messages from running, for the status. An earlier process may have left it open, and no message
+    /// may have come since: then nothing waits.
+    pub(super) fn has_paused(&self) -> bool {
+        match self.phase() {
+            CircuitPhase::Closed => false,
+            CircuitPhase::Open { pauses, .. } | CircuitPhase::HalfOpen { pauses, .. } => pauses > 0,
+        }
     }
 
     fn phase(&self) -> CircuitPhase {
@@ -313,6 +312,9 @@ impl Switch {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let before = state.phase;
             *state = apply(Instant::now(), limits, std::mem::take(&mut *state), event);
+            if state.phase != before && matches!(event, BreakerEvent::Ran { .. }) {
+                self.is_open.send_replace(state.phase != CircuitPhase::Closed);
+            }
             (before, state.phase)
         };
         let scope = gate.scope();

@@ -15,7 +15,7 @@ use super::session::SessionEntry;
 use super::settings::Ordering;
 use super::shared::Route;
 use super::watch::AttemptNote;
-use crate::failure::{Advice, Failure};
+use crate::failure::Failure;
 use crate::gate::{Identity, OpenClaim};
 use crate::health::Stage;
 use crate::message::Origin;
@@ -82,7 +82,7 @@ impl Item {
         }
     }
 
-    /// Reports the run to the breaker, and returns where it counts if it failed. A run cut short by an outage or a stop is
+    /// Reports the run to the breaker, and returns whether it counts if it failed. A run cut short by an outage or a stop is
     /// no evidence about the handler, and costs no attempt.
     pub(super) fn tell_breaker(
         &self,
@@ -93,15 +93,10 @@ impl Item {
         let result = match outcome {
             RunOutcome::Succeeded => RunResult::Success,
             RunOutcome::GaveUp | RunOutcome::Later => RunResult::Answer,
-            _ if was_cut_short => return FailureCount::Nowhere,
-            RunOutcome::Panicked => RunResult::Failure { costs_attempt: true },
-            _ => {
-                let costs_attempt =
-                    failure.is_some_and(|failure| matches!(failure.advice(), Advice::Retry { .. }));
-                RunResult::Failure { costs_attempt }
-            }
+            _ if was_cut_short => return FailureCount::Uncounted,
+            _ => RunResult::Failure,
         };
-        let Some(key) = self.breaker_key() else { return FailureCount::InRecord };
+        let Some(key) = self.breaker_key() else { return FailureCount::Counted };
         self.route.breaker.ran(&self.route.gate, key, result, failure.and_then(Failure::requested_delay))
     }
 

@@ -9,7 +9,7 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `mod`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `engine`, `settle`, `attempt`, `unclaimed`, `answer`, `trace` |
+//! | what runs | `intake`, `engine`, `settle`, `attempt`, `unclaimed`, `answer`, `trace`, `breaker_mark` |
 //! | what they share | `ending`, `item`, `shared`, `transactional`, `session`, `in_flight` |
 //! | without I/O: rules and records | `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `schedule`, `lanes` |
 //!
@@ -61,6 +61,7 @@ mod answer;
 mod attempt;
 mod batch;
 mod breaker;
+mod breaker_mark;
 mod dead_letter_limit;
 mod ending;
 mod engine;
@@ -246,6 +247,9 @@ impl Consumer {
     /// When the circuit breaker of a handler opens, because something the handler needs is down: when half of the last
     /// 20 keys failed, by default. While it is open the handler is paused, one message at a time probes, and failures
     /// cost no attempt until a probe succeeds. Each route has its own breaker.
+    ///
+    /// While it is open, the scope's descriptor in the store says so: a process that starts then begins with an open
+    /// breaker, so restarts in an outage cost no attempts.
     pub fn breaker(mut self, limits: Breaker) -> Self {
         self.settings.breaker = Some(limits);
         self
@@ -420,7 +424,7 @@ impl Consumer {
             for warning in &checkup.warnings {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
-            let (number, breaker) = (routes.len(), Switch::new(self.settings.breaker));
+            let (number, breaker) = (routes.len(), Switch::new(self.settings.breaker, &gate));
             let Work { handler, transactional, batches } = work;
             let transactional = match transactional {
                 Some(work) => Some(TransactionalRoute::open(work, &gate).await?),

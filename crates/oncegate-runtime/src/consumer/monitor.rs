@@ -198,7 +198,7 @@ impl Shared {
                 log_bytes: upkeep.log_bytes,
                 shards: shards.map_or(0, |(_, shards)| *shards),
                 outages: outages.map(outage).collect(),
-                handler_paused: !route.breaker.is_closed(),
+                handler_paused: route.breaker.has_paused(),
             }
         };
         self.routes.iter().map(scope).collect()
@@ -213,7 +213,7 @@ impl Shared {
         if !status.has_room() {
             paused.push(PauseCause::Full);
         }
-        if self.routes.iter().any(|(_, route)| !route.breaker.is_closed()) {
+        if self.routes.iter().any(|(_, route)| route.breaker.has_paused()) {
             paused.push(PauseCause::Breaker);
         }
         if self.stopping.is_cancelled() {

@@ -7,8 +7,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::breaker_mark;
 use super::engine::Engine;
 use super::error::ConsumerError;
 use super::intake::intake;
@@ -35,6 +37,7 @@ pub(super) async fn run(
     mut at_once: BoxFuture<'static, ()>,
 ) -> Result<(), ConsumerError> {
     let stop_deadline = shared.settings.stop_deadline;
+    let marks = BreakerMarks::begin(&shared);
     let (batches, receiver) = mpsc::channel(INTAKE_DEPTH);
     let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
     let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
@@ -72,11 +75,33 @@ pub(super) async fn run(
         }
     }
     let left = stop_by.map_or(stop_deadline, |stop_by| stop_by.saturating_duration_since(Instant::now()));
-    let closed = close(&shared, &*source, left, at_once).await;
+    let closed = close(&shared, &*source, marks, left, at_once).await;
     if let Err(error) = &closed {
         warn!(%error, "the source did not close cleanly");
     }
     result.and(closed.map_err(ConsumerError::from))
+}
+
+/// The tasks that keep the marks of the breakers.
+struct BreakerMarks {
+    tasks: JoinSet<()>,
+    ended: CancellationToken,
+}
+
+impl BreakerMarks {
+    fn begin(shared: &Shared) -> Self {
+        let (mut tasks, ended) = (JoinSet::new(), CancellationToken::new());
+        for route in shared.routes() {
+            tasks.spawn(breaker_mark::keep(Arc::clone(route), route.breaker.changes(), ended.clone()));
+        }
+        Self { tasks, ended }
+    }
+
+    /// Waits until the last changes are written. No handler runs any more.
+    async fn end(mut self) {
+        self.ended.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
 }
 
 /// Commits what is finished, and leaves. Meanwhile, and within the deadline, the gates release the claims that were
@@ -84,6 +109,7 @@ pub(super) async fn run(
 async fn close(
     shared: &Shared,
     source: &dyn Source,
+    marks: BreakerMarks,
     left: Duration,
     at_once: BoxFuture<'static, ()>,
 ) -> Result<(), SourceError> {
@@ -96,6 +122,7 @@ async fn close(
         let releasing = timeout(left, async {
             shared.operations_finished().await;
             shared.end_sessions().await;
+            marks.end().await;
         });
         let mut ending = std::pin::pin!(async { tokio::join!(closing, releasing) });
         tokio::select! {

@@ -128,17 +128,14 @@ async fn retry(
         let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
         info!(scope, %origin, attempt, ?delay, reason, "the attempt failed; the message will be tried again");
     }
-    // It may have failed before in a process that did not count that in the record: the first failure stays the first.
-    if count != FailureCount::Nowhere && attempt == 1 && item.delivery.message.first_failed_at().is_none() {
+    let is_counted = count == FailureCount::Counted;
+    if is_counted && attempt == 1 {
         let message = item.delivery.message.clone();
         item.delivery.message = message.with_first_failed_at(SystemTime::now());
     }
-    let next = wait(shared, item, lease, delay, count == FailureCount::InRecord, &reason).await;
+    let next = wait(shared, item, lease, delay, is_counted, &reason).await;
     item.route.gate.observe(Event::Retried { scope: item.route.gate.scope() });
-    item.past.uncounted = match count {
-        FailureCount::Nowhere => item.past.uncounted.saturating_add(1),
-        FailureCount::InRecord | FailureCount::InProcess => 0,
-    };
+    item.past.uncounted = if is_counted { 0 } else { item.past.uncounted.saturating_add(1) };
     item.past.last_failure = Some(reason.into());
     next
 }

@@ -4,7 +4,7 @@ use oncegate_core::key::Scope;
 use oncegate_core::store::{DeadLetterStop, ScopeDescriptor, Store, StoreError};
 
 use super::OpenGate;
-use super::scope_descriptor::MAX_WRITES;
+use super::scope_descriptor::change;
 
 impl OpenGate {
     /// The stop of an earlier process, as the descriptor held it when the gate was opened.
@@ -31,17 +31,6 @@ pub(crate) async fn replace_dead_letter_stop(
     scope: &Scope,
     stop: Option<&DeadLetterStop>,
 ) -> Result<Option<DeadLetterStop>, StoreError> {
-    for _ in 0..MAX_WRITES {
-        let Some(text) = store.descriptor(scope).await? else { return Ok(None) };
-        let held = ScopeDescriptor::parse(scope, &text)?;
-        let before = held.dead_letter_stop.clone();
-        if before.as_ref() == stop {
-            return Ok(before);
-        }
-        let next = ScopeDescriptor { dead_letter_stop: stop.cloned(), ..held }.to_text()?;
-        if store.describe(scope, Some(&text), &next).await? == next {
-            return Ok(before);
-        }
-    }
-    Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
+    let with_stop = |held| ScopeDescriptor { dead_letter_stop: stop.cloned(), ..held };
+    Ok(change(store, scope, with_stop).await?.and_then(|before| before.dead_letter_stop))
 }

@@ -210,11 +210,6 @@ impl Lease {
         self.attempt.mark_recovered();
     }
 
-    /// Adds failures of earlier attempts that the record does not count.
-    pub(crate) fn add_failures(&mut self, failures: u32) {
-        self.attempt.add_failures(failures);
-    }
-
     /// How long the lease lasts from now on without a heartbeat, by this process's clock.
     pub(crate) fn remaining(&self) -> Duration {
         self.kept.remaining()

@@ -158,6 +158,11 @@ impl LossWatch {
         self.lock().known.dead_letter_stop.clone()
     }
 
+    /// Whether the circuit breaker of a process was open, as the descriptor said last.
+    pub(super) fn is_breaker_marked_open(&self) -> bool {
+        self.lock().known.breaker_open
+    }
+
     /// When records were last lost.
     pub(super) fn lost_at(&self) -> Option<SystemTime> {
         self.lock().lost_at

@@ -23,6 +23,7 @@ use crate::journal::Journal;
 use crate::observe::{Counters, Observer};
 use crate::results::ResultStore;
 
+mod breaker_mark;
 mod claim;
 mod committed;
 mod dead_letter_stop;

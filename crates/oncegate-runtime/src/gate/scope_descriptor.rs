@@ -1,4 +1,4 @@
-//! The scope's descriptor as a gate finds it: when it opens, and at each check for a loss.
+//! The scope's descriptor as a gate finds it, when it opens and at each check for a loss; and its changes.
 
 use oncegate_core::key::Scope;
 use oncegate_core::store::{ScopeDescriptor, Store, StoreError};
@@ -28,7 +28,35 @@ pub(super) async fn at_start(
         let raised = ScopeDescriptor { longest_lease_ms: first.longest_lease_ms, ..known };
         held = store.describe(scope, Some(&held), &raised.to_text()?).await?;
     }
-    Err(StoreError::unavailable("other processes keep changing the scope's descriptor").into())
+    Err(other_processes_change_it().into())
+}
+
+/// Changes the scope's descriptor, and returns it as it was before. `None`: the scope was never opened, and stays so.
+///
+/// # Errors
+/// When the store does not answer, the descriptor cannot be read, or other processes keep changing it.
+pub(super) async fn change(
+    store: &dyn Store,
+    scope: &Scope,
+    change: impl Fn(ScopeDescriptor) -> ScopeDescriptor + Send,
+) -> Result<Option<ScopeDescriptor>, StoreError> {
+    for _ in 0..MAX_WRITES {
+        let Some(text) = store.descriptor(scope).await? else { return Ok(None) };
+        let before = ScopeDescriptor::parse(scope, &text)?;
+        let next = change(before.clone());
+        if next == before {
+            return Ok(Some(before));
+        }
+        let next = next.to_text()?;
+        if store.describe(scope, Some(&text), &next).await? == next {
+            return Ok(Some(before));
+        }
+    }
+    Err(other_processes_change_it())
+}
+
+fn other_processes_change_it() -> StoreError {
+    StoreError::unavailable("other processes keep changing the scope's descriptor")
 }
 
 /// The result of comparing the descriptors.

@@ -6,12 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate::consumer::Breaker;
+use oncegate::core::key::Scope;
 use oncegate::core::record::State;
-use oncegate::{Attempt, Backoff, Failure, MemoryStore, Message, Ordering};
+use oncegate::core::store::{ScopeDescriptor, Store};
+use oncegate::core::testing::fault::{FaultStore, Faults};
+use oncegate::health::Phase;
+use oncegate::{Attempt, Backoff, Failure, Gate, Key, MemoryStore, Message, Ordering};
+use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use super::list::{Letters, List};
-use super::{Bench, LEASE, numbered};
+use super::{Bench, Gauge, LEASE, numbered};
 
 /// Something that a handler needs, and when it is there.
 #[derive(Debug)]
@@ -97,12 +102,11 @@ async fn without_a_breaker_the_topic_ends_with_the_dead_letters() {
 #[tokio::test(start_paused = true)]
 async fn failures_while_it_is_open_cost_no_attempt() {
     let bench = Bench::of(numbered(60));
-    let (runs, up_at) = (Arc::new(AtomicUsize::new(0)), Instant::now() + HOUR / 2);
+    let up_at = Instant::now() + HOUR / 2;
     let attempts: Arc<Mutex<BTreeMap<u32, usize>>> = Arc::default();
     let seen = Arc::clone(&attempts);
     let handler = move |_: Message, attempt: Attempt| {
-        // It works once: before its first success, no record counts a failure.
-        let is_up = runs.fetch_add(1, SeqCst) == 0 || Instant::now() >= up_at;
+        let is_up = Instant::now() >= up_at;
         if is_up {
             *seen.lock().unwrap().entry(attempt.number()).or_default() += 1;
         }
@@ -116,7 +120,14 @@ async fn failures_while_it_is_open_cost_no_attempt() {
     assert!(attempts[&2] < 20, "only those before it opened were counted: {attempts:?}");
 }
 
-/// Each restart forgets what its breaker has learnt, and lets the same first messages fail.
+/// Whether the scope's descriptor says that a breaker is open.
+async fn is_marked(store: &MemoryStore) -> bool {
+    let scope = Scope::new("runtime").unwrap();
+    let text = store.descriptor(&scope).await.unwrap().expect("a consumer has opened the scope");
+    ScopeDescriptor::parse(&scope, &text).unwrap().breaker_open
+}
+
+/// Each process is given the same first messages.
 // invariant: restarts-in-an-outage
 #[tokio::test(start_paused = true)]
 async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
@@ -135,33 +146,97 @@ async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
         let (store, letters) = (Arc::clone(&store), Arc::clone(&letters));
         let bench = Bench { list, store, letters, counters: Arc::default() };
         let gate = bench.gate("runtime").simulated(process);
-        let consumer = bench.consumer_behind(gate, handler);
+        let consumer = bench.consumer_behind(gate, handler).max_attempts(3);
         match is_up {
             true => bench.run(consumer, 200).await.unwrap(),
             false => consumer.run_until(sleep(Duration::from_secs(6))).await.unwrap(),
         }
+        assert_eq!(is_marked(&bench.store).await, !is_up, "process {process}");
     }
     assert_eq!(letters.causes(), [""; 0]);
-    assert_eq!(*attempts.lock().unwrap(), BTreeMap::from([(1, 200)]), "no restart has cost an attempt");
+    let attempts = attempts.lock().unwrap();
+    assert!(attempts.keys().all(|attempt| *attempt <= 2), "{attempts:?}");
+    assert!(
+        attempts[&2] < 20,
+        "only failures before the first opening count, once for each key: {attempts:?}"
+    );
+}
+
+/// The process that opened it was killed, and what its handler needs works again.
+#[tokio::test(start_paused = true)]
+async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_message_comes() {
+    let bench = Bench::of([]);
+    let gate = bench.gate("runtime");
+    gate.open().await.unwrap();
+    let scope = Scope::new("runtime").unwrap();
+    let text = bench.store.descriptor(&scope).await.unwrap().unwrap();
+    let held = ScopeDescriptor::parse(&scope, &text).unwrap();
+    let marked = ScopeDescriptor { breaker_open: true, ..held }.to_text().unwrap();
+    bench.store.describe(&scope, Some(&text), &marked).await.unwrap();
+
+    let (gauge, most) = (Arc::new(Gauge::default()), Arc::new(Mutex::new(Vec::new())));
+    let (counted, seen) = (Arc::clone(&gauge), Arc::clone(&most));
+    let handler = move |_: Message, _: Attempt| {
+        let (gauge, seen) = (Arc::clone(&counted), Arc::clone(&seen));
+        async move {
+            gauge.through(sleep(Duration::from_millis(20))).await;
+            seen.lock().unwrap().push(gauge.most.load(SeqCst));
+            Ok(())
+        }
+    };
+    let consumer = bench.consumer_behind(gate, handler).concurrency(8);
+    let (list, monitor) = (Arc::clone(&bench.list), consumer.monitor());
+    let counters = Arc::clone(&bench.counters);
+    let messages = async move {
+        while counters.get("breaker_changes", "open") == 0 || monitor.status().phase != Phase::Running {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!((monitor.status().paused, monitor.health().is_ready()), (Vec::new(), true));
+        (0..50).for_each(|id| list.push("orders", "", format!(r#"{{"id":{id}}}"#)));
+        list.until_acked(50).await;
+    };
+    consumer.run_until(messages).await.unwrap();
+    assert_eq!(most.lock().unwrap()[0], 1, "the first message probes alone");
+    assert_eq!(gauge.most.load(SeqCst), 8, "the others run side by side");
+    assert_eq!(bench.counters.get("breaker_changes", "open"), 1);
+    assert_eq!(bench.counters.get("breaker_changes", "closed"), 1);
+    assert!(!is_marked(&bench.store).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn before_any_success_a_bad_message_has_as_many_attempts_as_after_one() {
-    for good in [0, 1] {
-        let bench = Bench::of(numbered(good + 1));
-        let attempts: Arc<Mutex<Vec<u32>>> = Arc::default();
-        let seen = Arc::clone(&attempts);
-        let handler = move |message: Message, attempt: Attempt| {
-            let is_good = message.payload() == br#"{"id":0}"# && good == 1;
-            if !is_good {
-                seen.lock().unwrap().push(attempt.number());
+async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
+    let bench = Bench::of(numbered(20));
+    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let (together, down) = (Arc::new(Barrier::new(20)), Arc::clone(&store));
+    let handler = move |_: Message, _: Attempt| {
+        let (together, down) = (Arc::clone(&together), Arc::clone(&down));
+        async move {
+            if together.wait().await.is_leader() {
+                down.begin_outage();
             }
-            async move { if is_good { Ok(()) } else { Err(Failure::retry("a bad order")) } }
-        };
-        bench.run(bench.consumer(handler).max_attempts(3).concurrency(1), good + 1).await.unwrap();
-        assert_eq!(*attempts.lock().unwrap(), [1, 2, 3]);
-        assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
-    }
+            Err::<(), _>(Failure::retry("it is down"))
+        }
+    };
+    let consumer = bench.consumer_behind(gate, handler).concurrency(20);
+    // No probe is due in this test: what is written is the opening.
+    let patient = Breaker { pause: Backoff::new(HOUR, HOUR), ..Breaker::default() };
+    let (counters, memory) = (Arc::clone(&bench.counters), Arc::clone(&bench.store));
+    let outage = async move {
+        while counters.get("breaker_changes", "open") == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!is_marked(&memory).await, "the store is away");
+        store.end_outage();
+        while !is_marked(&memory).await {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let consuming = consumer.breaker(patient).run_until(outage);
+    tokio::time::timeout(HOUR / 6, consuming)
+        .await
+        .expect("the mark is written before a probe is due")
+        .unwrap();
 }
 
 /// With doubled pauses, a limit that is lifted right after a probe would be noticed up to half a minute later.

@@ -1,6 +1,7 @@
 //! A source of given messages, which remembers what was acknowledged, and dead letters in memory.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub(crate) struct List {
     next_offset: AtomicI64,
     /// The offsets that were acknowledged, in that order.
     acked: watch::Sender<Vec<i64>>,
+    /// The offsets that were taken away from the consumer.
+    taken_away: watch::Sender<Vec<i64>>,
     /// What it reports as its status.
     pub(crate) status: Mutex<SourceStatus>,
 }
@@ -33,6 +36,7 @@ impl List {
             pushed: Notify::new(),
             next_offset: AtomicI64::new(0),
             acked: watch::channel(Vec::new()).0,
+            taken_away: watch::channel(Vec::new()).0,
             status: Mutex::default(),
         };
         for (key, payload) in messages {
@@ -49,6 +53,12 @@ impl List {
     /// Delivers a message once more.
     pub(crate) fn push_again(&self, message: &Message) {
         self.deliver(Message::new(message.route(), self.next_origin("again"), message.payload_bytes()));
+    }
+
+    /// Takes a message away from the consumer, as a broker does that gives its partition to another one.
+    pub(crate) fn take_away(&self, message: &Message) {
+        let Origin::Kafka { offset, .. } = *message.origin() else { panic!("a list gives offsets") };
+        self.taken_away.send_modify(|taken_away| taken_away.push(offset));
     }
 
     fn next_origin(&self, topic: &str) -> Origin {
@@ -128,6 +138,13 @@ impl AckHandle for Receipt {
     }
 
     fn stop(&self) {}
+
+    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
+        let (mut taken_away, offset) = (self.list.taken_away.subscribe(), self.offset);
+        Some(Box::pin(async move {
+            taken_away.wait_for(|taken_away| taken_away.contains(&offset)).await.expect("the list lives");
+        }))
+    }
 }
 
 /// Dead letters in memory: the origin and the reason of each.

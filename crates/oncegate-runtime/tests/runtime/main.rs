@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod batch_failures;
 mod batches;
 mod breaker;
+mod dead_letters;
 mod fail_open;
+#[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 mod monitor;
 mod outage;
@@ -20,16 +23,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use list::{Letters, List, Listed};
-use oncegate::admin;
-use oncegate::consumer::{BadKeys, DeadLetterLimit};
 use oncegate::core::key::Scope;
 use oncegate::core::record::{State, Token};
 use oncegate::core::rules::{Operation, Reply, Verdict};
 use oncegate::core::store::{Command, Store};
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{
-    Attempt, BoxError, Consumer, ConsumerError, Counters, Failure, FingerprintSpec, Gate, Handler, Key,
-    MemoryStore, Message, Ordering,
+    Attempt, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore, Message,
+    Ordering,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -187,98 +188,6 @@ async fn orders_are_kept_within_a_partition_a_key_or_not_at_all() {
 async fn two_deliveries_of_one_key_wait_for_each_other_locally() {
     let log = order_of(Ordering::Unordered, &[("a", 1, 30), ("b", 1, 10)]).await;
     assert_eq!(log, ["+1", "-1"], "the second is answered with the first one's result");
-}
-
-#[tokio::test(start_paused = true)]
-async fn without_dead_letters_the_first_hopeless_message_stops_the_consumer() {
-    let bench = Bench::of([("", "{not json".to_owned())]);
-    let gate = bench.gate("runtime");
-    let consumer =
-        Consumer::new(Listed(Arc::clone(&bench.list)), gate, async |_: Message, _: Attempt| Ok(()));
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::NoDeadLetters { .. }), "{error}");
-    assert!(error.to_string().contains("dead_letters"), "the error names the setting: {error}");
-    assert_eq!(bench.list.acked(), [0_i64; 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
-    let bench = Bench::of([("", "{not json".to_owned())]);
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).bad_keys(BadKeys::Refuse);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::BadKey { .. }), "{error}");
-    assert!(error.to_string().contains("`bad_keys`"), "{error}");
-    assert_eq!((bench.letters.causes().len(), bench.list.acked().len()), (0, 0));
-}
-
-// invariant: topic-drained
-#[tokio::test(start_paused = true)]
-async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
-    let typo = (0..100).map(|id| ("", format!(r#"{{"identity":{id}}}"#)));
-    let bench = Bench::of(typo);
-    let limit = DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() };
-    let consumer =
-        bench.consumer(async |_: Message, _: Attempt| Ok(())).dead_letter_limit(limit).concurrency(1);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::TooManyDeadLetters { .. }), "{error}");
-    assert_eq!(bench.letters.causes(), ["bad_key"; 10]);
-    assert_eq!(bench.list.acked().len(), 10, "only what is in the dead letters is acknowledged");
-}
-
-/// As a supervisor does that starts the consumer again and again.
-// invariant: restart-after-dead-letter-limit
-#[tokio::test(start_paused = true)]
-async fn a_consumer_that_stopped_at_its_dead_letter_limit_gives_up_nothing_after_a_restart() {
-    let (store, letters) = (Arc::new(MemoryStore::new()), Arc::new(Letters::default()));
-    let start = |seed: u64, messages: Vec<(&'static str, String)>| {
-        let list = List::of("orders", messages);
-        let bench = Bench {
-            list,
-            store: Arc::clone(&store),
-            letters: Arc::clone(&letters),
-            counters: Arc::default(),
-        };
-        let limit = DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() };
-        let gate = bench.gate("runtime").simulated(seed);
-        let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
-        (bench, consumer.dead_letter_limit(limit).concurrency(1))
-    };
-    let typos = |from: u32| (from..from + 50).map(|id| ("", format!(r#"{{"identity":{id}}}"#))).collect();
-    let stops = async |seed: u64, from: u32| {
-        let (_bench, consumer) = start(seed, typos(from));
-        let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-        assert!(error.to_string().contains("10 messages in a row were given up"), "{error}");
-        letters.causes().len()
-    };
-    assert_eq!(stops(1, 0).await, 10);
-    for restart in 2..5 {
-        assert_eq!(stops(restart, 10).await, 10, "a restart gives up nothing");
-    }
-
-    let scope = Scope::new("runtime").unwrap();
-    let accepted = admin::accept_dead_letters(&*store, &scope).await.unwrap().expect("it has stopped");
-    assert_eq!(accepted.what, "10 messages in a row were given up");
-    assert_eq!(stops(5, 10).await, 20, "an operator has accepted as many again");
-    assert_eq!(stops(6, 20).await, 20);
-
-    // The cause is gone: one success, and the limit counts from the beginning.
-    let mixed = numbered(1).into_iter().chain(typos(20).into_iter().take(5)).collect();
-    let (bench, consumer) = start(7, mixed);
-    bench.run(consumer, 6).await.unwrap();
-    assert_eq!(letters.causes().len(), 25);
-    assert_eq!(admin::dead_letter_stop_of(&*store, &scope).await.unwrap(), None);
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_same_key_with_other_content_is_buried_and_never_answered() {
-    let bench = Bench::of(
-        [r#"{"id":1,"amount":10}"#, r#"{"amount":10.0,"id":1}"#, r#"{"id":1,"amount":11}"#]
-            .map(|payload| ("", payload.to_owned())),
-    );
-    let gate = bench.gate("runtime").fingerprint(FingerprintSpec::payload());
-    bench.run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())), 3).await.unwrap();
-    assert_eq!(bench.counters.get("claims", "completed"), 1, "other spelling, same content");
-    assert_eq!(bench.letters.causes(), ["mismatch"]);
 }
 
 #[tokio::test(start_paused = true)]

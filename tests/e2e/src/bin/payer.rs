@@ -163,9 +163,6 @@ async fn main() -> Result<(), BoxError> {
         .max_attempts(if is_poisoned { FEW_ATTEMPTS } else { MAX_ATTEMPTS })
         .dead_letters(Arc::new(Letters::default()))
         .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
-        // With one, failures before the first success count in the process alone, and the journal would not tell the
-        // attempt that has charged.
-        .without_breaker()
         .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(50)))
         .run_until(async move { list.until_acked(count).await })
         .await?;

@@ -128,6 +128,7 @@ pub const CASES: &[Case] = cases![
     operators::a_read_shows_the_record_and_changes_nothing,
     operators::descriptors_are_compared_and_set,
     operators::asking_for_a_descriptor_changes_nothing,
+    operators::a_descriptor_with_every_mark_is_read_as_it_was_written,
     operators::a_spoilt_record_is_never_an_answer,
     operators::the_check_names_the_store,
     batches::answers_stand_in_the_order_of_the_commands,

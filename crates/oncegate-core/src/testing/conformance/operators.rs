@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
 use crate::record::{Recovery, State, TokenTag};
 use crate::rules::{Operation, REOPENED, Reply, Verdict};
-use crate::store::StoreError;
+use crate::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, StoreError};
 
 pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
@@ -166,6 +166,27 @@ pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &StoreUnder
     store.describe(&scope, None, "one").await.expect("the store answers");
     let held = store.descriptor(&scope).await.expect("the store answers");
     assert_eq!(held.as_deref(), Some("one"), "a read creates no descriptor");
+}
+
+pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(subject: &StoreUnderTest<'_>) {
+    let (scope, store) = (subject.bench.scope("marks"), &subject.store);
+    let first = ScopeDescriptor::new("{\"key\":\"ä\"}", Epoch::from_bits(7));
+    let stop = DeadLetterStop { at_ms: 1, what: "3 in a row".to_owned(), in_a_row: 3, of_window: 0 };
+    let marked = ScopeDescriptor {
+        halt: Some(Halt::new(5, "gone", vec![Epoch::from_bits(1)])),
+        dead_letter_stop: Some(stop),
+        breaker_open: true,
+        ..first.clone()
+    };
+    let mut expected = None;
+    for next in [&first, &marked, &first] {
+        let text = next.to_text().expect("JSON");
+        let written = store.describe(&scope, expected.as_deref(), &text).await.expect("the store answers");
+        assert_eq!(written, text);
+        let held = store.descriptor(&scope).await.expect("the store answers").expect("it was written");
+        assert_eq!(&ScopeDescriptor::parse(&scope, &held).expect("a descriptor"), next);
+        expected = Some(text);
+    }
 }
 
 // invariant: garbage-as-answer

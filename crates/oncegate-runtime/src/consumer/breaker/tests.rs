@@ -5,7 +5,7 @@ use super::*;
 const LIMITS: Breaker =
     Breaker { keys: 4, share: 0.5, pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(4)) };
 
-const FAILED: RunResult = RunResult::Failure { costs_attempt: true };
+const FAILED: RunResult = RunResult::Failure;
 
 /// A breaker whose clock moves only on request.
 struct Bench {
@@ -68,28 +68,15 @@ fn a_few_bad_messages_open_nothing_however_often_they_fail() {
 }
 
 #[test]
-fn before_the_first_success_failures_are_counted_here_until_it_opens() {
+fn a_process_that_finds_the_mark_probes_at_once_and_then_after_the_first_pause() {
     let mut bench = Bench::new();
-    bench.ran(1, FAILED);
-    bench.ran(1, FAILED);
-    bench.ran(2, FAILED);
-    bench.ran(2, RunResult::Answer);
-    bench.ran(1, RunResult::Failure { costs_attempt: false });
-    assert_eq!(bench.state.failures, HashMap::from([(1, 2)]), "an answer ends a message");
-    bench.ran(3, FAILED);
-    assert_eq!(
-        bench.ran(4, FAILED),
-        CircuitPhase::Open { probe_at: bench.now + LIMITS.pause.first(), pauses: 1 }
-    );
-    assert_eq!(bench.state.failures, HashMap::new(), "they were the outage's");
-    bench.probe(1_000, 5);
-    bench.ran(5, RunResult::Answer);
-    bench.ran(6, FAILED);
-    assert_eq!(bench.state.failures, HashMap::from([(6, 1)]), "an answer is no success");
-    bench.ran(7, RunResult::Success);
-    bench.ran(6, FAILED);
-    bench.ran(8, FAILED);
-    assert_eq!(bench.state.failures, HashMap::from([(6, 1)]), "from then on, records count");
+    bench.state = State::marked_open(bench.now);
+    assert_eq!(bench.probe(0, 1), CircuitPhase::HalfOpen { probe: 1, pauses: 0 });
+    assert_eq!(bench.probe(60_000, 2), CircuitPhase::HalfOpen { probe: 1, pauses: 0 }, "one at a time");
+    let probe_at = bench.now + LIMITS.pause.first();
+    assert_eq!(bench.ran(1, FAILED), CircuitPhase::Open { probe_at, pauses: 1 });
+    bench.probe(1_000, 2);
+    assert_eq!(bench.ran(2, RunResult::Success), CircuitPhase::Closed, "a mark out of date costs one probe");
 }
 
 #[test]

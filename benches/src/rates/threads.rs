@@ -1,0 +1,73 @@
+//! The processor time and the context switches of this process, by its threads.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// The groups of threads that are told apart.
+pub(super) const GROUPS: [&str; 5] = ["runtime", "store", "poll", "librdkafka", "other"];
+
+/// What the threads of one name have used.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Used {
+    pub(super) group: String,
+    pub(super) cpu_micros: f64,
+    pub(super) switches: f64,
+}
+
+/// What each thread has used so far. A thread that has ended is missing, so measure while all of them live.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    threads: BTreeMap<u32, Used>,
+}
+
+impl Snapshot {
+    pub(super) fn now() -> Self {
+        let tasks = fs::read_dir("/proc/self/task").expect("the kernel lists the threads");
+        let numbers = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        Self { threads: numbers.filter_map(|number: u32| Some((number, used(number)?))).collect() }
+    }
+
+    /// What was used since an earlier snapshot.
+    pub(super) fn since(&self, earlier: &Self) -> Vec<Used> {
+        let difference = |(number, now): (&u32, &Used)| {
+            let before = earlier.threads.get(number);
+            let (cpu, switches) = before.map_or((0.0, 0.0), |used| (used.cpu_micros, used.switches));
+            Used { cpu_micros: now.cpu_micros - cpu, switches: now.switches - switches, ..now.clone() }
+        };
+        self.threads.iter().map(difference).collect()
+    }
+}
+
+/// `None` for a thread that has ended meanwhile.
+fn used(number: u32) -> Option<Used> {
+    const NANOS_PER_MICRO: f64 = 1_000.0;
+    let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{number}/{file}")).ok();
+    // `man 5 proc`: the first number is the time on the processor, in nanoseconds.
+    let nanos: f64 = read("schedstat")?.split(' ').next()?.parse().ok()?;
+    let status = read("status")?;
+    let switches =
+        status.lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<f64>().ok());
+    let group = group_of(read("comm")?.trim());
+    Some(Used { group: group.to_owned(), cpu_micros: nanos / NANOS_PER_MICRO, switches: switches.sum() })
+}
+
+fn group_of(name: &str) -> &'static str {
+    match name {
+        _ if name.starts_with("tokio") => "runtime",
+        "oncegate-poll" => "poll",
+        // The kernel keeps the first 15 letters of a name.
+        "oncegate-redis" | "oncegate-sqlite" | "oncegate-postgr" => "store",
+        _ if name.starts_with("rdk:") => "librdkafka",
+        _ => "other",
+    }
+}
+
+/// The memory of this process that is in use, in MiB.
+pub(super) fn rss_mebibytes() -> f64 {
+    const KIB_PER_MEBIBYTE: f64 = 1_024.0;
+    let status = fs::read_to_string("/proc/self/status").expect("the kernel reports the memory");
+    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    rss.and_then(|kib| kib.trim().parse::<f64>().ok()).map_or(f64::NAN, |kib| kib / KIB_PER_MEBIBYTE)
+}

@@ -1,0 +1,170 @@
+//! What `accept-loss` and `accept-dead-letters` share: show what stops a scope, ask, and let the scope continue.
+
+use std::future::Future;
+use std::time::{Duration, SystemTime};
+
+use oncegate::core::key::Scope;
+use oncegate::core::store::{Store, StoreError};
+use oncegate::journal::JournalEntry;
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
+
+use crate::args::{AnswerArgs, within};
+use crate::change::ChangeArgs;
+use crate::exit::{Exit, Problem};
+use crate::output;
+use crate::store::StoreArgs;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AcceptArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Scope,
+
+    #[command(flatten)]
+    change: ChangeArgs,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
+}
+
+/// What stops a scope until an operator accepts it.
+pub(crate) trait Obstacle: Sized + Send + Sync {
+    const WORDS: Words;
+
+    fn find(
+        store: &dyn Store,
+        scope: &Scope,
+    ) -> impl Future<Output = Result<Option<Self>, StoreError>> + Send;
+
+    /// Lets the scope continue, if this still stops it.
+    fn accept(
+        &self,
+        store: &dyn Store,
+        scope: &Scope,
+    ) -> impl Future<Output = Result<Accepted<Self>, StoreError>> + Send;
+
+    /// Since when, in milliseconds since the Unix epoch, and why.
+    fn since_and_why(&self) -> (u64, &str);
+}
+
+/// How a command speaks of its obstacle.
+pub(crate) struct Words {
+    /// The format of the `--json` document.
+    pub(crate) schema: &'static str,
+    /// What a terminal is asked.
+    pub(crate) question: &'static str,
+    /// What needs the confirmation, for the error where there is no terminal.
+    pub(crate) change: &'static str,
+    /// The journal's event.
+    pub(crate) event: &'static str,
+    /// What the scope is: `halted`. In the document, whether it is.
+    pub(crate) state: &'static str,
+    /// The document's name for since when.
+    pub(crate) since: &'static str,
+    /// What is said when it was accepted, before and after the scope.
+    pub(crate) accepted: [&'static str; 2],
+    /// What is said when nothing stops the scope, before and after the scope.
+    pub(crate) not_found: [&'static str; 2],
+}
+
+/// The outcome of accepting an obstacle.
+pub(crate) enum Accepted<T> {
+    Yes(T),
+    /// It was gone already.
+    Gone,
+    /// Something else stops the scope now.
+    Changed(T),
+}
+
+pub(crate) async fn run<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
+    let found = async {
+        let store = args.store.open().await?;
+        let found = T::find(&*store, &args.scope).await?;
+        Ok((store, found))
+    };
+    let (store, found) = within(args.answer.timeout, found).await?;
+    let Some(found) = found else {
+        tell::<T>(args, None, false)?;
+        return Ok(Exit::No);
+    };
+    show(args, &found)?;
+    if args.change.dry_run {
+        tell(args, Some(&found), false)?;
+        return Ok(Exit::Yes);
+    }
+    let Words { question, change, event, .. } = T::WORDS;
+    let journal = args.change.begin(question, change).await?;
+    journal.note_now(JournalEntry::now(format!("{event}_begins")).key(&args.scope))?;
+    let accept = async { Ok(found.accept(&*store, &args.scope).await?) };
+    match within(args.answer.timeout, accept).await? {
+        Accepted::Yes(accepted) => {
+            journal.note_now(JournalEntry::now(event).key(&args.scope))?;
+            tell(args, Some(&accepted), true)?;
+            Ok(Exit::Yes)
+        }
+        Accepted::Gone => {
+            tell::<T>(args, None, false)?;
+            Ok(Exit::No)
+        }
+        Accepted::Changed(now) => {
+            eprintln!("oncegate: the reason has changed meanwhile; nothing was changed");
+            show(args, &now)?;
+            tell(args, Some(&now), false)?;
+            Ok(Exit::No)
+        }
+    }
+}
+
+/// Shows why and since when the scope is stopped.
+fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
+    if args.answer.json {
+        return Ok(());
+    }
+    let (since_ms, why) = found.since_and_why();
+    let since = humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms));
+    let state = T::WORDS.state;
+    output::answer(&format!("scope      {}\n{state:<11}{since}\nreason     {why}\n", args.scope))
+}
+
+fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result<(), Problem> {
+    let (words, scope) = (T::WORDS, &args.scope);
+    let of_scope = |[before, after]: [&str; 2]| format!("{before}{scope}{after}");
+    if args.answer.json {
+        let found = found.map(Obstacle::since_and_why);
+        return output::answer_json(&AcceptDocument { words, scope: scope.as_str(), found, done });
+    }
+    match (found, done) {
+        (_, true) => eprintln!("oncegate: {}", of_scope(words.accepted)),
+        (None, false) => eprintln!("oncegate: {}; nothing was changed", of_scope(words.not_found)),
+        (Some(_), false) if args.change.dry_run => eprintln!("oncegate: nothing was changed (--dry-run)"),
+        (Some(_), false) => {}
+    }
+    Ok(())
+}
+
+/// The answer of `--json`.
+struct AcceptDocument<'a> {
+    words: Words,
+    scope: &'a str,
+    /// Since when, in milliseconds since the Unix epoch, and why.
+    found: Option<(u64, &'a str)>,
+    /// Whether it was accepted now.
+    done: bool,
+}
+
+impl Serialize for AcceptDocument<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (since_ms, why) = self.found.unzip();
+        let mut document = serializer.serialize_map(None)?;
+        document.serialize_entry("schema", self.words.schema)?;
+        document.serialize_entry("scope", self.scope)?;
+        document.serialize_entry(self.words.state, &self.found.is_some())?;
+        document.serialize_entry("reason", &why)?;
+        document.serialize_entry(self.words.since, &since_ms)?;
+        document.serialize_entry("done", &self.done)?;
+        document.end()
+    }
+}
