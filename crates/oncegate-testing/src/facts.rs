@@ -192,8 +192,8 @@ impl Facts {
     pub(crate) fn faults_between(&self, sample: usize, from: usize, to: usize) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (place, fault, of_sample) in &self.faults {
-            let is_local = fault.strikes_a_call() && *fault != Fault::StoreOutage;
-            let concerns = !is_local || of_sample.is_none_or(|of_sample| of_sample == sample);
+            let concerns =
+                !fault.concerns_one_sample() || of_sample.is_none_or(|of_sample| of_sample == sample);
             // A fault begins with its call, so it may stand right before the first effect.
             if *place <= to && *place + 4 >= from && concerns && !faults.contains(fault) {
                 faults.push(*fault);

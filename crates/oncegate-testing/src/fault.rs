@@ -120,6 +120,14 @@ impl Fault {
         matches!(self, Self::KillBeforeCompleted | Self::KillAfterCompleted | Self::StoreLoss)
     }
 
+    /// Whether the fault concerns the sample alone with whose call it begins. Others concern a process, or all of them.
+    pub(crate) const fn concerns_one_sample(self) -> bool {
+        matches!(
+            self,
+            Self::TwoConsumers | Self::LateAnswer | Self::Refused | Self::NoAnswer | Self::AnswerLost
+        )
+    }
+
     /// Whether the fault needs a second consumer, which takes over.
     pub(crate) const fn needs_two_consumers(self) -> bool {
         matches!(self, Self::Freeze | Self::TwoConsumers)

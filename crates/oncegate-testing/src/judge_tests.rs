@@ -5,12 +5,12 @@ use crate::history::{Form, What};
 
 /// A history that grows, with a round's usual events.
 #[derive(Default)]
-struct Told {
+struct HistoryBuilder {
     events: Vec<Event>,
     calls: u64,
 }
 
-impl Told {
+impl HistoryBuilder {
     fn note(mut self, what: What) -> Self {
         let at_ms = self.events.len() as u64;
         self.events.push(Event { at_ms, process: Some(1), what });
@@ -75,8 +75,8 @@ impl Told {
 }
 
 /// Sample 1 has its effect in run 1.
-fn charged(key: Option<&str>) -> Told {
-    Told::default().sent(1, 1, "k1").began(1, 1).called(1, key, Some(1)).performed()
+fn charged(key: Option<&str>) -> HistoryBuilder {
+    HistoryBuilder::default().sent(1, 1, "k1").began(1, 1).called(1, key, Some(1)).performed()
 }
 
 // invariant: verdict-from-history
@@ -117,7 +117,7 @@ fn a_second_effect_after_a_cancellation_is_named_so() {
 // invariant: verdict-from-history
 #[test]
 fn a_lost_effect_is_named_by_what_the_runs_did() {
-    let begun = || Told::default().sent(1, 1, "k1").began(1, 1);
+    let begun = || HistoryBuilder::default().sent(1, 1, "k1").began(1, 1);
     begun().ended(1, Outcome::Completed).shows(&[Defect::LostEffect]);
     let refused =
         begun().fault(Fault::Refused, 1).called(1, Some("d1"), Some(1)).returned(CallAnswer::Refused);
@@ -168,10 +168,13 @@ fn an_effect_under_the_key_of_another_is_named() {
 // invariant: verdict-from-history
 #[test]
 fn dead_letters_and_unfinished_messages_are_named_unless_they_are_poison() {
-    let gave_up = Told::default().sent(1, 1, "k1").began(1, 1).ended(1, Outcome::GaveUp);
+    let gave_up = HistoryBuilder::default().sent(1, 1, "k1").began(1, 1).ended(1, Outcome::GaveUp);
     let gave_up = gave_up.note(What::DeadLettered { message: 1, cause: "permanent" });
     gave_up.shows(&[Defect::GaveUp]);
-    Told::default().sent(1, 1, "k1").note(What::Unfinished { message: 1 }).shows(&[Defect::Unfinished]);
+    HistoryBuilder::default()
+        .sent(1, 1, "k1")
+        .note(What::Unfinished { message: 1 })
+        .shows(&[Defect::Unfinished]);
     let poison = What::Produced { message: 2, sample: 1, form: Form::Poison, key: Some("k9".to_owned()) };
     let told = charged(None).ended(1, Outcome::Completed).note(poison).note(What::Unfinished { message: 2 });
     told.note(What::DeadLettered { message: 2, cause: "attempts_used_up" }).shows(&[]);

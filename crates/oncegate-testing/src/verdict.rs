@@ -135,7 +135,8 @@ impl Verdict {
             return;
         };
         let rounds = known.rounds + u64::from(is_first_of_round);
-        if (finding.faults.len(), finding.timeline.len()) < (known.faults.len(), known.timeline.len()) {
+        // The first rounds have the faults that happen most often.
+        if (finding.faults.len(), finding.round) < (known.faults.len(), known.round) {
             *known = finding;
         }
         known.rounds = rounds;
@@ -200,7 +201,9 @@ fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
             What::Performed { call } | What::Repeated { call, .. } | What::Returned { call, .. } => {
                 calls.contains(call)
             }
-            What::FaultBegan { sample: of, .. } => of.is_none() || sample.is_none() || *of == sample,
+            What::FaultBegan { fault, sample: of } => {
+                !fault.concerns_one_sample() || sample.is_none() || *of == sample
+            }
             _ => true,
         };
         if concerns && places.len() < TIMELINE_MOST {

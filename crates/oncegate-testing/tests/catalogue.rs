@@ -232,7 +232,6 @@ fn finds(way: Way, key: Key, expected: &[Defect]) {
 
 macro_rules! planted {
     ($($name:ident: $way:ident => $($defect:ident)|+;)+) => {$(
-        // invariant: planted-bugs-found
         #[test]
         fn $name() {
             finds(Way::$way, right_key(), &[$(Defect::$defect),+]);

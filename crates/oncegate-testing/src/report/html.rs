@@ -34,16 +34,16 @@ pub fn html(verdict: &Verdict, repeat: impl Fn(u64) -> String) -> String {
         count => ("failed", format!("{count} defects were found.")),
     };
     _ = writeln!(out, "<p class=\"{class}\"><strong>{word}</strong></p>");
-    numbers(&mut out, verdict);
     for finding in &verdict.findings {
         section(&mut out, finding, &repeat(finding.round));
     }
+    numbers(&mut out, verdict);
     out.push_str("</body>\n</html>\n");
     out
 }
 
 fn numbers(out: &mut String, verdict: &Verdict) {
-    out.push_str("<table>\n");
+    out.push_str("<h2>The trial</h2>\n<table>\n");
     let rows = [
         ("seed", verdict.seed),
         ("rounds", verdict.rounds),
@@ -55,10 +55,11 @@ fn numbers(out: &mut String, verdict: &Verdict) {
     for (name, number) in rows {
         _ = writeln!(out, "<tr><th>{name}</th><td class=\"number\">{number}</td></tr>");
     }
+    out.push_str("</table>\n<details><summary>Faults</summary>\n<table>\n");
     for (fault, times) in &verdict.faults {
-        _ = writeln!(out, "<tr><th>fault {fault}</th><td class=\"number\">{times}</td></tr>");
+        _ = writeln!(out, "<tr><th>{fault}</th><td class=\"number\">{times}</td></tr>");
     }
-    out.push_str("</table>\n");
+    out.push_str("</table>\n</details>\n");
 }
 
 fn section(out: &mut String, finding: &Finding, repeat: &str) {
