@@ -249,7 +249,8 @@ impl Judgement<'_> {
         let last = runs.iter().rev().find(|run| run.has(Outcome::Completed));
         let ended = last.and_then(|run| run.ended).map_or(usize::MAX, |(place, _)| place);
         let began = runs.iter().map(|run| run.began).min().unwrap_or(0);
-        let after = self.facts.faults_between(sample, began, ended);
+        // Also those after the run: a kill loses what it has left for later.
+        let after = self.facts.faults_between(sample, began, usize::MAX);
         let calls: Vec<&Effect> =
             self.facts.calls.values().filter(|call| call.sample == Some(sample)).collect();
         let refused = |call: &&&Effect| {

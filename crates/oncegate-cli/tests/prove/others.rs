@@ -1,9 +1,12 @@
 //! Right workers of every kind, the reports, and mistakes in the arguments.
 
+use std::process::Stdio;
+
 use oncegate_testkit::{LoopbackPort, Process, process};
 use serde_json::json;
+use tokio::process::Command;
 
-use super::{RIGHT_KEY, Stage, worker};
+use super::{LIMIT, RIGHT_KEY, Stage, worker};
 
 async fn is_clean(flags: &[&str]) {
     let stage = Stage::new();
@@ -57,6 +60,28 @@ async fn a_worker_behind_http_is_tried_too() {
     }
 }
 
+/// Has headless Chromium open the report, and returns the document that it shows. ONCEGATE_SCREENSHOT names a file for a
+/// picture of it.
+async fn in_chromium(stage: &Stage) -> String {
+    let profile = tempfile::tempdir().unwrap();
+    let open = async |option: &str| {
+        let mut command = Command::new("chromium");
+        command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
+        command.args(["--hide-scrollbars", "--window-size=1280,900", option]);
+        command.arg(format!("--user-data-dir={}", profile.path().display()));
+        command.arg(format!("file://{}", stage.dir.path().join("out/prove/report.html").display()));
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let ended = tokio::time::timeout(LIMIT, command.output()).await.expect("Chromium ends");
+        let ended = ended.expect("Chromium is there: scripts/fetch-servers installs it");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    if let Ok(path) = std::env::var("ONCEGATE_SCREENSHOT") {
+        open(&format!("--screenshot={path}")).await;
+    }
+    open("--dump-dom").await
+}
+
 #[tokio::test]
 async fn the_reports_have_the_finding_and_repeat_it() {
     let stage = Stage::new();
@@ -85,6 +110,12 @@ async fn the_reports_have_the_finding_and_repeat_it() {
         assert!(!html.contains(elsewhere), "{elsewhere} in the file");
     }
     assert!(junit.contains("<failure type=\"no-downstream-key\""), "{junit}");
+    let shown = in_chromium(&stage).await;
+    // The browser understands the picture as it was written.
+    for part in ["<circle ", "class=\"effect marked\"", "</section>"] {
+        assert_eq!(shown.matches(part).count(), html.matches(part).count(), "{part} in {shown}");
+    }
+    assert!(shown.matches("class=\"effect marked\"").count() >= 2, "{shown}");
     for text in [&html, &junit, &proved.out, &proved.err] {
         assert!(!text.contains("o-100"), "something of a payload: {text}");
     }

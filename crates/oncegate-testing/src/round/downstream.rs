@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -192,6 +193,14 @@ impl Round {
         answer
     }
 
+    /// Holds a call up, at most until the round ends.
+    async fn hold(&self, time: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(time) => {}
+            () = self.stopping.cancelled() => {}
+        }
+    }
+
     async fn misbehave(
         &self,
         fault: CallFault,
@@ -214,15 +223,15 @@ impl Round {
                 return Err(DownstreamError::NoAnswer);
             }
             CallFault::NoAnswer(time) => {
-                tokio::time::sleep(time).await;
+                self.hold(time).await;
                 return Err(DownstreamError::NoAnswer);
             }
-            CallFault::Late(time) => tokio::time::sleep(time).await,
+            CallFault::Late(time) => self.hold(time).await,
             CallFault::Freeze(time) => {
                 // Its group takes it for gone, until it goes on.
                 process.freeze(time);
                 self.broker.leave(process.number);
-                tokio::time::sleep(time).await;
+                self.hold(time).await;
                 if !process.is_killed() {
                     self.broker.join(process.number);
                 }

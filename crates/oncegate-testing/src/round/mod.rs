@@ -23,6 +23,7 @@ use oncegate_core::testing::fault::{FaultStore, Faults};
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
 use oncegate_runtime::{BoxError, MemoryStore, Message, Origin};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::fault::Fault;
 use crate::history::{Form, Recorder, What, digest};
@@ -58,6 +59,8 @@ pub(crate) struct Round {
     ledger: downstream::Ledger,
     active: active::Active,
     processes: Mutex<Vec<Arc<Process>>>,
+    /// The round ends: calls that are held up go on, so that no handler waits for them.
+    stopping: CancellationToken,
 }
 
 /// A message of the round.
@@ -142,6 +145,7 @@ impl Round {
             ledger: downstream::Ledger::default(),
             active: active::Active::default(),
             processes: Mutex::default(),
+            stopping: CancellationToken::new(),
         })
     }
 

@@ -59,7 +59,7 @@ enum Ending {
 /// # Errors
 /// When a handler cannot be started.
 pub(crate) async fn play(round: Arc<Round>, settings: RoundSettings) -> Result<Vec<Event>, BoxError> {
-    let stop = CancellationToken::new();
+    let stop = round.stopping.clone();
     let mut processes = JoinSet::new();
     let spawn = |processes: &mut JoinSet<_>| {
         let process = round.new_process();
