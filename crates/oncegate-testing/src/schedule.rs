@@ -88,6 +88,21 @@ impl Schedule {
         Self { round, faults, consumers, concurrency, partitions, messages, strikes, seed: rng.u64(..) }
     }
 
+    /// Returns the same schedule without one of its faults. The order of the messages stays as it is.
+    #[must_use]
+    pub fn without(mut self, fault: Fault) -> Self {
+        self.faults.retain(|other| *other != fault);
+        self.strikes.retain(|strike| strike.fault != fault);
+        let left_out = match fault {
+            Fault::ProducerDuplicates => Some(Form::Duplicate),
+            Fault::Poison => Some(Form::Poison),
+            Fault::Malformed => Some(Form::Malformed),
+            _ => None,
+        };
+        self.messages.retain(|message| Some(message.form) != left_out);
+        self
+    }
+
     /// Whether the round has the fault.
     pub fn has(&self, fault: Fault) -> bool {
         self.faults.contains(&fault)
@@ -201,6 +216,20 @@ mod tests {
         }
         let overlapping = Schedule::new(seed, 1_000, 3, &Fault::ALL);
         assert!((2..=MOST_OVERLAPPING).contains(&overlapping.faults.len()), "seed {seed}");
+    }
+
+    #[test]
+    fn a_fault_that_is_left_out_leaves_nothing_behind() {
+        let seed = fastrand::u64(..);
+        for round in 20..60 {
+            let mut schedule = Schedule::new(seed, round, 9, &Fault::ALL);
+            for fault in schedule.faults.clone() {
+                schedule = schedule.without(fault);
+                assert!(!schedule.has(fault), "seed {seed}");
+            }
+            assert!(schedule.strikes.is_empty(), "seed {seed}");
+            assert!(schedule.messages.iter().all(|message| message.form == Form::Original), "seed {seed}");
+        }
     }
 
     #[test]

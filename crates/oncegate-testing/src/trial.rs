@@ -78,6 +78,7 @@ pub struct Trial {
     rounds: u64,
     time: Option<Duration>,
     only: Option<u64>,
+    left_out: Vec<Fault>,
     lease: Duration,
     parallel: usize,
     progress: Option<Box<ProgressHook>>,
@@ -149,6 +150,7 @@ impl Trial {
             rounds: Self::DEFAULT_ROUNDS,
             time: None,
             only: None,
+            left_out: Vec::new(),
             lease: Self::DEFAULT_LEASE,
             parallel: Self::DEFAULT_PARALLEL,
             progress: None,
@@ -215,6 +217,14 @@ impl Trial {
         self
     }
 
+    /// Leaves these faults out of the round of [`only_round`](Self::only_round), as the finding to repeat did. None by
+    /// default.
+    #[must_use]
+    pub fn leave_out(mut self, faults: impl IntoIterator<Item = Fault>) -> Self {
+        self.left_out = faults.into_iter().collect();
+        self
+    }
+
     /// The lease of the gates: one second by default, 100 ms to one minute. Faults last for parts or multiples of it.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -236,7 +246,8 @@ impl Trial {
         self
     }
 
-    /// Plays the rounds, and judges them.
+    /// Plays the rounds, and judges them. A round with several faults that has shown a defect is played again without
+    /// each of them, so that the finding has only those that it needs.
     ///
     /// Dropping the future ends the handlers as a crash would.
     ///
@@ -278,6 +289,8 @@ impl Trial {
             let Some(played) = running.next().await else { break };
             self.add(&mut verdict, &played?, &steps);
         }
+        drop(running);
+        rounds.simplify(&mut verdict, &steps).await?;
         verdict.took = began.elapsed();
         Ok(verdict)
     }
@@ -311,7 +324,41 @@ struct Played {
 
 impl Rounds<'_> {
     async fn play(&self, number: u64) -> Result<Played, TrialError> {
+        self.play_schedule(self.schedule(number)).await
+    }
+
+    fn schedule(&self, number: u64) -> Schedule {
         let schedule = Schedule::new(self.trial.seed, number, self.samples.count(), &self.trial.faults);
+        match number {
+            0 => schedule,
+            _ => self.trial.left_out.iter().fold(schedule, |schedule, fault| schedule.without(*fault)),
+        }
+    }
+
+    /// Leaves out faults that a finding does not need, one after the other.
+    async fn simplify(&self, verdict: &mut Verdict, expected: &Steps) -> Result<(), TrialError> {
+        let several = verdict.findings.iter().filter(|finding| finding.faults.len() > 1);
+        let several: Vec<_> = several
+            .map(|finding| (finding.violation.defect, finding.round, finding.faults.clone()))
+            .collect();
+        for (defect, number, faults) in several {
+            let mut schedule = self.schedule(number);
+            for fault in faults {
+                let simpler = schedule.clone().without(fault);
+                if simpler.faults.is_empty() {
+                    break;
+                }
+                let played = self.play_schedule(simpler).await?;
+                let violations = judge(&played.events, expected);
+                if verdict.simplify(defect, &played.schedule, &played.events, violations) {
+                    schedule = played.schedule;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn play_schedule(&self, schedule: Schedule) -> Result<Played, TrialError> {
         let round = Round::new(schedule.clone(), Arc::clone(&self.samples), &self.key, self.settings.lease);
         let events = play(round, self.settings.clone()).await.map_err(TrialError::Launch)?;
         Ok(Played { schedule, events })

@@ -47,8 +47,10 @@ pub struct Finding {
     pub violation: Violation,
     /// The round.
     pub round: u64,
-    /// The faults of the round.
+    /// The faults of the round that the defect needs.
     pub faults: Vec<Fault>,
+    /// The other faults of the round: without them, the defect was found as well.
+    pub left_out: Vec<Fault>,
     /// In how many rounds the defect was found.
     pub rounds: u64,
     /// The events of the round that concern the sample, or all processes.
@@ -126,6 +128,24 @@ impl Verdict {
         }
     }
 
+    /// Replaces the finding of this defect by that of a round with fewer faults, if the round shows it, too.
+    pub(crate) fn simplify(
+        &mut self,
+        defect: Defect,
+        schedule: &Schedule,
+        events: &[Event],
+        violations: Vec<Violation>,
+    ) -> bool {
+        let known = self.findings.iter_mut().find(|finding| finding.violation.defect == defect);
+        let same = violations.into_iter().find(|violation| violation.defect == defect);
+        let (Some(known), Some(violation)) = (known, same) else { return false };
+        let mut left_out = std::mem::take(&mut known.left_out);
+        left_out.extend(known.faults.iter().filter(|fault| !schedule.has(**fault)));
+        let rounds = known.rounds;
+        *known = Finding { rounds, left_out, ..Finding::new(schedule, events, violation) };
+        true
+    }
+
     /// Keeps the simplest finding of each defect.
     fn add_finding(&mut self, finding: Finding, is_first_of_round: bool) {
         let same = self.findings.iter_mut().find(|known| known.violation.defect == finding.violation.defect);
@@ -155,7 +175,11 @@ impl fmt::Display for Verdict {
         }
         for finding in &self.findings {
             let Violation { defect, what, .. } = &finding.violation;
-            writeln!(f, "{defect}: {what} (seed {}, round {})", self.seed, finding.round)?;
+            let without = match finding.left_out.as_slice() {
+                [] => String::new(),
+                left_out => format!(" without {left_out:?}"),
+            };
+            writeln!(f, "{defect}: {what} (seed {}, round {}{without})", self.seed, finding.round)?;
             writeln!(f, "    {} {}", defect.meaning(), defect.remedy())?;
         }
         Ok(())
@@ -168,7 +192,8 @@ impl Finding {
         let moved = |place: &usize| places.binary_search(place).ok();
         violation.events = violation.events.iter().filter_map(moved).collect();
         let timeline = places.iter().filter_map(|place| events.get(*place)).cloned().collect();
-        Self { violation, round: schedule.round, faults: schedule.faults.clone(), rounds: 1, timeline }
+        let faults = schedule.faults.clone();
+        Self { violation, round: schedule.round, faults, left_out: Vec::new(), rounds: 1, timeline }
     }
 }
 

@@ -288,6 +288,39 @@ fn a_handler_that_does_not_know_the_witness_is_an_error() {
     assert!(error.to_string().contains("no call arrived"), "{error}");
 }
 
+#[test]
+fn a_finding_has_only_the_faults_that_it_needs() {
+    let seed = seed();
+    let (mut several, mut fewer) = (0, 0);
+    for round in 20..36 {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let handler = |bank: Downstream| Billing {
+            way: Way::WithoutKey,
+            bank,
+            seen: Mutex::default(),
+            before: Mutex::default(),
+        };
+        let trial = Trial::new(handler).key(right_key()).messages(samples()).volatile(["sent_at"]);
+        let verdict = runtime.block_on(trial.seed(seed).only_round(round).run()).unwrap();
+        for finding in &verdict.findings {
+            let schedule =
+                oncegate_testing::Schedule::new(seed, round, samples().len(), &oncegate_testing::Fault::ALL);
+            let mut of_finding = [finding.faults.clone(), finding.left_out.clone()].concat();
+            let mut of_round = schedule.faults;
+            of_finding.sort();
+            of_round.sort();
+            assert_eq!(of_finding, of_round, "seed {seed}, round {round}: each fault is needed or left out");
+            several += 1;
+            fewer += usize::from(!finding.left_out.is_empty());
+        }
+    }
+    assert!(
+        fewer * 2 > several,
+        "seed {seed}: {fewer} of {several} findings have fewer faults than their rounds"
+    );
+}
+
 // invariant: right-handlers-clean
 #[test]
 fn nothing_is_found_in_right_handlers() {

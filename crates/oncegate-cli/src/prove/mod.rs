@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use oncegate::Key;
-use oncegate_testing::{Fault, Progress, Service, Trial, TrialError, Verdict, report};
+use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
 
 use crate::args::{KEY_FORMS, KEY_HELP, duration};
 use crate::exit::{Exit, Problem};
@@ -78,6 +78,10 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "NUMBER", requires = "seed")]
     round: Option<u64>,
 
+    /// Leave these faults out of --round, as a finding did that did not need them
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "round")]
+    leave_out: Vec<Fault>,
+
     /// The faults, with commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     faults: Vec<Fault>,
@@ -122,7 +126,7 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     let verdict = trial(args, samples, seed, Arc::clone(&service)).run().await;
     service.stop().await;
     let verdict = verdict.map_err(problem)?;
-    let repeat = |round| repeat::command(args, seed, round);
+    let repeat = |finding: &Finding| repeat::command(args, seed, finding);
     if let Some(folder) = &args.report {
         write_reports(folder, &verdict, &repeat)?;
     }
@@ -161,7 +165,7 @@ fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service
         trial = trial.faults(args.faults.iter().copied());
     }
     match (args.round, args.rounds) {
-        (Some(round), _) => trial.only_round(round),
+        (Some(round), _) => trial.only_round(round).leave_out(args.leave_out.iter().copied()),
         (None, Some(rounds)) => trial.rounds(rounds),
         (None, None) => trial.for_time(Duration::from_secs(args.seconds)),
     }
@@ -193,7 +197,11 @@ async fn read_samples(path: PathBuf) -> Result<Vec<String>, Problem> {
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-fn write_reports(folder: &Path, verdict: &Verdict, repeat: &impl Fn(u64) -> String) -> Result<(), Problem> {
+fn write_reports(
+    folder: &Path,
+    verdict: &Verdict,
+    repeat: &impl Fn(&Finding) -> String,
+) -> Result<(), Problem> {
     let json = format!("{:#}\n", report::json(verdict, repeat));
     let files = [
         ("report.json", json),
@@ -217,17 +225,17 @@ fn text(verdict: &Verdict) -> String {
     if verdict.is_clean() {
         return verdict.to_string();
     }
-    let line = |finding: &oncegate_testing::Finding| {
+    let line = |finding: &Finding| {
         format!("{}: {} (round {})", finding.violation.defect, plain(&finding.violation.what), finding.round)
     };
     verdict.findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// What the defects mean, how they are mended, and the commands that repeat them: on standard error.
-fn explain(verdict: &Verdict, repeat: &impl Fn(u64) -> String) {
+fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     for finding in &verdict.findings {
         let defect = finding.violation.defect;
-        eprintln!("\n{defect}\n  {}\n  {}\n  {}", defect.meaning(), defect.remedy(), repeat(finding.round));
+        eprintln!("\n{defect}\n  {}\n  {}\n  {}", defect.meaning(), defect.remedy(), repeat(finding));
     }
     if !verdict.is_clean() {
         eprintln!();

@@ -1,9 +1,11 @@
 //! The command that plays a round again.
 
+use oncegate_testing::{Fault, Finding};
+
 use super::ProveArgs;
 
 /// Returns the command, quoted for a shell.
-pub(super) fn command(args: &ProveArgs, seed: u64, round: u64) -> String {
+pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String {
     let mut words = vec!["oncegate".to_owned(), "prove".to_owned()];
     let mut flag = |name: &str, value: &str| {
         words.push(name.to_owned());
@@ -29,16 +31,24 @@ pub(super) fn command(args: &ProveArgs, seed: u64, round: u64) -> String {
         flag("--volatile", &args.volatile.join(","));
     }
     if !args.faults.is_empty() {
-        let names: Vec<&str> = args.faults.iter().map(|fault| fault.as_str()).collect();
-        flag("--faults", &names.join(","));
+        flag("--faults", &names(&args.faults));
     }
     flag("--lease", &format!("{}ms", args.lease.as_millis()));
     if let Some(listen) = args.listen {
         flag("--listen", &listen.to_string());
     }
     flag("--seed", &seed.to_string());
-    flag("--round", &round.to_string());
+    flag("--round", &finding.round.to_string());
+    // Those that were left out on the command line are not among those of the round any more.
+    let left_out = [args.leave_out.as_slice(), &finding.left_out].concat();
+    if !left_out.is_empty() {
+        flag("--leave-out", &names(&left_out));
+    }
     words.join(" ")
+}
+
+fn names(faults: &[Fault]) -> String {
+    faults.iter().map(|fault| fault.as_str()).collect::<Vec<_>>().join(",")
 }
 
 /// The word in single quotes, if it needs any.

@@ -22,7 +22,7 @@ circle{fill:#999}.fault,.bad{fill:var(--bad)}.effect{fill:var(--good)}.repeated{
 .key span{margin-right:1.2rem}.key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.3rem}";
 
 /// Returns the verdict as an HTML file. `repeat` returns the command or the settings that play a round again.
-pub fn html(verdict: &Verdict, repeat: impl Fn(u64) -> String) -> String {
+pub fn html(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> String {
     let mut out = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     out.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n");
     // Writing to a string cannot fail.
@@ -35,7 +35,7 @@ pub fn html(verdict: &Verdict, repeat: impl Fn(u64) -> String) -> String {
     };
     _ = writeln!(out, "<p class=\"{class}\"><strong>{word}</strong></p>");
     for finding in &verdict.findings {
-        section(&mut out, finding, &repeat(finding.round));
+        section(&mut out, finding, &repeat(finding));
     }
     numbers(&mut out, verdict);
     out.push_str("</body>\n</html>\n");

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use super::escaped;
 use crate::defect::Defect;
-use crate::verdict::Verdict;
+use crate::verdict::{Finding, Verdict};
 
 /// Returns the verdict as JUnit XML: a test case for each kind of defect, which fails if the defect was found.
-pub fn junit(verdict: &Verdict, repeat: impl Fn(u64) -> String) -> String {
+pub fn junit(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> String {
     let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let (tests, failures) = (Defect::ALL.len(), verdict.findings.len());
     let seconds = verdict.took.as_secs_f64();
@@ -31,7 +31,7 @@ pub fn junit(verdict: &Verdict, repeat: impl Fn(u64) -> String) -> String {
         let what = escaped(&finding.violation.what);
         _ = writeln!(out, "    <testcase classname=\"oncegate.prove\" name=\"{defect}\">");
         _ = writeln!(out, "      <failure type=\"{defect}\" message=\"{what}\">");
-        for line in [defect.meaning(), defect.remedy(), &format!("repeat: {}", repeat(finding.round))] {
+        for line in [defect.meaning(), defect.remedy(), &format!("repeat: {}", repeat(finding))] {
             _ = writeln!(out, "{}", escaped(line));
         }
         out.push_str("      </failure>\n    </testcase>\n");

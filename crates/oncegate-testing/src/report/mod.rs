@@ -49,12 +49,12 @@ struct FindingDocument<'a> {
 
 /// Returns the verdict as one JSON document; `docs/PROVE.md` describes its members. `repeat` returns the command or the
 /// settings that play a round again.
-pub fn json(verdict: &Verdict, repeat: impl Fn(u64) -> String) -> serde_json::Value {
+pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_json::Value {
     let findings = verdict.findings.iter().map(|finding| FindingDocument {
         finding,
         meaning: finding.violation.defect.meaning(),
         remedy: finding.violation.defect.remedy(),
-        repeat: repeat(finding.round),
+        repeat: repeat(finding),
     });
     let document = VerdictDocument {
         schema: SCHEMA,
