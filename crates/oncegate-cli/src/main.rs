@@ -37,6 +37,7 @@ mod outbox;
 mod output;
 mod peek;
 mod promise;
+mod prove;
 mod record;
 mod replay;
 mod reset;
@@ -89,6 +90,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     Check(check::CheckArgs),
     WorkerTest(run::conformance::WorkerTestArgs),
+    Prove(Box<prove::ProveArgs>),
     Schema(check::SchemaArgs),
     #[command(subcommand)]
     Topics(topics::TopicsCommand),
@@ -148,6 +150,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Run(args) => Box::pin(run::run(args)).await,
                 Command::Check(args) => check::run(args).await,
                 Command::WorkerTest(args) => run::conformance::run(args).await,
+                Command::Prove(args) => Box::pin(prove::run(args)).await,
                 Command::Schema(args) => check::schema(args),
                 Command::Topics(command) => topics::run(command).await,
                 Command::Replay(args) => replay::run(args).await,
@@ -187,9 +190,14 @@ impl Command {
         matches!(self, Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)))
     }
 
-    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only.
+    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and `prove` causes those
+    /// itself.
     fn log_level(&self) -> tracing::Level {
-        if self.stops_by_itself() { tracing::Level::INFO } else { tracing::Level::WARN }
+        match self {
+            Self::Prove(_) => tracing::Level::ERROR,
+            _ if self.stops_by_itself() => tracing::Level::INFO,
+            _ => tracing::Level::WARN,
+        }
     }
 }
 

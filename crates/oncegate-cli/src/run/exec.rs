@@ -9,6 +9,7 @@
 use std::fmt;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -75,6 +76,8 @@ pub(crate) struct Crew {
 pub(crate) struct Foreman {
     tasks: JoinSet<()>,
     stop: CancellationToken,
+    /// Whether a worker had to be signalled at the stop.
+    forced: Arc<AtomicBool>,
 }
 
 impl Crew {
@@ -91,6 +94,7 @@ impl Crew {
         let queue = Arc::new(Mutex::new(queue));
         let (wants, wanted) = watch::channel(None);
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let forced = Arc::<AtomicBool>::default();
         for number in 1..=workers {
             let slot = Slot {
                 number,
@@ -100,10 +104,11 @@ impl Crew {
                 queue: Arc::clone(&queue),
                 wants: wants.clone(),
                 stop: stop.clone(),
+                forced: Arc::clone(&forced),
             };
             tasks.spawn(slot.keep());
         }
-        (Self { jobs, workers, wanted }, Foreman { tasks, stop })
+        (Self { jobs, workers, wanted }, Foreman { tasks, stop, forced })
     }
 
     /// Gives the message to the next worker below its limit, and waits for the answer.
@@ -159,10 +164,12 @@ impl fmt::Debug for Crew {
 }
 
 impl Foreman {
-    /// Closes the workers' input, and waits for their end; workers that do not end are terminated.
-    pub(crate) async fn dismiss(mut self) {
+    /// Closes the workers' input, and waits for their end; workers that do not end are terminated. Returns whether all
+    /// ended by themselves.
+    pub(crate) async fn dismiss(mut self) -> bool {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
+        !self.forced.load(Ordering::Relaxed)
     }
 }
 
@@ -175,6 +182,7 @@ struct Slot {
     queue: Arc<Mutex<mpsc::Receiver<Job>>>,
     wants: watch::Sender<Option<usize>>,
     stop: CancellationToken,
+    forced: Arc<AtomicBool>,
 }
 
 impl Slot {
@@ -225,8 +233,12 @@ impl Slot {
         let unanswered = session.close();
         match (hangs, self.stop.is_cancelled()) {
             (true, _) => process.kill().await,
-            (false, true) => end(&mut process, END_GRACE).await,
-            (false, false) => end(&mut process, Duration::ZERO).await,
+            (false, true) => {
+                if !end(&mut process, END_GRACE).await {
+                    self.forced.store(true, Ordering::Relaxed);
+                }
+            }
+            (false, false) => drop(end(&mut process, Duration::ZERO).await),
         }
         // Not earlier: the next attempts must not run at the same time as these.
         unanswered.give_up(number, &why);
@@ -366,13 +378,14 @@ pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) 
     }
 }
 
-/// Waits for a process whose input is closed; then sends SIGTERM, then SIGKILL.
-async fn end(process: &mut Process, grace: Duration) {
+/// Waits for a process whose input is closed; then sends SIGTERM, then SIGKILL. Returns whether it ended by itself.
+async fn end(process: &mut Process, grace: Duration) -> bool {
     if timeout(grace, process.wait()).await.is_ok() {
-        return;
+        return true;
     }
     process.terminate();
     if timeout(TERM_GRACE, process.wait()).await.is_err() {
         process.kill().await;
     }
+    false
 }

@@ -34,6 +34,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::header::HeaderValue;
 use oncegate::telemetry::Telemetry;
@@ -48,12 +49,15 @@ use crate::config::{self, Loaded, Secrets};
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::store;
 use build::AnySource;
-use exec::{Crew, Foreman};
+use exec::Crew;
 use start::Servers;
 use status::Served;
 use stdin::Input;
 use summary::Account;
-use worker::{Limited, Worker};
+
+pub(crate) use exec::Foreman;
+pub(crate) use start::until_ready;
+pub(crate) use worker::{Limited, Worker};
 
 /// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
@@ -222,7 +226,7 @@ async fn join(mut consumers: JoinSet<Result<(), Problem>>, stop: &CancellationTo
 }
 
 async fn dismiss(foremen: Vec<Foreman>) {
-    let mut leaving: JoinSet<()> = foremen.into_iter().map(Foreman::dismiss).collect();
+    let mut leaving: JoinSet<bool> = foremen.into_iter().map(Foreman::dismiss).collect();
     while leaving.join_next().await.is_some() {}
 }
 
@@ -259,7 +263,14 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
     let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_files(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
-    let (worker, foreman) = worker(&handler, settings, &gate).map_err(refuse)?;
+    let limits = WorkerLimits {
+        lease: gate.lease_period(),
+        result_max_bytes: settings
+            .max_large_result
+            .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
+        in_batches: settings.batch.is_some(),
+    };
+    let (worker, foreman) = worker(&handler, &limits).map_err(refuse)?;
     let worker = Arc::new(worker);
     let limited = Limited {
         worker: Arc::clone(&worker),
@@ -279,15 +290,28 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
     Ok(Assembled { name: name.to_owned(), servers, input, consumer, worker, concurrency, foreman })
 }
 
-fn worker(
+/// What a worker is held to.
+pub(crate) struct WorkerLimits {
+    /// The lease of the gate.
+    pub(crate) lease: Duration,
+    /// The largest result that is kept, in bytes.
+    pub(crate) result_max_bytes: usize,
+    /// Whether it gets batches.
+    pub(crate) in_batches: bool,
+}
+
+/// The worker that a configuration names; processes of its own are started.
+///
+/// # Errors
+/// As text: what is wrong with the settings.
+pub(crate) fn worker(
     handler: &shape::Handler,
-    settings: &shape::Consumer,
-    gate: &Gate,
+    limits: &WorkerLimits,
 ) -> Result<(Worker, Option<Foreman>), String> {
-    let most = settings.max_large_result.map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes);
+    let most = limits.result_max_bytes;
     if let Some(program) = &handler.exec {
         let (crew, foreman) =
-            Crew::start(program, handler.workers.unwrap_or(1), settings.batch.is_some(), gate.lease_period());
+            Crew::start(program, handler.workers.unwrap_or(1), limits.in_batches, limits.lease);
         return Ok((Worker::Exec(crew), Some(foreman)));
     }
     if let Some(program) = &handler.command {
@@ -298,7 +322,7 @@ fn worker(
         content_type: HeaderValue::try_from(content_type)
             .map_err(|_| format!("`content_type` is {content_type:?}, which is not a content type"))?,
         token: handler.token.as_ref().map(http::Token::of).transpose()?.map(Arc::new),
-        lease_ms: gate.lease_period().as_millis(),
+        lease_ms: limits.lease.as_millis(),
         cloudevents: handler.cloudevents.unwrap_or(false),
     };
     Ok((Worker::Http(http::Caller::of(handler, told, most)?), None))

@@ -61,7 +61,7 @@ fn is_away(error: &BoxError) -> bool {
 }
 
 /// Waits until the worker is ready. Returns the most messages that it takes at a time.
-pub(super) async fn until_ready(name: &str, worker: &Worker) -> u32 {
+pub(crate) async fn until_ready(name: &str, worker: &Worker) -> u32 {
     let mut tries = 0_u32;
     loop {
         let ready = match worker {

@@ -1,0 +1,269 @@
+//! `oncegate prove`: tries to make a worker lose an effect or have it twice, without a server.
+//!
+//! `workers` starts the worker for each process of a trial; `repeat` has the command that plays a round again.
+
+mod repeat;
+mod workers;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::Key;
+use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
+
+use crate::args::{KEY_FORMS, KEY_HELP, duration};
+use crate::exit::{Exit, Problem};
+use crate::output::{self, plain, span};
+use workers::Workers;
+
+/// The largest file of samples, in bytes.
+const SAMPLES_MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// The port of the downstream service for workers behind HTTP, which are started before the trial.
+const DOWNSTREAM_PORT: u16 = 9797;
+
+/// Try to make a worker charge twice or lose a payment, without a server (docs/PROVE.md)
+///
+/// Each line of --samples is a business event. The events and duplicates of them go through an embedded broker, a gate and
+/// the worker, while faults happen: kills, lost answers, failures of the downstream service and others. The worker must
+/// have its effects in the downstream service that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body,
+/// and with the header Idempotency-Key if it is right. The service is the witness.
+///
+/// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("worker").required(true))]
+pub(crate) struct ProveArgs {
+    /// A worker on standard streams
+    #[arg(long, value_name = "COMMAND", group = "worker")]
+    handler_exec: Option<String>,
+
+    /// A program that is started for each message
+    #[arg(long, value_name = "COMMAND", group = "worker")]
+    handler_command: Option<String>,
+
+    /// A worker behind HTTP, which was started with ONCEGATE_DOWNSTREAM=http://127.0.0.1:9797 (see --listen)
+    #[arg(long, value_name = "URL", group = "worker")]
+    handler: Option<String>,
+
+    /// The content type of the samples
+    #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "handler")]
+    content_type: String,
+
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
+    key: Key,
+
+    /// A file of JSON objects, one a line, each a different business event
+    #[arg(long, value_name = "FILE")]
+    samples: PathBuf,
+
+    /// Fields that differ when the same event is sent again, with commas: sent_at,trace.id
+    #[arg(long, value_name = "PATHS", value_delimiter = ',')]
+    volatile: Vec<String>,
+
+    /// How long to start rounds, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    seconds: u64,
+
+    /// Play this number of rounds, however long that takes: 19 have each fault by itself
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["seconds", "round"])]
+    rounds: Option<u64>,
+
+    /// The seed that decides the faults [default: random]
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+
+    /// Play only this round of the seed, after the first one without faults
+    #[arg(long, value_name = "NUMBER", requires = "seed")]
+    round: Option<u64>,
+
+    /// Leave these faults out of --round, as a finding did that did not need them
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "round")]
+    leave_out: Vec<Fault>,
+
+    /// The faults, with commas [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    faults: Vec<Fault>,
+
+    /// The lease of the gates; faults last for parts or multiples of it
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
+    lease: Duration,
+
+    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler]
+    #[arg(long, value_name = "COUNT", conflicts_with = "handler", value_parser = clap::value_parser!(u16).range(1..=64))]
+    parallel: Option<u16>,
+
+    /// Where the downstream service listens [default: a free port, and 127.0.0.1:9797 with --handler]
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<SocketAddr>,
+
+    /// A folder for report.html, report.json and junit.xml
+    #[arg(long, value_name = "FOLDER")]
+    report: Option<PathBuf>,
+
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
+    let samples = read_samples(args.samples.clone()).await?;
+    if let Some(folder) = &args.report {
+        // Before the trial, so that a mistake costs no minute.
+        std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
+    }
+    let port = if args.handler.is_some() { DOWNSTREAM_PORT } else { 0 };
+    let listen = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let service = Service::start(listen).await.map_err(|error| {
+        let what = format!(
+            "the downstream service cannot listen on {listen}: {error}; choose another with --listen"
+        );
+        Problem::new(Exit::Configuration, what)
+    })?;
+    let service = Arc::new(service);
+    let seed = args.seed.unwrap_or_else(oncegate_testing::random_seed);
+    let verdict = trial(args, samples, seed, Arc::clone(&service)).run().await;
+    service.stop().await;
+    let verdict = verdict.map_err(problem)?;
+    let repeat = |finding: &Finding| repeat::command(args, seed, finding);
+    if let Some(folder) = &args.report {
+        write_reports(folder, &verdict, &repeat)?;
+    }
+    if args.json {
+        output::answer_json(&report::json(&verdict, repeat))?;
+    } else {
+        output::answer(&text(&verdict))?;
+        explain(&verdict, &repeat);
+    }
+    Ok(if verdict.is_clean() { Exit::Yes } else { Exit::No })
+}
+
+fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service>) -> Trial {
+    let parallel = match args.handler {
+        Some(_) => 1,
+        None => args.parallel.unwrap_or(4),
+    };
+    let bar = match args.rounds {
+        Some(rounds) => progress(rounds, "rounds"),
+        None => progress(args.seconds, "seconds"),
+    };
+    let (began, counts_rounds) = (Instant::now(), args.rounds.is_some());
+    let mut trial = Trial::new(Workers::of(args, service))
+        .key(args.key.clone())
+        .messages(samples)
+        .volatile(args.volatile.iter().cloned())
+        .seed(seed)
+        .lease(args.lease)
+        .parallel(parallel.into())
+        .progress(move |progress: &Progress| {
+            let Progress { rounds, faults, defects, .. } = progress;
+            bar.set_position(if counts_rounds { *rounds } else { began.elapsed().as_secs() });
+            bar.set_message(format!("{rounds} rounds, {faults} faults, {defects} defects"));
+        });
+    if !args.faults.is_empty() {
+        trial = trial.faults(args.faults.iter().copied());
+    }
+    match (args.round, args.rounds) {
+        (Some(round), _) => trial.only_round(round).leave_out(args.leave_out.iter().copied()),
+        (None, Some(rounds)) => trial.rounds(rounds),
+        (None, None) => trial.for_time(Duration::from_secs(args.seconds)),
+    }
+}
+
+/// A progress bar on standard error; hidden unless that is a terminal.
+fn progress(length: u64, unit: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(&format!("{{bar:30}} {{pos}} of {{len}} {unit}  {{msg}}"));
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(length).with_style(style)
+}
+
+/// Reads the lines that are not empty.
+async fn read_samples(path: PathBuf) -> Result<Vec<String>, Problem> {
+    let refuse = |path: &Path, why: String| {
+        Problem::new(Exit::BadData, format!("cannot read the samples from {}: {why}", path.display()))
+    };
+    let name = path.clone();
+    let reading = tokio::task::spawn_blocking(move || {
+        let bytes = std::fs::metadata(&path)?.len();
+        if bytes > SAMPLES_MAX_BYTES {
+            let what = format!("it has {bytes} bytes; at most {SAMPLES_MAX_BYTES} are read");
+            return Err(std::io::Error::other(what));
+        }
+        std::fs::read_to_string(&path)
+    });
+    let read = reading.await.map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
+    let text = read.map_err(|error| refuse(&name, error.to_string()))?;
+    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
+}
+
+fn write_reports(
+    folder: &Path,
+    verdict: &Verdict,
+    repeat: &impl Fn(&Finding) -> String,
+) -> Result<(), Problem> {
+    let json = format!("{:#}\n", report::json(verdict, repeat));
+    let files = [
+        ("report.json", json),
+        ("report.html", report::html(verdict, repeat)),
+        ("junit.xml", report::junit(verdict, repeat)),
+    ];
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))?;
+    }
+    Ok(())
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
+    let what = format!("the report cannot be written to {}: {error}; change --report", path.display());
+    Problem::new(Exit::Configuration, what)
+}
+
+/// One line for each defect, or one that nothing was found.
+fn text(verdict: &Verdict) -> String {
+    if verdict.is_clean() {
+        return verdict.to_string();
+    }
+    let line = |finding: &Finding| {
+        format!("{}: {} (round {})", finding.violation.defect, plain(&finding.violation.what), finding.round)
+    };
+    verdict.findings.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// What the defects mean, how they are mended, and the commands that repeat them: on standard error.
+fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
+    for finding in &verdict.findings {
+        let defect = finding.violation.defect;
+        eprintln!("\n{defect}\n  {}\n  {}\n  {}", defect.meaning(), defect.remedy(), repeat(finding));
+    }
+    if !verdict.is_clean() {
+        eprintln!();
+    }
+    let faults: u64 = verdict.faults.values().sum();
+    eprintln!(
+        "{} rounds in {}: {} messages, {} runs, {} effects, {faults} faults (seed {})",
+        verdict.rounds,
+        span(verdict.took),
+        verdict.messages,
+        verdict.runs,
+        verdict.effects,
+        verdict.seed
+    );
+    if verdict.unassigned > 0 {
+        eprintln!(
+            "{} calls of the downstream service have no value of a sample and were not judged; add a business field to their bodies",
+            verdict.unassigned
+        );
+    }
+}
+
+fn problem(error: TrialError) -> Problem {
+    let exit = match &error {
+        TrialError::Samples(_) | TrialError::NoEffects => Exit::BadData,
+        TrialError::Launch(_) => Exit::Unreachable,
+        TrialError::Lease { .. } => Exit::Usage,
+        _ => Exit::Configuration,
+    };
+    Problem::caused(exit, &error)
+}

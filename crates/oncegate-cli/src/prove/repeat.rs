@@ -1,0 +1,74 @@
+//! The command that plays a round again.
+
+use oncegate_testing::{Fault, Finding};
+
+use super::ProveArgs;
+
+/// Returns the command, quoted for a shell.
+pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String {
+    let mut words = vec!["oncegate".to_owned(), "prove".to_owned()];
+    let mut flag = |name: &str, value: &str| {
+        words.push(name.to_owned());
+        words.push(quoted(value));
+    };
+    let workers = [
+        ("--handler-exec", &args.handler_exec),
+        ("--handler-command", &args.handler_command),
+        ("--handler", &args.handler),
+    ];
+    for (name, value) in workers {
+        if let Some(value) = value {
+            flag(name, value);
+        }
+    }
+    if args.handler.is_some() {
+        flag("--content-type", &args.content_type);
+    }
+    // The key as JSON has all that a key can have.
+    flag("--key", &serde_json::to_string(&args.key).unwrap_or_default());
+    flag("--samples", &args.samples.display().to_string());
+    if !args.volatile.is_empty() {
+        flag("--volatile", &args.volatile.join(","));
+    }
+    if !args.faults.is_empty() {
+        flag("--faults", &names(&args.faults));
+    }
+    flag("--lease", &format!("{}ms", args.lease.as_millis()));
+    if let Some(listen) = args.listen {
+        flag("--listen", &listen.to_string());
+    }
+    flag("--seed", &seed.to_string());
+    flag("--round", &finding.round.to_string());
+    // Those that were left out on the command line are not among those of the round any more.
+    let left_out = [args.leave_out.as_slice(), &finding.left_out].concat();
+    if !left_out.is_empty() {
+        flag("--leave-out", &names(&left_out));
+    }
+    words.join(" ")
+}
+
+fn names(faults: &[Fault]) -> String {
+    faults.iter().map(|fault| fault.as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// The word in single quotes, if it needs any.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(quoted("orders.jsonl"), "orders.jsonl");
+        assert_eq!(quoted("python3 worker.py"), "'python3 worker.py'");
+        assert_eq!(quoted("a'b"), r"'a'\''b'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,163 @@
+//! Right workers of every kind, the reports, and mistakes in the arguments.
+
+use std::process::Stdio;
+
+use oncegate_testkit::{LoopbackPort, Process, process};
+use serde_json::json;
+use tokio::process::Command;
+
+use super::{LIMIT, RIGHT_KEY, Stage, worker};
+
+async fn is_clean(flags: &[&str]) {
+    let stage = Stage::new();
+    let proved = stage.prove(RIGHT_KEY, &[flags, &["--json"]].concat()).await;
+    let document = proved.ended(0).json();
+    assert_eq!(document["passed"], json!(true), "seed {}: {document:#}", stage.seed);
+    assert!(document["effects"].as_u64() >= Some(5), "seed {}: {document:#}", stage.seed);
+}
+
+// invariant: right-handlers-clean
+#[tokio::test]
+async fn nothing_is_found_in_a_right_worker_in_python() {
+    is_clean(&["--handler-exec", &worker("worker.py", "right"), "--rounds", "26"]).await;
+}
+
+// invariant: right-handlers-clean
+#[tokio::test]
+async fn nothing_is_found_in_a_right_worker_in_node() {
+    for name in ["right", "twoSteps"] {
+        is_clean(&["--handler-exec", &worker("worker.js", name), "--rounds", "22"]).await;
+    }
+}
+
+// invariant: right-handlers-clean
+#[tokio::test]
+async fn a_command_for_each_message_is_tried_too() {
+    let faults = ["--faults", "kill-after-effect,refused,answer-lost,two-consumers", "--rounds", "5"];
+    is_clean(&[&["--handler-command", &worker("command.py", "")][..], &faults].concat()).await;
+}
+
+// invariant: right-handlers-clean, planted-bugs-found
+#[tokio::test]
+async fn a_worker_behind_http_is_tried_too() {
+    let stage = Stage::new();
+    for (bug, code) in [("right", 0), ("no_downstream_key", 1)] {
+        let (port, downstream) = (LoopbackPort::reserve(), LoopbackPort::reserve());
+        let listen = format!("127.0.0.1:{}", downstream.number());
+        let mut command = process::bound_to_parent("python3", "KILL");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prove/workers/worker_http.py");
+        command.args([script, &port.number().to_string(), bug]);
+        command.env("ONCEGATE_DOWNSTREAM", format!("http://{listen}"));
+        let _worker = Process::spawn_logged("worker", command, &stage.dir.path().join("worker.log"));
+        let url = format!("http://127.0.0.1:{}/", port.number());
+        drop(downstream);
+        let flags = ["--handler", &url, "--listen", &listen, "--rounds", "4"];
+        let faults = ["--faults", "answer-lost,refused,two-consumers"];
+        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await;
+        proved.ended(code);
+        let found = proved.defects().contains(&"no-downstream-key");
+        assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);
+    }
+}
+
+/// Has headless Chromium open the report, and returns the document that it shows. ONCEGATE_SCREENSHOT names a file for a
+/// picture of it.
+async fn in_chromium(stage: &Stage) -> String {
+    let profile = tempfile::tempdir().unwrap();
+    let open = async |option: &str| {
+        let mut command = Command::new("chromium");
+        command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
+        command.args(["--hide-scrollbars", "--window-size=1280,900", option]);
+        command.arg(format!("--user-data-dir={}", profile.path().display()));
+        command.arg(format!("file://{}", stage.dir.path().join("out/prove/report.html").display()));
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let ended = tokio::time::timeout(LIMIT, command.output()).await.expect("Chromium ends");
+        let ended = ended.expect("Chromium is there: scripts/fetch-servers installs it");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    if let Ok(path) = std::env::var("ONCEGATE_SCREENSHOT") {
+        open(&format!("--screenshot={path}")).await;
+    }
+    open("--dump-dom").await
+}
+
+#[tokio::test]
+async fn the_reports_have_the_finding_and_repeat_it() {
+    let stage = Stage::new();
+    let program = worker("worker.py", "no_downstream_key");
+    let flags =
+        ["--handler-exec", &program, "--faults", "answer-lost", "--rounds", "2", "--report", "out/prove"];
+    let proved = stage.prove(RIGHT_KEY, &flags).await;
+    assert_eq!(proved.ended(1).defects(), ["no-downstream-key"], "seed {}: {}", stage.seed, proved.out);
+    let document: serde_json::Value = serde_json::from_str(&stage.read("out/prove/report.json")).unwrap();
+    assert_eq!(document["schema"], json!("oncegate.prove/1"));
+    let finding = &document["findings"][0];
+    assert_eq!(
+        (&finding["defect"], &finding["after"]),
+        (&json!("no-downstream-key"), &json!(["answer-lost"]))
+    );
+    let shown: Vec<&serde_json::Value> = finding["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|place| &finding["timeline"][place.as_u64().unwrap() as usize])
+        .collect();
+    assert!(shown.len() >= 2 && shown.iter().all(|event| event["event"] == "performed"), "{shown:?}");
+    let (html, junit) = (stage.read("out/prove/report.html"), stage.read("out/prove/junit.xml"));
+    assert!(html.contains("<svg") && html.contains("no-downstream-key"), "{html}");
+    for elsewhere in ["src=", "href=", "url(", "@import", "<script"] {
+        assert!(!html.contains(elsewhere), "{elsewhere} in the file");
+    }
+    assert!(junit.contains("<failure type=\"no-downstream-key\""), "{junit}");
+    let shown = in_chromium(&stage).await;
+    // The browser understands the picture as it was written.
+    for part in ["<circle ", "class=\"effect marked\"", "</section>"] {
+        assert_eq!(shown.matches(part).count(), html.matches(part).count(), "{part} in {shown}");
+    }
+    assert!(shown.matches("class=\"effect marked\"").count() >= 2, "{shown}");
+    for text in [&html, &junit, &proved.out, &proved.err] {
+        assert!(!text.contains("o-100"), "something of a payload: {text}");
+    }
+    // The round that is named shows the same, and only that round is played.
+    let round = finding["round"].to_string();
+    let flags = ["--handler-exec", &program, "--faults", "answer-lost", "--round", &round, "--json"];
+    let again = stage.prove(RIGHT_KEY, &flags).await;
+    let document = again.ended(1).json();
+    assert_eq!((&document["rounds"], &document["findings"][0]["round"]), (&json!(2), &finding["round"]));
+}
+
+#[tokio::test]
+async fn mistakes_are_named() {
+    let stage = Stage::new();
+    let right = worker("worker.py", "right");
+    let mistaken = |flags: Vec<String>| {
+        let stage = &stage;
+        async move {
+            let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+            stage.prove(RIGHT_KEY, &flags).await
+        }
+    };
+    let words = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<String>>();
+    let silent = worker("worker.py", "silent");
+    let cases = [
+        (
+            words(&["--handler-exec", &silent, "--rounds", "1"]),
+            65,
+            "no call arrived at the downstream service",
+        ),
+        (
+            words(&["--handler-exec", &right, "--volatile", "sent"]),
+            65,
+            "no sample has the volatile field \"sent\"",
+        ),
+        (words(&["--handler-exec", &right, "--faults", "kill"]), 2, "kill-after-effect"),
+        (words(&["--handler-exec", &right, "--lease", "1ms"]), 2, ""),
+        (words(&["--handler-exec", &right, "--report", "orders.jsonl"]), 78, "--report"),
+        (words(&["--handler-exec", &right, "--round", "1", "--rounds", "2"]), 2, "--rounds"),
+    ];
+    for (flags, code, says) in cases {
+        let proved = mistaken(flags.clone()).await;
+        assert!(proved.ended(code).err.contains(says), "{flags:?}: {}", proved.err);
+    }
+}

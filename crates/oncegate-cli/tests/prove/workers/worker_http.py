@@ -1,0 +1,32 @@
+# A worker of `oncegate prove --handler`: python3 http.py PORT BUG
+import http.server, json, os, sys, urllib.request
+
+
+class Worker(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps({"order": order["order_id"], "amount": order["amount"], "currency": order["currency"]})
+        url = os.environ["ONCEGATE_DOWNSTREAM"] + "/effects"
+        request = urllib.request.Request(url, data=body.encode(), method="POST")
+        if sys.argv[2] == "right":
+            request.add_header("Idempotency-Key", self.headers["Idempotency-Key"])
+        try:
+            with urllib.request.urlopen(request) as answer:
+                self.reply(200, answer.read())
+        except OSError:
+            self.reply(503, b"{}")
+
+    def reply(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Worker).serve_forever()

@@ -1,0 +1,273 @@
+//! What happens in a round, as the witnesses write it down.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::fault::Fault;
+
+/// The most events of one round. What comes after them is counted, and not judged.
+pub(crate) const MAX_EVENTS: usize = 200_000;
+
+/// What is made of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// The sample itself, byte for byte.
+    Original,
+    /// The same event, spelt differently.
+    Duplicate,
+    /// JSON of its shape, with values that no handler expects.
+    Poison,
+    /// Something that is not JSON.
+    Malformed,
+}
+
+/// How a run of a handler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It returned a result.
+    Completed,
+    /// It wants another attempt.
+    Failed,
+    /// It wants the message later.
+    Later,
+    /// It gave up.
+    GaveUp,
+    /// It was dropped before it returned: its process was killed, its lease was lost, or it did not stop in time.
+    Dropped,
+}
+
+/// What the downstream service did with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallAnswer {
+    /// It answered.
+    Answered,
+    /// It answered with status 500.
+    Refused,
+    /// The caller got no answer.
+    Lost,
+}
+
+/// One event of a round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// Milliseconds since the round began.
+    pub at_ms: u64,
+    /// The consumer process; `None` for the broker and for what concerns all processes. A process that is started anew has
+    /// another number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
+    /// What happened.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened. Samples are named by their numbers, from 1; keys by digests. No event has anything of a payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum What {
+    /// A message was sent to the broker.
+    Produced {
+        /// Its number in the round.
+        message: usize,
+        /// The sample that it is made of.
+        sample: usize,
+        /// What was made of the sample.
+        form: Form,
+        /// Its idempotency key; `None` when none can be derived.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
+    },
+    /// A process has started.
+    Started,
+    /// A process was killed.
+    Killed,
+    /// All processes were asked to stop.
+    Stopping,
+    /// A process has ended after it was asked to.
+    Stopped,
+    /// A process, or its worker, did not end when it was asked to.
+    Hung,
+    /// A consumer has failed, with this kind of error.
+    ConsumerFailed {
+        /// The error as text.
+        error: String,
+    },
+    /// The broker has given a message to a process.
+    Delivered {
+        /// The message.
+        message: usize,
+    },
+    /// The store has answered a claim.
+    Claimed {
+        /// The key.
+        key: String,
+        /// `granted`, `completed`, `busy`, `failed` or `mismatch`.
+        verdict: &'static str,
+    },
+    /// A handler has begun.
+    Began {
+        /// The number of the run in the round.
+        run: u64,
+        /// The message.
+        message: usize,
+        /// The number of the attempt.
+        attempt: u32,
+        /// Whether an earlier attempt ended without an outcome.
+        recovered: bool,
+    },
+    /// A run was asked to stop.
+    Cancelled {
+        /// The run.
+        run: u64,
+    },
+    /// A run has ended.
+    Ended {
+        /// The run.
+        run: u64,
+        /// How.
+        outcome: Outcome,
+        /// A digest of its result, if it has completed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        result: Option<String>,
+    },
+    /// A handler was told of a duplicate.
+    ToldOfDuplicate {
+        /// The message.
+        message: usize,
+    },
+    /// The downstream service was called.
+    Called {
+        /// The number of the call in the round.
+        call: u64,
+        /// The sample whose values it has.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sample: Option<usize>,
+        /// The step, for handlers with several effects.
+        step: String,
+        /// A digest of its `Idempotency-Key`, if it had one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        idempotency_key: Option<String>,
+        /// The run of the handler that it belongs to.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<u64>,
+        /// It was made while the handler was told of a duplicate.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        in_duplicate: bool,
+    },
+    /// A call had its effect.
+    Performed {
+        /// The call.
+        call: u64,
+    },
+    /// A call had a known `Idempotency-Key`: it had no effect, and gets the answer of the first one.
+    Repeated {
+        /// The call.
+        call: u64,
+        /// The first call with that key.
+        first: u64,
+    },
+    /// A call has ended.
+    Returned {
+        /// The call.
+        call: u64,
+        /// How.
+        answer: CallAnswer,
+    },
+    /// The store has answered a completion.
+    Completed {
+        /// The key.
+        key: String,
+        /// `false`: another owner has the key.
+        applied: bool,
+    },
+    /// A message was acknowledged.
+    Acked {
+        /// The message.
+        message: usize,
+        /// `false`: its partition belongs to another process, so the ack has no effect.
+        accepted: bool,
+    },
+    /// A message became a dead letter.
+    DeadLettered {
+        /// The message.
+        message: usize,
+        /// Why, in one word.
+        cause: &'static str,
+    },
+    /// A fault has begun.
+    FaultBegan {
+        /// The fault.
+        fault: Fault,
+        /// The sample whose call or completion it began with.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sample: Option<usize>,
+    },
+    /// A message was neither acknowledged nor a dead letter when the round was given up.
+    Unfinished {
+        /// The message.
+        message: usize,
+    },
+}
+
+/// Writes the events of a round down.
+pub(crate) struct Recorder {
+    began: Instant,
+    events: Mutex<Vec<Event>>,
+    /// When the last event was written, to see whether a round goes on.
+    last: Mutex<Instant>,
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Self {
+        let now = Instant::now();
+        Self { began: now, events: Mutex::default(), last: Mutex::new(now) }
+    }
+
+    pub(crate) fn note(&self, process: impl Into<Option<u32>>, what: What) {
+        let now = Instant::now();
+        let at_ms = u64::try_from(now.duration_since(self.began).as_millis()).unwrap_or(u64::MAX);
+        let mut events = self.events();
+        if events.len() < MAX_EVENTS {
+            events.push(Event { at_ms, process: process.into(), what });
+        }
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// When the last event was written.
+    pub(crate) fn last(&self) -> Instant {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what was written so far.
+    pub(crate) fn taken(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.events())
+    }
+
+    /// A panic elsewhere does no harm: an event is pushed as a whole.
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("events", &self.events().len()).finish_non_exhaustive()
+    }
+}
+
+/// A short digest that tells values apart and shows nothing of them.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    let mut hex = blake3::hash(bytes).to_hex().to_string();
+    hex.truncate(DIGEST_DIGITS);
+    hex
+}
+
+/// How many hexadecimal digits a digest has.
+const DIGEST_DIGITS: usize = 12;

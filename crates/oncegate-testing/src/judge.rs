@@ -1,0 +1,343 @@
+//! What a history shows about a handler: a pure function of it.
+//!
+//! Only harm is a violation: an effect that is lost or happens twice, an answer that differs, a message that is never
+//! finished, a key that merges or splits events. The rest of the history says where the harm comes from, and so which
+//! defect it is. A repetition under the same `Idempotency-Key` is no second effect.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::defect::Defect;
+use crate::facts::{Effect, Facts, Run, Steps};
+use crate::fault::Fault;
+use crate::history::{CallAnswer, Event, Outcome};
+use crate::round::STOP_DEADLINE_MS;
+
+/// Something that must not happen, and what shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    /// The kind.
+    pub defect: Defect,
+    /// The sample that it happened to, from 1; `None` when it concerns no single one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<usize>,
+    /// What happened, in one sentence.
+    pub what: String,
+    /// The faults that the violation follows from.
+    pub after: Vec<Fault>,
+    /// The places of the events that show it.
+    pub events: Vec<usize>,
+}
+
+/// Judges the events of one round.
+///
+/// `expected` has the steps that each sample's handler has without faults, as [`steps`] returns them for such a round. A
+/// sample that is missing there needs one effect, whatever its step.
+pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> Vec<Violation> {
+    let facts = Facts::of(events);
+    let mut judgement = Judgement { violations: Vec::new(), events, facts: &facts, excused: BTreeSet::new() };
+    judgement.keys();
+    judgement.dead_letters();
+    judgement.shared_keys();
+    judgement.doubles();
+    judgement.early_answers();
+    judgement.losses(expected);
+    judgement.results();
+    judgement.ends();
+    judgement.violations
+}
+
+/// Returns the steps whose effects each sample had.
+pub fn steps(events: &[Event]) -> BTreeMap<usize, BTreeSet<String>> {
+    Facts::of(events).steps()
+}
+
+struct Judgement<'a> {
+    violations: Vec<Violation>,
+    events: &'a [Event],
+    facts: &'a Facts,
+    /// Samples whose effects follow from a violation that is named already.
+    excused: BTreeSet<usize>,
+}
+
+impl Judgement<'_> {
+    fn found(&mut self, defect: Defect, sample: Option<usize>, what: String, events: Vec<usize>) {
+        self.found_after(defect, sample, what, events, Vec::new());
+    }
+
+    fn found_after(
+        &mut self,
+        defect: Defect,
+        sample: Option<usize>,
+        what: String,
+        events: Vec<usize>,
+        after: Vec<Fault>,
+    ) {
+        self.violations.push(Violation { defect, sample, what, after, events });
+    }
+
+    /// Different events have different keys, and each event has one.
+    fn keys(&mut self) {
+        let keys = self.facts.keys();
+        let mut owners: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for (sample, keys) in &keys {
+            for key in keys {
+                owners.entry(key).or_default().insert(*sample);
+            }
+            match keys.len() {
+                0 => {
+                    self.excused.insert(*sample);
+                    self.found(
+                        Defect::NoKey,
+                        Some(*sample),
+                        format!("no key can be derived from sample {sample}"),
+                        vec![],
+                    );
+                }
+                1 => {}
+                count => {
+                    self.excused.insert(*sample);
+                    let what = format!("sample {sample} has {count} keys: duplicates of it run again");
+                    self.found(Defect::KeyTooWide, Some(*sample), what, vec![]);
+                }
+            }
+        }
+        let mut shared: BTreeSet<BTreeSet<usize>> = BTreeSet::new();
+        shared.extend(owners.into_values().filter(|samples| samples.len() > 1));
+        for samples in shared {
+            self.excused.extend(&samples);
+            let names: Vec<String> = samples.iter().map(ToString::to_string).collect();
+            let what = format!("samples {} have the same key", names.join(" and "));
+            self.found(Defect::KeyTooNarrow, samples.first().copied(), what, vec![]);
+        }
+    }
+
+    /// No sample becomes a dead letter: every fault of a trial passes.
+    fn dead_letters(&mut self) {
+        for (message, (place, cause)) in &self.facts.letters {
+            let Some(sent) = self.facts.sent.get(message).filter(|sent| sent.is_event()) else { continue };
+            if self.excused.contains(&sent.sample) || *cause == "bad_key" {
+                continue;
+            }
+            let runs = self.facts.runs.values().filter(|run| run.sample == Some(sent.sample));
+            let began = runs.map(|run| run.began).min().unwrap_or(*place);
+            let after = self.facts.faults_between(sent.sample, began, *place);
+            let what = format!("sample {} became a dead letter ({cause}){}", sent.sample, words_of(&after));
+            let sample = sent.sample;
+            self.found_after(Defect::GaveUp, Some(sample), what, vec![*place], after);
+            self.excused.insert(sample);
+        }
+    }
+
+    /// Different effects have different downstream keys.
+    fn shared_keys(&mut self) {
+        let facts = self.facts;
+        for call in facts.calls.values() {
+            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else { continue };
+            let (Some(sample), Some(other)) = (call.sample, first.sample) else { continue };
+            if (sample == other && call.step == first.step) || self.excused.contains(&sample) {
+                continue;
+            }
+            let of = |sample: usize, step: &str| match step {
+                "" => format!("sample {sample}"),
+                step => format!("sample {sample}, step {step:?},"),
+            };
+            let what = format!(
+                "the effect of {} had the Idempotency-Key of {} and did not happen",
+                of(sample, &call.step),
+                of(other, &first.step).trim_end_matches(',')
+            );
+            self.found(Defect::SharedDownstreamKey, Some(sample), what, vec![first.called, call.called]);
+            self.excused.insert(sample);
+        }
+    }
+
+    /// An effect happens once.
+    fn doubles(&mut self) {
+        for ((sample, step), effects) in self.facts.performed() {
+            if self.excused.contains(&sample) {
+                continue;
+            }
+            let Some((first, rest)) = effects.split_first() else { continue };
+            let Some(again) = rest.first() else { continue };
+            let (from, to) = (first.called, again.performed.unwrap_or(again.called));
+            let after: Vec<Fault> = self.facts.faults_between(sample, from, to);
+            let after: Vec<Fault> = after.into_iter().filter(|fault| fault.explains_a_repetition()).collect();
+            let defect = self.cause_of_double(first, again);
+            let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
+            let keys = match (&first.idempotency_key, &again.idempotency_key) {
+                (None, _) | (_, None) => "without an Idempotency-Key",
+                _ => "under different Idempotency-Keys",
+            };
+            let what = format!(
+                "the effect{step} of sample {sample} happened {} times{}, {keys}",
+                effects.len(),
+                words_of(&after)
+            );
+            let places = effects.iter().filter_map(|effect| effect.performed).collect();
+            self.found_after(defect, Some(sample), what, places, after);
+        }
+    }
+
+    fn cause_of_double(&self, first: &Effect, again: &Effect) -> Defect {
+        let run = again.run.and_then(|run| self.facts.runs.get(&run));
+        let cancelled_before = |run: &Run| run.cancelled.is_some_and(|at| at < again.called);
+        match (&first.idempotency_key, &again.idempotency_key) {
+            _ if again.in_duplicate => Defect::EffectInDuplicate,
+            (None, _) | (_, None) if run.is_some_and(cancelled_before) => Defect::EffectAfterCancel,
+            (None, _) | (_, None) => Defect::NoDownstreamKey,
+            _ => Defect::ChangingDownstreamKey,
+        }
+    }
+
+    /// A handler returns after its effects.
+    fn early_answers(&mut self) {
+        for effect in self.facts.calls.values().filter(|effect| effect.run.is_none() && !effect.in_duplicate)
+        {
+            let Some(sample) = effect.sample.filter(|sample| !self.excused.contains(sample)) else {
+                continue;
+            };
+            let mut of_sample = self.facts.runs.values().filter(|run| run.sample == Some(sample));
+            let answered = of_sample.find_map(|run| {
+                let (ended, outcome) = run.ended?;
+                let here = run.process == effect.process && ended < effect.called;
+                (here && outcome == Outcome::Completed && self.calls_in(run) == 0).then_some(ended)
+            });
+            if let Some(ended) = answered {
+                let what = format!(
+                    "the handler had reported success for sample {sample} before it began its effect"
+                );
+                self.found(Defect::AnsweredTooEarly, Some(sample), what, vec![ended, effect.called]);
+                self.excused.insert(sample);
+            }
+        }
+    }
+
+    fn calls_in(&self, run: &Run) -> usize {
+        let is_it = |effect: &&Effect| {
+            effect.run.and_then(|number| self.facts.runs.get(&number)).is_some_and(|of| std::ptr::eq(of, run))
+        };
+        self.facts.calls.values().filter(is_it).count()
+    }
+
+    /// Every event has all its effects.
+    fn losses(&mut self, expected: &Steps) {
+        let had = self.facts.steps();
+        let unfinished: BTreeSet<usize> = (self.facts.unfinished.iter())
+            .filter_map(|(_, message)| self.facts.sent.get(message).map(|sent| sent.sample))
+            .collect();
+        for sample in self.facts.samples() {
+            if self.excused.contains(&sample) || unfinished.contains(&sample) {
+                continue;
+            }
+            let steps = had.get(&sample);
+            let missing = match expected.get(&sample) {
+                Some(needed) => {
+                    needed.iter().find(|step| !steps.is_some_and(|had| had.contains(*step))).cloned()
+                }
+                None => steps.is_none().then(String::new),
+            };
+            if let Some(step) = missing {
+                self.loss(sample, &step);
+            }
+        }
+    }
+
+    fn loss(&mut self, sample: usize, step: &str) {
+        let runs: Vec<&Run> = self.facts.runs.values().filter(|run| run.sample == Some(sample)).collect();
+        let last = runs.iter().rev().find(|run| run.has(Outcome::Completed));
+        let ended = last.and_then(|run| run.ended).map_or(usize::MAX, |(place, _)| place);
+        let began = runs.iter().map(|run| run.began).min().unwrap_or(0);
+        // Also those after the run: a kill loses what it has left for later.
+        let after = self.facts.faults_between(sample, began, usize::MAX);
+        let calls: Vec<&Effect> =
+            self.facts.calls.values().filter(|call| call.sample == Some(sample)).collect();
+        let refused = |call: &&&Effect| {
+            let unanswered = matches!(call.answer, Some(CallAnswer::Refused | CallAnswer::Lost));
+            unanswered && call.performed.is_none() && call.repeats.is_none()
+        };
+        let in_last =
+            |call: &&&Effect| last.is_some_and(|run| call.called > run.began && call.called < ended);
+        let was_killed = after.iter().any(|fault| {
+            matches!(fault, Fault::KillAfterCompleted | Fault::KillBeforeCompleted | Fault::StoreLoss)
+        });
+        let has_failed =
+            runs.iter().any(|run| run.ended.is_some_and(|(_, outcome)| outcome != Outcome::Completed));
+        let (defect, why) = if calls.iter().filter(in_last).any(|call| refused(&call)) {
+            (Defect::SwallowedError, "the handler reported success although the call had failed")
+        } else if calls.is_empty() && last.is_some() && was_killed {
+            (Defect::AnsweredTooEarly, "the handler had reported success before the process was killed")
+        } else if last.is_some() && has_failed {
+            (
+                Defect::MarkedBeforeEffect,
+                "an attempt failed, and the next one reported success without a call",
+            )
+        } else {
+            (Defect::LostEffect, "it was handled, and no call arrived")
+        };
+        let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
+        let what = format!("the effect{step} of sample {sample} never happened{}: {why}", words_of(&after));
+        let mut places: Vec<usize> = runs.iter().map(|run| run.began).collect();
+        places.extend(runs.iter().filter_map(|run| run.ended.map(|(place, _)| place)));
+        self.found_after(defect, Some(sample), what, places, after);
+    }
+
+    /// Runs for one event return one result.
+    fn results(&mut self) {
+        let mut results: BTreeMap<usize, BTreeMap<&str, usize>> = BTreeMap::new();
+        for run in self.facts.runs.values().filter(|run| run.has(Outcome::Completed)) {
+            if let (Some(sample), Some(result), Some((place, _))) = (run.sample, &run.result, run.ended) {
+                results.entry(sample).or_default().entry(result).or_insert(place);
+            }
+        }
+        for (sample, results) in results {
+            // What happens twice has different answers, and that is named already.
+            let is_named = self.violations.iter().any(|violation| violation.sample == Some(sample));
+            if results.len() > 1 && !self.excused.contains(&sample) && !is_named {
+                let what = format!("runs for sample {sample} returned {} different results", results.len());
+                self.found(Defect::DifferentResults, Some(sample), what, results.into_values().collect());
+            }
+        }
+    }
+
+    /// Every message is finished, and everything ends when it is asked to.
+    fn ends(&mut self) {
+        for (place, error) in &self.facts.failed {
+            self.found(Defect::ConsumerFailed, None, format!("a consumer failed: {error}"), vec![*place]);
+        }
+        let mut named = BTreeSet::new();
+        for (place, message) in &self.facts.unfinished {
+            let Some(sent) =
+                self.facts.sent.get(message).filter(|sent| sent.form != crate::history::Form::Poison)
+            else {
+                continue;
+            };
+            if named.insert(sent.sample) && !self.excused.contains(&sent.sample) {
+                let what = format!("a message of sample {} was never finished", sent.sample);
+                self.found(Defect::Unfinished, Some(sent.sample), what, vec![*place]);
+            }
+        }
+        // A run whose lease was lost is dropped, too, but not after the time that a stop gives it.
+        let at_ms = |place: usize| self.events.get(place).map(|event| event.at_ms);
+        let until_ms = self.facts.stopping.and_then(at_ms).map_or(u64::MAX, |at_ms| at_ms + STOP_DEADLINE_MS);
+        let dropped = self.facts.runs.values().find_map(|run| match run.ended {
+            Some((place, Outcome::Dropped)) if at_ms(place) >= Some(until_ms) => Some(place),
+            _ => None,
+        });
+        if let Some(place) = self.facts.hung.first().copied().or(dropped) {
+            let what = "a handler or worker did not end after it was asked to stop".to_owned();
+            self.found(Defect::DoesNotStop, None, what, vec![place]);
+        }
+    }
+}
+
+/// The faults in words: " after kill-after-effect".
+fn words_of(faults: &[Fault]) -> String {
+    let names: Vec<&str> = faults.iter().map(|fault| fault.as_str()).collect();
+    if names.is_empty() { String::new() } else { format!(" after {}", names.join(", ")) }
+}
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;

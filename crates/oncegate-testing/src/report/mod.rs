@@ -1,0 +1,91 @@
+//! A [`Verdict`] as JSON, JUnit XML and HTML.
+//!
+//! The functions return text; none writes a file. No report has anything of a payload: samples are named by their numbers,
+//! keys by digests.
+
+mod html;
+mod junit;
+mod picture;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::fault::Fault;
+use crate::verdict::{Finding, Verdict};
+
+pub use html::html;
+pub use junit::junit;
+
+/// The format of the JSON document, in its member `schema`.
+pub const SCHEMA: &str = "oncegate.prove/1";
+
+/// The JSON document.
+#[derive(Serialize)]
+struct VerdictDocument<'a> {
+    schema: &'static str,
+    /// Whether nothing was found.
+    passed: bool,
+    seed: u64,
+    seconds: f64,
+    rounds: u64,
+    messages: u64,
+    runs: u64,
+    effects: u64,
+    unassigned: u64,
+    /// How often each fault has begun.
+    faults: &'a BTreeMap<Fault, u64>,
+    findings: Vec<FindingDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct FindingDocument<'a> {
+    #[serde(flatten)]
+    finding: &'a Finding,
+    meaning: &'static str,
+    remedy: &'static str,
+    repeat: String,
+}
+
+/// Returns the verdict as one JSON document; `docs/PROVE.md` describes its members. `repeat` returns the command or the
+/// settings that play a round again.
+pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_json::Value {
+    let findings = verdict.findings.iter().map(|finding| FindingDocument {
+        finding,
+        meaning: finding.violation.defect.meaning(),
+        remedy: finding.violation.defect.remedy(),
+        repeat: repeat(finding),
+    });
+    let document = VerdictDocument {
+        schema: SCHEMA,
+        passed: verdict.is_clean(),
+        seed: verdict.seed,
+        seconds: verdict.took.as_secs_f64(),
+        rounds: verdict.rounds,
+        messages: verdict.messages,
+        runs: verdict.runs,
+        effects: verdict.effects,
+        unassigned: verdict.unassigned,
+        faults: &verdict.faults,
+        findings: findings.collect(),
+    };
+    serde_json::to_value(document).expect("it has only texts, numbers, and maps with texts as keys")
+}
+
+/// The text with the characters replaced that mean something in XML and HTML, and without those that XML forbids.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,344 @@
+//! The embedded broker: partitions, dealt out to the members of a group, which deliver again what was not acknowledged.
+//!
+//! Like Kafka it resumes a partition at its first message that is not acknowledged, so a member that takes over also
+//! gets later ones that are; and an ack of a partition that was taken away has no effect.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fastrand::Rng;
+use oncegate_runtime::Message;
+use oncegate_runtime::observe::Observer;
+use oncegate_runtime::source::{AckHandle, Delivery, Source, SourceError};
+use tokio::sync::Notify;
+
+use crate::history::{Recorder, What};
+
+/// The most messages that a member gets at a time, so that it alternates between its partitions.
+const MOST_AT_A_TIME: usize = 3;
+
+pub(crate) struct Broker {
+    state: Mutex<State>,
+    moved: Notify,
+    recorder: Arc<Recorder>,
+}
+
+struct State {
+    messages: Vec<Message>,
+    partitions: Vec<Partition>,
+    acked: BTreeSet<usize>,
+    members: BTreeSet<u32>,
+    /// Copies for a second member, while the first one has the message.
+    copies: BTreeMap<u32, VecDeque<usize>>,
+    rng: Rng,
+}
+
+#[derive(Default)]
+struct Partition {
+    /// The messages, in order.
+    log: Vec<usize>,
+    owner: Option<u32>,
+    /// The place of the next message.
+    next: usize,
+    /// Grows with each change of the owner.
+    epoch: u64,
+}
+
+impl Broker {
+    /// `messages` has each message with its partition.
+    pub(crate) fn new(
+        messages: Vec<(usize, Message)>,
+        partitions: usize,
+        rng: Rng,
+        recorder: Arc<Recorder>,
+    ) -> Arc<Self> {
+        let mut logs: Vec<Partition> = Vec::new();
+        logs.resize_with(partitions, Partition::default);
+        for (number, (partition, _)) in messages.iter().enumerate() {
+            if let Some(partition) = logs.get_mut(*partition) {
+                partition.log.push(number);
+            }
+        }
+        let state = State {
+            messages: messages.into_iter().map(|(_, message)| message).collect(),
+            partitions: logs,
+            acked: BTreeSet::new(),
+            members: BTreeSet::new(),
+            copies: BTreeMap::new(),
+            rng,
+        };
+        Arc::new(Self { state: Mutex::new(state), moved: Notify::new(), recorder })
+    }
+
+    /// A member joins, and gets its share of the partitions.
+    pub(crate) fn join(&self, member: u32) {
+        self.change(|state| {
+            state.members.insert(member);
+            state.deal();
+        });
+    }
+
+    /// A member is gone, and its partitions go to the others.
+    pub(crate) fn leave(&self, member: u32) {
+        self.change(|state| {
+            state.members.remove(&member);
+            state.copies.remove(&member);
+            state.deal();
+        });
+    }
+
+    /// Takes every partition from its owner, and gives it to the next member.
+    pub(crate) fn rotate(&self) {
+        self.change(|state| {
+            let members: Vec<u32> = state.members.iter().copied().collect();
+            for partition in &mut state.partitions {
+                let after =
+                    members.iter().find(|member| partition.owner.is_none_or(|owner| **member > owner));
+                partition.assign(after.or(members.first()).copied(), &state.acked);
+            }
+        });
+    }
+
+    /// Gives a message to every member besides `member`, which has it, too.
+    pub(crate) fn copy_to_others(&self, message: usize, member: u32) {
+        self.change(|state| {
+            for other in state.members.iter().filter(|other| **other != member) {
+                state.copies.entry(*other).or_default().push_back(message);
+            }
+        });
+    }
+
+    /// Delivers every message again.
+    pub(crate) fn rewind(&self) {
+        self.change(|state| {
+            state.acked.clear();
+            for partition in &mut state.partitions {
+                partition.epoch += 1;
+                partition.next = 0;
+            }
+        });
+    }
+
+    /// The messages that are not acknowledged.
+    pub(crate) fn unacked(&self) -> Vec<usize> {
+        let state = self.state();
+        (0..state.messages.len()).filter(|number| !state.acked.contains(number)).collect()
+    }
+
+    /// Resolves after the next change. The returned future must be made before the state is looked at.
+    pub(crate) fn moved(&self) -> tokio::sync::futures::Notified<'_> {
+        self.moved.notified()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.moved.notify_waiters();
+    }
+
+    /// A panic elsewhere does no harm: nothing in here can panic between two changes that belong together.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Deals the partitions out in turn.
+    fn deal(&mut self) {
+        let members: Vec<u32> = self.members.iter().copied().collect();
+        for (place, partition) in self.partitions.iter_mut().enumerate() {
+            let owner = place.checked_rem(members.len()).and_then(|place| members.get(place));
+            if partition.owner.as_ref() != owner {
+                partition.assign(owner.copied(), &self.acked);
+            }
+        }
+    }
+
+    /// The next messages for the member, with the partition's epoch; `None` for copies.
+    fn take(&mut self, member: u32, most: usize) -> Vec<(usize, Option<(usize, u64)>)> {
+        let mut taken: Vec<(usize, Option<(usize, u64)>)> = Vec::new();
+        let copies = self.copies.get_mut(&member);
+        taken.extend(copies.into_iter().flat_map(std::mem::take).map(|message| (message, None)));
+        let mut ready: Vec<usize> = (0..self.partitions.len()).collect();
+        self.rng.shuffle(&mut ready);
+        let most = most.min(self.rng.usize(1..=MOST_AT_A_TIME));
+        for place in ready {
+            let Some(partition) = self.partitions.get_mut(place).filter(|of| of.owner == Some(member)) else {
+                continue;
+            };
+            while taken.len() < most
+                && let Some(message) = partition.log.get(partition.next)
+            {
+                taken.push((*message, Some((place, partition.epoch))));
+                partition.next += 1;
+            }
+        }
+        taken
+    }
+}
+
+impl Partition {
+    fn assign(&mut self, owner: Option<u32>, acked: &BTreeSet<usize>) {
+        self.owner = owner;
+        self.epoch += 1;
+        self.next = self.log.iter().position(|message| !acked.contains(message)).unwrap_or(self.log.len());
+    }
+}
+
+/// One process's connection to the broker.
+pub(crate) struct Member {
+    pub(crate) number: u32,
+    pub(crate) broker: Arc<Broker>,
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Member({})", self.number)
+    }
+}
+
+#[async_trait]
+impl Source for Member {
+    async fn open(&self, _: Arc<dyn Observer>) -> Result<(), SourceError> {
+        self.broker.join(self.number);
+        Ok(())
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        loop {
+            let moved = self.broker.moved();
+            let mut moved = std::pin::pin!(moved);
+            // Registered before the look: a change between the two would be missed otherwise.
+            moved.as_mut().enable();
+            let deliveries = self.take(most);
+            if !deliveries.is_empty() {
+                return Ok(Some(deliveries));
+            }
+            moved.await;
+        }
+    }
+
+    async fn close(&self, _: Duration) -> Result<(), SourceError> {
+        self.broker.leave(self.number);
+        Ok(())
+    }
+}
+
+impl Member {
+    fn take(&self, most: usize) -> Vec<Delivery> {
+        let taken: Vec<_> = {
+            let mut state = self.broker.state();
+            let taken = state.take(self.number, most);
+            let with_message = |(number, epoch): (usize, Option<(usize, u64)>)| {
+                Some((number, epoch, state.messages.get(number)?.clone()))
+            };
+            taken.into_iter().filter_map(with_message).collect()
+        };
+        let deliver = |(number, epoch, message): (usize, Option<(usize, u64)>, Message)| {
+            self.broker.recorder.note(self.number, What::Delivered { message: number });
+            let handle = Handle { number, epoch, member: self.number, broker: Arc::clone(&self.broker) };
+            Delivery { message, ack_handle: Arc::new(handle) }
+        };
+        taken.into_iter().map(deliver).collect()
+    }
+}
+
+/// Acknowledges one delivery.
+struct Handle {
+    number: usize,
+    /// The partition and its epoch at the delivery; `None` for a copy.
+    epoch: Option<(usize, u64)>,
+    member: u32,
+    broker: Arc<Broker>,
+}
+
+impl Handle {
+    fn is_ours(&self, state: &State) -> bool {
+        self.epoch.is_none_or(|(partition, epoch)| {
+            state.partitions.get(partition).is_some_and(|partition| partition.epoch == epoch)
+        })
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle({})", self.number)
+    }
+}
+
+impl AckHandle for Handle {
+    fn start(&self) -> bool {
+        self.is_ours(&self.broker.state())
+    }
+
+    fn ack(&self) {
+        let mut accepted = false;
+        self.broker.change(|state| {
+            accepted = self.is_ours(state);
+            if accepted {
+                state.acked.insert(self.number);
+            }
+        });
+        self.broker.recorder.note(self.member, What::Acked { message: self.number, accepted });
+    }
+
+    fn stop(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oncegate_runtime::Origin;
+
+    fn broker(messages: usize, partitions: usize) -> Arc<Broker> {
+        let message = |number: usize| {
+            (number % partitions, Message::new("samples", Origin::Other(number.to_string().into()), None))
+        };
+        Broker::new((0..messages).map(message).collect(), partitions, Rng::new(), Arc::new(Recorder::new()))
+    }
+
+    async fn received(member: &Member, count: usize) -> Vec<Delivery> {
+        let mut deliveries = Vec::new();
+        while deliveries.len() < count {
+            deliveries.extend(member.receive(count - deliveries.len()).await.unwrap().unwrap());
+        }
+        deliveries
+    }
+
+    #[tokio::test]
+    async fn what_is_not_acknowledged_comes_again_to_the_next_owner() {
+        let broker = broker(4, 1);
+        let first = Member { number: 1, broker: Arc::clone(&broker) };
+        broker.join(1);
+        let deliveries = received(&first, 4).await;
+        deliveries[0].ack_handle.ack();
+        deliveries[2].ack_handle.ack();
+        broker.leave(1);
+        broker.join(2);
+        let second = Member { number: 2, broker: Arc::clone(&broker) };
+        let again = received(&second, 3).await;
+        let origins: Vec<String> =
+            again.iter().map(|delivery| delivery.message.origin().to_string()).collect();
+        assert_eq!(origins, ["1", "2", "3"], "from the first that is not acknowledged");
+        assert!(!deliveries[1].ack_handle.start(), "the partition has another owner");
+        deliveries[1].ack_handle.ack();
+        assert_eq!(broker.unacked(), [1, 3], "an ack of a former owner has no effect");
+        again.iter().for_each(|delivery| delivery.ack_handle.ack());
+        assert!(broker.unacked().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_copy_reaches_a_second_member_while_the_first_has_the_message() {
+        let broker = broker(1, 1);
+        broker.join(1);
+        broker.join(2);
+        let owner = received(&Member { number: 1, broker: Arc::clone(&broker) }, 1).await;
+        broker.copy_to_others(0, 1);
+        let copy = received(&Member { number: 2, broker: Arc::clone(&broker) }, 1).await;
+        assert!(owner[0].ack_handle.start() && copy[0].ack_handle.start());
+        broker.rewind();
+        assert_eq!(received(&Member { number: 1, broker: Arc::clone(&broker) }, 1).await.len(), 1);
+    }
+}

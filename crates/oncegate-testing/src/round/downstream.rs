@@ -1,0 +1,242 @@
+//! The downstream service: it remembers every call, answers a repeated key with the first answer, and fails on request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::process::Process;
+use super::{CallFault, Round};
+use crate::history::{CallAnswer, What, digest};
+
+/// The longest step, in bytes; a longer one is cut.
+const STEP_MAX_BYTES: usize = 64;
+
+/// The downstream service as one process reaches it: what a handler under trial calls for each of its effects.
+///
+/// It stands for the system in which effects happen: a payment service, a mail server. Cheap to clone.
+///
+/// ```no_run
+/// # async fn example(downstream: oncegate_testing::Downstream, key: &str) -> Result<(), oncegate_testing::DownstreamError> {
+/// let answer = downstream.effect(&serde_json::json!({"order_id": "o-1"})).idempotency_key(key).send().await?;
+/// println!("receipt {}", answer["receipt"]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Downstream {
+    pub(crate) round: Arc<Round>,
+    pub(crate) process: Arc<Process>,
+}
+
+/// An effect that is about to be requested of the [`Downstream`] service.
+#[derive(Debug)]
+pub struct EffectRequest<'a> {
+    downstream: &'a Downstream,
+    body: &'a Value,
+    step: &'a str,
+    idempotency_key: Option<&'a str>,
+}
+
+/// Why the downstream service has not confirmed an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DownstreamError {
+    /// It answered with status 500: the effect has not happened.
+    #[error("the downstream service answers with status 500")]
+    Refused,
+    /// It did not answer: the effect may have happened.
+    #[error("the downstream service did not answer")]
+    NoAnswer,
+}
+
+impl Downstream {
+    /// Begins an effect with this body. The body must have the business fields by which its event is recognised.
+    pub fn effect<'a>(&'a self, body: &'a Value) -> EffectRequest<'a> {
+        EffectRequest { downstream: self, body, step: "", idempotency_key: None }
+    }
+}
+
+#[cfg(feature = "http")]
+impl Downstream {
+    /// The service as the process reaches it that handles a message with these values.
+    pub(crate) fn of_caller(&self, body: &Value) -> Self {
+        let process = self.round.process_with(body).unwrap_or_else(|| Arc::clone(&self.process));
+        Self { round: Arc::clone(&self.round), process }
+    }
+}
+
+impl fmt::Debug for Downstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Downstream").field("process", &self.process.number).finish_non_exhaustive()
+    }
+}
+
+impl<'a> EffectRequest<'a> {
+    /// The name of the effect, for handlers with several per message; empty by default, at most 64 bytes.
+    #[must_use]
+    pub fn step(mut self, step: &'a str) -> Self {
+        self.step = step;
+        self
+    }
+
+    /// The `Idempotency-Key` of the call. Without one, a repetition is a second effect.
+    #[must_use]
+    pub fn idempotency_key(mut self, key: &'a str) -> Self {
+        self.idempotency_key = Some(key);
+        self
+    }
+
+    /// Requests the effect, and returns the answer: `{"receipt": …}`.
+    ///
+    /// # Errors
+    /// When the service refuses or does not answer, because of a fault of the trial.
+    pub async fn send(self) -> Result<Value, DownstreamError> {
+        let Self { downstream, body, step, idempotency_key } = self;
+        downstream.round.called(&downstream.process, step, idempotency_key, body).await
+    }
+}
+
+/// The calls that had an effect.
+#[derive(Debug, Default)]
+pub(super) struct Ledger(Mutex<LedgerState>);
+
+#[derive(Debug, Default)]
+struct LedgerState {
+    calls: u64,
+    receipts: u64,
+    /// The first call with each key, and its answer.
+    by_key: BTreeMap<String, (u64, Value)>,
+    /// The samples that have had an effect.
+    samples: BTreeSet<usize>,
+}
+
+impl Ledger {
+    /// Whether each of these samples has had an effect.
+    pub(super) fn has_effects_of(&self, mut samples: impl Iterator<Item = usize>) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.all(|sample| state.samples.contains(&sample))
+    }
+
+    fn next_call(&self) -> u64 {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.calls += 1;
+        state.calls
+    }
+
+    /// Performs the effect, or finds that it has happened. Returns the answer, and the first call if there was one.
+    fn perform(&self, call: u64, sample: Option<usize>, key: Option<&str>) -> (Value, Option<u64>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.samples.extend(sample);
+        if let Some((first, answer)) = key.and_then(|key| state.by_key.get(key)) {
+            return (answer.clone(), Some(*first));
+        }
+        state.receipts += 1;
+        let answer = json!({ "receipt": format!("R-{}", state.receipts) });
+        if let Some(key) = key {
+            state.by_key.insert(key.to_owned(), (call, answer.clone()));
+        }
+        (answer, None)
+    }
+}
+
+/// A call that the service has received.
+struct Accepted<'a> {
+    call: u64,
+    sample: Option<usize>,
+    key: Option<&'a str>,
+}
+
+impl Round {
+    /// Handles a call of the downstream service.
+    pub(crate) async fn called(
+        &self,
+        process: &Arc<Process>,
+        step: &str,
+        key: Option<&str>,
+        body: &Value,
+    ) -> Result<Value, DownstreamError> {
+        if process.is_killed() {
+            // Its last request was cut off with it.
+            return Err(DownstreamError::NoAnswer);
+        }
+        let call = self.ledger.next_call();
+        let (sample, run, in_duplicate) = self.active.context(process.number, &self.samples.owners(body));
+        let end = (0..=STEP_MAX_BYTES.min(step.len())).rev().find(|end| step.is_char_boundary(*end));
+        let step = step.get(..end.unwrap_or_default()).unwrap_or_default().to_owned();
+        let idempotency_key = key.map(|key| digest(key.as_bytes()));
+        self.recorder
+            .note(process.number, What::Called { call, sample, step, idempotency_key, run, in_duplicate });
+        let request = Accepted { call, sample, key };
+        let answer = match self.call_fault(process, sample) {
+            None => Ok(self.perform(process, &request)),
+            Some(fault) => self.misbehave(fault, process, &request).await,
+        };
+        let word = match answer {
+            Ok(_) => CallAnswer::Answered,
+            Err(DownstreamError::Refused) => CallAnswer::Refused,
+            Err(DownstreamError::NoAnswer) => CallAnswer::Lost,
+        };
+        self.recorder.note(process.number, What::Returned { call, answer: word });
+        answer
+    }
+
+    fn perform(&self, process: &Process, request: &Accepted<'_>) -> Value {
+        let Accepted { call, sample, key } = *request;
+        let (answer, first) = self.ledger.perform(call, sample, key);
+        let what = match first {
+            None => What::Performed { call },
+            Some(first) => What::Repeated { call, first },
+        };
+        self.recorder.note(process.number, what);
+        answer
+    }
+
+    /// Holds a call up, at most until the round ends.
+    async fn hold(&self, time: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(time) => {}
+            () = self.stopping.cancelled() => {}
+        }
+    }
+
+    async fn misbehave(
+        &self,
+        fault: CallFault,
+        process: &Arc<Process>,
+        request: &Accepted<'_>,
+    ) -> Result<Value, DownstreamError> {
+        match fault {
+            CallFault::Refuse => return Err(DownstreamError::Refused),
+            CallFault::KillBefore => {
+                self.kill(process);
+                return Err(DownstreamError::NoAnswer);
+            }
+            CallFault::KillAfter => {
+                self.perform(process, request);
+                self.kill(process);
+                return Err(DownstreamError::NoAnswer);
+            }
+            CallFault::LoseAnswer => {
+                self.perform(process, request);
+                return Err(DownstreamError::NoAnswer);
+            }
+            CallFault::NoAnswer(time) => {
+                self.hold(time).await;
+                return Err(DownstreamError::NoAnswer);
+            }
+            CallFault::Late(time) => self.hold(time).await,
+            CallFault::Freeze(time) => {
+                // Its group takes it for gone, until it goes on.
+                process.freeze(time);
+                self.broker.leave(process.number);
+                self.hold(time).await;
+                if !process.is_killed() {
+                    self.broker.join(process.number);
+                }
+            }
+        }
+        Ok(self.perform(process, request))
+    }
+}

@@ -1,0 +1,316 @@
+//! One round: an embedded broker, a store in memory, consumers that come and go, and the downstream service.
+//!
+//! `broker` delivers, `store` is a process's way to the store, `downstream` the service that witnesses the effects,
+//! `watched` writes the runs of the handler down, `process` has what faults do to a process, `run` starts and ends them.
+
+mod active;
+mod broker;
+mod downstream;
+mod process;
+mod run;
+mod store;
+mod watched;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fastrand::Rng;
+use oncegate_core::key::{CompiledKey, StoreKey};
+use oncegate_core::testing::fault::{FaultStore, Faults};
+use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
+use oncegate_runtime::{BoxError, MemoryStore, Message, Origin};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::fault::Fault;
+use crate::history::{Form, Recorder, What, digest};
+use crate::samples::Samples;
+use crate::schedule::{Schedule, Strike};
+use broker::Broker;
+
+pub(crate) use broker::Member;
+pub use downstream::{Downstream, DownstreamError, EffectRequest};
+pub(crate) use process::Process;
+pub(crate) use run::{RoundSettings, STOP_DEADLINE_MS, play};
+pub(crate) use watched::Watched;
+
+/// The route of all messages, and the topic of their origins.
+pub(crate) const ROUTE: &str = "samples";
+/// A payload that is not JSON.
+const MALFORMED: &[u8] = b"{\"order\": \xff";
+
+/// The state of a round, which its processes share.
+pub(crate) struct Round {
+    pub(crate) schedule: Schedule,
+    pub(crate) recorder: Arc<Recorder>,
+    samples: Arc<Samples>,
+    lease: Duration,
+    broker: Arc<Broker>,
+    memory: Arc<MemoryStore>,
+    /// The store with the faults of its network, if the round has them.
+    store: Arc<FaultStore>,
+    sent: Vec<Sending>,
+    by_key: HashMap<StoreKey, usize>,
+    strikes: Mutex<Vec<Strike>>,
+    store_away_until: Mutex<Option<Instant>>,
+    ledger: downstream::Ledger,
+    active: active::Active,
+    processes: Mutex<Vec<Arc<Process>>>,
+    /// The round ends: calls that are held up go on, so that no handler waits for them.
+    stopping: CancellationToken,
+}
+
+/// A message of the round.
+#[derive(Clone, Debug)]
+struct Sending {
+    sample: usize,
+    form: Form,
+}
+
+/// What the downstream service does with a call.
+#[derive(Clone, Copy, Debug)]
+enum CallFault {
+    Refuse,
+    KillBefore,
+    KillAfter,
+    LoseAnswer,
+    NoAnswer(Duration),
+    Late(Duration),
+    Freeze(Duration),
+}
+
+/// What happens at a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CompletionFault {
+    KillBefore,
+    KillAfter,
+    Loss,
+}
+
+impl Round {
+    pub(crate) fn new(
+        schedule: Schedule,
+        samples: Arc<Samples>,
+        key: &CompiledKey,
+        lease: Duration,
+    ) -> Arc<Self> {
+        let mut rng = Rng::with_seed(schedule.seed);
+        let recorder = Arc::new(Recorder::new());
+        let (mut messages, mut sent, mut by_key) = (Vec::new(), Vec::new(), HashMap::new());
+        for (number, planned) in schedule.messages.iter().enumerate() {
+            let payload = match planned.form {
+                Form::Original => samples.original(planned.sample),
+                Form::Duplicate => samples.duplicate(planned.sample, &mut rng),
+                Form::Poison => samples.poison(planned.sample, &mut rng),
+                Form::Malformed => MALFORMED.into(),
+            };
+            let offset = i64::try_from(number).unwrap_or(i64::MAX);
+            let origin =
+                Origin::Kafka { topic: ROUTE.into(), partition: partition_number(planned.partition), offset };
+            let message = Message::new(ROUTE, origin, Some(payload));
+            let store_key = key.derive(ROUTE, &message).ok();
+            let digest = store_key.as_ref().map(key_name);
+            let what =
+                What::Produced { message: number, sample: planned.sample, form: planned.form, key: digest };
+            recorder.note(None, what);
+            if let Some(store_key) = store_key {
+                by_key.entry(store_key).or_insert(number);
+            }
+            sent.push(Sending { sample: planned.sample, form: planned.form });
+            messages.push((planned.partition, message));
+        }
+        let memory = Arc::new(MemoryStore::new());
+        let store = faulty(&schedule, Arc::clone(&memory), lease, rng.u64(..));
+        let broker = Broker::new(messages, schedule.partitions, rng.fork(), Arc::clone(&recorder));
+        for fault in schedule.faults.iter().copied() {
+            if !fault.strikes_a_call() && !fault.strikes_a_completion() && fault != Fault::Redelivery {
+                recorder.note(None, What::FaultBegan { fault, sample: None });
+            }
+        }
+        Arc::new(Self {
+            strikes: Mutex::new(schedule.strikes.clone()),
+            schedule,
+            recorder,
+            samples,
+            lease,
+            broker,
+            memory,
+            store: Arc::new(store),
+            sent,
+            by_key,
+            store_away_until: Mutex::new(None),
+            ledger: downstream::Ledger::default(),
+            active: active::Active::default(),
+            processes: Mutex::default(),
+            stopping: CancellationToken::new(),
+        })
+    }
+
+    /// The number of a message in the round.
+    fn number_of(&self, message: &Message) -> usize {
+        match message.origin() {
+            Origin::Kafka { offset, .. } => usize::try_from(*offset).unwrap_or(usize::MAX),
+            _ => usize::MAX,
+        }
+    }
+
+    /// The sample that a message stands for; `None` for poison.
+    fn sample_of(&self, number: usize) -> Option<usize> {
+        let sending = self.sent.get(number)?;
+        matches!(sending.form, Form::Original | Form::Duplicate).then_some(sending.sample)
+    }
+
+    /// The name of a key in the history, if a message of the round has it.
+    fn name_of(&self, key: &StoreKey) -> Option<String> {
+        self.by_key.contains_key(key).then(|| key_name(key))
+    }
+
+    /// Another process. Their numbers begin with 1.
+    fn new_process(&self) -> Arc<Process> {
+        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = Arc::new(Process::new(u32::try_from(processes.len() + 1).unwrap_or(u32::MAX)));
+        processes.push(Arc::clone(&process));
+        process
+    }
+
+    /// The process that handles a message with these values, where processes cannot be told apart by their calls.
+    #[cfg(feature = "http")]
+    fn process_with(&self, body: &serde_json::Value) -> Option<Arc<Process>> {
+        let number = self.active.process_of(&self.samples.owners(body))?;
+        let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        processes.iter().find(|process| process.number == number).cloned()
+    }
+
+    /// Kills a process.
+    fn kill(&self, process: &Process) {
+        if process.kill() {
+            self.recorder.note(process.number, What::Killed);
+            self.broker.leave(process.number);
+        }
+    }
+
+    fn is_store_away(&self) -> bool {
+        let until = *self.store_away_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// The store loses every record. A producer or an operator who notices that sends everything again.
+    fn lose_records(&self) {
+        self.memory.lose_everything();
+        self.broker.rewind();
+    }
+
+    /// Takes the first fault that waits for this sample and begins in this way.
+    fn strike(&self, sample: usize, begins: impl Fn(Fault) -> bool) -> Option<Strike> {
+        let mut strikes = self.strikes();
+        let place = strikes.iter().position(|strike| strike.sample == sample && begins(strike.fault))?;
+        Some(strikes.swap_remove(place))
+    }
+
+    fn strikes(&self) -> MutexGuard<'_, Vec<Strike>> {
+        self.strikes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What happens to a call for this sample. Faults of the broker and the store begin here and let the call go on.
+    fn call_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
+        let sample = sample?;
+        let Strike { fault, tenths, .. } = self.strike(sample, Fault::strikes_a_call)?;
+        let time = self.lease * tenths / 10;
+        self.recorder.note(process.number, What::FaultBegan { fault, sample: Some(sample) });
+        match fault {
+            Fault::Refused => Some(CallFault::Refuse),
+            Fault::KillBeforeEffect => Some(CallFault::KillBefore),
+            Fault::KillAfterEffect => Some(CallFault::KillAfter),
+            Fault::AnswerLost => Some(CallFault::LoseAnswer),
+            Fault::NoAnswer => Some(CallFault::NoAnswer(time)),
+            Fault::LateAnswer => Some(CallFault::Late(time)),
+            Fault::Freeze => Some(CallFault::Freeze(time)),
+            Fault::Rebalance => {
+                self.broker.rotate();
+                Some(CallFault::Late(self.lease / 10))
+            }
+            Fault::TwoConsumers => {
+                if let Some(message) = self.sent.iter().position(|sending| sending.sample == sample) {
+                    self.broker.copy_to_others(message, process.number);
+                }
+                Some(CallFault::Late(time))
+            }
+            Fault::StoreOutage => {
+                let until = Instant::now() + time;
+                *self.store_away_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// What happens at the completion of this key.
+    fn completion_fault(&self, key: &StoreKey, process: u32) -> Option<CompletionFault> {
+        let sample = self.sample_of(*self.by_key.get(key)?)?;
+        let Strike { fault, .. } = self.strike(sample, Fault::strikes_a_completion)?;
+        self.recorder.note(process, What::FaultBegan { fault, sample: Some(sample) });
+        match fault {
+            Fault::KillBeforeCompleted => Some(CompletionFault::KillBefore),
+            Fault::KillAfterCompleted => Some(CompletionFault::KillAfter),
+            Fault::StoreLoss => Some(CompletionFault::Loss),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Round").field("schedule", &self.schedule).finish_non_exhaustive()
+    }
+}
+
+/// A key's name in the history: the beginning of its digest.
+fn key_name(key: &StoreKey) -> String {
+    digest(key.as_str().as_bytes())
+}
+
+fn partition_number(partition: usize) -> i32 {
+    i32::try_from(partition).unwrap_or(i32::MAX)
+}
+
+/// The store behind a network that loses requests and replies, if the round has that fault.
+fn faulty(schedule: &Schedule, memory: Arc<MemoryStore>, lease: Duration, seed: u64) -> FaultStore {
+    let faults = match schedule.has(Fault::LostReplies) {
+        false => Faults::default(),
+        true => Faults {
+            unavailable: 0.05,
+            reply_lost: 0.2,
+            request_lost: 0.1,
+            stray: 0.3,
+            slow_reply: 0.1,
+            max_delay: lease / 4,
+            ..Faults::default()
+        },
+    };
+    FaultStore::new(memory, faults, seed).sleep_with(tokio::time::sleep)
+}
+
+/// Dead letters in the history.
+#[derive(Debug)]
+struct Letters {
+    round: Arc<Round>,
+    process: u32,
+    /// The letters by their ids: one that is written again is no other.
+    written: Mutex<BTreeMap<String, usize>>,
+}
+
+#[async_trait]
+impl DeadLetters for Letters {
+    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
+        let message = self.round.number_of(&letter.message);
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if written.insert(letter.id(), message).is_none() {
+            let cause = letter.cause.as_str();
+            self.round.recorder.note(self.process, What::DeadLettered { message, cause });
+        }
+        Ok(())
+    }
+}

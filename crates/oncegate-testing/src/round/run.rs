@@ -1,0 +1,228 @@
+//! Plays a round: starts its processes, replaces those that were killed, and ends when every message is finished.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use oncegate_core::key::Key;
+use oncegate_core::store::Store;
+use oncegate_runtime::consumer::DeadLetterLimit;
+use oncegate_runtime::{Backoff, BoxError, Consumer, ConsumerError, Gate, OnStoreLoss, Ordering};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::broker::Member;
+use super::process::Process;
+use super::store::ProcessStore;
+use super::watched::Watched;
+use super::{Letters, Round};
+use crate::fault::Fault;
+use crate::history::{Event, Form, What};
+use crate::launch::{ErasedLaunch, Start};
+use crate::round::Downstream;
+
+/// The scope of the gates. Each round has a store of its own.
+const SCOPE: &str = "trial";
+/// More attempts than all faults of a round together cost a message.
+const MAX_ATTEMPTS: u32 = 25;
+/// The waits between attempts, in parts of a lease.
+const FIRST_WAIT_PARTS: u32 = 40;
+const LONGEST_WAIT_PARTS: u32 = 2;
+/// How long running handlers may go on after a stop, in milliseconds.
+pub(crate) const STOP_DEADLINE_MS: u64 = 20_000;
+/// How long a process may take to end in all, its worker included.
+const STOP_LIMIT: Duration = Duration::from_secs(90);
+/// A round in which nothing happens for this long is given up. A handler that is too slow for that has no time limit.
+const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+/// A round that has not ended after this time is given up.
+const ROUND_LIMIT: Duration = Duration::from_secs(240);
+/// The most processes of a round: more than all kills of a round need.
+const MOST_PROCESSES: u32 = 40;
+
+/// What every round has in common.
+#[derive(Clone)]
+pub(crate) struct RoundSettings {
+    pub(crate) key: Key,
+    pub(crate) lease: Duration,
+    pub(crate) launch: Arc<dyn ErasedLaunch>,
+}
+
+/// How a process has ended.
+enum Ending {
+    Killed,
+    Stopped,
+}
+
+/// Plays the round to its end, and returns its events.
+///
+/// # Errors
+/// When a handler cannot be started.
+pub(crate) async fn play(round: Arc<Round>, settings: RoundSettings) -> Result<Vec<Event>, BoxError> {
+    let stop = round.stopping.clone();
+    let mut processes = JoinSet::new();
+    let spawn = |processes: &mut JoinSet<_>| {
+        let process = round.new_process();
+        let (round, settings, stop) = (Arc::clone(&round), settings.clone(), stop.clone());
+        let number = process.number;
+        processes.spawn(live(round, settings, process, stop));
+        number
+    };
+    for _ in 0..round.schedule.consumers {
+        spawn(&mut processes);
+    }
+    {
+        let mut finishing = std::pin::pin!(finished(&round));
+        loop {
+            tokio::select! {
+                biased;
+                ended = processes.join_next() => match ended {
+                    Some(Ok(ended)) => {
+                        let _: Ending = ended?;
+                        if spawn(&mut processes) >= MOST_PROCESSES {
+                            break;
+                        }
+                    }
+                    Some(Err(panic)) => return Err(panic.into()),
+                    None => break,
+                },
+                () = &mut finishing => break,
+            }
+        }
+    }
+    let samples = (0..round.sent.len()).filter_map(|number| round.sample_of(number));
+    if !round.ledger.has_effects_of(samples) {
+        // An effect that comes after the answer has still time, so that it is seen for what it is.
+        tokio::time::sleep(settings.lease).await;
+    }
+    for message in unfinished(&round) {
+        round.recorder.note(None, What::Unfinished { message });
+    }
+    round.recorder.note(None, What::Stopping);
+    stop.cancel();
+    let ended = timeout(STOP_LIMIT, async {
+        while let Some(ended) = processes.join_next().await {
+            let _: Ending = ended.map_err(BoxError::from)??;
+        }
+        Ok::<(), BoxError>(())
+    });
+    match ended.await {
+        Ok(ended) => ended?,
+        Err(_) => round.recorder.note(None, What::Hung),
+    }
+    processes.shutdown().await;
+    Ok(round.recorder.taken())
+}
+
+/// Resolves when every message that stands for an event is acknowledged, once more after a redelivery if the round has
+/// one; or when the round does not go on.
+async fn finished(round: &Round) {
+    let give_up_at = Instant::now() + ROUND_LIMIT;
+    let mut redeliveries = u32::from(round.schedule.has(Fault::Redelivery));
+    loop {
+        let moved = round.broker.moved();
+        let mut moved = std::pin::pin!(moved);
+        moved.as_mut().enable();
+        if unfinished(round).is_empty() {
+            if redeliveries == 0 {
+                return;
+            }
+            redeliveries -= 1;
+            round.recorder.note(None, What::FaultBegan { fault: Fault::Redelivery, sample: None });
+            round.broker.rewind();
+            continue;
+        }
+        let silent_at = round.recorder.last() + SILENCE_LIMIT;
+        let now = Instant::now();
+        if now >= give_up_at || now >= silent_at {
+            return;
+        }
+        tokio::select! {
+            () = moved => {}
+            () = sleep_until(give_up_at.min(silent_at)) => {}
+        }
+    }
+}
+
+/// The messages that are not finished, without poison: a handler may try that as often as it likes.
+fn unfinished(round: &Round) -> Vec<usize> {
+    let counts = |number: &usize| round.sent.get(*number).is_some_and(|sending| sending.form != Form::Poison);
+    round.broker.unacked().into_iter().filter(counts).collect()
+}
+
+/// The life of one process: until it is killed, or has stopped.
+async fn live(
+    round: Arc<Round>,
+    settings: RoundSettings,
+    process: Arc<Process>,
+    stop: CancellationToken,
+) -> Result<Ending, BoxError> {
+    let downstream = Downstream { round: Arc::clone(&round), process: Arc::clone(&process) };
+    let member = Member { number: process.number, broker: Arc::clone(&round.broker) };
+    let gate = gate(&round, &settings, &process);
+    let letters =
+        Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
+    let concurrency = round.schedule.concurrency;
+    let start = Start { round: Arc::clone(&round), process: Arc::clone(&process), member, gate, downstream };
+    let started = tokio::select! {
+        biased;
+        () = process.killed() => return Ok(Ending::Killed),
+        () = stop.cancelled() => return Ok(Ending::Stopped),
+        started = settings.launch.start(start) => started?,
+    };
+    round.recorder.note(process.number, What::Started);
+    let consumer = started.consumer;
+    let consumer = consumer
+        .concurrency(concurrency.min(started.most))
+        .ordering(Ordering::Unordered)
+        .max_attempts(MAX_ATTEMPTS)
+        .backoff(Backoff::new(settings.lease / FIRST_WAIT_PARTS, settings.lease / LONGEST_WAIT_PARTS))
+        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
+        .without_breaker()
+        .stop_deadline(Duration::from_millis(STOP_DEADLINE_MS))
+        .dead_letters(letters);
+    let ended = tokio::select! {
+        biased;
+        () = process.killed() => return Ok(Ending::Killed),
+        ended = consumer.run_until(stop.cancelled()) => ended,
+    };
+    note_end(&round, &process, ended);
+    // A consumer that ends by itself is replaced, as a supervisor would do.
+    let has_ended = started.end.await;
+    let what = if has_ended { What::Stopped } else { What::Hung };
+    round.recorder.note(process.number, what);
+    round.broker.leave(process.number);
+    Ok(Ending::Stopped)
+}
+
+fn note_end(round: &Round, process: &Process, ended: Result<(), ConsumerError>) {
+    // A store that is away at the start is one of the faults.
+    let is_fault =
+        |error: &ConsumerError| matches!(error, ConsumerError::Gate(oncegate_runtime::GateError::Store(_)));
+    if let Err(error) = ended
+        && !is_fault(&error)
+    {
+        round.recorder.note(process.number, What::ConsumerFailed { error: error.to_string() });
+    }
+}
+
+fn gate(round: &Arc<Round>, settings: &RoundSettings, process: &Arc<Process>) -> Gate {
+    let store = ProcessStore {
+        round: Arc::clone(round),
+        process: Arc::clone(process),
+        inner: Arc::clone(&round.store) as Arc<dyn Store>,
+    };
+    Gate::new(SCOPE, settings.key.clone(), store)
+        .lease(settings.lease)
+        // A loss is one of the faults.
+        .on_store_loss(OnStoreLoss::Continue)
+        .simulated(round.schedule.seed ^ u64::from(process.number))
+}
+
+impl<H: oncegate_runtime::Handler> Watched<H> {
+    /// The handler, watched, as a consumer of the process.
+    pub(crate) fn consumer(handler: H, start: Start) -> Consumer {
+        let Start { round, process, member, gate, .. } = start;
+        Consumer::new(member, gate, Self { inner: handler, round, process })
+    }
+}

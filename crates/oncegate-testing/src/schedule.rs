@@ -1,0 +1,244 @@
+//! Which faults a round has, and when: a pure function of the seed and the round's number.
+
+use fastrand::Rng;
+
+use crate::fault::Fault;
+use crate::history::Form;
+
+/// How many samples a round has, besides the first round, which has all.
+const SAMPLES_PER_ROUND: usize = 6;
+/// The most partitions of the embedded broker.
+const MOST_PARTITIONS: usize = 3;
+/// The most faults that overlap in one round.
+const MOST_OVERLAPPING: usize = 4;
+/// How often one message may meet a fault of the downstream service in one round. Together with the other faults of a
+/// round that is less than the attempts that a message has.
+const MOST_STRIKES: u32 = 2;
+/// How long a fault lasts, in tenths of a lease.
+const SHORT_TENTHS: u32 = 5;
+const LONG_TENTHS: u32 = 25;
+
+/// What happens in one round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// The round's number; round 0 has no faults besides duplicates.
+    pub round: u64,
+    /// The faults.
+    pub faults: Vec<Fault>,
+    /// How many consumers there are at the beginning.
+    pub consumers: u32,
+    /// How many handlers each consumer runs at a time, at most.
+    pub concurrency: u32,
+    /// How many partitions the broker has.
+    pub partitions: usize,
+    /// The messages, in the order in which they are sent.
+    pub messages: Vec<PlannedMessage>,
+    /// The faults that begin with a call or a completion.
+    pub strikes: Vec<Strike>,
+    /// The seed of everything else in the round.
+    pub seed: u64,
+}
+
+/// A message that is sent in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedMessage {
+    /// The sample that it is made of, from 1.
+    pub sample: usize,
+    /// What is made of it.
+    pub form: Form,
+    /// The partition that it is sent to.
+    pub partition: usize,
+}
+
+/// A fault that begins with a call for a sample, or with its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strike {
+    /// The fault.
+    pub fault: Fault,
+    /// The sample whose call or completion it waits for, from 1.
+    pub sample: usize,
+    /// How long the fault lasts, in tenths of a lease.
+    pub tenths: u32,
+}
+
+impl Schedule {
+    /// Returns the schedule of a round. The same arguments always give the same schedule.
+    ///
+    /// Round 0 has every sample and, if they are among `enabled`, producer duplicates; the next rounds have each fault by
+    /// itself, and later ones some of them at the same time.
+    pub fn new(seed: u64, round: u64, samples: usize, enabled: &[Fault]) -> Self {
+        // Neighbouring rounds must not have neighbouring seeds: the generator would give similar numbers.
+        let mut rng = Rng::with_seed(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        rng.u64(..);
+        let faults = faults_of(round, enabled, &mut rng);
+        let mut chosen: Vec<usize> = (1..=samples).collect();
+        rng.shuffle(&mut chosen);
+        if round > 0 {
+            chosen.truncate(SAMPLES_PER_ROUND);
+        }
+        let partitions = rng.usize(1..=MOST_PARTITIONS);
+        let consumers = match faults.iter().any(|fault| fault.needs_two_consumers()) {
+            true => 2,
+            false => rng.u32(1..=2),
+        };
+        let strikes = strikes(&faults, &chosen, &mut rng);
+        let messages = messages(&faults, &chosen, partitions, &mut rng);
+        // A handler with state that is not meant for several messages at a time shows it only with several.
+        let concurrency = 1 << rng.u32(..3);
+        Self { round, faults, consumers, concurrency, partitions, messages, strikes, seed: rng.u64(..) }
+    }
+
+    /// Returns the same schedule without one of its faults. The order of the messages stays as it is.
+    #[must_use]
+    pub fn without(mut self, fault: Fault) -> Self {
+        self.faults.retain(|other| *other != fault);
+        self.strikes.retain(|strike| strike.fault != fault);
+        let left_out = match fault {
+            Fault::ProducerDuplicates => Some(Form::Duplicate),
+            Fault::Poison => Some(Form::Poison),
+            Fault::Malformed => Some(Form::Malformed),
+            _ => None,
+        };
+        self.messages.retain(|message| Some(message.form) != left_out);
+        self
+    }
+
+    /// Whether the round has the fault.
+    pub fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+}
+
+fn faults_of(round: u64, enabled: &[Fault], rng: &mut Rng) -> Vec<Fault> {
+    let Some(place) = round.checked_sub(1) else {
+        return enabled.iter().copied().filter(|fault| *fault == Fault::ProducerDuplicates).collect();
+    };
+    // Each by itself first, in the order of the list.
+    let alone = usize::try_from(place).ok().and_then(|place| enabled.get(place));
+    if let Some(fault) = alone {
+        return vec![*fault];
+    }
+    let mut faults = enabled.to_vec();
+    rng.shuffle(&mut faults);
+    faults.truncate(rng.usize(2..=MOST_OVERLAPPING));
+    faults
+}
+
+fn strikes(faults: &[Fault], chosen: &[usize], rng: &mut Rng) -> Vec<Strike> {
+    let mut strikes = Vec::new();
+    for fault in faults.iter().copied() {
+        if !fault.strikes_a_call() && !fault.strikes_a_completion() {
+            continue;
+        }
+        let ends_a_process = matches!(
+            fault,
+            Fault::KillBeforeEffect
+                | Fault::KillAfterEffect
+                | Fault::KillBeforeCompleted
+                | Fault::KillAfterCompleted
+        );
+        let is_long = matches!(fault, Fault::Freeze | Fault::NoAnswer | Fault::LateAnswer);
+        let samples = match fault {
+            Fault::Freeze | Fault::StoreOutage | Fault::StoreLoss | Fault::Rebalance => 1,
+            _ if ends_a_process => rng.usize(1..=2),
+            Fault::NoAnswer | Fault::LateAnswer => rng.usize(1..=2),
+            _ => rng.usize(1..=3),
+        };
+        let mut targets = chosen.to_vec();
+        rng.shuffle(&mut targets);
+        for sample in targets.into_iter().take(samples) {
+            let times = match fault {
+                Fault::Refused | Fault::AnswerLost => rng.u32(1..=MOST_STRIKES),
+                _ => 1,
+            };
+            for _ in 0..times {
+                let least = if is_long { LONG_TENTHS } else { SHORT_TENTHS };
+                strikes.push(Strike { fault, sample, tenths: rng.u32(least..=LONG_TENTHS) });
+            }
+        }
+    }
+    rng.shuffle(&mut strikes);
+    strikes
+}
+
+fn messages(faults: &[Fault], chosen: &[usize], partitions: usize, rng: &mut Rng) -> Vec<PlannedMessage> {
+    let has = |fault| faults.contains(&fault);
+    let mut messages = Vec::new();
+    for sample in chosen.iter().copied() {
+        // The duplicates of an event are sent to its partition, unless they may overtake it.
+        let partition = rng.usize(..partitions);
+        messages.push(PlannedMessage { sample, form: Form::Original, partition });
+        let duplicates = if has(Fault::ProducerDuplicates) { rng.usize(1..=2) } else { 0 };
+        for _ in 0..duplicates {
+            let partition = if has(Fault::Reordering) { rng.usize(..partitions) } else { partition };
+            messages.push(PlannedMessage { sample, form: Form::Duplicate, partition });
+        }
+    }
+    for (fault, form) in [(Fault::Poison, Form::Poison), (Fault::Malformed, Form::Malformed)] {
+        if has(fault) {
+            let sample = chosen.first().copied().unwrap_or(1);
+            messages.push(PlannedMessage { sample, form, partition: rng.usize(..partitions) });
+        }
+    }
+    if has(Fault::Reordering) || has(Fault::Poison) || has(Fault::Malformed) {
+        rng.shuffle(&mut messages);
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_seed_alone_decides() {
+        let seed = fastrand::u64(..);
+        for round in 0..100 {
+            let one = Schedule::new(seed, round, 9, &Fault::ALL);
+            assert_eq!(one, Schedule::new(seed, round, 9, &Fault::ALL), "seed {seed}");
+        }
+        let others: BTreeSet<u64> =
+            (0..100).map(|round| Schedule::new(seed, round, 9, &Fault::ALL).seed).collect();
+        assert_eq!(others.len(), 100, "seed {seed}");
+    }
+
+    #[test]
+    fn each_fault_comes_by_itself_before_several_overlap() {
+        let seed = fastrand::u64(..);
+        assert_eq!(Schedule::new(seed, 0, 3, &[Fault::Refused]).faults, []);
+        for (round, fault) in (1..).zip(Fault::ALL) {
+            let schedule = Schedule::new(seed, round, 3, &Fault::ALL);
+            assert_eq!(schedule.faults, [fault], "seed {seed}");
+            let strikes = fault.strikes_a_call() || fault.strikes_a_completion();
+            assert_eq!(!schedule.strikes.is_empty(), strikes, "seed {seed}: {fault}");
+            assert!(schedule.consumers == 2 || !fault.needs_two_consumers(), "seed {seed}: {fault}");
+        }
+        let overlapping = Schedule::new(seed, 1_000, 3, &Fault::ALL);
+        assert!((2..=MOST_OVERLAPPING).contains(&overlapping.faults.len()), "seed {seed}");
+    }
+
+    #[test]
+    fn a_fault_that_is_left_out_leaves_nothing_behind() {
+        let seed = fastrand::u64(..);
+        for round in 20..60 {
+            let mut schedule = Schedule::new(seed, round, 9, &Fault::ALL);
+            for fault in schedule.faults.clone() {
+                schedule = schedule.without(fault);
+                assert!(!schedule.has(fault), "seed {seed}");
+            }
+            assert!(schedule.strikes.is_empty(), "seed {seed}");
+            assert!(schedule.messages.iter().all(|message| message.form == Form::Original), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_first_round_has_every_sample_and_later_ones_a_few() {
+        let samples = |round| {
+            let schedule = Schedule::new(7, round, 50, &Fault::ALL);
+            schedule.messages.iter().map(|message| message.sample).collect::<BTreeSet<_>>().len()
+        };
+        assert_eq!(samples(0), 50);
+        assert!((1..=SAMPLES_PER_ROUND).contains(&samples(30)));
+    }
+}

@@ -1,0 +1,393 @@
+//! A trial: rounds under faults, and what they have shown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use oncegate_core::key::{CompiledKey, Key, KeySpecError, Scope};
+use oncegate_runtime::BoxError;
+use tokio::time::Instant;
+
+use crate::facts::{Facts, Steps};
+use crate::fault::Fault;
+use crate::history::{Event, What};
+use crate::judge::judge;
+use crate::launch::{ErasedLaunch, Launch};
+use crate::round::{Round, RoundSettings, play};
+use crate::samples::{BadSamples, Samples};
+use crate::schedule::Schedule;
+use crate::verdict::Verdict;
+
+/// The scope that keys of the trial's messages are derived for.
+const SCOPE: &str = "trial";
+
+/// Tries to make a handler lose an effect, or have it twice.
+///
+/// A trial consists of rounds. In each, some of the messages and duplicates of them go through an embedded broker, a gate
+/// with a store in memory, and the handler, while faults of the round's schedule happen. The handler has its effects in a
+/// [`Downstream`](crate::Downstream) service, which is the witness. A judge then compares the messages with the effects.
+///
+/// Each process gets a handler of its own from the closure, because a process that is killed loses its memory.
+///
+/// On paused time (`#[tokio::test(start_paused = true)]`) a trial of 60 rounds takes about a second, if the handler waits for
+/// nothing outside of the program. Otherwise rounds run at the same time, and a trial takes half a minute.
+///
+/// ```
+/// use oncegate::{Attempt, Failure, Handler, Key, Message};
+/// use oncegate_testing::{Downstream, Trial};
+/// use serde_json::json;
+///
+/// struct Billing {
+///     bank: Downstream,
+/// }
+///
+/// impl Handler for Billing {
+///     type Output = String;
+///
+///     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+///         let order: serde_json::Value = message.json()?;
+///         let charge = json!({ "order_id": order["order_id"], "amount": order["amount"] });
+///         let key = attempt.idempotency_key("charge");
+///         let answer = self.bank.effect(&charge).idempotency_key(&key).send().await?;
+///         Ok(answer["receipt"].to_string())
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), oncegate_testing::TrialError> {
+/// let verdict = Trial::new(|bank: Downstream| Billing { bank })
+///     .key(Key::json(["order_id"]))
+///     .messages([json!({"order_id": "o-1", "amount": 10}), json!({"order_id": "o-2", "amount": 20})])
+///     .run()
+///     .await?;
+/// verdict.assert_clean();
+/// # Ok(())
+/// # }
+/// ```
+pub struct Trial {
+    launch: Arc<dyn ErasedLaunch>,
+    key: Option<Key>,
+    payloads: Vec<Bytes>,
+    volatile: BTreeSet<String>,
+    seed: u64,
+    faults: Vec<Fault>,
+    rounds: u64,
+    time: Option<Duration>,
+    only: Option<u64>,
+    left_out: Vec<Fault>,
+    lease: Duration,
+    parallel: usize,
+    progress: Option<Box<ProgressHook>>,
+}
+
+/// Is called after each round.
+type ProgressHook = dyn Fn(&Progress) + Send + Sync;
+
+/// How far a trial is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// How many rounds have ended.
+    pub rounds: u64,
+    /// How many messages were sent in them.
+    pub messages: u64,
+    /// How many faults have begun in them.
+    pub faults: u64,
+    /// How many different kinds of defects were found.
+    pub defects: usize,
+}
+
+/// Why a trial has no verdict.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrialError {
+    /// No key is set.
+    #[error("the trial has no key; call `Trial::key`")]
+    NoKey,
+    /// The key makes no sense.
+    #[error("the key cannot be used")]
+    Key(#[source] KeySpecError),
+    /// The messages cannot be used.
+    #[error(transparent)]
+    Samples(#[from] BadSamples),
+    /// The lease is too short or too long.
+    #[error("the lease is {lease:?}; it must be 100 ms to one minute")]
+    Lease {
+        /// The lease.
+        lease: Duration,
+    },
+    /// The handler was called, and had no effect for any sample, although there were no faults.
+    #[error(
+        "no call arrived at the downstream service, so nothing can be judged; let the handler call it for each effect"
+    )]
+    NoEffects,
+    /// A handler cannot be started.
+    #[error("the handler cannot be started")]
+    Launch(#[source] BoxError),
+}
+
+impl Trial {
+    /// 60 rounds.
+    pub const DEFAULT_ROUNDS: u64 = 60;
+    /// One second.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(1);
+    /// Eight rounds.
+    pub const DEFAULT_PARALLEL: usize = 8;
+
+    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`](crate::Downstream), or a
+    /// [`Launch`].
+    pub fn new(launch: impl Launch) -> Self {
+        Self {
+            launch: Arc::new(launch),
+            key: None,
+            payloads: Vec::new(),
+            volatile: BTreeSet::new(),
+            seed: random_seed(),
+            faults: Fault::ALL.to_vec(),
+            rounds: Self::DEFAULT_ROUNDS,
+            time: None,
+            only: None,
+            left_out: Vec::new(),
+            lease: Self::DEFAULT_LEASE,
+            parallel: Self::DEFAULT_PARALLEL,
+            progress: None,
+        }
+    }
+
+    /// How the idempotency keys of the messages are derived. Required.
+    #[must_use]
+    pub fn key(mut self, key: Key) -> Self {
+        self.key = Some(key);
+        self
+    }
+
+    /// The samples: JSON objects, each a different business event; 1 to [`MAX_SAMPLES`](crate::MAX_SAMPLES). Required.
+    ///
+    /// Their values tell which effect belongs to which, so use ids that are distinct.
+    #[must_use]
+    pub fn messages<M: ToString>(mut self, samples: impl IntoIterator<Item = M>) -> Self {
+        self.payloads.extend(samples.into_iter().map(|sample| Bytes::from(sample.to_string())));
+        self
+    }
+
+    /// Paths of fields that differ when the same event is sent again, such as `sent_at` or `trace.id`. None by default.
+    #[must_use]
+    pub fn volatile<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
+        self.volatile.extend(paths.into_iter().map(Into::into));
+        self
+    }
+
+    /// The seed that decides the schedules; random by default. The verdict has it.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The faults; all by default.
+    #[must_use]
+    pub fn faults(mut self, faults: impl IntoIterator<Item = Fault>) -> Self {
+        self.faults = faults.into_iter().collect();
+        self
+    }
+
+    /// How many rounds there are, besides the first one without faults: 60 by default. The first ones have each fault by
+    /// itself, the others several at the same time.
+    #[must_use]
+    pub fn rounds(mut self, rounds: u64) -> Self {
+        self.rounds = rounds;
+        self
+    }
+
+    /// Starts rounds until this time is over, instead of a number of them.
+    #[must_use]
+    pub fn for_time(mut self, time: Duration) -> Self {
+        self.time = Some(time);
+        self.rounds = u64::MAX;
+        self
+    }
+
+    /// Plays only this round, after the first one without faults: to repeat a finding.
+    #[must_use]
+    pub fn only_round(mut self, round: u64) -> Self {
+        self.only = Some(round);
+        self
+    }
+
+    /// Leaves these faults out of the round of [`only_round`](Self::only_round), as the finding to repeat did. None by
+    /// default.
+    #[must_use]
+    pub fn leave_out(mut self, faults: impl IntoIterator<Item = Fault>) -> Self {
+        self.left_out = faults.into_iter().collect();
+        self
+    }
+
+    /// The lease of the gates: one second by default, 100 ms to one minute. Faults last for parts or multiples of it.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How many rounds run at the same time: eight by default. Set 1 if handlers share something outside of the trial.
+    #[must_use]
+    pub fn parallel(mut self, rounds: usize) -> Self {
+        self.parallel = rounds.max(1);
+        self
+    }
+
+    /// Calls `progress` after each round.
+    #[must_use]
+    pub fn progress(mut self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Plays the rounds, and judges them. A round with several faults that has shown a defect is played again without
+    /// each of them, so that the finding has only those that it needs.
+    ///
+    /// Dropping the future ends the handlers as a crash would.
+    ///
+    /// # Errors
+    /// When the settings make no sense, a handler cannot be started, or none of the handlers has an effect.
+    pub async fn run(self) -> Result<Verdict, TrialError> {
+        let began = Instant::now();
+        let key = self.key.clone().ok_or(TrialError::NoKey)?;
+        if self.lease < LEAST_LEASE || self.lease > LONGEST_LEASE {
+            return Err(TrialError::Lease { lease: self.lease });
+        }
+        let scope = Scope::new(SCOPE).expect("the scope is a constant of valid characters");
+        let compiled = key.compile(&scope).map_err(TrialError::Key)?;
+        let samples = Arc::new(Samples::new(self.payloads.clone(), self.volatile.clone())?);
+        let settings = RoundSettings { key, lease: self.lease, launch: Arc::clone(&self.launch) };
+        let rounds = Rounds { trial: &self, samples, key: compiled, settings };
+        let first = rounds.play(0).await?;
+        let steps = Facts::of(&first.events).steps();
+        let mut verdict = Verdict::new(self.seed);
+        self.add(&mut verdict, &first, &Steps::new());
+        if steps.is_empty() {
+            // Faults would show nothing more. Without a defect that explains it, the handler does not know the witness.
+            verdict.took = began.elapsed();
+            return if verdict.explains_silence() { Ok(verdict) } else { Err(TrialError::NoEffects) };
+        }
+        let mut numbers: Box<dyn Iterator<Item = u64> + Send> = match self.only {
+            Some(round) => Box::new((round > 0).then_some(round).into_iter()),
+            None => Box::new(1..=self.rounds),
+        };
+        let is_over = || self.time.is_some_and(|time| began.elapsed() >= time) && self.only.is_none();
+        let mut running = FuturesUnordered::new();
+        loop {
+            while running.len() < self.parallel
+                && !is_over()
+                && let Some(round) = numbers.next()
+            {
+                running.push(rounds.play(round));
+            }
+            let Some(played) = running.next().await else { break };
+            self.add(&mut verdict, &played?, &steps);
+        }
+        drop(running);
+        rounds.simplify(&mut verdict, &steps).await?;
+        verdict.took = began.elapsed();
+        Ok(verdict)
+    }
+
+    fn add(&self, verdict: &mut Verdict, played: &Played, expected: &Steps) {
+        let violations = judge(&played.events, expected);
+        verdict.add(&played.schedule, &played.events, violations);
+        if let Some(progress) = &self.progress {
+            progress(&verdict.progress());
+        }
+    }
+}
+
+/// The shortest and the longest lease. With a shorter one, a busy machine would lose leases for no reason.
+const LEAST_LEASE: Duration = Duration::from_millis(100);
+const LONGEST_LEASE: Duration = Duration::from_secs(60);
+
+/// What the rounds of a trial are made of.
+struct Rounds<'a> {
+    trial: &'a Trial,
+    samples: Arc<Samples>,
+    key: CompiledKey,
+    settings: RoundSettings,
+}
+
+/// A round that has ended.
+struct Played {
+    schedule: Schedule,
+    events: Vec<Event>,
+}
+
+impl Rounds<'_> {
+    async fn play(&self, number: u64) -> Result<Played, TrialError> {
+        self.play_schedule(self.schedule(number)).await
+    }
+
+    fn schedule(&self, number: u64) -> Schedule {
+        let schedule = Schedule::new(self.trial.seed, number, self.samples.count(), &self.trial.faults);
+        match number {
+            0 => schedule,
+            _ => self.trial.left_out.iter().fold(schedule, |schedule, fault| schedule.without(*fault)),
+        }
+    }
+
+    /// Leaves out faults that a finding does not need, one after the other.
+    async fn simplify(&self, verdict: &mut Verdict, expected: &Steps) -> Result<(), TrialError> {
+        let several = verdict.findings.iter().filter(|finding| finding.faults.len() > 1);
+        let several: Vec<_> = several
+            .map(|finding| (finding.violation.defect, finding.round, finding.faults.clone()))
+            .collect();
+        for (defect, number, faults) in several {
+            let mut schedule = self.schedule(number);
+            for fault in faults {
+                let simpler = schedule.clone().without(fault);
+                if simpler.faults.is_empty() {
+                    break;
+                }
+                let played = self.play_schedule(simpler).await?;
+                let violations = judge(&played.events, expected);
+                if verdict.simplify(defect, &played.schedule, &played.events, violations) {
+                    schedule = played.schedule;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn play_schedule(&self, schedule: Schedule) -> Result<Played, TrialError> {
+        let round = Round::new(schedule.clone(), Arc::clone(&self.samples), &self.key, self.settings.lease);
+        let events = play(round, self.settings.clone()).await.map_err(TrialError::Launch)?;
+        Ok(Played { schedule, events })
+    }
+}
+
+impl fmt::Debug for Trial {
+    /// Shows nothing of the messages.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trial")
+            .field("samples", &self.payloads.len())
+            .field("seed", &self.seed)
+            .field("faults", &self.faults)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How often each fault has begun.
+pub(crate) fn faults_of(events: &[Event]) -> BTreeMap<Fault, u64> {
+    let mut faults = BTreeMap::new();
+    for event in events {
+        if let What::FaultBegan { fault, .. } = event.what {
+            *faults.entry(fault).or_default() += 1;
+        }
+    }
+    faults
+}
+
+/// Returns a seed for a trial whose seed must be known before it runs.
+pub fn random_seed() -> u64 {
+    fastrand::u64(..)
+}

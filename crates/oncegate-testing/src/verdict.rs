@@ -1,0 +1,239 @@
+//! What a trial has shown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::defect::Defect;
+use crate::fault::Fault;
+use crate::history::{Event, What};
+use crate::judge::Violation;
+use crate::schedule::Schedule;
+use crate::trial::{Progress, faults_of};
+
+/// The most events of a finding's timeline.
+const TIMELINE_MOST: usize = 400;
+
+/// What a trial has shown: the defects that were found, each with the simplest round that shows it.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The seed of the trial.
+    pub seed: u64,
+    /// How many rounds were played, the first one without faults among them.
+    pub rounds: u64,
+    /// How many messages were sent.
+    pub messages: u64,
+    /// How many times a handler ran.
+    pub runs: u64,
+    /// How many effects happened.
+    pub effects: u64,
+    /// How many calls could not be assigned to a sample, and were not judged.
+    pub unassigned: u64,
+    /// How often each fault has begun.
+    pub faults: BTreeMap<Fault, u64>,
+    /// The defects, one finding for each kind.
+    pub findings: Vec<Finding>,
+    /// How long the trial took.
+    pub took: Duration,
+}
+
+/// A defect that was found, in the simplest round that shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// What happened; its places of events are those of [`timeline`](Self::timeline).
+    #[serde(flatten)]
+    pub violation: Violation,
+    /// The round.
+    pub round: u64,
+    /// The faults of the round that the defect needs.
+    pub faults: Vec<Fault>,
+    /// The other faults of the round: without them, the defect was found as well.
+    pub left_out: Vec<Fault>,
+    /// In how many rounds the defect was found.
+    pub rounds: u64,
+    /// The events of the round that concern the sample, or all processes.
+    pub timeline: Vec<Event>,
+}
+
+impl Verdict {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            rounds: 0,
+            messages: 0,
+            runs: 0,
+            effects: 0,
+            unassigned: 0,
+            faults: BTreeMap::new(),
+            findings: Vec::new(),
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Whether nothing was found.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    /// Returns the kinds of defects that were found.
+    pub fn defects(&self) -> BTreeSet<Defect> {
+        self.findings.iter().map(|finding| finding.violation.defect).collect()
+    }
+
+    /// Ends a test that has found something.
+    ///
+    /// # Panics
+    /// When a defect was found; the text has each, with the seed and the round that repeat it.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        assert!(self.is_clean(), "{self}");
+    }
+
+    /// Whether a defect was found that keeps a handler from calling the downstream service at all.
+    pub(crate) fn explains_silence(&self) -> bool {
+        let explains = [Defect::NoKey, Defect::GaveUp, Defect::Unfinished, Defect::ConsumerFailed];
+        self.findings.iter().any(|finding| explains.contains(&finding.violation.defect))
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            rounds: self.rounds,
+            messages: self.messages,
+            faults: self.faults.values().sum(),
+            defects: self.findings.len(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, schedule: &Schedule, events: &[Event], violations: Vec<Violation>) {
+        self.rounds += 1;
+        for (fault, times) in faults_of(events) {
+            *self.faults.entry(fault).or_default() += times;
+        }
+        for event in events {
+            match &event.what {
+                What::Produced { .. } => self.messages += 1,
+                What::Began { .. } => self.runs += 1,
+                What::Performed { .. } => self.effects += 1,
+                // The values of poison are those of no sample.
+                What::Called { sample: None, .. } if !schedule.has(Fault::Poison) => self.unassigned += 1,
+                _ => {}
+            }
+        }
+        let mut counted = BTreeSet::new();
+        for violation in violations {
+            let is_first = counted.insert(violation.defect);
+            self.add_finding(Finding::new(schedule, events, violation), is_first);
+        }
+    }
+
+    /// Replaces the finding of this defect by that of a round with fewer faults, if the round shows it, too.
+    pub(crate) fn simplify(
+        &mut self,
+        defect: Defect,
+        schedule: &Schedule,
+        events: &[Event],
+        violations: Vec<Violation>,
+    ) -> bool {
+        let known = self.findings.iter_mut().find(|finding| finding.violation.defect == defect);
+        let same = violations.into_iter().find(|violation| violation.defect == defect);
+        let (Some(known), Some(violation)) = (known, same) else { return false };
+        let mut left_out = std::mem::take(&mut known.left_out);
+        left_out.extend(known.faults.iter().filter(|fault| !schedule.has(**fault)));
+        let rounds = known.rounds;
+        *known = Finding { rounds, left_out, ..Finding::new(schedule, events, violation) };
+        true
+    }
+
+    /// Keeps the simplest finding of each defect.
+    fn add_finding(&mut self, finding: Finding, is_first_of_round: bool) {
+        let same = self.findings.iter_mut().find(|known| known.violation.defect == finding.violation.defect);
+        let Some(known) = same else {
+            self.findings.push(finding);
+            self.findings.sort_by_key(|finding| finding.violation.defect);
+            return;
+        };
+        let rounds = known.rounds + u64::from(is_first_of_round);
+        // The first rounds have the faults that happen most often.
+        if (finding.faults.len(), finding.round) < (known.faults.len(), known.round) {
+            *known = finding;
+        }
+        known.rounds = rounds;
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_clean() {
+            let faults: u64 = self.faults.values().sum();
+            return write!(
+                f,
+                "nothing found in {} rounds with {} messages and {faults} faults (seed {})",
+                self.rounds, self.messages, self.seed
+            );
+        }
+        for finding in &self.findings {
+            let Violation { defect, what, .. } = &finding.violation;
+            let without = match finding.left_out.as_slice() {
+                [] => String::new(),
+                left_out => format!(" without {left_out:?}"),
+            };
+            writeln!(f, "{defect}: {what} (seed {}, round {}{without})", self.seed, finding.round)?;
+            writeln!(f, "    {} {}", defect.meaning(), defect.remedy())?;
+        }
+        Ok(())
+    }
+}
+
+impl Finding {
+    fn new(schedule: &Schedule, events: &[Event], mut violation: Violation) -> Self {
+        let places = timeline(events, violation.sample);
+        let moved = |place: &usize| places.binary_search(place).ok();
+        violation.events = violation.events.iter().filter_map(moved).collect();
+        let timeline = places.iter().filter_map(|place| events.get(*place)).cloned().collect();
+        let faults = schedule.faults.clone();
+        Self { violation, round: schedule.round, faults, left_out: Vec::new(), rounds: 1, timeline }
+    }
+}
+
+/// The places of the events that concern the sample or all processes.
+fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
+    let (mut messages, mut keys) = (BTreeSet::new(), BTreeSet::new());
+    let (mut runs, mut calls) = (BTreeSet::new(), BTreeSet::new());
+    let mut places = Vec::new();
+    for (place, event) in events.iter().enumerate() {
+        let concerns = match &event.what {
+            What::Produced { message, sample: of, key, .. } => {
+                let concerns = sample.is_none_or(|sample| sample == *of);
+                if concerns {
+                    messages.insert(*message);
+                    keys.extend(key.as_deref());
+                }
+                concerns
+            }
+            What::Delivered { message }
+            | What::ToldOfDuplicate { message }
+            | What::Acked { message, .. }
+            | What::DeadLettered { message, .. }
+            | What::Unfinished { message } => messages.contains(message),
+            What::Claimed { key, .. } | What::Completed { key, .. } => keys.contains(key.as_str()),
+            What::Began { run, message, .. } => messages.contains(message) && runs.insert(*run),
+            What::Cancelled { run } | What::Ended { run, .. } => runs.contains(run),
+            What::Called { call, sample: of, .. } => {
+                (sample.is_none() || *of == sample) && calls.insert(*call)
+            }
+            What::Performed { call } | What::Repeated { call, .. } | What::Returned { call, .. } => {
+                calls.contains(call)
+            }
+            What::FaultBegan { fault, sample: of } => {
+                !fault.concerns_one_sample() || sample.is_none() || *of == sample
+            }
+            _ => true,
+        };
+        if concerns && places.len() < TIMELINE_MOST {
+            places.push(place);
+        }
+    }
+    places
+}

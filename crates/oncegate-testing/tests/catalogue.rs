@@ -1,0 +1,344 @@
+//! Handlers with planted bugs, each of which a trial must find, and right handlers, in which it must find nothing.
+//!
+//! `ONCEGATE_SEEDS=n` runs the right handlers with so many seeds (8 by default), `ONCEGATE_SEED=n` everything with this
+//! seed.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use oncegate::{Attempt, Failure, Handler, Key, Message};
+use oncegate_testing::{Defect, Downstream, DownstreamError, Trial, Verdict};
+use serde_json::{Value, json};
+
+/// What a handler does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Right,
+    RightWithTwoSteps,
+    RightAndImpatient,
+    WithoutKey,
+    WithKeyOfAttempt,
+    WithRandomKey,
+    WithOneKeyForTwoSteps,
+    WithOneKeyForAll,
+    SwallowsErrors,
+    TakesNoAnswerForSuccess,
+    GivesUp,
+    MarksBeforeEffect,
+    AnswersBeforeEffect,
+    ChargesDuplicates,
+    ReturnsRandomResults,
+    UsesFieldsOfTheMessageBefore,
+    RetriesInPlaceWithoutKey,
+    SkipsOlderOrders,
+    HangsAfterAnError,
+    KeepsOneOrderForAll,
+    ChargesInPartsWithoutKeys,
+    DoesNotReturnAfterCancel,
+}
+
+struct Billing {
+    way: Way,
+    bank: Downstream,
+    seen: Mutex<BTreeSet<String>>,
+    before: Mutex<Option<Value>>,
+}
+
+impl Billing {
+    async fn charge(&self, order: &Value, key: Option<&str>, step: &str) -> Result<String, DownstreamError> {
+        let body =
+            json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
+        let request = self.bank.effect(&body).step(step);
+        let answer = match key {
+            Some(key) => request.idempotency_key(key).send().await?,
+            None => request.send().await?,
+        };
+        Ok(answer["receipt"].to_string())
+    }
+
+    async fn charge_right(&self, order: &Value, attempt: &Attempt) -> Result<String, DownstreamError> {
+        self.charge(order, Some(&attempt.idempotency_key("charge")), "").await
+    }
+
+    async fn handle_order(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
+        let id = order["order_id"].as_str().unwrap_or_default().to_owned();
+        let key = attempt.idempotency_key("charge");
+        match self.way {
+            Way::Right | Way::ChargesDuplicates => Ok(self.charge_right(order, attempt).await?),
+            Way::RightWithTwoSteps => {
+                let receipt = self.charge(order, Some(&key), "charge").await?;
+                self.charge(order, Some(&attempt.idempotency_key("mail")), "mail").await?;
+                Ok(receipt)
+            }
+            Way::RightAndImpatient => {
+                let charge = self.charge_right(order, attempt);
+                Ok(tokio::time::timeout(Duration::from_millis(300), charge).await??)
+            }
+            Way::WithoutKey => Ok(self.charge(order, None, "").await?),
+            Way::WithKeyOfAttempt => {
+                Ok(self.charge(order, Some(&format!("{key}-{}", attempt.number())), "").await?)
+            }
+            Way::WithRandomKey => Ok(self.charge(order, Some(&fastrand::u64(..).to_string()), "").await?),
+            Way::WithOneKeyForTwoSteps => {
+                let receipt = self.charge(order, Some(&key), "charge").await?;
+                self.charge(order, Some(&key), "mail").await?;
+                Ok(receipt)
+            }
+            Way::WithOneKeyForAll => Ok(self.charge(order, Some("charge"), "").await?),
+            Way::SwallowsErrors => {
+                drop(self.charge_right(order, attempt).await);
+                Ok("done".to_owned())
+            }
+            Way::TakesNoAnswerForSuccess => match self.charge_right(order, attempt).await {
+                Err(DownstreamError::NoAnswer) => Ok("it was sent".to_owned()),
+                answered => Ok(answered.map(|_| "it was sent".to_owned())?),
+            },
+            Way::GivesUp => self.charge_right(order, attempt).await.map_err(Failure::permanent),
+            Way::MarksBeforeEffect => {
+                if !self.seen.lock().unwrap().insert(id) {
+                    return Ok("seen".to_owned());
+                }
+                Ok(self.charge_right(order, attempt).await?)
+            }
+            _ => self.handle_rarely(order, attempt, id).await,
+        }
+    }
+
+    async fn handle_rarely(&self, order: &Value, attempt: &Attempt, id: String) -> Result<String, Failure> {
+        match self.way {
+            Way::AnswersBeforeEffect => {
+                let (bank, key) = (self.bank.clone(), attempt.idempotency_key("charge"));
+                let body = json!({ "order": order["order_id"], "amount": order["amount"] });
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    bank.effect(&body).idempotency_key(&key).send().await
+                });
+                Ok("accepted".to_owned())
+            }
+            Way::ReturnsRandomResults => {
+                let receipt = self.charge_right(order, attempt).await?;
+                Ok(format!("{receipt} at {}", fastrand::u64(..)))
+            }
+            Way::UsesFieldsOfTheMessageBefore => {
+                let before = self.before.lock().unwrap().replace(order.clone());
+                Ok(self.charge_right(&before.unwrap_or_else(|| order.clone()), attempt).await?)
+            }
+            Way::RetriesInPlaceWithoutKey => {
+                for _ in 0..3 {
+                    if let Ok(receipt) = self.charge(order, None, "").await {
+                        return Ok(receipt);
+                    }
+                }
+                Err(Failure::retry("three calls failed"))
+            }
+            Way::SkipsOlderOrders => {
+                let is_older = self.seen.lock().unwrap().iter().any(|seen| *seen > id);
+                self.seen.lock().unwrap().insert(id);
+                if is_older { Ok("older".to_owned()) } else { Ok(self.charge_right(order, attempt).await?) }
+            }
+            Way::HangsAfterAnError => match self.charge_right(order, attempt).await {
+                Ok(receipt) => Ok(receipt),
+                Err(_) => std::future::pending().await,
+            },
+            Way::KeepsOneOrderForAll => {
+                *self.before.lock().unwrap() = Some(order.clone());
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let order = self.before.lock().unwrap().clone().unwrap();
+                Ok(self.charge_right(&order, attempt).await?)
+            }
+            Way::ChargesInPartsWithoutKeys => {
+                self.charge(order, None, "reserve").await?;
+                Ok(self.charge(order, None, "capture").await?)
+            }
+            Way::DoesNotReturnAfterCancel => {
+                let mut charge = std::pin::pin!(self.charge(order, None, ""));
+                tokio::select! {
+                    receipt = &mut charge => Ok(receipt?),
+                    () = attempt.cancelled() => Ok(charge.await?),
+                }
+            }
+            other => unreachable!("{other:?}"),
+        }
+    }
+}
+
+impl Handler for Billing {
+    type Output = String;
+
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        let order: Value = message.json()?;
+        self.handle_order(&order, attempt).await
+    }
+
+    async fn duplicate(&self, message: &Message, _: String) -> Result<(), Failure> {
+        if self.way == Way::ChargesDuplicates {
+            self.charge(&message.json()?, None, "").await?;
+        }
+        Ok(())
+    }
+}
+
+fn samples() -> Vec<Value> {
+    let order = |id: u32, currency: &str| {
+        let sent_at = format!("2026-11-23T10:00:{id:02}Z");
+        json!({ "order_id": format!("o-{id:04}"), "amount": 10.5, "currency": currency, "sent_at": sent_at })
+    };
+    let mut samples: Vec<Value> = (1..=6).map(|id| order(id, "EUR")).collect();
+    // The same order in another currency is another event.
+    samples.push(order(6, "USD"));
+    samples
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+/// Runs a trial on paused time.
+fn tried(way: Way, key: Key, seed: u64) -> Verdict {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let handler =
+        move |bank: Downstream| Billing { way, bank, seen: Mutex::default(), before: Mutex::default() };
+    let trial = Trial::new(handler).key(key).messages(samples()).volatile(["sent_at"]).seed(seed);
+    runtime.block_on(trial.run()).unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+}
+
+fn right_key() -> Key {
+    Key::json(["order_id", "currency"])
+}
+
+/// The seed of this run; printed, so that a failure can be repeated.
+fn seed() -> u64 {
+    let seed = number("ONCEGATE_SEED").unwrap_or_else(oncegate_testing::random_seed);
+    println!("seed {seed}");
+    seed
+}
+
+#[track_caller]
+fn finds(way: Way, key: Key, expected: &[Defect]) {
+    let seed = seed();
+    let verdict = tried(way, key, seed);
+    let found = verdict.defects();
+    assert!(!found.is_empty(), "seed {seed}: nothing is found in {way:?}");
+    let named = expected.iter().any(|defect| found.contains(defect));
+    assert!(named, "seed {seed}: {way:?} must show one of {expected:?}, and showed\n{verdict}");
+    for finding in &verdict.findings {
+        assert!(!finding.timeline.is_empty(), "seed {seed}: {:?}", finding.violation);
+    }
+}
+
+macro_rules! planted {
+    ($($name:ident: $way:ident => $($defect:ident)|+;)+) => {$(
+        #[test]
+        fn $name() {
+            finds(Way::$way, right_key(), &[$(Defect::$defect),+]);
+        }
+    )+};
+}
+
+planted! {
+    a_handler_without_a_downstream_key_is_found: WithoutKey => NoDownstreamKey;
+    a_downstream_key_of_the_attempt_is_found: WithKeyOfAttempt => ChangingDownstreamKey;
+    a_random_downstream_key_is_found: WithRandomKey => ChangingDownstreamKey;
+    one_downstream_key_for_two_steps_is_found: WithOneKeyForTwoSteps => SharedDownstreamKey;
+    one_downstream_key_for_all_messages_is_found: WithOneKeyForAll => SharedDownstreamKey;
+    swallowed_errors_are_found: SwallowsErrors => SwallowedError;
+    no_answer_that_is_taken_for_success_is_found: TakesNoAnswerForSuccess => SwallowedError;
+    giving_up_too_early_is_found: GivesUp => GaveUp;
+    a_mark_before_the_effect_is_found: MarksBeforeEffect => MarkedBeforeEffect;
+    an_answer_before_the_effect_is_found: AnswersBeforeEffect => AnsweredTooEarly;
+    an_effect_in_the_hook_for_duplicates_is_found: ChargesDuplicates => EffectInDuplicate;
+    random_results_are_found: ReturnsRandomResults => DifferentResults;
+    fields_of_the_message_before_are_found: UsesFieldsOfTheMessageBefore => LostEffect | ChangingDownstreamKey;
+    retries_in_place_without_a_key_are_found: RetriesInPlaceWithoutKey => NoDownstreamKey;
+    dependence_on_the_order_is_found: SkipsOlderOrders => LostEffect | MarkedBeforeEffect;
+    a_handler_that_hangs_is_found: HangsAfterAnError => Unfinished | DoesNotStop;
+    state_that_runs_share_is_found: KeepsOneOrderForAll => LostEffect | ChangingDownstreamKey | MarkedBeforeEffect;
+    two_steps_without_keys_are_found: ChargesInPartsWithoutKeys => NoDownstreamKey;
+    an_effect_after_a_cancellation_is_found: DoesNotReturnAfterCancel => EffectAfterCancel | NoDownstreamKey;
+}
+
+// invariant: planted-bugs-found
+#[test]
+fn a_key_without_the_currency_is_found() {
+    finds(Way::Right, Key::json(["order_id"]), &[Defect::KeyTooNarrow]);
+}
+
+// invariant: planted-bugs-found
+#[test]
+fn a_key_with_a_timestamp_is_found() {
+    finds(Way::Right, Key::json(["order_id", "currency", "sent_at"]), &[Defect::KeyTooWide]);
+}
+
+// invariant: planted-bugs-found
+#[test]
+fn a_key_whose_field_does_not_exist_is_found() {
+    finds(Way::Right, Key::json(["order_number"]), &[Defect::NoKey]);
+}
+
+#[test]
+fn a_handler_that_does_not_know_the_witness_is_an_error() {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let handler = |_: Downstream| async |_: Message, _: Attempt| Ok::<(), Failure>(());
+    let error = runtime.block_on(Trial::new(handler).key(right_key()).messages(samples()).run()).unwrap_err();
+    assert!(error.to_string().contains("no call arrived"), "{error}");
+}
+
+#[test]
+fn a_finding_has_only_the_faults_that_it_needs() {
+    let seed = seed();
+    let (mut several, mut fewer) = (0, 0);
+    for round in 20..36 {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let handler = |bank: Downstream| Billing {
+            way: Way::WithoutKey,
+            bank,
+            seen: Mutex::default(),
+            before: Mutex::default(),
+        };
+        let trial = Trial::new(handler).key(right_key()).messages(samples()).volatile(["sent_at"]);
+        let verdict = runtime.block_on(trial.seed(seed).only_round(round).run()).unwrap();
+        for finding in &verdict.findings {
+            let schedule =
+                oncegate_testing::Schedule::new(seed, round, samples().len(), &oncegate_testing::Fault::ALL);
+            let mut of_finding = [finding.faults.clone(), finding.left_out.clone()].concat();
+            let mut of_round = schedule.faults;
+            of_finding.sort();
+            of_round.sort();
+            assert_eq!(of_finding, of_round, "seed {seed}, round {round}: each fault is needed or left out");
+            several += 1;
+            fewer += usize::from(!finding.left_out.is_empty());
+        }
+    }
+    assert!(
+        fewer * 2 > several,
+        "seed {seed}: {fewer} of {several} findings have fewer faults than their rounds"
+    );
+}
+
+// invariant: right-handlers-clean
+#[test]
+fn nothing_is_found_in_right_handlers() {
+    let (first, seeds) = match number("ONCEGATE_SEED") {
+        Some(seed) => (seed, 1),
+        None => (fastrand::u64(..u64::MAX / 2), number("ONCEGATE_SEEDS").unwrap_or(8)),
+    };
+    println!("seeds {first} to {}", first + seeds);
+    let faults = Arc::new(Mutex::new(BTreeSet::new()));
+    for seed in first..first + seeds {
+        for way in [Way::Right, Way::RightWithTwoSteps, Way::RightAndImpatient] {
+            let verdict = tried(way, right_key(), seed);
+            let shown = verdict.findings.iter().map(|finding| format!("{finding:#?}")).collect::<String>();
+            assert!(verdict.is_clean(), "seed {seed}: {way:?}\n{verdict}\n{shown}");
+            assert_eq!(verdict.unassigned, 0, "seed {seed}: {way:?}");
+            faults.lock().unwrap().extend(verdict.faults.into_keys());
+        }
+    }
+    // A trial that did not meet its faults proves nothing about them.
+    assert_eq!(faults.lock().unwrap().len(), oncegate_testing::Fault::ALL.len());
+}
