@@ -20,6 +20,7 @@ mod accept;
 mod accept_dead_letters;
 mod accept_loss;
 mod args;
+mod audit;
 mod change;
 mod check;
 mod config;
@@ -27,6 +28,7 @@ mod confirm;
 mod dead_letters;
 mod doctor;
 mod estimate;
+mod examined;
 mod exit;
 mod generated;
 mod health;
@@ -94,7 +96,8 @@ enum Command {
     Schema(check::SchemaArgs),
     #[command(subcommand)]
     Topics(topics::TopicsCommand),
-    Replay(replay::ReplayArgs),
+    Replay(Box<replay::ReplayArgs>),
+    Audit(Box<audit::AuditArgs>),
     Peek(peek::PeekArgs),
     Key(key::KeyArgs),
     Sweep(sweep::SweepArgs),
@@ -154,6 +157,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Schema(args) => check::schema(args),
                 Command::Topics(command) => topics::run(command).await,
                 Command::Replay(args) => replay::run(args).await,
+                Command::Audit(args) => audit::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,

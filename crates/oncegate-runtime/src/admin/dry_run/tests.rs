@@ -1,10 +1,14 @@
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate_core::record::{Record, TAIL};
-use oncegate_core::store::{self, Checkup, Command};
+use oncegate_core::record::{Record, State, StoreTime, TAIL, Token};
+use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::store::{self, Checkup, Command, RecordSnapshot};
 
+use super::lookups::{LOOK_TRIES, judge};
 use super::*;
+use crate::message::Origin;
 use crate::{Completion, Entry, Gate, MemoryStore};
 
 const LEASE: Duration = Duration::from_secs(30);
