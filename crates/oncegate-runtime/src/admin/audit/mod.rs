@@ -30,7 +30,7 @@ pub use report::{AuditFinding, AuditReport};
 pub use verdict::AuditVerdict;
 
 use report::Tally;
-use row::{Found, Place, RecordState, Row, What};
+use row::{Found, RecordState, Row, RowPlace, What};
 use sorted::Sorter;
 use topics::Topics;
 use verdict::{AuditedEvent, Given};
@@ -287,17 +287,17 @@ impl Rows {
     fn add_dead_letter(&mut self, origin: &Origin, key: Option<&str>) {
         let events = [Some(of_origin(origin)), key.map(|key| idempotency_bits(key, &self.step))];
         for event in events.into_iter().flatten() {
-            let place = Place::default();
+            let place = RowPlace::default();
             self.sorter.push(&Row { event, what: What::DeadLetter, place, digest: NO_DIGEST });
         }
     }
 
     fn add_effect(&mut self, key: &str, number: u64) {
         let (topic, event) = match parse_uuid(key) {
-            Some(event) => (Place::UUID, event),
-            None => (Place::NO_UUID, of_text("oncegate v1 audit effect", &number.to_string())),
+            Some(event) => (RowPlace::UUID, event),
+            None => (RowPlace::NO_UUID, of_text("oncegate v1 audit effect", &number.to_string())),
         };
-        let place = Place { topic, partition: 0, offset: number };
+        let place = RowPlace { topic, partition: 0, offset: number };
         self.sorter.push(&Row { event, what: What::Effect, place, digest: NO_DIGEST });
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use oncegate_core::key::{Scope, StoreKey};
 use serde::Serialize;
 
-use super::row::{Place, What};
+use super::row::{RowPlace, What};
 use super::topics::Topics;
 use super::verdict::{AuditVerdict, AuditedEvent, Given};
 
@@ -84,16 +84,16 @@ impl AuditReport {
 #[derive(Debug)]
 pub(super) struct Tally {
     report: AuditReport,
-    findings: BTreeMap<AuditVerdict, BTreeSet<Kept>>,
+    findings: BTreeMap<AuditVerdict, BTreeSet<KeptFinding>>,
     findings_most: usize,
 }
 
 /// A finding, ordered by its position.
 #[derive(Debug)]
-struct Kept {
+struct KeptFinding {
     /// Effects without a message come last.
     is_stray: bool,
-    place: Place,
+    place: RowPlace,
     event: AuditedEvent,
     why: &'static str,
 }
@@ -125,7 +125,7 @@ impl Tally {
         let first = event.first.or(event.first_effect);
         if let (true, Some(first)) = (verdict.is_finding(), first) {
             let kept = self.findings.entry(verdict).or_default();
-            kept.insert(Kept { is_stray: event.first.is_none(), place: first.place, event, why });
+            kept.insert(KeptFinding { is_stray: event.first.is_none(), place: first.place, event, why });
             if kept.len() > self.findings_most {
                 kept.pop_last();
             }
@@ -141,11 +141,11 @@ impl Tally {
     }
 }
 
-impl Kept {
+impl KeptFinding {
     fn show(&self, verdict: AuditVerdict, topics: &Topics, scope: &Scope) -> AuditFinding {
         let AuditedEvent { first, first_effect, messages, effects, .. } = self.event;
         let own = first.filter(|row| matches!(row.what, What::Message(found) if found.state.is_of_message()));
-        let has_id = |place: Place| place.topic == Place::UUID;
+        let has_id = |place: RowPlace| place.topic == RowPlace::UUID;
         let is_identified = own.is_some() || first_effect.is_some_and(|row| has_id(row.place));
         let event = first.or(first_effect).map_or(0, |row| row.event);
         AuditFinding {
@@ -163,21 +163,21 @@ impl Kept {
     }
 }
 
-impl PartialEq for Kept {
+impl PartialEq for KeptFinding {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Kept {}
+impl Eq for KeptFinding {}
 
-impl PartialOrd for Kept {
+impl PartialOrd for KeptFinding {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Kept {
+impl Ord for KeptFinding {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.is_stray, self.place).cmp(&(other.is_stray, other.place))
     }

@@ -13,7 +13,7 @@ pub(super) struct Row {
     /// What the rows of one event have in common.
     pub(super) event: u128,
     pub(super) what: What,
-    pub(super) place: Place,
+    pub(super) place: RowPlace,
     /// The digest of the message's key; zeros where there is none.
     pub(super) digest: Digest,
 }
@@ -28,14 +28,14 @@ pub(super) enum What {
 
 /// Where a message is, or the number of an effect as its offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct RowPlace {
     /// The number of the topic in the order in which topics were first seen.
     pub(super) topic: u16,
     pub(super) partition: u32,
     pub(super) offset: u64,
 }
 
-impl Place {
+impl RowPlace {
     /// Stands for the topic of an effect whose key is a UUID, and sorts after all topics.
     pub(super) const UUID: u16 = u16::MAX - 1;
     /// Stands for the topic of an effect whose key is something else.
@@ -121,7 +121,7 @@ impl Row {
             What::DeadLetter => (1, 0),
             What::Effect => (2, 0),
         };
-        let Place { topic, partition, offset } = self.place;
+        let RowPlace { topic, partition, offset } = self.place;
         let mut bytes = [0; Self::BYTES];
         let parts: [&[u8]; 7] = [
             &self.event.to_be_bytes(),
@@ -160,7 +160,7 @@ impl Row {
             1 => What::DeadLetter,
             _ => What::Effect,
         };
-        Self { event, what, place: Place { topic, partition, offset }, digest }
+        Self { event, what, place: RowPlace { topic, partition, offset }, digest }
     }
 }
 
@@ -179,7 +179,7 @@ mod tests {
         let row = |what, offset| Row {
             event: 7 << 64 | 3,
             what,
-            place: Place { topic: 2, partition: 11, offset },
+            place: RowPlace { topic: 2, partition: 11, offset },
             digest: Digest::from_bytes([9; 16]),
         };
         for (number, state) in (0..).zip(STATES) {

@@ -154,7 +154,7 @@ impl Merged {
 mod tests {
     use oncegate_core::key::Digest;
 
-    use super::super::row::{Place, What};
+    use super::super::row::{RowPlace, What};
     use super::*;
 
     #[tokio::test]
@@ -168,7 +168,7 @@ mod tests {
             for offset in 0..count {
                 let event = u128::from(random.u64(..count));
                 events.push(event);
-                let place = Place { offset, ..Place::default() };
+                let place = RowPlace { offset, ..RowPlace::default() };
                 sorter.push(&Row { event, what: What::Effect, place, digest: Digest::from_bytes([0; 16]) });
                 sorter.make_room().await.unwrap();
             }

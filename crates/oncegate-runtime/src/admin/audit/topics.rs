@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::row::Place;
+use super::row::RowPlace;
 use crate::message::Origin;
 
 /// Numbers topics in the order in which they are first seen, and knows what is acknowledged.
@@ -23,12 +23,13 @@ impl Topics {
 
     /// The place of a message, and whether it is acknowledged; `None` for an origin that is not in Kafka, or with more
     /// than 65,534 topics.
-    pub(super) fn find(&mut self, origin: &Origin) -> Option<(Place, bool)> {
+    pub(super) fn find(&mut self, origin: &Origin) -> Option<(RowPlace, bool)> {
         let Origin::Kafka { topic, partition, offset } = origin else { return None };
         let number = match self.numbers.get(topic) {
             Some(number) => *number,
             None => {
-                let number = u16::try_from(self.names.len()).ok().filter(|number| *number < Place::UUID)?;
+                let number =
+                    u16::try_from(self.names.len()).ok().filter(|number| *number < RowPlace::UUID)?;
                 self.names.push(Arc::clone(topic));
                 self.numbers.insert(Arc::clone(topic), number);
                 number
@@ -37,10 +38,10 @@ impl Topics {
         let (partition, offset) = (u32::try_from(*partition).ok()?, u64::try_from(*offset).ok()?);
         let acknowledged = self.committed.is_empty()
             || self.committed.get(&(Arc::clone(topic), partition)).is_some_and(|end| offset < *end);
-        Some((Place { topic: number, partition, offset }, acknowledged))
+        Some((RowPlace { topic: number, partition, offset }, acknowledged))
     }
 
-    pub(super) fn show(&self, place: Place) -> String {
+    pub(super) fn show(&self, place: RowPlace) -> String {
         let topic = self.names.get(usize::from(place.topic)).map_or("?", |name| &**name);
         format!("{topic}/{}@{}", place.partition, place.offset)
     }

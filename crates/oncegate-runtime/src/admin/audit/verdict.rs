@@ -134,14 +134,14 @@ impl AuditedEvent {
 mod tests {
     use oncegate_core::key::Digest;
 
-    use super::super::row::Place;
+    use super::super::row::RowPlace;
     use super::*;
     use AuditVerdict as V;
 
     const ALL: Given = Given { dead_letters: true, effects: true };
 
     fn row(what: What) -> Row {
-        Row { event: 1, what, place: Place::default(), digest: Digest::from_bytes([0; 16]) }
+        Row { event: 1, what, place: RowPlace::default(), digest: Digest::from_bytes([0; 16]) }
     }
 
     fn event(states: &[RecordState], acknowledged: bool, dead_letters: u64, effects: u64) -> AuditedEvent {
