@@ -191,7 +191,11 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
 impl Command {
     /// Whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
-        matches!(self, Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)))
+        match self {
+            Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,
+            Self::Replay(args) => args.runs(),
+            _ => false,
+        }
     }
 
     /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and `prove` causes those

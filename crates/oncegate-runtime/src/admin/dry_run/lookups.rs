@@ -74,6 +74,10 @@ impl Lookups {
         self.known
     }
 
+    pub(super) fn judge(&self) -> Arc<Judge> {
+        Arc::clone(&self.judge)
+    }
+
     /// The scope of the keys.
     pub(in crate::admin) fn scope(&self) -> &Scope {
         self.judge.key.scope()
@@ -156,7 +160,7 @@ pub(in crate::admin) struct MessageFinding {
 
 /// Finds out what a claim would return.
 #[derive(Debug)]
-struct Judge {
+pub(super) struct Judge {
     key: CompiledKey,
     fingerprint: Option<CompiledFingerprint>,
     store: Arc<dyn Store>,
@@ -166,7 +170,7 @@ struct Judge {
 type Identity = (StoreKey, Option<Fingerprint>);
 
 impl Judge {
-    async fn examine(&self, messages: Vec<Message>) -> Result<Vec<MessageFinding>, StoreError> {
+    pub(super) async fn examine(&self, messages: Vec<Message>) -> Result<Vec<MessageFinding>, StoreError> {
         let identified: Vec<(Origin, Result<Identity, KeyError>)> =
             messages.iter().map(|message| (message.origin().clone(), self.identify(message))).collect();
         // The payloads are not needed any more, and reads may take long.

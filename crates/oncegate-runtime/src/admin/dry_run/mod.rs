@@ -16,10 +16,12 @@ use crate::message::Message;
 mod distinct;
 mod lookups;
 mod report;
+mod selection;
 
 pub(super) use lookups::{Lookups, MessageFinding, Subject};
 pub(super) use report::Standing;
 pub use report::{Example, Examples, ReplayReport};
+pub use selection::{RunAgain, Selector};
 
 use distinct::Distinct;
 
@@ -92,13 +94,18 @@ impl DryRun {
         self
     }
 
+    fn subject(self) -> Subject {
+        let Self { scope, key, fingerprint, store, .. } = self;
+        Subject { scope, key, fingerprint, store }
+    }
+
     /// Checks the specifications, and compares them with those that the scope's records were made with.
     ///
     /// # Errors
     /// The text of the [`DryRunError`] names what to change.
     pub async fn open(self) -> Result<Examination, DryRunError> {
-        let Self { scope, key, fingerprint, store, exact_keys_max } = self;
-        let lookups = Lookups::open(Subject { scope, key, fingerprint, store }).await?;
+        let exact_keys_max = self.exact_keys_max;
+        let lookups = Lookups::open(self.subject()).await?;
         Ok(Examination {
             lookups,
             counts: Counts {

@@ -99,6 +99,20 @@ async fn every_state_has_a_counter_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_has_no_record_is_selected_and_what_is_overdue_only_where_that_is_wanted() {
+    let store = Arc::new(MemoryStore::new());
+    one_of_each(&store).await;
+    tokio::time::advance(Duration::from_secs(2)).await;
+    for (which, expected) in [(RunAgain::WithoutRecord, vec![1]), (RunAgain::Overdue, vec![1, 2, 3])] {
+        let selector = DryRun::new("billing", key(), Arc::clone(&store)).selector(which).await.unwrap();
+        let selected = selector.select(&(0..8).map(order).collect::<Vec<_>>()).await.unwrap();
+        let offsets = selected.iter().map(|message| message.origin().to_string()).collect::<Vec<_>>();
+        assert_eq!(offsets, expected.iter().map(|n| format!("orders/0@{n}")).collect::<Vec<_>>());
+        assert!(selector.select(&[message(9, "{")]).await.unwrap().is_empty(), "what has no key is left");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lease_that_ends_while_we_read_is_over() {
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;

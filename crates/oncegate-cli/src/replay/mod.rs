@@ -1,4 +1,5 @@
-//! `oncegate replay`: reports what a replay of whole topics would run, without running or claiming anything.
+//! `oncegate replay`: reports what a replay of topics would run, without running or claiming anything; with `--run`, runs
+//! what is missing (`repair`, with the source `missing`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,10 +15,15 @@ use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped};
 use crate::promise::Promised;
 
+mod missing;
+mod repair;
+
+use repair::RepairArgs;
+
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Show what a replay of whole topics would run, without claiming or changing anything
+/// Show what a replay of topics would run, without claiming or changing anything; or run what is missing (--run)
 ///
 /// Reads each topic, or a window of it, to the end it had at the start, derives the key of every message, and reads all
 /// records in the store. It joins no consumer group, and may run beside the consumers.
@@ -25,6 +31,10 @@ const SCHEMA: &str = "oncegate.replay/1";
 /// Exit code 0: a replay would change nothing. No handler would run, none is running, and no message would become a
 /// dead letter. A message without a derivable key counts as a dead letter, so that a wrong --key does not look like a
 /// success. With --allow-dead-letters, dead letters are reported and do not change the exit code.
+///
+/// With --run, the messages that the consumer group has acknowledged and that have no record go through the gate and the
+/// handler of --config, after a confirmation. SIGTERM lets running work end. Exit code 0: all of it is handled; 1: some
+/// became dead letters, or --limit left some; 130: stopped before the end, and the same command continues.
 ///
 /// A queue has no beginning to read from: use `peek` for the messages of a queue.
 #[derive(Debug, clap::Args)]
@@ -38,6 +48,9 @@ pub(crate) struct ReplayArgs {
 
     #[command(flatten)]
     answer: AnswerArgs,
+
+    #[command(flatten)]
+    repair: RepairArgs,
 }
 
 /// The answer of `--json`.
@@ -59,8 +72,11 @@ struct ReplayDocument<'a> {
 }
 
 pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
+    if args.repair.run {
+        return Box::pin(repair::run(args)).await;
+    }
     let started = Instant::now();
-    let (examined, known, promise, report) = within(args.answer.timeout, Box::pin(examine(args))).await?;
+    let (examined, promise, known, report) = within(args.answer.timeout, Box::pin(dry_run(args))).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
     if args.answer.json {
@@ -92,24 +108,29 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn examine(args: &ReplayArgs) -> Result<(Examined, Known, Promised, ReplayReport), Problem> {
+async fn dry_run(args: &ReplayArgs) -> Result<(Examined, Promised, Known, ReplayReport), Problem> {
     let examined = args.examined.open().await?;
+    let readers = examined.readers(&args.examined.window).await?;
+    let (promise, known, report) = examine(args, &examined, readers).await?;
+    Ok((examined, promise, known, report))
+}
+
+async fn examine(
+    args: &ReplayArgs,
+    examined: &Examined,
+    readers: Vec<TopicReader>,
+) -> Result<(Promised, Known, ReplayReport), Problem> {
     let promise = Promised::by(&*examined.store).await;
-    let mut dry_run = DryRun::new(examined.scope.as_str(), examined.key.clone(), Arc::clone(&examined.store));
-    if let Some(fingerprint) = &examined.fingerprint {
-        dry_run = dry_run.fingerprint(fingerprint.clone());
-    }
-    let mut examination = dry_run.open().await?;
+    let mut examination = args.dry_run(examined).open().await?;
     let known = examination.known();
     examined.tell(known);
-    let readers = examined.readers(&args.examined.window).await?;
     let bar = progress(readers.iter().map(TopicReader::total).sum());
     for mut reader in readers {
         read(&mut reader, &mut examination, &bar).await?;
     }
     let report = examination.finish().await?;
     bar.finish_and_clear();
-    Ok((examined, known, promise, report))
+    Ok((promise, known, report))
 }
 
 async fn read(
@@ -127,6 +148,19 @@ async fn read(
 }
 
 impl ReplayArgs {
+    /// Whether it runs messages, and stops cleanly at a signal.
+    pub(crate) fn runs(&self) -> bool {
+        self.repair.run
+    }
+
+    fn dry_run(&self, examined: &Examined) -> DryRun {
+        let dry_run = DryRun::new(examined.scope.as_str(), examined.key.clone(), Arc::clone(&examined.store));
+        match &examined.fingerprint {
+            Some(fingerprint) => dry_run.fingerprint(fingerprint.clone()),
+            None => dry_run,
+        }
+    }
+
     fn passed(&self, report: &ReplayReport) -> bool {
         let settled = report.handler_runs() + report.unreadable == 0;
         report.changes_nothing() || (self.allow_dead_letters && settled)
