@@ -68,6 +68,10 @@ pub(crate) struct ExaminedArgs {
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) properties: Vec<(String, String)>,
 
+    /// Take routes from the header `oncegate-route`, as the consumer of a topic for redriven messages does
+    #[arg(long)]
+    pub(crate) routes_from_headers: bool,
+
     #[command(flatten)]
     pub(crate) window: WindowArgs,
 }
@@ -105,6 +109,8 @@ pub(crate) struct Examined {
     pub(crate) scope: Scope,
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<FingerprintSpec>,
+    /// Whether routes are from headers, and not the topics.
+    pub(crate) routes_from_headers: bool,
     /// The consumer group.
     pub(crate) group: String,
     /// The dead-letter topic, if the configuration has one.
@@ -184,6 +190,7 @@ impl ExaminedArgs {
             brokers: self.brokers.clone().unwrap_or(brokers),
             topics: if self.topics.is_empty() { consumed } else { self.topics.clone() },
             properties: if self.properties.is_empty() { properties } else { self.properties.clone() },
+            routes_from_headers: self.routes_from_headers || kafka.routes_from_headers == Some(true),
             group: group.unwrap_or_else(|| name.to_owned()),
             key: key.ok_or_else(|| refuse(format!("{name} has no key")))?,
             fingerprint: self.fingerprint.clone().or(own),
@@ -202,6 +209,7 @@ impl ExaminedArgs {
             brokers: self.brokers.clone().ok_or_else(|| missing("--brokers"))?,
             topics: self.topics.clone(),
             properties: self.properties.clone(),
+            routes_from_headers: self.routes_from_headers,
             group: scope.as_str().to_owned(),
             scope,
             key: self.key.clone().ok_or_else(|| missing("--key"))?,
@@ -219,11 +227,16 @@ impl Examined {
         let window = window.of_topic();
         let mut readers = Vec::new();
         for topic in &self.topics {
-            let properties = self.properties.iter().cloned();
-            let reader = TopicReader::open_window(&self.brokers, topic, properties, window.clone()).await;
-            readers.push(reader.map_err(|error| not_opened(&error))?);
+            readers.push(self.reader(topic, window.clone()).await?);
         }
         Ok(readers)
+    }
+
+    pub(crate) async fn reader(&self, topic: &str, window: TopicWindow) -> Result<TopicReader, Problem> {
+        let window = if self.routes_from_headers { window.routes_from_headers() } else { window };
+        let properties = self.properties.iter().cloned();
+        let reader = TopicReader::open_window(&self.brokers, topic, properties, window).await;
+        reader.map_err(|error| not_opened(&error))
     }
 
     /// Warns when the scope is not what it should be.

@@ -159,6 +159,7 @@ impl fmt::Debug for TopicReader {
 struct Reading {
     consumer: InquiryClient,
     topic: Arc<str>,
+    routes: Routes,
     /// The offsets left to read, by partition.
     left: HashMap<i32, Range>,
     /// How many offsets the finished partitions had.
@@ -218,7 +219,8 @@ impl Reading {
         let assigned = consumer.assign(&assignment);
         assigned.map_err(|error| SourceError::caused(format!("cannot read {topic}"), error))?;
         let topic = Arc::from(topic);
-        Ok(Self { consumer, topic, left, finished: 0, messages: Vec::new(), bytes: 0 })
+        let routes = window.routes;
+        Ok(Self { consumer, topic, routes, left, finished: 0, messages: Vec::new(), bytes: 0 })
     }
 
     fn offsets(&self) -> BTreeMap<i32, ops::Range<i64>> {
@@ -269,7 +271,7 @@ impl Reading {
                 range.next = range.next.max(offset + 1);
                 let (wanted, over) = (offset < range.end, range.next >= range.end);
                 if wanted {
-                    let message = convert::message(&self.topic, Routes::Topics, &borrowed);
+                    let message = convert::message(&self.topic, self.routes, &borrowed);
                     self.bytes += message.size_bytes();
                     self.messages.push(message);
                 }

@@ -8,11 +8,13 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::Consumer as _;
 use rdkafka::topic_partition_list::Offset;
 
+use super::convert::Routes;
 use super::inquiry::InquiryClient;
 use oncegate_runtime::dead_letters::millis_since_1970;
 use oncegate_runtime::source::SourceError;
 
-/// Selects messages of a topic, by partition, offset and time. By default all of them.
+/// Selects messages of a topic, by partition, offset and time, and where their routes are from. By default all of them, with the
+/// topic as route.
 #[derive(Clone, Debug, Default)]
 pub struct TopicWindow {
     partitions: BTreeSet<i32>,
@@ -21,6 +23,7 @@ pub struct TopicWindow {
     to_offset: Option<i64>,
     since: Option<SystemTime>,
     until: Option<SystemTime>,
+    pub(crate) routes: Routes,
 }
 
 impl TopicWindow {
@@ -68,6 +71,14 @@ impl TopicWindow {
     #[must_use]
     pub fn until(mut self, time: SystemTime) -> Self {
         self.until = Some(time);
+        self
+    }
+
+    /// Takes the route of each message from its header, as the consumer of the topic does with
+    /// [`KafkaSource::routes_from_headers`](super::KafkaSource::routes_from_headers). By default the topic is the route.
+    #[must_use]
+    pub fn routes_from_headers(mut self) -> Self {
+        self.routes = Routes::Headers;
         self
     }
 

@@ -219,10 +219,7 @@ async fn acknowledged(args: &ReplayArgs, examined: &Examined) -> Result<Offsets,
 async fn open(examined: &Examined, offsets: &Offsets) -> Result<Vec<TopicReader>, Problem> {
     let mut readers = Vec::new();
     for (topic, offsets) in examined.topics.iter().zip(offsets).filter(|(_, offsets)| !offsets.is_empty()) {
-        let (properties, window) =
-            (examined.properties.iter().cloned(), TopicWindow::exactly(offsets.clone()));
-        let reader = TopicReader::open_window(&examined.brokers, topic, properties, window).await;
-        readers.push(reader.map_err(|error| not_opened(&error))?);
+        readers.push(examined.reader(topic, TopicWindow::exactly(offsets.clone())).await?);
     }
     Ok(readers)
 }

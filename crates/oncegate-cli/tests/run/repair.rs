@@ -183,6 +183,23 @@ async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
     assert_eq!(stage.charged().len(), MISSING);
 }
 
+/// A redriven message keeps its first route, so its record is that of the first topic.
+#[tokio::test]
+async fn a_redriven_message_is_recognised_by_the_route_in_its_header() {
+    let stage = Stage::with([]).await;
+    stage.complete([name(1)]).await;
+    let first_route = stage.topic.clone();
+    let stage = Stage { topic: stage.kafka.new_topic("run-redriven", 1).await, ..stage };
+    stage.kafka.produce(&stage.topic, [order(&name(1)).header("oncegate-route", first_route)]).await;
+    stage.acknowledge_all().await;
+    assert_eq!(stage.replay(&["--json"]).await.with(1).json()["without_record"], 1);
+    assert_eq!(stage.replay(&["--json", "--routes-from-headers"]).await.with(0).json()["completed"], 1);
+    let journal = stage.path("journal.jsonl");
+    let journal = ["--journal", journal.to_str().unwrap(), "--json", "--routes-from-headers"];
+    assert_eq!(stage.repair(&journal).await.with(0).json()["missing"], 0);
+    assert!(stage.charged().is_empty());
+}
+
 /// SIGTERM: what has started ends, and the same command continues.
 #[tokio::test]
 async fn a_replay_that_is_stopped_lets_running_work_end_and_can_be_continued() {
@@ -223,13 +240,14 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
     let seed = RandomState::new().hash_one(kills);
     println!("seed {seed}");
     let stage = Stage::with([]).await;
-    let orders = 20 * kills + 100;
+    let orders = 40 * kills + 100;
     stage.kafka.produce(&stage.topic, (0..orders).map(|n| order(&name(n))).collect::<Vec<_>>()).await;
     let done: Vec<String> = (0..orders).step_by(10).map(name).collect();
     stage.complete(done.clone()).await;
     let journal = stage.path("state/oncegate/journal.jsonl");
     let journal = ["--journal", journal.to_str().unwrap()];
-    let arguments = [&stage.repair_arguments()[..], &journal].concat();
+    // So slowly that a kill always comes in the middle.
+    let arguments = [&stage.repair_arguments()[..], &["--rate", "40"], &journal].concat();
     for kill in 0..kills {
         let log = stage.path("oncegate.log");
         let mut running = Process::spawn_logged("oncegate replay", stage.replay_command(&arguments), &log);
