@@ -134,6 +134,26 @@ impl ExaminedArgs {
         }
     }
 
+    /// Checks that no flag changes what the configuration says of the consumer, because its handler and its gate are those
+    /// of the configuration.
+    pub(crate) fn check_unaltered(&self) -> Result<(), Problem> {
+        let given = [
+            ("--brokers (ONCEGATE_BROKERS)", self.brokers.is_some()),
+            ("--store (ONCEGATE_STORE)", self.store.is_some()),
+            ("--key (ONCEGATE_KEY)", self.key.is_some()),
+            ("--fingerprint", self.fingerprint.is_some()),
+            ("--property", !self.properties.is_empty()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                let text =
+                    format!("--run takes everything about the consumer from --config: leave out {flag}");
+                Err(Problem::new(Exit::Usage, text))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Reads the configuration.
     pub(crate) fn load(&self) -> Result<Loaded, Problem> {
         let loaded = config::load(self.config.as_deref(), |_| Vec::new(), Secrets::MayBeLiteral)?;

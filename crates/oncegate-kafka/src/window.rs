@@ -17,7 +17,8 @@ use oncegate_runtime::source::SourceError;
 /// topic as route.
 #[derive(Clone, Debug, Default)]
 pub struct TopicWindow {
-    partitions: BTreeSet<i32>,
+    /// `None` stands for all.
+    partitions: Option<BTreeSet<i32>>,
     offsets: BTreeMap<i32, Range<i64>>,
     from_offset: Option<i64>,
     to_offset: Option<i64>,
@@ -35,13 +36,13 @@ impl TopicWindow {
     /// Only these offsets of these partitions, as [`TopicReader::offsets`](super::TopicReader::offsets) returns them:
     /// to read the same messages again.
     pub fn exactly(offsets: BTreeMap<i32, Range<i64>>) -> Self {
-        Self { partitions: offsets.keys().copied().collect(), offsets, ..Self::default() }
+        Self { partitions: Some(offsets.keys().copied().collect()), offsets, ..Self::default() }
     }
 
     /// Only this partition, and others for which this is called.
     #[must_use]
     pub fn partition(mut self, partition: i32) -> Self {
-        self.partitions.insert(partition);
+        self.partitions.get_or_insert_default().insert(partition);
         self
     }
 
@@ -99,7 +100,9 @@ impl TopicWindow {
         kept: BTreeMap<i32, Range<i64>>,
         timeout: Duration,
     ) -> Result<BTreeMap<i32, Range<i64>>, SourceError> {
-        if let Some(missing) = self.partitions.iter().find(|partition| !kept.contains_key(partition)) {
+        if let Some(missing) =
+            self.partitions.iter().flatten().find(|partition| !kept.contains_key(partition))
+        {
             return Err(SourceError::new(format!("topic {topic} has no partition {missing}")));
         }
         let chosen: Vec<i32> = kept.keys().copied().filter(|partition| self.chooses(*partition)).collect();
@@ -124,7 +127,7 @@ impl TopicWindow {
     }
 
     fn chooses(&self, partition: i32) -> bool {
-        self.partitions.is_empty() || self.partitions.contains(&partition)
+        self.partitions.as_ref().is_none_or(|chosen| chosen.contains(&partition))
     }
 }
 

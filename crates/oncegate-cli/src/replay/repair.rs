@@ -114,6 +114,7 @@ type Offsets = Vec<BTreeMap<i32, Range<i64>>>;
 
 pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     let started = Instant::now();
+    args.examined.check_unaltered()?;
     let planned = tokio::select! {
         biased;
         () = oncegate::shutdown_signal() => return Err(Problem::new(Exit::Interrupted, "interrupted: nothing was run")),

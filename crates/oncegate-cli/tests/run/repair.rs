@@ -149,6 +149,10 @@ async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
     stage.replay(&["--run", "--yes"]).await.with(2);
     let refused = stage.replay(&["--run", "--why", "INC-73", "--journal", "/dev/null"]).await;
     assert!(refused.with(2).err.contains("--yes"), "{}", refused.err);
+    for altered in [["--store", "redis://127.0.0.1:1"], ["--key", "amount"], ["--property", "a=b"]] {
+        let ended = stage.repair(&altered).await;
+        assert!(ended.with(2).err.contains(altered[0]), "{}", ended.err);
+    }
     assert!(stage.charged().is_empty(), "nothing runs without a confirmation");
 
     let journal = stage.path("state/oncegate/journal.jsonl");
