@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, Token};
-use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply};
 use oncegate_core::store::{self, Checkup, Command, RecordSnapshot};
 
 use super::lookups::{LOOK_TRIES, judge};
@@ -54,7 +54,8 @@ async fn one_of_each(store: &MemoryStore) {
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    let release = |delay| Operation::Release { token: token(), delay, counted: true, reason: "no".into() };
+    let release =
+        |delay| Operation::Release { token: token(), delay, end: ReleaseCause::Failed, reason: "no".into() };
     let fail = || Operation::Fail { token: token(), reason: "never".into(), retention: LEASE };
     let complete =
         || Operation::Complete { token: token(), fingerprint: None, result: "".into(), retention: LEASE };
