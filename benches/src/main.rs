@@ -3,6 +3,7 @@
 //! Each benchmark runs its contestants in turns, so that a slow moment of the machine affects all of them. Every figure
 //! is a ratio to a baseline of the same run.
 
+mod audit;
 mod bare;
 mod cores;
 mod figure;
@@ -50,11 +51,12 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 19] = [
+const BENCHMARKS: [Benchmark; 20] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
     replay::BENCHMARK,
+    audit::BENCHMARK,
     contention::BENCHMARK,
     server_cpu::BENCHMARK,
     memory::BENCHMARK,

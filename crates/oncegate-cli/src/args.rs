@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate::admin::dry_run::DryRun;
 use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
@@ -170,6 +170,24 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match number.parse().ok().and_then(|number| unit.checked_mul(number)) {
         Some(duration) if !duration.is_zero() => Ok(duration),
         _ => Err("it must be a whole number above zero".to_owned()),
+    }
+}
+
+/// A time, and how it was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment {
+    pub(crate) text: String,
+    pub(crate) time: SystemTime,
+}
+
+impl std::str::FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ago = |ago: Duration| SystemTime::now().checked_sub(ago);
+        let time = humantime::parse_rfc3339_weak(text).ok().or_else(|| duration(text).ok().and_then(ago));
+        let time = time.ok_or("it must be a time as 2026-11-21T10:00:00Z, in UTC, or a duration as 2h")?;
+        Ok(Self { text: text.to_owned(), time })
     }
 }
 

@@ -20,16 +20,16 @@ pub(crate) struct ChangeArgs {
 
     /// Why it is done, for the journal
     #[arg(long, value_name = "TEXT", required_unless_present = "dry_run")]
-    why: Option<String>,
+    pub(crate) why: Option<String>,
 
     /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in
     /// $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
-    journal: Option<PathBuf>,
+    pub(crate) journal: Option<PathBuf>,
 
     /// Who does it, for the journal [default: the user's name, or number]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_OPERATOR")]
-    by: Option<String>,
+    pub(crate) by: Option<String>,
 }
 
 impl ChangeArgs {

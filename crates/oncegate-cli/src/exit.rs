@@ -5,6 +5,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use oncegate::BoxError;
+use oncegate::admin::audit::AuditError;
 use oncegate::admin::dry_run::DryRunError;
 use oncegate::core::key::KeySpecError;
 use oncegate::core::store::StoreError;
@@ -131,6 +132,15 @@ impl From<DryRunError> for Problem {
     fn from(error: DryRunError) -> Self {
         match error {
             DryRunError::Store(error) => error.into(),
+            error => Self::caused(Exit::Configuration, &error),
+        }
+    }
+}
+
+impl From<AuditError> for Problem {
+    fn from(error: AuditError) -> Self {
+        match error {
+            AuditError::Records(error) => error.into(),
             error => Self::caused(Exit::Configuration, &error),
         }
     }

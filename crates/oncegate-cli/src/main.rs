@@ -1,10 +1,11 @@
 //! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `outbox relay` publishes, `init` writes files,
-//! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
-//! `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope, and `accept-dead-letters` a consumer that
-//! has stopped at its dead-letter limit. No other command changes anything: neither the store, nor the topic, nor what a consumer
-//! `peek` and `dead-letters` use up receives of a queue's messages, and require a flag for that.
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `replay --run` runs what is
+//! missing, `outbox relay` publishes, `init` writes files, `topics create` creates topics, `migrate` creates tables,
+//! `sweep` deletes large results, `reset` and `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope,
+//! and `accept-dead-letters` a consumer that has stopped at its dead-letter limit. No other command changes anything:
+//! neither the store, nor the topic, nor what a consumer receives. `peek` and `dead-letters` use up receives of a queue's
+//! messages, and require a flag for that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +21,7 @@ mod accept;
 mod accept_dead_letters;
 mod accept_loss;
 mod args;
+mod audit;
 mod change;
 mod check;
 mod config;
@@ -27,6 +29,7 @@ mod confirm;
 mod dead_letters;
 mod doctor;
 mod estimate;
+mod examined;
 mod exit;
 mod generated;
 mod health;
@@ -94,7 +97,8 @@ enum Command {
     Schema(check::SchemaArgs),
     #[command(subcommand)]
     Topics(topics::TopicsCommand),
-    Replay(replay::ReplayArgs),
+    Replay(Box<replay::ReplayArgs>),
+    Audit(Box<audit::AuditArgs>),
     Peek(peek::PeekArgs),
     Key(key::KeyArgs),
     Sweep(sweep::SweepArgs),
@@ -154,6 +158,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
                 Command::Schema(args) => check::schema(args),
                 Command::Topics(command) => topics::run(command).await,
                 Command::Replay(args) => replay::run(args).await,
+                Command::Audit(args) => audit::run(args).await,
                 Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,
@@ -187,7 +192,11 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
 impl Command {
     /// Whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
-        matches!(self, Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)))
+        match self {
+            Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,
+            Self::Replay(args) => args.runs(),
+            _ => false,
+        }
     }
 
     /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and `prove` causes those

@@ -17,15 +17,13 @@ use super::dead_letters::{self, PREFIX};
 use super::inquiry::{self, InquiryClient};
 use super::producer::DurableProducer;
 use super::settings::{self, Property};
-use super::{ROUTE_HEADER, TopicReader, topics};
+use super::window::TopicWindow;
+use super::{ROUTE_HEADER, TopicReader, group_offsets};
 use oncegate_runtime::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use oncegate_runtime::dead_letters::{DeadLetter, time_of};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Header, Message, Origin};
 use oncegate_runtime::source::SourceError;
-
-/// Time limit of one request to the brokers.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads the dead letters that a topic has when it is opened, in order within each partition.
 ///
@@ -96,7 +94,7 @@ impl DeadLetterReader for KafkaDeadLetterReader {
             let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
             let asking = blocking(move || {
                 let client = inquiry::client(config)?;
-                let starts = committed(&client, &brokers, &topic)?;
+                let starts = group_offsets::of_client(&client, &brokers, &topic)?;
                 Ok((client, starts))
             });
             let (client, committed) = asking.await?;
@@ -105,7 +103,9 @@ impl DeadLetterReader for KafkaDeadLetterReader {
             progress = Some(Progress { client, moved: BTreeMap::new(), held: BTreeSet::new() });
         }
         let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
-        let reader = TopicReader::open_from(brokers, topic, &self.properties, starts).await?;
+        let reader =
+            TopicReader::open_window(brokers, topic, self.properties.clone(), TopicWindow::starting(starts))
+                .await?;
         self.open = Some(OpenReader { reader, producer, progress });
         Ok(())
     }
@@ -208,23 +208,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, SourceError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
-}
-
-/// Returns the offsets that the group has committed for the topic.
-fn committed(client: &InquiryClient, brokers: &str, topic: &str) -> Result<BTreeMap<i32, i64>, SourceError> {
-    topics::check(client, brokers, &[topic.to_owned()], ANSWER_TIMEOUT)?;
-    let mut asked = TopicPartitionList::new();
-    for partition in topics::partitions(client, brokers, topic, ANSWER_TIMEOUT)? {
-        asked.add_partition(topic, partition);
-    }
-    let found = client.committed_offsets(asked, ANSWER_TIMEOUT);
-    let found = found.map_err(|error| SourceError::caused("the saved progress cannot be read", error))?;
-    let offset = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match element.offset()
-    {
-        Offset::Offset(offset) => Some((element.partition(), offset)),
-        _ => None,
-    };
-    Ok(found.elements().iter().filter_map(offset).collect())
 }
 
 fn commit(client: &InquiryClient, topic: &str, moved: &BTreeMap<i32, i64>) -> Result<(), KafkaError> {

@@ -106,6 +106,7 @@ mod dead_letter_reader;
 mod dead_letters;
 mod facts;
 mod fetch_limits;
+mod group_offsets;
 mod inquiry;
 mod ledger;
 mod member;
@@ -130,16 +131,19 @@ mod tokens;
 mod topics;
 mod trouble;
 mod watermark;
+mod window;
 
 pub use dead_letter_reader::KafkaDeadLetterReader;
 pub use dead_letters::KafkaDeadLetters;
 pub use facts::{TopicFacts, describe_topics};
+pub use group_offsets::committed_offsets;
 pub use new_topics::{TopicCreation, TopicPlan, create_topics};
 pub use publisher::KafkaPublisher;
 pub use reader::TopicReader;
 pub use retries::KafkaRetries;
 pub use rights::{MissingRight, Needs, Resource, missing_rights};
 pub use source::KafkaSource;
+pub use window::TopicWindow;
 
 /// The header with the route of a message that was retried or redriven.
 pub(crate) const ROUTE_HEADER: &str = "oncegate-route";

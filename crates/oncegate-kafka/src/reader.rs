@@ -1,7 +1,8 @@
-//! Reads a whole topic, from its beginning to the end that it has when the reader opens.
+//! Reads a topic, or a window of it, to the end that it has when the reader opens.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::convert::{self, Routes};
 use super::inquiry::{self, InquiryClient};
+use super::window::TopicWindow;
 use super::{settings, topics};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::source::SourceError;
@@ -36,7 +38,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long one poll waits.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Reads all messages of a topic, in order within each partition, up to the end that the topic has when the reader
+/// Reads the messages of a topic, in order within each partition, up to the end that the topic has when the reader
 /// opens.
 ///
 /// It joins no group and commits nothing. Its memory is bounded for a topic of any length: a few batches of at most
@@ -44,6 +46,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// messages. Dropping it stops the reading.
 pub struct TopicReader {
     batches: mpsc::Receiver<Result<Batch, SourceError>>,
+    offsets: BTreeMap<i32, ops::Range<i64>>,
     total: u64,
     position: u64,
 }
@@ -65,19 +68,23 @@ impl TopicReader {
         topic: impl Into<String>,
         properties: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, SourceError> {
-        let properties: Vec<_> = properties.into_iter().collect();
-        Self::open_from(brokers.into(), topic.into(), &properties, BTreeMap::new()).await
+        Self::open_window(brokers, topic, properties, TopicWindow::new()).await
     }
 
-    /// Opens `topic` at these offsets; partitions without one begin at their first message.
-    pub(crate) async fn open_from(
-        brokers: String,
-        topic: String,
-        properties: &[(String, String)],
-        starts: BTreeMap<i32, i64>,
+    /// Opens the messages of `topic` that are in the window, as [`open`](Self::open) does.
+    ///
+    /// # Errors
+    /// Also when the topic has no partition of the window.
+    pub async fn open_window(
+        brokers: impl Into<String>,
+        topic: impl Into<String>,
+        properties: impl IntoIterator<Item = (String, String)>,
+        window: TopicWindow,
     ) -> Result<Self, SourceError> {
+        let (brokers, topic): (String, String) = (brokers.into(), topic.into());
+        let properties: Vec<_> = properties.into_iter().collect();
         settings::check_topic(&topic)?;
-        let mut config = settings::client(&brokers, properties)?;
+        let mut config = settings::client(&brokers, &properties)?;
         config
             // The client requires a group name even if it never joins a group.
             .set("group.id", "oncegate-reader")
@@ -88,9 +95,9 @@ impl TopicReader {
             .set("auto.offset.reset", "earliest");
         let (batches, receiver) = mpsc::channel(BATCHES_AHEAD);
         let (opened, opening) = oneshot::channel();
-        let body = move || match Reading::open(&config, &brokers, &topic, &starts) {
+        let body = move || match Reading::open(&config, &brokers, &topic, &window) {
             Ok(mut reading) => {
-                if opened.send(Ok(reading.total())).is_ok() {
+                if opened.send(Ok(reading.offsets())).is_ok() {
                     reading.run(&batches);
                 }
             }
@@ -100,8 +107,14 @@ impl TopicReader {
         thread
             .spawn(body)
             .map_err(|error| SourceError::caused("cannot start the thread that reads the topic", error))?;
-        let total = opening.await.map_err(|error| SourceError::caused("the reader has ended", error))??;
-        Ok(Self { batches: receiver, total, position: 0 })
+        let offsets = opening.await.map_err(|error| SourceError::caused("the reader has ended", error))??;
+        let total = offsets.values().map(|range| u64::try_from(range.end - range.start).unwrap_or(0)).sum();
+        Ok(Self { batches: receiver, offsets, total, position: 0 })
+    }
+
+    /// Returns the offsets that there are to read, by partition; partitions without any are left out.
+    pub fn offsets(&self) -> &BTreeMap<i32, ops::Range<i64>> {
+        &self.offsets
     }
 
     /// Returns how many offsets there are to read. A compacted topic, or one with transactions, has fewer messages.
@@ -146,6 +159,7 @@ impl fmt::Debug for TopicReader {
 struct Reading {
     consumer: InquiryClient,
     topic: Arc<str>,
+    routes: Routes,
     /// The offsets left to read, by partition.
     left: HashMap<i32, Range>,
     /// How many offsets the finished partitions had.
@@ -177,34 +191,40 @@ impl Reading {
         config: &ClientConfig,
         brokers: &str,
         topic: &str,
-        starts: &BTreeMap<i32, i64>,
+        window: &TopicWindow,
     ) -> Result<Self, SourceError> {
         let consumer: InquiryClient = inquiry::client(config.clone())?;
         topics::check(&consumer, brokers, &[topic.to_owned()], OPEN_TIMEOUT)?;
-        let (mut left, mut assignment) = (HashMap::new(), TopicPartitionList::new());
+        let mut kept = BTreeMap::new();
         for partition in topics::partitions(&consumer, brokers, topic, OPEN_TIMEOUT)? {
-            let failed = |error| {
-                SourceError::caused(
-                    format!("cannot read the first and last offset of {topic}/{partition}"),
-                    error,
-                )
-            };
-            let (first, end) = consumer.fetch_watermarks(topic, partition, OPEN_TIMEOUT).map_err(failed)?;
-            let first = starts.get(&partition).map_or(first, |start| first.max(*start));
+            let (first, end) =
+                consumer.fetch_watermarks(topic, partition, OPEN_TIMEOUT).map_err(|error| {
+                    let what = format!("cannot read the first and last offset of {topic}/{partition}");
+                    SourceError::caused(what, error)
+                })?;
+            kept.insert(partition, first..end);
+        }
+        let (mut left, mut assignment) = (HashMap::new(), TopicPartitionList::new());
+        for (partition, ops::Range { start: first, end }) in
+            window.apply(&consumer, topic, kept, OPEN_TIMEOUT)?
+        {
             if first < end {
                 let added = assignment.add_partition_offset(topic, partition, Offset::Offset(first));
-                added.map_err(failed)?;
+                added.map_err(|error| {
+                    SourceError::caused(format!("cannot read {topic}/{partition}"), error)
+                })?;
                 left.insert(partition, Range { first, next: first, end });
             }
         }
         let assigned = consumer.assign(&assignment);
         assigned.map_err(|error| SourceError::caused(format!("cannot read {topic}"), error))?;
         let topic = Arc::from(topic);
-        Ok(Self { consumer, topic, left, finished: 0, messages: Vec::new(), bytes: 0 })
+        let routes = window.routes;
+        Ok(Self { consumer, topic, routes, left, finished: 0, messages: Vec::new(), bytes: 0 })
     }
 
-    fn total(&self) -> u64 {
-        self.finished + self.left.values().map(|range| range.length()).sum::<u64>()
+    fn offsets(&self) -> BTreeMap<i32, ops::Range<i64>> {
+        self.left.iter().map(|(partition, range)| (*partition, range.first..range.end)).collect()
     }
 
     fn position(&self) -> u64 {
@@ -251,7 +271,7 @@ impl Reading {
                 range.next = range.next.max(offset + 1);
                 let (wanted, over) = (offset < range.end, range.next >= range.end);
                 if wanted {
-                    let message = convert::message(&self.topic, Routes::Topics, &borrowed);
+                    let message = convert::message(&self.topic, self.routes, &borrowed);
                     self.bytes += message.size_bytes();
                     self.messages.push(message);
                 }

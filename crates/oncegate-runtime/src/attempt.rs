@@ -165,6 +165,18 @@ impl fmt::Debug for Attempt {
 }
 
 fn idempotency_key(identity: &str, step: &str) -> String {
+    uuid(idempotency_bits(identity, step))
+}
+
+/// The text form of a UUID.
+pub(crate) fn uuid(bits: u128) -> String {
+    let [a, b, c, d, e] =
+        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
+    format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+}
+
+/// The idempotency key of a step of the message with this store key, as the 128 bits of its UUID.
+pub(crate) fn idempotency_bits(identity: &str, step: &str) -> u128 {
     let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 downstream key");
     for part in [identity, step] {
         hasher.update(&(part.len() as u64).to_be_bytes());
@@ -173,8 +185,5 @@ fn idempotency_key(identity: &str, step: &str) -> String {
     let mut bits = [0; 16];
     hasher.finalize_xof().fill(&mut bits);
     // The version and variant of RFC 9562, so that systems that want a UUID accept it.
-    let bits = u128::from_be_bytes(bits) & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62);
-    let [a, b, c, d, e] =
-        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
-    format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+    u128::from_be_bytes(bits) & !(0xf << 76) & !(0x3 << 62) | (0x8 << 76) | (0x2 << 62)
 }

@@ -1,11 +1,11 @@
 //! Every kind of content that Kafka can hold, as the source, the dead letters and the reader see it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
-use oncegate::kafka::{KafkaDeadLetters, KafkaSource, TopicReader};
+use oncegate::kafka::{KafkaDeadLetters, KafkaSource, TopicReader, TopicWindow};
 use oncegate::message::{Message, Origin};
 use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
@@ -305,6 +305,62 @@ async fn the_reader_ends_where_the_topic_ended_when_it_began() {
     assert!(again.is_none(), "the end stays the end");
     let absent = TopicReader::open(kafka.bootstrap(), unique("absent"), []).await.expect_err("refused");
     assert!(absent.to_string().contains("absent"));
+}
+
+/// Every window is compared with the same choice from the whole topic.
+#[tokio::test]
+async fn a_window_has_the_messages_of_its_partitions_offsets_and_times() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("window", 3).await;
+    for part in 0..5 {
+        let numbers = part * 60..(part + 1) * 60;
+        kafka.produce(&topic, numbers.map(|n| Record::new(n.to_string()).partition(n % 3))).await;
+    }
+    let all = read(&mut open_reader(&kafka, &topic).await).await;
+    let times: Vec<i64> = all.iter().filter_map(Message::timestamp_ms).collect();
+    let time_of = |millis: i64| {
+        std::time::UNIX_EPOCH + std::time::Duration::from_millis(u64::try_from(millis).expect("after 1970"))
+    };
+    // The offset in a partition from which on a time is reached.
+    let first_at = |partition: i32, millis: i64| {
+        let of = all.iter().filter(|message| place(message).0 == partition);
+        of.filter(|message| message.timestamp_ms() >= Some(millis)).map(offset).min().unwrap_or(i64::MAX)
+    };
+    for _ in 0..12 {
+        let partition = random.bool().then(|| random.i32(0..3));
+        let [from, to] = [0..80, 40..130].map(|range| random.bool().then(|| random.i64(range)));
+        let mut time = || random.bool().then(|| times[random.usize(..times.len())]);
+        let (since, until) = (time(), time());
+        let mut window = partition.into_iter().fold(TopicWindow::new(), TopicWindow::partition);
+        window = from.into_iter().fold(window, TopicWindow::from_offset);
+        window = to.into_iter().fold(window, TopicWindow::to_offset);
+        window = since.map(time_of).into_iter().fold(window, TopicWindow::since);
+        window = until.map(time_of).into_iter().fold(window, TopicWindow::until);
+        let is_in = |message: &&Message| {
+            let (at, offset) = place(message);
+            partition.is_none_or(|partition| partition == at)
+                && from.is_none_or(|from| offset >= from)
+                && to.is_none_or(|to| offset < to)
+                && since.is_none_or(|since| offset >= first_at(at, since))
+                && until.is_none_or(|until| offset < first_at(at, until))
+        };
+        let expected: BTreeSet<(i32, i64)> = all.iter().filter(is_in).map(place).collect();
+        let open = async |window| {
+            TopicReader::open_window(kafka.bootstrap(), &*topic, [], window).await.expect("opens")
+        };
+        let mut reader = open(window.clone()).await;
+        let found: BTreeSet<_> = read(&mut reader).await.iter().map(place).collect();
+        assert_eq!(found, expected, "{window:?}");
+        let mut again = open(TopicWindow::exactly(reader.offsets().clone())).await;
+        let exactly: BTreeSet<_> = read(&mut again).await.iter().map(place).collect();
+        assert_eq!(exactly, expected, "the offsets of a reader are a window");
+    }
+    let none =
+        TopicReader::open_window(kafka.bootstrap(), &*topic, [], TopicWindow::new().partition(7)).await;
+    assert!(none.expect_err("refused").to_string().contains('7'));
 }
 
 fn letter(message: Message) -> DeadLetter {

@@ -1,14 +1,12 @@
 //! Selects dead letters.
 
-use std::time::{Duration, SystemTime};
-
 use oncegate::Origin;
 use oncegate::admin::Wanted;
 use oncegate::admin::dead_letter_reader::StoredDeadLetter;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause};
 
-use crate::args::duration;
+use crate::args::Moment;
 
 /// Selects the dead letters that match every one of these filters.
 ///
@@ -122,29 +120,13 @@ impl FilterArgs {
     }
 }
 
-/// A time, and how it was written.
-#[derive(Clone, Debug)]
-struct Moment {
-    text: String,
-    time: SystemTime,
-}
-
-impl std::str::FromStr for Moment {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let ago = |ago: Duration| SystemTime::now().checked_sub(ago);
-        let time = humantime::parse_rfc3339_weak(text).ok().or_else(|| duration(text).ok().and_then(ago));
-        let time = time.ok_or("it must be a time as 2026-11-21T10:00:00Z, in UTC, or a duration as 2h")?;
-        Ok(Self { text: text.to_owned(), time })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
     use oncegate::Message;
     use oncegate::admin::dead_letter_reader::Letter;
+
+    use std::time::{Duration, SystemTime};
 
     use super::*;
 

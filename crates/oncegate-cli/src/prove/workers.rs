@@ -73,7 +73,7 @@ impl Launch for Workers {
             )
         })?;
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
-        let limited = Limited { worker, timeout: None, longest_delay };
+        let limited = Limited { worker, timeout: None, longest_delay, before: None };
         let end = async move {
             let by_itself = match foreman {
                 Some(foreman) => foreman.dismiss().await,

@@ -32,6 +32,7 @@ impl BatchHandler for Limited {
     type Output = Work;
 
     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<Work, Failure>>, Failure> {
+        batch.iter().try_for_each(|one| self.begin(one.message(), one.attempt()))?;
         match self.call_batch(batch).await {
             BatchReply::Each(replies) => Ok(replies.into_iter().map(|reply| self.outcome(reply)).collect()),
             BatchReply::Whole(reply) => {

@@ -37,6 +37,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
+use oncegate::observe::Observer;
+use oncegate::source::Source;
 use oncegate::telemetry::Telemetry;
 use oncegate::{Batched, Consumer, ConsumerError, Gate};
 use tokio::task::JoinSet;
@@ -57,7 +59,7 @@ use summary::Account;
 
 pub(crate) use exec::Foreman;
 pub(crate) use start::until_ready;
-pub(crate) use worker::{Limited, Worker};
+pub(crate) use worker::{BeforeRun, Limited, Worker};
 
 /// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
@@ -146,7 +148,7 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
         let mut ready = tokio::select! {
             biased;
             () = stop.cancelled() => return stopped_early(loaded),
-            ready = assemble(loaded, name, &settings) => ready.map_err(|problem| problem.of(name))?,
+            ready = assemble(loaded, name, &settings, None) => ready.map_err(|problem| problem.of(name))?,
         };
         ready.consumer = telemetry.watch(ready.consumer);
         if let Some(input) = ready.input.take() {
@@ -248,8 +250,42 @@ fn problem(error: ConsumerError) -> Problem {
     }
 }
 
+/// Messages that go through a consumer instead of those of its own source.
+pub(crate) struct Feed {
+    pub(crate) source: Arc<dyn Source>,
+    /// Called before each run of the worker.
+    pub(crate) before: BeforeRun,
+    pub(crate) observer: Arc<dyn Observer>,
+}
+
+/// Runs these messages through the gate and the worker of the consumer `name`, until they end or `stop` is cancelled.
+pub(crate) async fn feed(
+    loaded: &Loaded,
+    name: &str,
+    settings: &shape::Consumer,
+    feed: Feed,
+    stop: &CancellationToken,
+) -> Result<(), Problem> {
+    let observer = Arc::clone(&feed.observer);
+    let mut ready = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Ok(()),
+        ready = assemble(loaded, name, settings, Some(feed)) => ready?,
+    };
+    ready.consumer = ready.consumer.observer(observer);
+    let foreman = ready.foreman.take();
+    let ended = Box::pin(consume(ready, stop)).await;
+    dismiss(foreman.into_iter().collect()).await;
+    ended
+}
+
 /// Connects to the store, and builds the consumer's parts.
-async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Result<Assembled, Problem> {
+async fn assemble(
+    loaded: &Loaded,
+    name: &str,
+    settings: &shape::Consumer,
+    feed: Option<Feed>,
+) -> Result<Assembled, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why);
     let of_source = || AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse);
     let (source, examined) = (of_source()?, of_source()?);
@@ -276,10 +312,12 @@ async fn assemble(loaded: &Loaded, name: &str, settings: &shape::Consumer) -> Re
         worker: Arc::clone(&worker),
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
+        before: feed.as_ref().map(|feed| feed.before.clone()),
     };
+    let source = feed.map_or_else(|| source.shared(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {
-        None => Consumer::new(source.shared(), gate, limited),
-        Some(limits) => Consumer::new(source.shared(), gate, Batched::new(limits, limited)),
+        None => Consumer::new(source, gate, limited),
+        Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),
     };
     let consumer = build::with_settings(consumer, settings);
     let consumer = match dead_letters {

@@ -1,5 +1,6 @@
 //! A worker in any language as a handler: maps its replies to the handler's results.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +41,29 @@ pub(crate) struct Limited {
     /// The longest retry delay that a worker may request, and the delay of a message that it wants later without saying
     /// when.
     pub(crate) longest_delay: Duration,
+    /// Called before each run. When it fails, the worker does not get the message.
+    pub(crate) before: Option<BeforeRun>,
+}
+
+/// What is done before a worker gets a message.
+#[derive(Clone)]
+pub(crate) struct BeforeRun(Arc<RunHook>);
+
+/// Returns why a run must not happen.
+type RunHook = dyn Fn(&Message, &Attempt) -> Result<(), String> + Send + Sync;
+
+impl BeforeRun {
+    pub(crate) fn new(
+        before: impl Fn(&Message, &Attempt) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(before))
+    }
+}
+
+impl fmt::Debug for BeforeRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BeforeRun").finish_non_exhaustive()
+    }
 }
 
 /// One call of a worker for a message.
@@ -146,11 +170,20 @@ impl Handler for Limited {
     type Output = Work;
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Work, Failure> {
+        self.begin(message, attempt)?;
         self.outcome(self.call(message, attempt).await)
     }
 }
 
 impl Limited {
+    /// Does what is to be done before the run.
+    pub(super) fn begin(&self, message: &Message, attempt: &Attempt) -> Result<(), Failure> {
+        match &self.before {
+            Some(BeforeRun(before)) => before(message, attempt).map_err(Failure::not_run),
+            None => Ok(()),
+        }
+    }
+
     /// Waits for the worker's answer, within the limits.
     async fn call(&self, message: &Message, attempt: &Attempt) -> Reply {
         let told = AttemptInfo::of(attempt);

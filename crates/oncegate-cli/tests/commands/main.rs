@@ -4,6 +4,7 @@
 
 mod accept_dead_letters;
 mod accept_loss;
+mod audit;
 mod check;
 mod dead_letters;
 mod doctor;

@@ -20,6 +20,7 @@ mod outage;
 mod outbox;
 mod queue;
 mod raw;
+mod repair;
 mod request;
 mod retries;
 mod start;

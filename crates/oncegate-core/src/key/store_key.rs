@@ -56,7 +56,7 @@ impl Digest {
 
     /// Creates a digest from the bytes that a store or a log holds.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 

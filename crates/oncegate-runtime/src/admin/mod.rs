@@ -1,4 +1,4 @@
-//! Operator actions: reopen a record, and redrive dead letters.
+//! Operator actions: reopen a record, redrive dead letters, and audit what has happened.
 //!
 //! Consumers do everything else. The rules are those of [`rules::apply`](oncegate_core::rules::apply): a record is
 //! reopened only if it is still the one that the operator saw.
@@ -10,6 +10,7 @@ use oncegate_core::record::{Record, Recovery, State, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 
+pub mod audit;
 pub mod dead_letter_reader;
 mod dead_letter_stop;
 pub mod dry_run;

@@ -116,7 +116,7 @@ impl ReplayReport {
 
 /// The result for one message.
 #[derive(Debug)]
-pub(super) enum Standing {
+pub(in crate::admin) enum Standing {
     Completed,
     WithoutRecord,
     Abandoned,

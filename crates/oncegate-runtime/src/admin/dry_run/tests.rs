@@ -1,11 +1,14 @@
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate_core::record::{Record, TAIL};
-use oncegate_core::rules::ReleaseCause;
-use oncegate_core::store::{self, Checkup, Command};
+use oncegate_core::record::{Record, State, StoreTime, TAIL, Token};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply};
+use oncegate_core::store::{self, Checkup, Command, RecordSnapshot};
 
+use super::lookups::{LOOK_TRIES, judge};
 use super::*;
+use crate::message::Origin;
 use crate::{Completion, Entry, Gate, MemoryStore};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -94,6 +97,20 @@ async fn every_state_has_a_counter_of_its_own() {
     let origins = report.examples.would_run_again.iter().map(|example| example.origin.as_str());
     assert_eq!(origins.collect::<Vec<_>>(), ["orders/0@1", "orders/0@2", "orders/0@3"]);
     assert_eq!(report.examples.failed_not_handed_over[0].origin, "orders/0@7");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_no_record_is_selected_and_what_is_overdue_only_where_that_is_wanted() {
+    let store = Arc::new(MemoryStore::new());
+    one_of_each(&store).await;
+    tokio::time::advance(Duration::from_secs(2)).await;
+    for (which, expected) in [(RunAgain::WithoutRecord, vec![1]), (RunAgain::Overdue, vec![1, 2, 3])] {
+        let selector = DryRun::new("billing", key(), Arc::clone(&store)).selector(which).await.unwrap();
+        let selected = selector.select(&(0..8).map(order).collect::<Vec<_>>()).await.unwrap();
+        let offsets = selected.iter().map(|message| message.origin().to_string()).collect::<Vec<_>>();
+        assert_eq!(offsets, expected.iter().map(|n| format!("orders/0@{n}")).collect::<Vec<_>>());
+        assert!(selector.select(&[message(9, "{")]).await.unwrap().is_empty(), "what has no key is left");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,48 +1,46 @@
-//! `oncegate replay`: reports what a replay of whole topics would run, without running or claiming anything.
+//! `oncegate replay`: reports what a replay of topics would run, without running or claiming anything; with `--run`, runs
+//! what is missing (`repair`, with the source `missing`).
 
-use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
-use oncegate::admin::dry_run::{Examination, Example, Known, ReplayReport};
+use indicatif::ProgressBar;
+use oncegate::admin::dry_run::{DryRun, Examination, Example, Known, ReplayReport};
 use oncegate::kafka::TopicReader;
 use serde::Serialize;
-use tracing::warn;
 
-use crate::args::{AnswerArgs, GateArgs, pair, within};
-use crate::exit::{Exit, Problem, not_opened};
+use crate::args::{AnswerArgs, within};
+use crate::examined::{Examined, ExaminedArgs, progress};
+use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped};
 use crate::promise::Promised;
+
+mod missing;
+mod repair;
+
+use repair::RepairArgs;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Show what a replay of whole topics would run, without claiming or changing anything
+/// Show what a replay of topics would run, without claiming or changing anything; or run what is missing (--run)
 ///
-/// Reads each topic from its beginning to the end it had at the start, derives the key of every message, and reads all
+/// Reads each topic, or a window of it, to the end it had at the start, derives the key of every message, and reads all
 /// records in the store. It joins no consumer group, and may run beside the consumers.
 ///
 /// Exit code 0: a replay would change nothing. No handler would run, none is running, and no message would become a
 /// dead letter. A message without a derivable key counts as a dead letter, so that a wrong --key does not look like a
 /// success. With --allow-dead-letters, dead letters are reported and do not change the exit code.
 ///
+/// With --run, the messages that the consumer group has acknowledged and that have no record go through the gate and the
+/// handler of --config, after a confirmation. SIGTERM lets running work end. Exit code 0: all of it is handled; 1: some
+/// became dead letters, or --limit left some; 130: stopped before the end, and the same command continues.
+///
 /// A queue has no beginning to read from: use `peek` for the messages of a queue.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplayArgs {
-    /// Kafka's addresses, `host:port`, several with commas
-    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
-    brokers: String,
-
-    /// A topic to read; may be repeated
-    #[arg(long = "topic", value_name = "NAME", required = true)]
-    topics: Vec<String>,
-
     #[command(flatten)]
-    gate: GateArgs,
-
-    /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
-    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
-    properties: Vec<(String, String)>,
+    examined: ExaminedArgs,
 
     /// Exit with 0 although messages would go to the dead letters, as long as no handler would run
     #[arg(long)]
@@ -50,6 +48,9 @@ pub(crate) struct ReplayArgs {
 
     #[command(flatten)]
     answer: AnswerArgs,
+
+    #[command(flatten)]
+    repair: RepairArgs,
 }
 
 /// The answer of `--json`.
@@ -71,17 +72,20 @@ struct ReplayDocument<'a> {
 }
 
 pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
+    if args.repair.run {
+        return Box::pin(repair::run(args)).await;
+    }
     let started = Instant::now();
-    let (known, promise, report) = within(args.answer.timeout, examine(args)).await?;
+    let (examined, promise, known, report) = within(args.answer.timeout, Box::pin(dry_run(args))).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
     if args.answer.json {
         output::answer_json(&ReplayDocument {
             schema: SCHEMA,
-            topics: &args.topics,
-            store: args.gate.store.redacted(),
+            topics: &examined.topics,
+            store: examined.store_name.clone(),
             promise: &promise,
-            scope: args.gate.scope.as_str(),
+            scope: examined.scope.as_str(),
             known: match known {
                 Known::Same => "same",
                 Known::OtherFingerprint => "other_fingerprint",
@@ -92,7 +96,7 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
             report: &report,
         })?;
     } else {
-        output::answer(&args.text(&promise, &report))?;
+        output::answer(&args.text(&examined, &promise, &report))?;
         let rate = report.messages as f64 / took.as_secs_f64();
         eprintln!(
             "{} in {}, {} messages/s",
@@ -104,26 +108,29 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn examine(args: &ReplayArgs) -> Result<(Known, Promised, ReplayReport), Problem> {
-    args.check()?;
-    let store = args.gate.store.open().await?;
-    let promise = Promised::by(&*store).await;
-    let mut examination = args.gate.proof(store).open().await?;
-    args.tell(examination.known());
+async fn dry_run(args: &ReplayArgs) -> Result<(Examined, Promised, Known, ReplayReport), Problem> {
+    let examined = args.examined.open().await?;
+    let readers = examined.readers(&args.examined.window).await?;
+    let (promise, known, report) = examine(args, &examined, readers).await?;
+    Ok((examined, promise, known, report))
+}
+
+async fn examine(
+    args: &ReplayArgs,
+    examined: &Examined,
+    readers: Vec<TopicReader>,
+) -> Result<(Promised, Known, ReplayReport), Problem> {
+    let promise = Promised::by(&*examined.store).await;
+    let mut examination = args.dry_run(examined).open().await?;
     let known = examination.known();
-    // All ends are taken before the first topic is read, so that they belong to one moment.
-    let mut readers = Vec::new();
-    for topic in &args.topics {
-        let reader = TopicReader::open(&args.brokers, topic, args.properties.iter().cloned()).await;
-        readers.push(reader.map_err(|error| not_opened(&error))?);
-    }
+    examined.tell(known);
     let bar = progress(readers.iter().map(TopicReader::total).sum());
     for mut reader in readers {
         read(&mut reader, &mut examination, &bar).await?;
     }
     let report = examination.finish().await?;
     bar.finish_and_clear();
-    Ok((known, promise, report))
+    Ok((promise, known, report))
 }
 
 async fn read(
@@ -140,35 +147,17 @@ async fn read(
     Ok(())
 }
 
-/// A progress bar on standard error; hidden unless that is a terminal.
-fn progress(total: u64) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
-    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(total).with_style(style)
-}
-
 impl ReplayArgs {
-    fn check(&self) -> Result<(), Problem> {
-        let mut seen = HashSet::new();
-        match self.topics.iter().find(|topic| !seen.insert(topic.as_str())) {
-            Some(twice) => Err(Problem::new(Exit::Usage, format!("--topic {twice} is given twice"))),
-            None => Ok(()),
-        }
+    /// Whether it runs messages, and stops cleanly at a signal.
+    pub(crate) fn runs(&self) -> bool {
+        self.repair.run
     }
 
-    fn tell(&self, known: Known) {
-        let scope = &self.gate.scope;
-        match known {
-            Known::Same => {}
-            Known::OtherFingerprint => warn!(
-                %scope,
-                "the gate of this scope compares contents; without its --fingerprint, mismatches are not seen here"
-            ),
-            Known::Nothing => warn!(
-                %scope,
-                "no gate has ever opened this scope in this store: is it the right scope, and the right store?"
-            ),
+    fn dry_run(&self, examined: &Examined) -> DryRun {
+        let dry_run = DryRun::new(examined.scope.as_str(), examined.key.clone(), Arc::clone(&examined.store));
+        match &examined.fingerprint {
+            Some(fingerprint) => dry_run.fingerprint(fingerprint.clone()),
+            None => dry_run,
         }
     }
 
@@ -177,14 +166,14 @@ impl ReplayArgs {
         report.changes_nothing() || (self.allow_dead_letters && settled)
     }
 
-    fn text(&self, promise: &Promised, report: &ReplayReport) -> String {
+    fn text(&self, examined: &Examined, promise: &Promised, report: &ReplayReport) -> String {
         let mut table = Table::default();
-        table.text("topic", self.topics.join(", "));
-        table.text("store", self.gate.store.redacted());
+        table.text("topic", examined.topics.join(", "));
+        table.text("store", &examined.store_name);
         promise.tell(&mut table);
-        table.text("scope", self.gate.scope.as_str());
+        table.text("scope", examined.scope.as_str());
         counts(&mut table, report);
-        if self.gate.fingerprint.is_some() {
+        if examined.fingerprint.is_some() {
             table.number("mismatched", report.mismatched);
             table.noted("not compared", report.uncompared, "counted above as well");
         }

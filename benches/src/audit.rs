@@ -1,0 +1,152 @@
+//! Compares the rate of an audit with that of a replay's dry run, over the same topic.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::{StreamExt as _, stream};
+use oncegate::admin::audit::{Audit, AuditReport};
+use oncegate::admin::dry_run::DryRun;
+use oncegate::kafka::TopicReader;
+use oncegate::redis::RedisStore;
+use oncegate::{Completion, Entry, Gate, Message};
+use oncegate_testkit::{Kafka, Record, RedisServer};
+
+use crate::cores::Cores;
+use crate::figure::{Bound, Figure, Unit};
+use crate::gate::redis_store;
+use crate::messages::{broker_key, fresh_scope, key, payload};
+use crate::rounds::Plan;
+use crate::{BENCH_REDIS, Benchmark};
+
+pub(crate) const BENCHMARK: Benchmark = Benchmark {
+    name: "audit",
+    question: "a consumed topic reconciled with its records and effects, beside the dry run of a replay",
+    cores: Cores::Shared,
+    run: |plan| Box::pin(run(plan)),
+};
+
+const PARTITIONS: i32 = 6;
+
+/// How many messages are produced at a time.
+const CHUNK: usize = 10_000;
+
+/// How many claims and completions are in flight while the messages are handled.
+const IN_FLIGHT: usize = 512;
+
+/// One message in so many has no record and no effect, and the next one has two effects.
+const PLANTED: usize = 100_000;
+
+/// How many keys of effects are added at a time.
+const EFFECTS: usize = 4_096;
+
+/// A topic that was handled.
+struct Handled {
+    kafka: Kafka,
+    topic: String,
+    scope: String,
+    store: RedisStore,
+    count: usize,
+    /// The idempotency keys of the effects.
+    effects: Vec<String>,
+}
+
+async fn run(plan: &Plan) -> Vec<Figure> {
+    let server = RedisServer::start_with(&BENCH_REDIS).await;
+    let handled = Handled::with(plan.size(1_000_000, 5_000), &server).await;
+    let mut rounds = plan.rounds("audit", &["records and effects", "records", "dry run"]);
+    while rounds.next() {
+        rounds.measure("records and effects", handled.audit(true)).await;
+        rounds.measure("records", handled.audit(false)).await;
+        rounds.measure("dry run", handled.dry_run()).await;
+    }
+    let against = |name| rounds.against(name, Unit::MessagesPerSecond, "dry run");
+    vec![
+        against("records and effects").target(Bound::RatioAtLeast, 0.7),
+        against("records").target(Bound::RatioAtLeast, 0.7),
+    ]
+}
+
+fn is_planted(n: usize) -> bool {
+    n.is_multiple_of(PLANTED)
+}
+
+impl Handled {
+    async fn with(count: usize, server: &RedisServer) -> Self {
+        let kafka = Kafka::shared().await;
+        let topic = kafka.new_topic("audit", PARTITIONS).await;
+        for first in (0..count).step_by(CHUNK) {
+            let record = |n| Record::new(payload(n)).key(broker_key(n));
+            kafka.produce(&topic, (first..count.min(first + CHUNK)).map(record)).await;
+        }
+        let store = redis_store(server).connect().await.expect("the server may be used");
+        let scope = fresh_scope();
+        let gate = Arc::new(Gate::new(scope.as_str(), key(), store.clone()));
+        let handle =
+            |n| handle(Arc::clone(&gate), Message::new(topic.as_str(), no_origin(), Some(payload(n))));
+        let handled = (0..count).filter(|n| !is_planted(*n)).map(handle);
+        let mut effects: Vec<String> = stream::iter(handled).buffer_unordered(IN_FLIGHT).collect().await;
+        effects.extend_from_within(..planted(count));
+        Self { kafka, topic, scope, store, count, effects }
+    }
+
+    async fn reader(&self) -> TopicReader {
+        TopicReader::open(self.kafka.bootstrap(), &*self.topic, []).await.expect("the topic is there")
+    }
+
+    /// Messages per second.
+    async fn audit(&self, with_effects: bool) -> f64 {
+        let started = Instant::now();
+        let audit = Audit::new(&*self.scope, key(), self.store.clone());
+        let file = tempfile::tempfile().expect("there is room for a file");
+        let mut audit = audit.open(file).await.expect("the key is the same");
+        let mut reader = self.reader().await;
+        while let Some(messages) = reader.next_batch().await.expect("the topic can be read") {
+            audit.add_messages(messages).await.expect("the store answers");
+        }
+        if with_effects {
+            for keys in self.effects.chunks(EFFECTS) {
+                audit.add_effects(keys.iter().map(String::as_str)).await.expect("the file can be written");
+            }
+        }
+        let report = audit.finish().await.expect("the file can be read");
+        self.check(&report, with_effects);
+        self.count as f64 / started.elapsed().as_secs_f64()
+    }
+
+    /// All that was planted is found, and nothing else.
+    fn check(&self, report: &AuditReport, with_effects: bool) {
+        let planted = planted(self.count) as u64;
+        let doubled = if with_effects { planted } else { 0 };
+        assert_eq!((report.lost, report.doubled, report.found()), (planted, doubled, planted + doubled));
+    }
+
+    /// Messages per second.
+    async fn dry_run(&self) -> f64 {
+        let started = Instant::now();
+        let dry_run = DryRun::new(&*self.scope, key(), self.store.clone());
+        let mut examination = dry_run.open().await.expect("the key is the same");
+        let mut reader = self.reader().await;
+        while let Some(messages) = reader.next_batch().await.expect("the topic can be read") {
+            examination.add(messages).await.expect("the store answers");
+        }
+        let report = examination.finish().await.expect("the store answers");
+        assert_eq!(report.without_record, planted(self.count) as u64);
+        self.count as f64 / started.elapsed().as_secs_f64()
+    }
+}
+
+fn planted(count: usize) -> usize {
+    count.div_ceil(PLANTED)
+}
+
+fn no_origin() -> oncegate::Origin {
+    oncegate::Origin::Other("memory".into())
+}
+
+/// Claims and completes the message, and returns the idempotency key of its effect.
+async fn handle(gate: Arc<Gate>, message: Message) -> String {
+    let Ok(Entry::Granted(lease)) = gate.enter(&message).await else { panic!("each key is new") };
+    let key = lease.attempt().idempotency_key(Audit::DEFAULT_STEP);
+    assert!(matches!(lease.complete(&()).await, Ok(Completion::Applied)), "the lease is ours");
+    key
+}

@@ -1,0 +1,233 @@
+//! Reads the idempotency keys of effects from an export of the downstream system: a CSV file, or the output of a command.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use csv_core::{ReadFieldResult, Reader};
+use tokio::sync::mpsc;
+
+use crate::exit::{Exit, Problem};
+
+/// How many keys are handed on at a time, and how many such batches may wait.
+const BATCH: usize = 4_096;
+const BATCHES_WAITING: usize = 4;
+
+/// How many bytes of a field are kept. An idempotency key is shorter; what is longer is none.
+const FIELD_BYTES: usize = 256;
+
+/// Which field of each line is the key.
+#[derive(Clone, Debug)]
+enum Column {
+    First,
+    /// The first line has the names of the columns.
+    Named(String),
+}
+
+/// Where the effects of the messages are listed.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("export").args(["effects", "effects_command"])))]
+pub(super) struct EffectsArgs {
+    /// A CSV file with a line for each effect that the downstream system has
+    #[arg(long, value_name = "FILE", requires = "effects_column")]
+    effects: Option<PathBuf>,
+
+    /// A command that writes the idempotency key of each effect to its standard output, one a line; it is started by a
+    /// shell when the messages have been read
+    #[arg(long, value_name = "COMMAND")]
+    effects_command: Option<String>,
+
+    /// The column with the idempotency keys: its name in the first line
+    #[arg(long, value_name = "NAME", requires = "export")]
+    effects_column: Option<String>,
+}
+
+/// The keys of effects, in batches, from a thread that reads them.
+pub(super) struct Effects {
+    batches: mpsc::Receiver<Result<Vec<String>, Problem>>,
+}
+
+impl EffectsArgs {
+    pub(super) fn are_given(&self) -> bool {
+        self.effects.is_some() || self.effects_command.is_some()
+    }
+
+    /// Checks that the file can be read, before the messages are.
+    pub(super) fn check(&self) -> Result<(), Problem> {
+        match &self.effects {
+            Some(path) => File::open(path).map(drop).map_err(|error| unreadable(path, &error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins to read.
+    pub(super) fn open(&self) -> Effects {
+        let (sender, batches) = mpsc::channel(BATCHES_WAITING);
+        let (file, command) = (self.effects.clone(), self.effects_command.clone());
+        let column = self.effects_column.clone().map_or(Column::First, Column::Named);
+        tokio::task::spawn_blocking(move || {
+            let mut batch = Vec::with_capacity(BATCH);
+            let mut each = |key: &str| {
+                batch.push(key.to_owned());
+                // An audit that has ended needs no more.
+                batch.len() < BATCH || sender.blocking_send(Ok(std::mem::take(&mut batch))).is_ok()
+            };
+            let read = match (file, command) {
+                (Some(path), _) => read_file(&path, &column, &mut each),
+                (None, Some(command)) => read_command(&command, &column, &mut each),
+                (None, None) => Ok(()),
+            };
+            let last = read.map(|()| batch);
+            // As above.
+            drop(sender.blocking_send(last));
+        });
+        Effects { batches }
+    }
+}
+
+impl Effects {
+    /// Returns the next keys; `None` at the end.
+    pub(super) async fn next_batch(&mut self) -> Result<Option<Vec<String>>, Problem> {
+        self.batches.recv().await.transpose()
+    }
+}
+
+fn unreadable(path: &std::path::Path, error: &io::Error) -> Problem {
+    Problem::new(Exit::BadData, format!("cannot read the effects from {}: {error}", path.display()))
+}
+
+fn read_file(
+    path: &std::path::Path,
+    column: &Column,
+    each: &mut impl FnMut(&str) -> bool,
+) -> Result<(), Problem> {
+    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    read(BufReader::new(file), column, each).map_err(|error| unreadable(path, &error))
+}
+
+fn read_command(command: &str, column: &Column, each: &mut impl FnMut(&str) -> bool) -> Result<(), Problem> {
+    let failed = |why: String| {
+        let text = format!("--effects-command {why}, so its list of effects may be incomplete");
+        Problem::new(Exit::Unreachable, text)
+    };
+    let mut program = Command::new("sh");
+    program.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = program.spawn().map_err(|error| failed(format!("cannot be started: {error}")))?;
+    let output = child.stdout.take().map_or(Ok(()), |output| read(BufReader::new(output), column, each));
+    let status = child.wait().map_err(|error| failed(format!("has no exit status: {error}")))?;
+    if !status.success() {
+        return Err(failed(format!("ended with {status}")));
+    }
+    output.map_err(|error| failed(format!("has an output that cannot be read: {error}")))
+}
+
+/// Calls `each` with the key of each line that is not empty, until it returns `false`. It keeps one field in memory,
+/// however long the lines are.
+fn read(mut input: impl BufRead, column: &Column, each: &mut impl FnMut(&str) -> bool) -> io::Result<()> {
+    let mut fields = Fields::new(column);
+    let mut field = [0; FIELD_BYTES];
+    let (mut reader, mut kept) = (Reader::new(), 0);
+    loop {
+        let available = input.fill_buf()?;
+        let mut spill = [0; FIELD_BYTES];
+        // What does not fit is read and dropped.
+        let rest = field.get_mut(kept..).filter(|rest| !rest.is_empty()).unwrap_or(&mut spill);
+        let (result, consumed, written) = reader.read_field(available, rest);
+        input.consume(consumed);
+        kept = (kept + written).min(FIELD_BYTES);
+        match result {
+            ReadFieldResult::InputEmpty | ReadFieldResult::OutputFull => {}
+            ReadFieldResult::Field { record_end } => {
+                let text = String::from_utf8_lossy(field.get(..kept).unwrap_or_default());
+                if let Some(key) = fields.take(&text, record_end)
+                    && !each(key)
+                {
+                    return Ok(());
+                }
+                kept = 0;
+            }
+            ReadFieldResult::End => return fields.finish(),
+        }
+    }
+}
+
+/// Finds the field of each line that is the key.
+struct Fields<'a> {
+    column: &'a Column,
+    /// The number of the column, once it is known.
+    wanted: Option<usize>,
+    /// Whether the line with the names is over.
+    named: bool,
+    number: usize,
+}
+
+impl<'a> Fields<'a> {
+    fn new(column: &'a Column) -> Self {
+        let is_first = matches!(column, Column::First);
+        Self { column, wanted: is_first.then_some(0), named: is_first, number: 0 }
+    }
+
+    /// Takes the next field, and returns it if it is a key.
+    fn take<'f>(&mut self, field: &'f str, ends_line: bool) -> Option<&'f str> {
+        let number = self.number;
+        self.number = if ends_line { 0 } else { number + 1 };
+        if self.named {
+            return Some(field.trim()).filter(|key| self.wanted == Some(number) && !key.is_empty());
+        }
+        if matches!(self.column, Column::Named(name) if name == field.trim_start_matches('\u{feff}').trim()) {
+            self.wanted.get_or_insert(number);
+        }
+        self.named = ends_line;
+        None
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        match (self.wanted, self.column) {
+            (None, Column::Named(name)) => {
+                let text = format!("its first line names no column {name:?} (--effects-column)");
+                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(text: &str, column: &Column, buffer: usize) -> io::Result<Vec<String>> {
+        let mut found = Vec::new();
+        let mut each = |key: &str| {
+            found.push(key.to_owned());
+            true
+        };
+        read(BufReader::with_capacity(buffer, text.as_bytes()), column, &mut each)?;
+        Ok(found)
+    }
+
+    #[test]
+    fn the_named_column_is_read_whatever_the_others_hold() {
+        let long = "x".repeat(5_000);
+        let text = format!(
+            "\u{feff}id,\"note\",key\r\n1,\"a, \"\"b\"\"\nc\",k1\r\n2,{long},k2\n\n3,,\"k3\"\n4,short\n5,x,k5"
+        );
+        for buffer in [1, 7, 8_192] {
+            let found = keys(&text, &Column::Named("key".to_owned()), buffer).unwrap();
+            assert_eq!(found, ["k1", "k2", "k3", "k5"], "with a buffer of {buffer}");
+            assert_eq!(keys(&text, &Column::Named("id".to_owned()), buffer).unwrap().len(), 5);
+        }
+        let error = keys(&text, &Column::Named("none".to_owned()), 64).unwrap_err().to_string();
+        assert!(error.contains("none") && !error.contains("note"), "{error}");
+    }
+
+    #[test]
+    fn without_a_name_each_line_is_a_key() {
+        assert_eq!(keys("k1\n\nk2\r\n  k3", &Column::First, 3).unwrap(), ["k1", "k2", "k3"]);
+        assert!(keys("", &Column::First, 3).unwrap().is_empty());
+        let long = "y".repeat(FIELD_BYTES * 3);
+        let found = keys(&format!("{long}\nk2"), &Column::First, 16).unwrap();
+        assert_eq!(found.iter().map(String::len).collect::<Vec<_>>(), [FIELD_BYTES, 2]);
+    }
+}

@@ -1,0 +1,298 @@
+//! Whose messages a command examines, and which of them: arguments of `replay` and `audit`.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::admin::dry_run::Known;
+use oncegate::core::key::Scope;
+use oncegate::core::store::Store;
+use oncegate::kafka::{TopicReader, TopicWindow};
+use oncegate::{FingerprintSpec, Key};
+use tracing::warn;
+
+use crate::args::{KEY_FORMS, KEY_HELP, Moment, fingerprint, pair};
+use crate::config::{self, Loaded, Secrets, shape};
+use crate::doctor::{Topics, configured_topics};
+use crate::exit::{Exit, Problem, not_opened};
+use crate::store::{self, StoreArgs};
+
+/// The consumer whose messages are examined: as its configuration says, or by flags, which go before.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExaminedArgs {
+    /// The configuration of the consumer; --scope chooses one of several
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Kafka's addresses, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS", required_unless_present = "config")]
+    pub(crate) brokers: Option<String>,
+
+    /// A topic to read; may be repeated [default: those of the configuration]
+    #[arg(long = "topic", value_name = "NAME", required_unless_present = "config")]
+    pub(crate) topics: Vec<String>,
+
+    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
+    /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ONCEGATE_STORE",
+        hide_env_values = true,
+        required_unless_present = "config"
+    )]
+    pub(crate) store: Option<String>,
+
+    /// The scope of the consumer's gate
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", required_unless_present = "config")]
+    pub(crate) scope: Option<Scope>,
+
+    #[arg(
+        long,
+        value_name = "SPEC",
+        env = "ONCEGATE_KEY",
+        help = KEY_HELP,
+        long_help = KEY_FORMS,
+        required_unless_present = "config"
+    )]
+    pub(crate) key: Option<Key>,
+
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
+    /// compared]
+    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
+    pub(crate) fingerprint: Option<FingerprintSpec>,
+
+    /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) properties: Vec<(String, String)>,
+
+    /// Take routes from the header `oncegate-route`, as the consumer of a topic for redriven messages does
+    #[arg(long)]
+    pub(crate) routes_from_headers: bool,
+
+    #[command(flatten)]
+    pub(crate) window: WindowArgs,
+}
+
+/// Which messages of the topics are read.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "The window [default: all messages that the topics have at the start]")]
+pub(crate) struct WindowArgs {
+    /// Only this partition; may be repeated
+    #[arg(long = "partition", value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(0..))]
+    partitions: Vec<i32>,
+
+    /// Only messages from this offset on
+    #[arg(long, value_name = "OFFSET", value_parser = clap::value_parser!(i64).range(0..))]
+    from_offset: Option<i64>,
+
+    /// Only messages before this offset
+    #[arg(long, value_name = "OFFSET", value_parser = clap::value_parser!(i64).range(0..))]
+    to_offset: Option<i64>,
+
+    /// Only messages of this time or later: 2026-11-21T10:00:00Z, or this long ago: 2h
+    #[arg(long, value_name = "TIME")]
+    since: Option<Moment>,
+
+    /// Only messages before this time: 2026-11-21T10:00:00Z, or this long ago: 2h
+    #[arg(long, value_name = "TIME")]
+    until: Option<Moment>,
+}
+
+/// The consumer whose messages are examined.
+pub(crate) struct Examined {
+    pub(crate) brokers: String,
+    pub(crate) topics: Vec<String>,
+    pub(crate) properties: Vec<(String, String)>,
+    pub(crate) scope: Scope,
+    pub(crate) key: Key,
+    pub(crate) fingerprint: Option<FingerprintSpec>,
+    /// Whether routes are from headers, and not the topics.
+    pub(crate) routes_from_headers: bool,
+    /// The consumer group.
+    pub(crate) group: String,
+    /// The dead-letter topic, if the configuration has one.
+    pub(crate) dead_letters: Option<String>,
+    /// For people.
+    pub(crate) store_name: String,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+impl ExaminedArgs {
+    /// Connects to the store.
+    pub(crate) async fn open(&self) -> Result<Examined, Problem> {
+        let examined = match &self.config {
+            Some(_) => self.of_configuration(&self.load()?).await?,
+            None => self.of_flags().await?,
+        };
+        let mut seen = HashSet::new();
+        match examined.topics.iter().find(|topic| !seen.insert(topic.as_str())) {
+            Some(twice) => Err(Problem::new(Exit::Usage, format!("--topic {twice} is given twice"))),
+            None => Ok(examined),
+        }
+    }
+
+    /// Checks that no flag changes what the configuration says of the consumer, because its handler and its gate are those
+    /// of the configuration.
+    pub(crate) fn check_unaltered(&self) -> Result<(), Problem> {
+        let given = [
+            ("--brokers (ONCEGATE_BROKERS)", self.brokers.is_some()),
+            ("--store (ONCEGATE_STORE)", self.store.is_some()),
+            ("--key (ONCEGATE_KEY)", self.key.is_some()),
+            ("--fingerprint", self.fingerprint.is_some()),
+            ("--property", !self.properties.is_empty()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                let text =
+                    format!("--run takes everything about the consumer from --config: leave out {flag}");
+                Err(Problem::new(Exit::Usage, text))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the configuration.
+    pub(crate) fn load(&self) -> Result<Loaded, Problem> {
+        let loaded = config::load(self.config.as_deref(), |_| Vec::new(), Secrets::MayBeLiteral)?;
+        match loaded.findings.has_errors() {
+            true => {
+                eprintln!("{}", loaded.render());
+                Err(Problem::new(Exit::Configuration, "the configuration has errors"))
+            }
+            false => Ok(loaded),
+        }
+    }
+
+    /// The consumer of the configuration: that of --scope, or the only one.
+    pub(crate) fn choose<'a>(&self, loaded: &'a Loaded) -> Result<(&'a str, shape::Consumer), Problem> {
+        let mut found = loaded.consumers().filter(|(name, _)| match &self.scope {
+            Some(scope) => scope.as_str() == *name,
+            None => true,
+        });
+        match (found.next(), found.next(), &self.scope) {
+            (Some(only), None, _) => Ok(only),
+            (Some(_), Some(_), _) => Err(Problem::new(
+                Exit::Usage,
+                "the configuration has several consumers: name one with --scope",
+            )),
+            (None, _, Some(scope)) => {
+                Err(Problem::new(Exit::Configuration, format!("the configuration has no consumer `{scope}`")))
+            }
+            (None, _, None) => Err(Problem::new(Exit::Configuration, "the configuration has no consumer")),
+        }
+    }
+
+    async fn of_configuration(&self, loaded: &Loaded) -> Result<Examined, Problem> {
+        let refuse = |why: String| Problem::new(Exit::Configuration, why);
+        let (name, consumer) = self.choose(loaded)?;
+        let scope = Scope::new(name)?;
+        let kafka = consumer.source.as_ref().and_then(|source| source.kafka.as_ref());
+        let kafka = kafka.ok_or_else(|| refuse(format!("{name} does not read topics of Kafka")))?;
+        let topics = configured_topics(name, kafka, &consumer).map_err(|why| refuse(why).of(name))?;
+        let Topics { brokers, properties, consumed, dead_letters, group, .. } = topics;
+        if let Some(other) = self.topics.iter().find(|topic| !consumed.contains(topic)) {
+            return Err(refuse(format!("{name} does not consume the topic {other}")));
+        }
+        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
+        let (store_name, store) = match &self.store {
+            Some(url) => (store::redacted(url), StoreArgs { url: url.clone() }.open().await?),
+            None => {
+                let settings = loaded.config.store.clone().unwrap_or_default();
+                let name = store::redacted(settings.url.as_deref().unwrap_or_default());
+                (name, store::open_to_read(&settings).await?.store)
+            }
+        };
+        Ok(Examined {
+            brokers: self.brokers.clone().unwrap_or(brokers),
+            topics: if self.topics.is_empty() { consumed } else { self.topics.clone() },
+            properties: if self.properties.is_empty() { properties } else { self.properties.clone() },
+            routes_from_headers: self.routes_from_headers || kafka.routes_from_headers == Some(true),
+            group: group.unwrap_or_else(|| name.to_owned()),
+            key: key.ok_or_else(|| refuse(format!("{name} has no key")))?,
+            fingerprint: self.fingerprint.clone().or(own),
+            scope,
+            dead_letters,
+            store_name,
+            store,
+        })
+    }
+
+    async fn of_flags(&self) -> Result<Examined, Problem> {
+        let missing = |flag: &str| Problem::new(Exit::Usage, format!("{flag} is missing"));
+        let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
+        let store = StoreArgs { url: self.store.clone().ok_or_else(|| missing("--store"))? };
+        Ok(Examined {
+            brokers: self.brokers.clone().ok_or_else(|| missing("--brokers"))?,
+            topics: self.topics.clone(),
+            properties: self.properties.clone(),
+            routes_from_headers: self.routes_from_headers,
+            group: scope.as_str().to_owned(),
+            scope,
+            key: self.key.clone().ok_or_else(|| missing("--key"))?,
+            fingerprint: self.fingerprint.clone(),
+            dead_letters: None,
+            store_name: store.redacted(),
+            store: store.open().await?,
+        })
+    }
+}
+
+impl Examined {
+    /// Opens the topics. All ends are taken before the first message is read, so that they belong to one moment.
+    pub(crate) async fn readers(&self, window: &WindowArgs) -> Result<Vec<TopicReader>, Problem> {
+        let window = window.of_topic();
+        let mut readers = Vec::new();
+        for topic in &self.topics {
+            readers.push(self.reader(topic, window.clone()).await?);
+        }
+        Ok(readers)
+    }
+
+    pub(crate) async fn reader(&self, topic: &str, window: TopicWindow) -> Result<TopicReader, Problem> {
+        let window = if self.routes_from_headers { window.routes_from_headers() } else { window };
+        let properties = self.properties.iter().cloned();
+        let reader = TopicReader::open_window(&self.brokers, topic, properties, window).await;
+        reader.map_err(|error| not_opened(&error))
+    }
+
+    /// Warns when the scope is not what it should be.
+    pub(crate) fn tell(&self, known: Known) {
+        let scope = &self.scope;
+        match known {
+            Known::Same => {}
+            Known::OtherFingerprint => warn!(
+                %scope,
+                "the gate of this scope compares contents; without its --fingerprint, mismatches are not seen here"
+            ),
+            Known::Nothing => warn!(
+                %scope,
+                "no gate has ever opened this scope in this store: is it the right scope, and the right store?"
+            ),
+        }
+    }
+}
+
+impl WindowArgs {
+    fn of_topic(&self) -> TopicWindow {
+        let mut window =
+            self.partitions.iter().fold(TopicWindow::new(), |window, one| window.partition(*one));
+        window = self.from_offset.into_iter().fold(window, TopicWindow::from_offset);
+        window = self.to_offset.into_iter().fold(window, TopicWindow::to_offset);
+        let time =
+            |moment: &Option<Moment>| -> Option<SystemTime> { moment.as_ref().map(|moment| moment.time) };
+        window = time(&self.since).into_iter().fold(window, TopicWindow::since);
+        time(&self.until).into_iter().fold(window, TopicWindow::until)
+    }
+}
+
+/// A progress bar on standard error; hidden unless that is a terminal.
+pub(crate) fn progress(total: u64) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style)
+}
