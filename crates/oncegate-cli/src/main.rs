@@ -187,7 +187,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
 impl Command {
     /// Whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
-        matches!(self, Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)))
+        matches!(self, Self::Run(_) | Self::Prove(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)))
     }
 
     /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and `prove` causes those

@@ -21,6 +21,7 @@ mod judge;
 mod launch;
 pub mod report;
 mod round;
+mod rounds;
 mod samples;
 mod schedule;
 #[cfg(feature = "http")]

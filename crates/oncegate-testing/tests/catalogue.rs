@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate::{Attempt, Failure, Handler, Key, Message};
-use oncegate_testing::{Defect, Downstream, DownstreamError, Trial, Verdict};
+use oncegate_testing::{Defect, Downstream, DownstreamError, Event, Form, Trial, Verdict, What};
 use serde_json::{Value, json};
 
 /// What a handler does.
@@ -289,9 +289,9 @@ fn a_handler_that_does_not_know_the_witness_is_an_error() {
 }
 
 #[test]
-fn a_finding_has_only_the_faults_that_it_needs() {
+fn a_finding_has_only_the_faults_and_samples_that_it_needs() {
     let seed = seed();
-    let (mut several, mut fewer) = (0, 0);
+    let (mut several, mut fewer, mut alone) = (0, 0, 0);
     for round in 20..36 {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -313,8 +313,14 @@ fn a_finding_has_only_the_faults_that_it_needs() {
             assert_eq!(of_finding, of_round, "seed {seed}, round {round}: each fault is needed or left out");
             several += 1;
             fewer += usize::from(!finding.left_out.is_empty());
+            alone +=
+                usize::from(finding.only_samples == finding.violation.sample.into_iter().collect::<Vec<_>>());
+            let sent = |event: &Event| matches!(event.what, What::Produced { form: Form::Original, .. });
+            assert_eq!(finding.timeline.iter().filter(|event| sent(event)).count(), 1, "{finding:#?}");
         }
     }
+    // A kill during the call for one sample may be the reason for the double effect of another.
+    assert!(alone * 2 > several, "seed {seed}: {alone} of {several} findings have their own sample alone");
     assert!(
         fewer * 2 > several,
         "seed {seed}: {fewer} of {several} findings have fewer faults than their rounds"

@@ -1,8 +1,11 @@
 //! `oncegate prove`: tries to make a worker lose an effect or have it twice, without a server.
 //!
-//! `workers` starts the worker for each process of a trial; `repeat` has the command that plays a round again.
+//! `subject` is what is tried, from flags or a configuration; `workers` starts its worker for each process of a trial, and
+//! `stores` opens the store of each round. `repeat` has the command that plays a round again.
 
 mod repeat;
+mod stores;
+mod subject;
 mod workers;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,6 +20,9 @@ use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Ver
 use crate::args::{KEY_FORMS, KEY_HELP, duration};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
+use crate::run::build::with_settings;
+use stores::Stores;
+use subject::Subject;
 use workers::Workers;
 
 /// The largest file of samples, in bytes.
@@ -33,8 +39,16 @@ const DOWNSTREAM_PORT: u16 = 9797;
 ///
 /// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("worker").required(true))]
+#[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct ProveArgs {
+    /// A configuration: its consumer is tried, with its worker, key, route and limits; flags win over it
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// The consumer of --config [default: the only one of the file]
+    #[arg(long, value_name = "NAME", requires = "config")]
+    scope: Option<String>,
+
     /// A worker on standard streams
     #[arg(long, value_name = "COMMAND", group = "worker")]
     handler_exec: Option<String>,
@@ -47,12 +61,16 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "URL", group = "worker")]
     handler: Option<String>,
 
-    /// The content type of the samples
-    #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "handler")]
-    content_type: String,
+    /// The content type of the samples, for --handler [default: application/json, or that of --config]
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
 
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
-    key: Key,
+    key: Option<Key>,
+
+    /// The route of the samples, which is a part of their keys [default: the topic or queue of --config, or samples]
+    #[arg(long, value_name = "NAME")]
+    route: Option<String>,
 
     /// A file of JSON objects, one a line, each a different business event
     #[arg(long, value_name = "FILE")]
@@ -82,16 +100,25 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "round")]
     leave_out: Vec<Fault>,
 
+    /// Send these samples alone in --round, as a finding did that did not need others: their numbers, with commas
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "round")]
+    only_samples: Vec<usize>,
+
     /// The faults, with commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     faults: Vec<Fault>,
+
+    /// A store to use instead of SQLite files: redis://host:port or postgres://host:port/database. The records are in
+    /// scopes of the trial's own and are removed at its end. The store of --config is never used
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
 
     /// The lease of the gates; faults last for parts or multiples of it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     lease: Duration,
 
     /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler]
-    #[arg(long, value_name = "COUNT", conflicts_with = "handler", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: Option<u16>,
 
     /// Where the downstream service listens [default: a free port, and 127.0.0.1:9797 with --handler]
@@ -108,12 +135,14 @@ pub(crate) struct ProveArgs {
 }
 
 pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
+    let subject = Subject::of(args)?;
     let samples = read_samples(args.samples.clone()).await?;
     if let Some(folder) = &args.report {
         // Before the trial, so that a mistake costs no minute.
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
     }
-    let port = if args.handler.is_some() { DOWNSTREAM_PORT } else { 0 };
+    let is_shared = subject.handler.http.is_some();
+    let port = if is_shared { DOWNSTREAM_PORT } else { 0 };
     let listen = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let service = Service::start(listen).await.map_err(|error| {
         let what = format!(
@@ -123,9 +152,20 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     })?;
     let service = Arc::new(service);
     let seed = args.seed.unwrap_or_else(oncegate_testing::random_seed);
-    let verdict = trial(args, samples, seed, Arc::clone(&service)).run().await;
+    let stores = Stores::of(args.store.as_deref()).await?;
+    let trial = trial(args, &subject, Arc::clone(&service)).messages(samples).seed(seed);
+    let trial = stores.of_trial(trial);
+    let verdict = tokio::select! {
+        biased;
+        // Dropping the trial kills its workers.
+        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+        verdict = trial.run() => verdict.map_err(problem),
+    };
     service.stop().await;
-    let verdict = verdict.map_err(problem)?;
+    let verdict = match stores.remove().await {
+        Ok(()) => verdict?,
+        Err(left) => return Err(verdict.err().map_or(left.clone(), |problem| problem.and(&left))),
+    };
     let repeat = |finding: &Finding| repeat::command(args, seed, finding);
     if let Some(folder) = &args.report {
         write_reports(folder, &verdict, &repeat)?;
@@ -139,8 +179,8 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     Ok(if verdict.is_clean() { Exit::Yes } else { Exit::No })
 }
 
-fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service>) -> Trial {
-    let parallel = match args.handler {
+fn trial(args: &ProveArgs, subject: &Subject, service: Arc<Service>) -> Trial {
+    let parallel = match subject.handler.http {
         Some(_) => 1,
         None => args.parallel.unwrap_or(4),
     };
@@ -149,11 +189,13 @@ fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service
         None => progress(args.seconds, "seconds"),
     };
     let (began, counts_rounds) = (Instant::now(), args.rounds.is_some());
-    let mut trial = Trial::new(Workers::of(args, service))
-        .key(args.key.clone())
-        .messages(samples)
+    let (of_gate, of_consumer) = (subject.clone(), subject.settings.clone());
+    let mut trial = Trial::new(Workers::of(args, subject, service))
+        .key(subject.key.clone())
+        .route(&subject.route)
+        .gate_with(move |gate| of_gate.gate(gate))
+        .consumer_with(move |consumer| with_settings(consumer, &of_consumer))
         .volatile(args.volatile.iter().cloned())
-        .seed(seed)
         .lease(args.lease)
         .parallel(parallel.into())
         .progress(move |progress: &Progress| {
@@ -165,7 +207,10 @@ fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service
         trial = trial.faults(args.faults.iter().copied());
     }
     match (args.round, args.rounds) {
-        (Some(round), _) => trial.only_round(round).leave_out(args.leave_out.iter().copied()),
+        (Some(round), _) => {
+            let trial = trial.only_round(round).leave_out(args.leave_out.iter().copied());
+            trial.only_samples(args.only_samples.iter().copied())
+        }
         (None, Some(rounds)) => trial.rounds(rounds),
         (None, None) => trial.for_time(Duration::from_secs(args.seconds)),
     }

@@ -8,8 +8,9 @@ use oncegate::{BoxError, Consumer, Gate};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
 
 use super::ProveArgs;
+use super::subject::Subject;
 use crate::config::shape;
-use crate::config::values::Program;
+use crate::config::values::{Program, Size, Time};
 use crate::run::{Limited, WorkerLimits, until_ready, worker};
 
 /// The longest time that a worker may take to become ready.
@@ -19,23 +20,25 @@ const DOWNSTREAM: &str = "ONCEGATE_DOWNSTREAM";
 
 /// The worker under trial.
 pub(super) struct Workers {
-    exec: Option<String>,
-    command: Option<String>,
-    http: Option<String>,
-    content_type: String,
+    subject: Subject,
     lease: Duration,
     service: Arc<Service>,
 }
 
 impl Workers {
-    pub(super) fn of(args: &ProveArgs, service: Arc<Service>) -> Self {
-        Self {
-            exec: args.handler_exec.clone(),
-            command: args.handler_command.clone(),
-            http: args.handler.clone(),
-            content_type: args.content_type.clone(),
-            lease: args.lease,
-            service,
+    pub(super) fn of(args: &ProveArgs, subject: &Subject, service: Arc<Service>) -> Self {
+        Self { subject: subject.clone(), lease: args.lease, service }
+    }
+}
+
+/// The program with another variable in its environment, which this process must not have. Neither name nor value needs
+/// quotes.
+fn with_variable(program: &Program, name: &str, value: &str) -> Program {
+    let variable = format!("{name}={value}");
+    match program {
+        Program::Shell(text) => Program::Shell(format!("env {variable} {text}")),
+        Program::Words(words) => {
+            Program::Words(["env".to_owned(), variable].into_iter().chain(words.iter().cloned()).collect())
         }
     }
 }
@@ -45,23 +48,22 @@ impl Launch for Workers {
     type Handler = Limited;
 
     async fn launch(&self, downstream: Downstream) -> Result<Launched<Limited>, BoxError> {
-        let place = match &self.http {
+        let handler = &self.subject.handler;
+        let place = match &handler.http {
             // It was started before, with the address that all processes share.
             Some(_) => self.service.shared_place(downstream),
             None => self.service.place(downstream),
         };
-        // By `env`, because the worker's process must have it and this one must not. A URL needs no quotes.
-        let program = |text: &String| Program::Shell(format!("env {DOWNSTREAM}={} {text}", place.url()));
+        let program = |program: &Program| with_variable(program, DOWNSTREAM, place.url());
         let handler = shape::Handler {
-            http: self.http.clone(),
-            exec: self.exec.as_ref().map(program),
-            command: self.command.as_ref().map(program),
-            content_type: Some(self.content_type.clone()),
-            ..shape::Handler::default()
+            exec: handler.exec.as_ref().map(program),
+            command: handler.command.as_ref().map(program),
+            ..handler.clone()
         };
         let limits = WorkerLimits {
             lease: self.lease,
-            result_max_bytes: Gate::DEFAULT_MAX_LARGE_RESULT_BYTES,
+            result_max_bytes: (self.subject.settings.max_large_result)
+                .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
             in_batches: false,
         };
         let (worker, foreman) = worker(&handler, &limits)?;
@@ -73,7 +75,8 @@ impl Launch for Workers {
             )
         })?;
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
-        let limited = Limited { worker, timeout: None, longest_delay };
+        let timeout = handler.timeout.map(|Time(timeout)| timeout);
+        let limited = Limited { worker, timeout, longest_delay };
         let end = async move {
             let by_itself = match foreman {
                 Some(foreman) => foreman.dismiss().await,
@@ -82,6 +85,6 @@ impl Launch for Workers {
             drop(place);
             by_itself
         };
-        Ok(Launched::new(limited).most(most).ended_by(end))
+        Ok(Launched::new(limited).most(most.min(self.subject.most())).ended_by(end))
     }
 }

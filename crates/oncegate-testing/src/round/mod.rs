@@ -1,11 +1,13 @@
-//! One round: an embedded broker, a store in memory, consumers that come and go, and the downstream service.
+//! One round: an embedded broker, a store, consumers that come and go, and the downstream service.
 //!
-//! `broker` delivers, `store` is a process's way to the store, `downstream` the service that witnesses the effects,
+//! `broker` delivers, `store` is a process's way to the store and `losses` what makes it lose its records, `downstream` the
+//! service that witnesses the effects,
 //! `watched` writes the runs of the handler down, `process` has what faults do to a process, `run` starts and ends them.
 
 mod active;
 mod broker;
 mod downstream;
+mod losses;
 mod process;
 mod run;
 mod store;
@@ -18,10 +20,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fastrand::Rng;
-use oncegate_core::key::{CompiledKey, StoreKey};
+use oncegate_core::key::{CompiledKey, Scope, StoreKey};
+use oncegate_core::store::Store;
 use oncegate_core::testing::fault::{FaultStore, Faults};
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
-use oncegate_runtime::{BoxError, MemoryStore, Message, Origin};
+use oncegate_runtime::{BoxError, Message, Origin};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -30,15 +33,14 @@ use crate::history::{Form, Recorder, What, digest};
 use crate::samples::Samples;
 use crate::schedule::{Schedule, Strike};
 use broker::Broker;
+use losses::LossyStore;
 
 pub(crate) use broker::Member;
 pub use downstream::{Downstream, DownstreamError, EffectRequest};
 pub(crate) use process::Process;
-pub(crate) use run::{RoundSettings, STOP_DEADLINE_MS, play};
+pub(crate) use run::{ChangeConsumer, ChangeGate, OpenStore, RoundSettings, STOP_DEADLINE_MS, play};
 pub(crate) use watched::Watched;
 
-/// The route of all messages, and the topic of their origins.
-pub(crate) const ROUTE: &str = "samples";
 /// A payload that is not JSON.
 const MALFORMED: &[u8] = b"{\"order\": \xff";
 
@@ -47,10 +49,12 @@ pub(crate) struct Round {
     pub(crate) schedule: Schedule,
     pub(crate) recorder: Arc<Recorder>,
     samples: Arc<Samples>,
-    lease: Duration,
+    settings: Arc<RoundSettings>,
+    /// The scope of the round's gates.
+    scope: Scope,
     broker: Arc<Broker>,
-    memory: Arc<MemoryStore>,
-    /// The store with the faults of its network, if the round has them.
+    losses: Arc<LossyStore>,
+    /// The same store with the faults of its network, if the round has them.
     store: Arc<FaultStore>,
     sent: Vec<Sending>,
     by_key: HashMap<StoreKey, usize>,
@@ -95,8 +99,11 @@ impl Round {
         schedule: Schedule,
         samples: Arc<Samples>,
         key: &CompiledKey,
-        lease: Duration,
+        store: Arc<dyn Store>,
+        scope: Scope,
+        settings: Arc<RoundSettings>,
     ) -> Arc<Self> {
+        let route = &settings.route;
         let mut rng = Rng::with_seed(schedule.seed);
         let recorder = Arc::new(Recorder::new());
         let (mut messages, mut sent, mut by_key) = (Vec::new(), Vec::new(), HashMap::new());
@@ -108,10 +115,10 @@ impl Round {
                 Form::Malformed => MALFORMED.into(),
             };
             let offset = i64::try_from(number).unwrap_or(i64::MAX);
-            let origin =
-                Origin::Kafka { topic: ROUTE.into(), partition: partition_number(planned.partition), offset };
-            let message = Message::new(ROUTE, origin, Some(payload));
-            let store_key = key.derive(ROUTE, &message).ok();
+            let partition = partition_number(planned.partition);
+            let origin = Origin::Kafka { topic: Arc::clone(route), partition, offset };
+            let message = Message::new(Arc::clone(route), origin, Some(payload));
+            let store_key = key.derive(route, &message).ok();
             let digest = store_key.as_ref().map(key_name);
             let what =
                 What::Produced { message: number, sample: planned.sample, form: planned.form, key: digest };
@@ -122,8 +129,8 @@ impl Round {
             sent.push(Sending { sample: planned.sample, form: planned.form });
             messages.push((planned.partition, message));
         }
-        let memory = Arc::new(MemoryStore::new());
-        let store = faulty(&schedule, Arc::clone(&memory), lease, rng.u64(..));
+        let losses = Arc::new(LossyStore::new(store));
+        let store = faulty(&schedule, Arc::clone(&losses), settings.lease, rng.u64(..));
         let broker = Broker::new(messages, schedule.partitions, rng.fork(), Arc::clone(&recorder));
         for fault in schedule.faults.iter().copied() {
             if !fault.strikes_a_call() && !fault.strikes_a_completion() && fault != Fault::Redelivery {
@@ -135,9 +142,10 @@ impl Round {
             schedule,
             recorder,
             samples,
-            lease,
+            settings,
+            scope,
             broker,
-            memory,
+            losses,
             store: Arc::new(store),
             sent,
             by_key,
@@ -199,7 +207,7 @@ impl Round {
 
     /// The store loses every record. A producer or an operator who notices that sends everything again.
     fn lose_records(&self) {
-        self.memory.lose_everything();
+        self.losses.lose_records();
         self.broker.rewind();
     }
 
@@ -218,7 +226,8 @@ impl Round {
     fn call_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
         let sample = sample?;
         let Strike { fault, tenths, .. } = self.strike(sample, Fault::strikes_a_call)?;
-        let time = self.lease * tenths / 10;
+        let lease = self.settings.lease;
+        let time = lease * tenths / 10;
         self.recorder.note(process.number, What::FaultBegan { fault, sample: Some(sample) });
         match fault {
             Fault::Refused => Some(CallFault::Refuse),
@@ -230,7 +239,7 @@ impl Round {
             Fault::Freeze => Some(CallFault::Freeze(time)),
             Fault::Rebalance => {
                 self.broker.rotate();
-                Some(CallFault::Late(self.lease / 10))
+                Some(CallFault::Late(lease / 10))
             }
             Fault::TwoConsumers => {
                 if let Some(message) = self.sent.iter().position(|sending| sending.sample == sample) {
@@ -277,7 +286,7 @@ fn partition_number(partition: usize) -> i32 {
 }
 
 /// The store behind a network that loses requests and replies, if the round has that fault.
-fn faulty(schedule: &Schedule, memory: Arc<MemoryStore>, lease: Duration, seed: u64) -> FaultStore {
+fn faulty(schedule: &Schedule, store: Arc<LossyStore>, lease: Duration, seed: u64) -> FaultStore {
     let faults = match schedule.has(Fault::LostReplies) {
         false => Faults::default(),
         true => Faults {
@@ -290,7 +299,7 @@ fn faulty(schedule: &Schedule, memory: Arc<MemoryStore>, lease: Duration, seed: 
             ..Faults::default()
         },
     };
-    FaultStore::new(memory, faults, seed).sleep_with(tokio::time::sleep)
+    FaultStore::new(store, faults, seed).sleep_with(tokio::time::sleep)
 }
 
 /// Dead letters in the history.
