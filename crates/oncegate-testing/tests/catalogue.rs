@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate::{Attempt, Failure, Handler, Key, Message};
+use bytes::Bytes;
+use oncegate::{Attempt, BoxError, Failure, Handler, Key, Message};
 use oncegate_testing::{Defect, Downstream, DownstreamError, Event, Form, Trial, Verdict, What};
 use serde_json::{Value, json};
 
@@ -30,6 +31,7 @@ enum Way {
     MarksBeforeEffect,
     AnswersBeforeEffect,
     ChargesDuplicates,
+    ChargesDuplicatesThatItCannotRead,
     ReturnsRandomResults,
     UsesFieldsOfTheMessageBefore,
     RetriesInPlaceWithoutKey,
@@ -67,7 +69,9 @@ impl Billing {
         let id = order["order_id"].as_str().unwrap_or_default().to_owned();
         let key = attempt.idempotency_key("charge");
         match self.way {
-            Way::Right | Way::ChargesDuplicates => Ok(self.charge_right(order, attempt).await?),
+            Way::Right | Way::ChargesDuplicates | Way::ChargesDuplicatesThatItCannotRead => {
+                Ok(self.charge_right(order, attempt).await?)
+            }
             Way::RightWithTwoSteps => {
                 let receipt = self.charge(order, Some(&key), "charge").await?;
                 self.charge(order, Some(&attempt.idempotency_key("mail")), "mail").await?;
@@ -179,6 +183,12 @@ impl Handler for Billing {
         }
         Ok(())
     }
+
+    async fn undecodable_duplicate(&self, message: &Message, _: Bytes, _: BoxError) {
+        if self.way == Way::ChargesDuplicatesThatItCannotRead {
+            drop(self.charge(&message.json().unwrap(), None, "").await);
+        }
+    }
 }
 
 fn samples() -> Vec<Value> {
@@ -250,6 +260,7 @@ planted! {
     giving_up_too_early_is_found: GivesUp => GaveUp;
     a_mark_before_the_effect_is_found: MarksBeforeEffect => MarkedBeforeEffect;
     an_answer_before_the_effect_is_found: AnswersBeforeEffect => AnsweredTooEarly;
+    an_effect_for_a_result_that_does_not_decode_is_found: ChargesDuplicatesThatItCannotRead => EffectInDuplicate;
     an_effect_in_the_hook_for_duplicates_is_found: ChargesDuplicates => EffectInDuplicate;
     random_results_are_found: ReturnsRandomResults => DifferentResults;
     fields_of_the_message_before_are_found: UsesFieldsOfTheMessageBefore => LostEffect | ChangingDownstreamKey;

@@ -84,7 +84,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
 
-    /// Play this number of rounds, however long that takes: 19 have each fault by itself
+    /// Play this number of rounds, however long that takes: 20 have each fault by itself
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["seconds", "round"])]
     rounds: Option<u64>,
 

@@ -13,12 +13,13 @@ mod run;
 mod store;
 mod watched;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use fastrand::Rng;
 use oncegate_core::key::{CompiledKey, Scope, StoreKey};
 use oncegate_core::store::Store;
@@ -44,6 +45,9 @@ pub(crate) use watched::Watched;
 /// A payload that is not JSON.
 const MALFORMED: &[u8] = b"{\"order\": \xff";
 
+/// A stored result that says that it is JSON, and ends too early.
+const UNDECODABLE: &[u8] = b"\x01{\"of another version\":";
+
 /// The state of a round, which its processes share.
 pub(crate) struct Round {
     pub(crate) schedule: Schedule,
@@ -60,6 +64,8 @@ pub(crate) struct Round {
     by_key: HashMap<StoreKey, usize>,
     strikes: Mutex<Vec<Strike>>,
     store_away_until: Mutex<Option<Instant>>,
+    /// The keys whose stored results no longer decode.
+    undecodable: Mutex<HashSet<StoreKey>>,
     ledger: downstream::Ledger,
     active: active::Active,
     processes: Mutex<Vec<Arc<Process>>>,
@@ -92,6 +98,7 @@ enum CompletionFault {
     KillBefore,
     KillAfter,
     Loss,
+    Undecodable,
 }
 
 impl Round {
@@ -150,6 +157,7 @@ impl Round {
             sent,
             by_key,
             store_away_until: Mutex::new(None),
+            undecodable: Mutex::default(),
             ledger: downstream::Ledger::default(),
             active: active::Active::default(),
             processes: Mutex::default(),
@@ -265,8 +273,21 @@ impl Round {
             Fault::KillBeforeCompleted => Some(CompletionFault::KillBefore),
             Fault::KillAfterCompleted => Some(CompletionFault::KillAfter),
             Fault::StoreLoss => Some(CompletionFault::Loss),
+            Fault::UndecodableResults => Some(CompletionFault::Undecodable),
             _ => None,
         }
+    }
+
+    /// From now on the stored result of this key is one that no handler can read, and its duplicates come.
+    fn spoil_result(&self, key: StoreKey) {
+        self.undecodable.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        self.broker.rewind();
+    }
+
+    /// The stored result of this key, as a handler gets it.
+    fn result_of(&self, key: &StoreKey, stored: Bytes) -> Bytes {
+        let undecodable = self.undecodable.lock().unwrap_or_else(PoisonError::into_inner);
+        if undecodable.contains(key) { Bytes::from_static(UNDECODABLE) } else { stored }
     }
 }
 
