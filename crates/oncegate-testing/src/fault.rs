@@ -120,6 +120,11 @@ impl Fault {
         )
     }
 
+    /// Whether the fault is about what the downstream service answers, so that it needs a call of it.
+    pub(crate) const fn concerns_the_answer(self) -> bool {
+        matches!(self, Self::LateAnswer | Self::Refused | Self::NoAnswer | Self::AnswerLost)
+    }
+
     /// Whether the fault begins with a completion in the store.
     pub(crate) const fn strikes_a_completion(self) -> bool {
         matches!(

@@ -28,6 +28,7 @@ mod schedule;
 mod service;
 mod trial;
 mod verdict;
+mod witness;
 
 pub use defect::Defect;
 pub use fault::{Fault, UnknownFault};
@@ -41,3 +42,4 @@ pub use schedule::{PlannedMessage, Schedule, Strike};
 pub use service::{Place, Service};
 pub use trial::{Progress, Trial, TrialError, random_seed};
 pub use verdict::{Finding, Verdict};
+pub use witness::Witness;

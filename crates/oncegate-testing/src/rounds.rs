@@ -10,7 +10,7 @@ use crate::facts::Steps;
 use crate::fault::Fault;
 use crate::history::Event;
 use crate::judge::judge;
-use crate::round::{Round, RoundSettings, play};
+use crate::round::{Round, RoundError, RoundSettings, play};
 use crate::samples::Samples;
 use crate::schedule::Schedule;
 use crate::trial::TrialError;
@@ -140,7 +140,10 @@ impl Rounds {
         let store = (self.settings.open)().await.map_err(TrialError::Store)?;
         let settings = Arc::clone(&self.settings);
         let round = Round::new(schedule.clone(), Arc::clone(&self.samples), &key, store, scope, settings);
-        let events = play(round).await.map_err(TrialError::Launch)?;
+        let events = play(round).await.map_err(|error| match error {
+            RoundError::Launch(error) => TrialError::Launch(error),
+            RoundError::Witness(error) => TrialError::Witness(error),
+        })?;
         Ok(Played { schedule, events })
     }
 }

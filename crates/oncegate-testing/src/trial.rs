@@ -23,6 +23,7 @@ use crate::round::{ChangeConsumer, ChangeGate, OpenStore, RoundSettings};
 use crate::rounds::{Played, Rounds};
 use crate::samples::{BadSamples, Samples};
 use crate::verdict::Verdict;
+use crate::witness::Witness;
 
 /// The route of the messages, unless another is set.
 const ROUTE: &str = "samples";
@@ -93,6 +94,7 @@ pub struct Trial {
     open: Box<OpenStore>,
     change_gate: Box<ChangeGate>,
     change_consumer: Box<ChangeConsumer>,
+    witness: Option<Box<dyn Witness>>,
     progress: Option<Box<ProgressHook>>,
 }
 
@@ -133,7 +135,7 @@ pub enum TrialError {
     },
     /// The handler was called, and had no effect for any sample, although there were no faults.
     #[error(
-        "no call arrived at the downstream service, so nothing can be judged; let the handler call it for each effect"
+        "no call arrived at the downstream service, and no witness lists an effect, so nothing can be judged; let the handler call the service for each effect, or list the effects"
     )]
     NoEffects,
     /// The scope is too long, or has characters that a scope must not have.
@@ -145,6 +147,9 @@ pub enum TrialError {
     /// The store of a round cannot be opened.
     #[error("the store of a round cannot be opened")]
     Store(#[source] BoxError),
+    /// The effects of a round cannot be listed.
+    #[error("the effects of a round cannot be listed")]
+    Witness(#[source] BoxError),
     /// A handler cannot be started.
     #[error("the handler cannot be started")]
     Launch(#[source] BoxError),
@@ -180,6 +185,7 @@ impl Trial {
             open: Box::new(|| std::future::ready(Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>)).boxed()),
             change_gate: Box::new(|gate| gate),
             change_consumer: Box::new(|consumer| consumer),
+            witness: None,
             progress: None,
         }
     }
@@ -318,6 +324,16 @@ impl Trial {
         self
     }
 
+    /// Judges the effects that this witness lists, besides those in the [`Downstream`](crate::Downstream) service. None by
+    /// default.
+    ///
+    /// Faults that begin with a call of the service begin with a run of the handler then, except those of its answers.
+    #[must_use]
+    pub fn witness(mut self, witness: impl Witness) -> Self {
+        self.witness = Some(Box::new(witness));
+        self
+    }
+
     /// Calls `progress` after each round.
     #[must_use]
     pub fn progress(mut self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
@@ -385,6 +401,7 @@ impl Trial {
             open: self.open,
             change_gate: self.change_gate,
             change_consumer: self.change_consumer,
+            witness: self.witness,
         };
         let rounds = Rounds {
             seed: self.seed,

@@ -115,6 +115,10 @@ impl Verdict {
                 What::Produced { .. } => self.messages += 1,
                 What::Began { .. } => self.runs += 1,
                 What::Performed { .. } => self.effects += 1,
+                What::Listed { sample, .. } => {
+                    self.effects += 1;
+                    self.unassigned += u64::from(sample.is_none() && !schedule.has(Fault::Poison));
+                }
                 What::FaultBegan { fault, .. } => *self.faults.entry(*fault).or_default() += 1,
                 // The values of poison are those of no sample.
                 What::Called { sample: None, .. } if !schedule.has(Fault::Poison) => self.unassigned += 1,
@@ -237,6 +241,7 @@ fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
             What::Performed { call } | What::Repeated { call, .. } | What::Returned { call, .. } => {
                 calls.contains(call)
             }
+            What::Listed { sample: of, .. } => sample.is_none() || *of == sample,
             What::FaultBegan { fault, sample: of } => {
                 !fault.concerns_one_sample() || sample.is_none() || *of == sample
             }

@@ -1,11 +1,12 @@
 //! `oncegate prove`: tries to make a worker lose an effect or have it twice, without a server.
 //!
-//! `subject` is what is tried, from flags or a configuration; `workers` starts its worker for each process of a trial, and
-//! `stores` opens the store of each round. `repeat` has the command that plays a round again.
+//! `tried` is what is tried, from flags or a configuration; `workers` starts its worker for each process of a trial, and
+//! `stores` opens the store of each round. `witness` lists effects elsewhere. `repeat` has the command that plays a round again.
 
 mod repeat;
 mod stores;
-mod subject;
+mod tried;
+mod witness;
 mod workers;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,7 +23,8 @@ use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
 use crate::run::build::with_settings;
 use stores::Stores;
-use subject::Subject;
+use tried::TriedConsumer;
+use witness::{SharedWitness, WitnessCommand};
 use workers::Workers;
 
 /// The largest file of samples, in bytes.
@@ -108,6 +110,11 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     faults: Vec<Fault>,
 
+    /// A command that lists the effects in a file or table, one JSON object a line, with the business fields. It and the
+    /// workers have the folder of their round in ONCEGATE_TRIAL_DIR. One round runs at a time unless it names that folder
+    #[arg(long, value_name = "COMMAND")]
+    witness_command: Option<String>,
+
     /// A store to use instead of SQLite files: redis://host:port or postgres://host:port/database. The records are in
     /// scopes of the trial's own and are removed at its end. The store of --config is never used
     #[arg(long, value_name = "URL")]
@@ -117,7 +124,8 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     lease: Duration,
 
-    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler]
+    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler
+    /// and where rounds share what --witness-command lists]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: Option<u16>,
 
@@ -135,13 +143,13 @@ pub(crate) struct ProveArgs {
 }
 
 pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
-    let subject = Subject::of(args)?;
+    let tried = TriedConsumer::of(args)?;
     let samples = read_samples(args.samples.clone()).await?;
     if let Some(folder) = &args.report {
         // Before the trial, so that a mistake costs no minute.
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
     }
-    let is_shared = subject.handler.http.is_some();
+    let is_shared = tried.handler.http.is_some();
     let port = if is_shared { DOWNSTREAM_PORT } else { 0 };
     let listen = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let service = Service::start(listen).await.map_err(|error| {
@@ -152,9 +160,21 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     })?;
     let service = Arc::new(service);
     let seed = args.seed.unwrap_or_else(oncegate_testing::random_seed);
-    let stores = Stores::of(args.store.as_deref()).await?;
-    let trial = trial(args, &subject, Arc::clone(&service)).messages(samples).seed(seed);
-    let trial = stores.of_trial(trial);
+    // Removed when it is dropped: at the end.
+    let folder = tempfile::Builder::new().prefix("oncegate-prove-").tempdir().map_err(|error| {
+        let place = std::env::temp_dir();
+        let why = format!("no folder can be created in {}: {error}; set TMPDIR", place.display());
+        Problem::new(Exit::Configuration, why)
+    })?;
+    let stores = Stores::of(args.store.as_deref(), folder.path()).await?;
+    let witness = args.witness_command.as_deref().map(|command| WitnessCommand::new(command, folder.path()));
+    let witness = witness.map(Arc::new);
+    let workers = Workers::of(args, &tried, Arc::clone(&service), witness.clone());
+    let trial = stores.of_trial(trial(args, &tried, workers).messages(samples).seed(seed));
+    let trial = match witness {
+        Some(witness) => trial.witness(SharedWitness(witness)),
+        None => trial,
+    };
     let verdict = tokio::select! {
         biased;
         // Dropping the trial kills its workers.
@@ -179,20 +199,17 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     Ok(if verdict.is_clean() { Exit::Yes } else { Exit::No })
 }
 
-fn trial(args: &ProveArgs, subject: &Subject, service: Arc<Service>) -> Trial {
-    let parallel = match subject.handler.http {
-        Some(_) => 1,
-        None => args.parallel.unwrap_or(4),
-    };
+fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
+    let parallel = if tried.takes_turns(args) { 1 } else { args.parallel.unwrap_or(4) };
     let bar = match args.rounds {
         Some(rounds) => progress(rounds, "rounds"),
         None => progress(args.seconds, "seconds"),
     };
     let (began, counts_rounds) = (Instant::now(), args.rounds.is_some());
-    let (of_gate, of_consumer) = (subject.clone(), subject.settings.clone());
-    let mut trial = Trial::new(Workers::of(args, subject, service))
-        .key(subject.key.clone())
-        .route(&subject.route)
+    let (of_gate, of_consumer) = (tried.clone(), tried.settings.clone());
+    let mut trial = Trial::new(workers)
+        .key(tried.key.clone())
+        .route(&tried.route)
         .gate_with(move |gate| of_gate.gate(gate))
         .consumer_with(move |consumer| with_settings(consumer, &of_consumer))
         .volatile(args.volatile.iter().cloned())
@@ -305,7 +322,7 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
 
 fn problem(error: TrialError) -> Problem {
     let exit = match &error {
-        TrialError::Samples(_) | TrialError::NoEffects => Exit::BadData,
+        TrialError::Samples(_) | TrialError::NoEffects | TrialError::Witness(_) => Exit::BadData,
         TrialError::Launch(_) => Exit::Unreachable,
         TrialError::Lease { .. } => Exit::Usage,
         _ => Exit::Configuration,

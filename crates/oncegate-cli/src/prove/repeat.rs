@@ -24,6 +24,7 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
         ("--content-type", &args.content_type),
         ("--key", &key),
         ("--route", &args.route),
+        ("--witness-command", &args.witness_command),
     ];
     for (name, value) in given {
         if let Some(value) = value {
@@ -64,7 +65,7 @@ fn names(faults: &[Fault]) -> String {
 }
 
 /// The word in single quotes, if it needs any.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,6 @@ use oncegate::core::rules::Reply;
 use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 use oncegate::sqlite::{SqliteStore, Synchronous};
 use oncegate_testing::Trial;
-use tempfile::TempDir;
 use tokio::sync::RwLock;
 
 use crate::exit::{Exit, Problem};
@@ -24,9 +23,9 @@ const REMOVALS_MOST: u32 = 10;
 
 /// Where the rounds of a trial keep their records.
 pub(super) enum Stores {
-    /// A folder with a file for each round. Dropping it removes the folder.
+    /// A file for each round in this folder.
     Files {
-        folder: TempDir,
+        folder: PathBuf,
         rounds: Arc<AtomicU64>,
     },
     Server {
@@ -37,19 +36,13 @@ pub(super) enum Stores {
 }
 
 impl Stores {
+    /// `folder` is the one of the trial.
+    ///
     /// # Errors
-    /// When the folder cannot be created, or the server cannot be used.
-    pub(super) async fn of(url: Option<&str>) -> Result<Self, Problem> {
+    /// When the server cannot be used.
+    pub(super) async fn of(url: Option<&str>, folder: &Path) -> Result<Self, Problem> {
         let Some(url) = url else {
-            let folder = tempfile::Builder::new().prefix("oncegate-prove-").tempdir();
-            let folder = folder.map_err(|error| {
-                let folder = std::env::temp_dir();
-                let why = format!(
-                    "no folder for the stores can be created in {}: {error}; set TMPDIR",
-                    folder.display()
-                );
-                Problem::new(Exit::Configuration, why)
-            })?;
+            let folder = folder.to_owned();
             return Ok(Self::Files { folder, rounds: Arc::default() });
         };
         let server = TrialServer::open(url).await?;
@@ -63,7 +56,7 @@ impl Stores {
     pub(super) fn of_trial(&self, trial: Trial) -> Trial {
         match self {
             Self::Files { folder, rounds } => {
-                let (folder, rounds) = (folder.path().to_owned(), Arc::clone(rounds));
+                let (folder, rounds) = (folder.clone(), Arc::clone(rounds));
                 trial.store_with(move || {
                     let number = rounds.fetch_add(1, Ordering::Relaxed);
                     RoundFile::open(folder.join(format!("{number}.db")))

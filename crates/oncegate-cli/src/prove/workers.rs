@@ -8,7 +8,9 @@ use oncegate::{BoxError, Consumer, Gate};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
 
 use super::ProveArgs;
-use super::subject::Subject;
+use super::repeat::quoted;
+use super::tried::TriedConsumer;
+use super::witness::{FOLDER, WitnessCommand};
 use crate::config::shape;
 use crate::config::values::{Program, Size, Time};
 use crate::run::{Limited, WorkerLimits, until_ready, worker};
@@ -20,23 +22,28 @@ const DOWNSTREAM: &str = "ONCEGATE_DOWNSTREAM";
 
 /// The worker under trial.
 pub(super) struct Workers {
-    subject: Subject,
+    tried: TriedConsumer,
     lease: Duration,
     service: Arc<Service>,
+    witness: Option<Arc<WitnessCommand>>,
 }
 
 impl Workers {
-    pub(super) fn of(args: &ProveArgs, subject: &Subject, service: Arc<Service>) -> Self {
-        Self { subject: subject.clone(), lease: args.lease, service }
+    pub(super) fn of(
+        args: &ProveArgs,
+        tried: &TriedConsumer,
+        service: Arc<Service>,
+        witness: Option<Arc<WitnessCommand>>,
+    ) -> Self {
+        Self { tried: tried.clone(), lease: args.lease, service, witness }
     }
 }
 
-/// The program with another variable in its environment, which this process must not have. Neither name nor value needs
-/// quotes.
+/// The program with another variable in its environment, which this process must not have.
 fn with_variable(program: &Program, name: &str, value: &str) -> Program {
     let variable = format!("{name}={value}");
     match program {
-        Program::Shell(text) => Program::Shell(format!("env {variable} {text}")),
+        Program::Shell(text) => Program::Shell(format!("env {} {text}", quoted(&variable))),
         Program::Words(words) => {
             Program::Words(["env".to_owned(), variable].into_iter().chain(words.iter().cloned()).collect())
         }
@@ -48,13 +55,20 @@ impl Launch for Workers {
     type Handler = Limited;
 
     async fn launch(&self, downstream: Downstream) -> Result<Launched<Limited>, BoxError> {
-        let handler = &self.subject.handler;
+        let (handler, round) = (&self.tried.handler, downstream.round().to_owned());
         let place = match &handler.http {
             // It was started before, with the address that all processes share.
             Some(_) => self.service.shared_place(downstream),
             None => self.service.place(downstream),
         };
-        let program = |program: &Program| with_variable(program, DOWNSTREAM, place.url());
+        let folder = self.witness.as_ref().map(|witness| witness.folder(&round)).transpose()?;
+        let program = |program: &Program| {
+            let program = with_variable(program, DOWNSTREAM, place.url());
+            match &folder {
+                Some(folder) => with_variable(&program, FOLDER, &folder.to_string_lossy()),
+                None => program,
+            }
+        };
         let handler = shape::Handler {
             exec: handler.exec.as_ref().map(program),
             command: handler.command.as_ref().map(program),
@@ -62,7 +76,7 @@ impl Launch for Workers {
         };
         let limits = WorkerLimits {
             lease: self.lease,
-            result_max_bytes: (self.subject.settings.max_large_result)
+            result_max_bytes: (self.tried.settings.max_large_result)
                 .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
             in_batches: false,
         };
@@ -85,6 +99,6 @@ impl Launch for Workers {
             drop(place);
             by_itself
         };
-        Ok(Launched::new(limited).most(most.min(self.subject.most())).ended_by(end))
+        Ok(Launched::new(limited).most(most.min(self.tried.most())).ended_by(end))
     }
 }

@@ -8,6 +8,7 @@ mod configured;
 mod others;
 mod planted;
 mod stores;
+mod witness;
 
 use std::path::Path;
 use std::process::Stdio;

@@ -39,7 +39,9 @@ use losses::LossyStore;
 pub(crate) use broker::Member;
 pub use downstream::{Downstream, DownstreamError, EffectRequest};
 pub(crate) use process::Process;
-pub(crate) use run::{ChangeConsumer, ChangeGate, OpenStore, RoundSettings, STOP_DEADLINE_MS, play};
+pub(crate) use run::{
+    ChangeConsumer, ChangeGate, OpenStore, RoundError, RoundSettings, STOP_DEADLINE_MS, play,
+};
 pub(crate) use watched::Watched;
 
 /// A payload that is not JSON.
@@ -85,7 +87,8 @@ struct Sending {
 enum CallFault {
     Refuse,
     KillBefore,
-    KillAfter,
+    /// With the time after which a run is killed that makes no call.
+    KillAfter(Duration),
     LoseAnswer,
     NoAnswer(Duration),
     Late(Duration),
@@ -200,6 +203,30 @@ impl Round {
         processes.iter().find(|process| process.number == number).cloned()
     }
 
+    /// The name of the round, which no other one of the trial has.
+    pub(crate) fn name(&self) -> &str {
+        self.scope.as_str()
+    }
+
+    /// Writes down the effects that the witness lists.
+    ///
+    /// # Errors
+    /// When an effect fits several samples, so that nothing can be said about any of them.
+    fn note_listed(&self, effects: &[serde_json::Value]) -> Result<(), BoxError> {
+        for (effect, body) in (1..).zip(effects) {
+            let owners = self.samples.owners(body);
+            if let [one, other, ..] = owners.as_slice() {
+                let what = format!(
+                    "effect {effect} of the witness fits samples {one} and {other}; let it list the fields that tell them apart"
+                );
+                return Err(what.into());
+            }
+            let step = body.get("step").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+            self.recorder.note(None, What::Listed { effect, sample: owners.first().copied(), step });
+        }
+        Ok(())
+    }
+
     /// Kills a process.
     fn kill(&self, process: &Process) {
         if process.kill() {
@@ -232,15 +259,34 @@ impl Round {
 
     /// What happens to a call for this sample. Faults of the broker and the store begin here and let the call go on.
     fn call_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
-        let sample = sample?;
-        let Strike { fault, tenths, .. } = self.strike(sample, Fault::strikes_a_call)?;
+        let needs_call = |fault: Fault| !self.begins_with_runs(fault);
+        self.begin_fault(process, sample?, |fault| fault.strikes_a_call() && needs_call(fault))
+    }
+
+    /// What happens to a run for this sample that begins. Where a witness lists the effects, there may be no calls that
+    /// faults can begin with.
+    fn run_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
+        self.begin_fault(process, sample?, |fault| fault.strikes_a_call() && self.begins_with_runs(fault))
+    }
+
+    fn begins_with_runs(&self, fault: Fault) -> bool {
+        self.settings.witness.is_some() && !fault.concerns_the_answer()
+    }
+
+    fn begin_fault(
+        &self,
+        process: &Process,
+        sample: usize,
+        begins: impl Fn(Fault) -> bool,
+    ) -> Option<CallFault> {
+        let Strike { fault, tenths, .. } = self.strike(sample, begins)?;
         let lease = self.settings.lease;
         let time = lease * tenths / 10;
         self.recorder.note(process.number, What::FaultBegan { fault, sample: Some(sample) });
         match fault {
             Fault::Refused => Some(CallFault::Refuse),
             Fault::KillBeforeEffect => Some(CallFault::KillBefore),
-            Fault::KillAfterEffect => Some(CallFault::KillAfter),
+            Fault::KillAfterEffect => Some(CallFault::KillAfter(time / 10)),
             Fault::AnswerLost => Some(CallFault::LoseAnswer),
             Fault::NoAnswer => Some(CallFault::NoAnswer(time)),
             Fault::LateAnswer => Some(CallFault::Late(time)),

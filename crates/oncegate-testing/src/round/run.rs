@@ -22,6 +22,7 @@ use crate::fault::Fault;
 use crate::history::{Event, Form, What};
 use crate::launch::{ErasedLaunch, Start};
 use crate::round::Downstream;
+use crate::witness::{Witness, added};
 
 /// More attempts than all faults of a round together cost a message.
 const MAX_ATTEMPTS: u32 = 25;
@@ -57,6 +58,13 @@ pub(crate) struct RoundSettings {
     pub(crate) open: Box<OpenStore>,
     pub(crate) change_gate: Box<ChangeGate>,
     pub(crate) change_consumer: Box<ChangeConsumer>,
+    pub(crate) witness: Option<Box<dyn Witness>>,
+}
+
+/// Why a round has no history.
+pub(crate) enum RoundError {
+    Launch(BoxError),
+    Witness(BoxError),
 }
 
 /// How a process has ended.
@@ -68,21 +76,36 @@ enum Ending {
 /// Plays the round to its end, and returns its events.
 ///
 /// # Errors
-/// When a handler cannot be started.
-pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, BoxError> {
+/// When a handler cannot be started, or the witness lists nothing that can be judged.
+pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, RoundError> {
+    let witness = round.settings.witness.as_deref();
+    let before = match witness.filter(|witness| witness.is_shared()) {
+        Some(witness) => witness.effects(round.name()).await.map_err(RoundError::Witness)?,
+        None => Vec::new(),
+    };
+    play_processes(&round).await.map_err(RoundError::Launch)?;
+    if let Some(witness) = witness {
+        let after = witness.effects(round.name()).await.map_err(RoundError::Witness)?;
+        round.note_listed(&added(&before, after)).map_err(RoundError::Witness)?;
+    }
+    Ok(round.recorder.taken())
+}
+
+/// Starts the processes, and returns when all have ended.
+async fn play_processes(round: &Arc<Round>) -> Result<(), BoxError> {
     let stop = round.stopping.clone();
     let mut processes = JoinSet::new();
     let spawn = |processes: &mut JoinSet<_>| {
         let process = round.new_process();
         let number = process.number;
-        processes.spawn(live(Arc::clone(&round), process, stop.clone()));
+        processes.spawn(live(Arc::clone(round), process, stop.clone()));
         number
     };
     for _ in 0..round.schedule.consumers {
         spawn(&mut processes);
     }
     {
-        let mut finishing = std::pin::pin!(finished(&round));
+        let mut finishing = std::pin::pin!(finished(round));
         loop {
             tokio::select! {
                 biased;
@@ -105,7 +128,7 @@ pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, BoxError> {
         // An effect that comes after the answer has still time, so that it is seen for what it is.
         tokio::time::sleep(round.settings.lease).await;
     }
-    for message in unfinished(&round) {
+    for message in unfinished(round) {
         round.recorder.note(None, What::Unfinished { message });
     }
     round.recorder.note(None, What::Stopping);
@@ -121,7 +144,7 @@ pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, BoxError> {
         Err(_) => round.recorder.note(None, What::Hung),
     }
     processes.shutdown().await;
-    Ok(round.recorder.taken())
+    Ok(())
 }
 
 /// Resolves when every message that stands for an event is acknowledged, once more after a redelivery if the round has

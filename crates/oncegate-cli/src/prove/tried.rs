@@ -4,6 +4,7 @@ use oncegate::{Gate, Key, MemoryStore};
 use serde_json::Value;
 
 use super::ProveArgs;
+use super::witness::WitnessCommand;
 use crate::config::values::{KeySetting, Program};
 use crate::config::{self, Loaded, Secrets, Setting, shape};
 use crate::exit::{Exit, Problem};
@@ -16,7 +17,7 @@ const JSON: &str = "application/json";
 
 /// What is tried.
 #[derive(Clone, Debug)]
-pub(super) struct Subject {
+pub(super) struct TriedConsumer {
     pub(super) key: Key,
     pub(super) route: String,
     pub(super) handler: shape::Handler,
@@ -24,16 +25,16 @@ pub(super) struct Subject {
     pub(super) settings: shape::Consumer,
 }
 
-impl Subject {
+impl TriedConsumer {
     /// # Errors
     /// When there is no worker or no key, or they cannot be tried; the text says what to change.
     pub(super) fn of(args: &ProveArgs) -> Result<Self, Problem> {
-        let subject = match &args.config {
+        let tried = match &args.config {
             None => Self::of_flags(args)?,
             Some(_) => Self::of_configuration(args)?,
         };
-        subject.check(args)?;
-        Ok(subject)
+        tried.check(args)?;
+        Ok(tried)
     }
 
     fn of_flags(args: &ProveArgs) -> Result<Self, Problem> {
@@ -84,8 +85,13 @@ impl Subject {
                 "the key is made of {source}, and the samples of a trial are payloads without any; give --key with fields of the payload"
             )));
         }
-        if self.handler.http.is_some() && args.parallel.is_some_and(|rounds| rounds > 1) {
-            let why = "--parallel: a worker behind HTTP serves one round at a time";
+        if self.takes_turns(args) && args.parallel.is_some_and(|rounds| rounds > 1) {
+            let why = "--parallel: one round runs at a time with --handler, and with a --witness-command that does not name ONCEGATE_TRIAL_DIR";
+            return Err(Problem::new(Exit::Usage, why));
+        }
+        let of_round = args.witness_command.as_deref().is_some_and(WitnessCommand::is_of_round);
+        if self.handler.http.is_some() && of_round {
+            let why = "--witness-command: a worker behind HTTP has no ONCEGATE_TRIAL_DIR; list the effects of all rounds";
             return Err(Problem::new(Exit::Usage, why));
         }
         if self.settings.batch.is_some() {
@@ -105,6 +111,12 @@ impl Subject {
     /// The gate with the settings of the consumer.
     pub(super) fn gate(&self, gate: Gate) -> Gate {
         build::with_gate_settings(gate, &self.settings)
+    }
+
+    /// Whether one round runs at a time, because rounds share the worker or what is listed.
+    pub(super) fn takes_turns(&self, args: &ProveArgs) -> bool {
+        let is_shared = |command: &str| !WitnessCommand::is_of_round(command);
+        self.handler.http.is_some() || args.witness_command.as_deref().is_some_and(is_shared)
     }
 
     /// How many messages the worker gets at a time, at most.
