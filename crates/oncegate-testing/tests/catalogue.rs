@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate::{Attempt, BoxError, Failure, Handler, Key, Message};
-use oncegate_testing::{Defect, Downstream, DownstreamError, Event, Form, Trial, Verdict, What};
+use oncegate_testing::{
+    Defect, Downstream, DownstreamError, Event, Finding, Form, Trial, Verdict, What, report,
+};
 use serde_json::{Value, json};
 
 /// What a handler does.
@@ -241,12 +243,18 @@ fn finds(way: Way, key: Key, expected: &[Defect]) {
 }
 
 macro_rules! planted {
-    ($($name:ident: $way:ident => $($defect:ident)|+;)+) => {$(
+    ($($name:ident: $way:ident => $($defect:ident)|+;)+) => {
+        /// The planted bugs, by the names of their tests, with the defects that may be named.
+        const PLANTED: &[(&str, Way, &[Defect])] =
+            &[$((stringify!($name), Way::$way, &[$(Defect::$defect),+])),+];
+
+        $(
         #[test]
         fn $name() {
             finds(Way::$way, right_key(), &[$(Defect::$defect),+]);
         }
-    )+};
+        )+
+    };
 }
 
 planted! {
@@ -358,4 +366,48 @@ fn nothing_is_found_in_right_handlers() {
     }
     // A trial that did not meet its faults proves nothing about them.
     assert_eq!(faults.lock().unwrap().len(), oncegate_testing::Fault::ALL.len());
+}
+
+/// The planted bugs with a finding of each, by one seed, so that they are the same every time.
+fn catalogue() -> Vec<(String, Finding)> {
+    const SEED: u64 = 7;
+    let keys: [(&str, Key, &[Defect]); 3] = [
+        ("a_key_without_the_currency_is_found", Key::json(["order_id"]), &[Defect::KeyTooNarrow]),
+        (
+            "a_key_with_a_timestamp_is_found",
+            Key::json(["order_id", "currency", "sent_at"]),
+            &[Defect::KeyTooWide],
+        ),
+        ("a_key_whose_field_does_not_exist_is_found", Key::json(["order_number"]), &[Defect::NoKey]),
+    ];
+    let handlers = PLANTED.iter().map(|(name, way, expected)| (*name, *way, right_key(), *expected));
+    let all = handlers.chain(keys.map(|(name, key, expected)| (name, Way::Right, key, expected)));
+    let found = |(name, way, key, expected): (&str, Way, Key, &[Defect])| {
+        let findings = tried(way, key, SEED).findings;
+        let of = |defect: &Defect| findings.iter().find(|finding| finding.violation.defect == *defect);
+        let finding = expected.iter().find_map(of).cloned();
+        let title = name.trim_end_matches("_is_found").trim_end_matches("_are_found").replace('_', " ");
+        (title, finding.unwrap_or_else(|| panic!("{name}: {findings:#?}")))
+    };
+    all.map(found).collect()
+}
+
+/// The titles and the sentences of the judge on a page, without the numbers of samples and repetitions.
+fn sentences(page: &str) -> Vec<String> {
+    let is_sentence = |line: &&str| line.starts_with("<h2>") || line.starts_with("<p><strong>");
+    let without_numbers = |line: &str| line.replace(|c: char| c.is_ascii_digit(), "#");
+    page.lines().filter(is_sentence).map(without_numbers).collect()
+}
+
+/// `scripts/prove-catalogue` writes the page by this test.
+#[test]
+fn the_published_catalogue_says_what_the_judge_says() {
+    let catalogue = catalogue();
+    let page = report::catalogue(catalogue.iter().map(|(title, finding)| (title.as_str(), finding)));
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/prove/catalogue.html");
+    if std::env::var_os("ONCEGATE_WRITE_CATALOGUE").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    let published = std::fs::read_to_string(path).unwrap();
+    assert_eq!(sentences(&published), sentences(&page), "scripts/prove-catalogue brings it up to date");
 }
