@@ -35,8 +35,9 @@ const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 /// Tries to make a handler lose an effect, or have it twice.
 ///
 /// A trial consists of rounds. In each, some of the messages and duplicates of them go through an embedded broker, a gate
-/// with a store in memory, and the handler, while faults of the round's schedule happen. The handler has its effects in a
-/// [`Downstream`](crate::Downstream) service, which is the witness. A judge then compares the messages with the effects.
+/// with a store (in memory, unless [`store_with`](Self::store_with) opens another), and the handler, while faults of the
+/// round's schedule happen. The handler has its effects in a [`Downstream`](crate::Downstream) service, which is the witness,
+/// or where a [`Witness`] lists them. A judge then compares the messages with the effects.
 ///
 /// Each process gets a handler of its own from the closure, because a process that is killed loses its memory.
 ///

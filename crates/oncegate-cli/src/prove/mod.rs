@@ -166,7 +166,7 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         let why = format!("no folder can be created in {}: {error}; set TMPDIR", place.display());
         Problem::new(Exit::Configuration, why)
     })?;
-    let stores = Stores::of(args.store.as_deref(), folder.path()).await?;
+    let stores = interruptible(Stores::of(args.store.as_deref(), folder.path())).await?;
     let witness = args.witness_command.as_deref().map(|command| WitnessCommand::new(command, folder.path()));
     let witness = witness.map(Arc::new);
     let workers = Workers::of(args, &tried, Arc::clone(&service), witness.clone());
@@ -175,12 +175,8 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         Some(witness) => trial.witness(SharedWitness(witness)),
         None => trial,
     };
-    let verdict = tokio::select! {
-        biased;
-        // Dropping the trial kills its workers.
-        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted")),
-        verdict = trial.run() => verdict.map_err(problem),
-    };
+    // Dropping the trial kills its workers.
+    let verdict = interruptible(async { trial.run().await.map_err(problem) }).await;
     service.stop().await;
     let verdict = match stores.remove().await {
         Ok(()) => verdict?,
@@ -197,6 +193,15 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         explain(&verdict, &repeat);
     }
     Ok(if verdict.is_clean() { Exit::Yes } else { Exit::No })
+}
+
+/// Drops the work at the first signal.
+async fn interruptible<T: Send>(work: impl Future<Output = Result<T, Problem>> + Send) -> Result<T, Problem> {
+    tokio::select! {
+        biased;
+        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+        done = work => done,
+    }
 }
 
 fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {

@@ -1,6 +1,6 @@
 //! `oncegate prove`: workers in Python and Node with planted bugs, each of which it must find, and right ones.
 //!
-//! `ONCEGATE_SEED=n` repeats a run.
+//! `ONCEGATE_SEED=n` repeats a run, and `ONCEGATE_PROVE_RUNS=1000` tries the right workers so often.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 

@@ -167,7 +167,7 @@ impl Round {
             return Err(DownstreamError::NoAnswer);
         }
         let call = self.ledger.next_call();
-        let (sample, run, in_duplicate) = self.active.context(process.number, &self.samples.owners(body));
+        let (sample, run, in_duplicate) = self.context(process, body);
         let end = (0..=STEP_MAX_BYTES.min(step.len())).rev().find(|end| step.is_char_boundary(*end));
         let step = step.get(..end.unwrap_or_default()).unwrap_or_default().to_owned();
         let idempotency_key = key.map(|key| digest(key.as_bytes()));

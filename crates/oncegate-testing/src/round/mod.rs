@@ -13,7 +13,7 @@ mod run;
 mod store;
 mod watched;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fault::Fault;
 use crate::history::{Form, Recorder, What, digest};
-use crate::samples::Samples;
+use crate::samples::{Samples, has_any};
 use crate::schedule::{Schedule, Strike};
 use broker::Broker;
 use losses::LossyStore;
@@ -63,6 +63,8 @@ pub(crate) struct Round {
     /// The same store with the faults of its network, if the round has them.
     store: Arc<FaultStore>,
     sent: Vec<Sending>,
+    /// The values of poison that no sample has.
+    poison: BTreeSet<String>,
     by_key: HashMap<StoreKey, usize>,
     strikes: Mutex<Vec<Strike>>,
     store_away_until: Mutex<Option<Instant>>,
@@ -117,6 +119,7 @@ impl Round {
         let mut rng = Rng::with_seed(schedule.seed);
         let recorder = Arc::new(Recorder::new());
         let (mut messages, mut sent, mut by_key) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut poison = BTreeSet::new();
         for (number, planned) in schedule.messages.iter().enumerate() {
             let payload = match planned.form {
                 Form::Original => samples.original(planned.sample),
@@ -124,6 +127,9 @@ impl Round {
                 Form::Poison => samples.poison(planned.sample, &mut rng),
                 Form::Malformed => MALFORMED.into(),
             };
+            if planned.form == Form::Poison {
+                poison.extend(samples.foreign_values(&payload));
+            }
             let offset = i64::try_from(number).unwrap_or(i64::MAX);
             let partition = partition_number(planned.partition);
             let origin = Origin::Kafka { topic: Arc::clone(route), partition, offset };
@@ -158,6 +164,7 @@ impl Round {
             losses,
             store: Arc::new(store),
             sent,
+            poison,
             by_key,
             store_away_until: Mutex::new(None),
             undecodable: Mutex::default(),
@@ -198,7 +205,7 @@ impl Round {
     /// The process that handles a message with these values, where processes cannot be told apart by their calls.
     #[cfg(feature = "http")]
     fn process_with(&self, body: &serde_json::Value) -> Option<Arc<Process>> {
-        let number = self.active.process_of(&self.samples.owners(body))?;
+        let number = self.active.process_of(&self.owners(body))?;
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         processes.iter().find(|process| process.number == number).cloned()
     }
@@ -208,13 +215,26 @@ impl Round {
         self.scope.as_str()
     }
 
+    /// The sample that a call belongs to, its run, and whether a duplicate is being told of.
+    fn context(&self, process: &Process, body: &serde_json::Value) -> (Option<usize>, Option<u64>, bool) {
+        match has_any(body, &self.poison) {
+            true => (None, None, false),
+            false => self.active.context(process.number, &self.samples.owners(body)),
+        }
+    }
+
+    /// The samples that the body of an effect fits best; none for an effect of poison, whatever else its handler has put in.
+    fn owners(&self, body: &serde_json::Value) -> Vec<usize> {
+        if has_any(body, &self.poison) { Vec::new() } else { self.samples.owners(body) }
+    }
+
     /// Writes down the effects that the witness lists.
     ///
     /// # Errors
     /// When an effect fits several samples, so that nothing can be said about any of them.
     fn note_listed(&self, effects: &[serde_json::Value]) -> Result<(), BoxError> {
         for (effect, body) in (1..).zip(effects) {
-            let owners = self.samples.owners(body);
+            let owners = self.owners(body);
             if let [one, other, ..] = owners.as_slice() {
                 let what = format!(
                     "effect {effect} of the witness fits samples {one} and {other}; let it list the fields that tell them apart"
