@@ -103,7 +103,7 @@ if left == -2592000001 then
 end
 
 local attempt = math.min(string.byte(old, pending and 25 or 13) + 1, 255)
-local next_state = (pending and 'R') or (state == 'T' and 'Q') or 'P'
+local next_state = ((pending or state == 'U') and 'R') or (state == 'T' and 'Q') or 'P'
 local fencing_token = ''
 if fenced then
   local last = pending and string.sub(old, 26) or string.sub(old, 14, 29)

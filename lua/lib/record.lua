@@ -6,7 +6,7 @@ local function kind_of(record)
   local state = string.sub(record, 1, 1)
   if state == 'P' or state == 'Q' or state == 'R' then
     return (#record == 25 or #record == 41) and 'pending' or nil
-  elseif state == 'S' or state == 'T' then
+  elseif state == 'S' or state == 'T' or state == 'U' then
     return #record >= 29 and 'released' or nil
   elseif state == 'C' then
     return #record >= 12 and 'completed' or nil

@@ -126,9 +126,9 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
             table.text("lease", lease);
             next
         }
-        State::Released { attempt, recovered, fencing_token, reason, .. } => {
+        State::Released { attempt, recovery, fencing_token, reason, .. } => {
             table.text("state", "released: waiting for its next attempt");
-            let earlier = if *recovered { ", one of which ended without an outcome" } else { "" };
+            let earlier = if recovery.recovered() { ", one of which ended without an outcome" } else { "" };
             table.text("attempts", format!("{attempt} counted{earlier}"));
             fencing_token_words(&mut table, *fencing_token);
             table.text("reason", if reason.is_empty() { "none given" } else { reason });
@@ -276,9 +276,9 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
             protected_for_ms,
             ..base
         },
-        State::Released { attempt, recovered, fencing_token, reason, .. } => InspectDocument {
+        State::Released { attempt, recovery, fencing_token, reason, .. } => InspectDocument {
             attempt: Some(*attempt),
-            recovered: Some(*recovered),
+            recovered: Some(recovery.recovered()),
             fencing_token: number(fencing_token),
             reason: Some(reason.clone()),
             protected_for_ms,
@@ -358,7 +358,7 @@ mod tests {
     fn a_retry_that_waits() {
         let by = TokenTag([0; 4]);
         let reason = "bank\nis closed".to_owned();
-        let state = State::Released { by, attempt: 1, recovered: false, fencing_token: None, reason };
+        let state = State::Released { by, attempt: 1, recovery: Recovery::None, fencing_token: None, reason };
         let (text, json) = shown(TAIL + Duration::from_secs(90), state);
         check(&text, &[r"reason     bank\nis closed", "after 1 min 30 s", "attempts   1 counted"]);
         assert_eq!((json.state, json.attempt, json.fencing_token), ("released", Some(1), None));

@@ -156,8 +156,8 @@ pub enum State {
         by: TokenTag,
         /// How many attempts have counted so far.
         attempt: u8,
-        /// Whether an attempt of this key ended without reporting an outcome.
-        recovered: bool,
+        /// Whether an attempt of this key ended without reporting an outcome: the recovery of the next attempt.
+        recovery: Recovery,
         /// The last fencing token issued, if the gate is fenced.
         fencing_token: Option<FencingToken>,
         /// The reason as text; empty when there is none.
@@ -191,11 +191,21 @@ pub enum Recovery {
     None,
     /// An earlier attempt was taken over; this attempt follows a release.
     Earlier,
-    /// This attempt took over a claim whose lease had expired.
+    /// This attempt took over a claim whose lease had expired. In a released record: an attempt that had done so was
+    /// not started, so the next one takes over.
     Takeover,
 }
 
 impl Recovery {
+    /// The word for it in tables: `none`, `earlier` or `takeover`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Earlier => "earlier",
+            Self::Takeover => "takeover",
+        }
+    }
+
     /// Whether any earlier attempt ended without reporting an outcome.
     pub const fn recovered(self) -> bool {
         !matches!(self, Self::None)

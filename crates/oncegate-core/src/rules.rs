@@ -66,8 +66,8 @@ pub enum Operation {
         token: Token,
         /// How long from now the key cannot be claimed.
         delay: Duration,
-        /// Whether the attempt counts: a failure does; a stop, a rebalance or an outage does not.
-        counted: bool,
+        /// How the attempt has ended, which decides whether it counts.
+        end: ReleaseCause,
         /// The reason as text.
         reason: String,
     },
@@ -104,6 +104,32 @@ impl Operation {
             Self::Fail { .. } => "fail",
             Self::HandOver { .. } => "hand_over",
             Self::Reopen { .. } => "reopen",
+        }
+    }
+}
+
+/// How an attempt has ended whose claim is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReleaseCause {
+    /// It has failed. It counts.
+    Failed,
+    /// A stop, a rebalance or an outage has interrupted it. It does not count.
+    Interrupted,
+    /// Its handler was not started, and nothing was told of the grant: the caller gave up before it had the reply. It does
+    /// not count, and what it has taken over is left to the next attempt to take over.
+    NotStarted,
+}
+
+impl ReleaseCause {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Failed, Self::Interrupted, Self::NotStarted];
+
+    /// One word or two: `failed`, `interrupted` or `not started`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Interrupted => "interrupted",
+            Self::NotStarted => "not started",
         }
     }
 }
@@ -195,8 +221,8 @@ pub fn apply(now: StoreTime, record: Option<Record>, operation: &Operation) -> (
             };
             complete(record, *token, completed)
         }
-        Operation::Release { token, delay, counted, reason } => {
-            let released = Release { due: now + *delay, counted: *counted, reason: cut_reason(reason) };
+        Operation::Release { token, delay, end, reason } => {
+            let released = Release { due: now + *delay, end: *end, reason: cut_reason(reason) };
             release(record, *token, released)
         }
         Operation::Fail { token, reason, retention } => {
@@ -219,7 +245,7 @@ struct Claimant {
 /// The arguments of a release, as the record will hold them.
 struct Release {
     due: StoreTime,
-    counted: bool,
+    end: ReleaseCause,
     reason: String,
 }
 
@@ -254,10 +280,9 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
             let earlier = Earlier { attempt, recovery: Recovery::Takeover, fencing_token, reopened: false };
             return grant(now, claimant, &earlier, uncompared);
         }
-        (&State::Released { by, attempt, recovered, fencing_token, .. }, None) => {
-            let recovery = if recovered { Recovery::Earlier } else { Recovery::None };
+        (&State::Released { by, attempt, recovery, fencing_token, .. }, None) => {
             // A reopen has no owner and resets the recovery.
-            let reopened = by == TokenTag::NONE && !recovered;
+            let reopened = by == TokenTag::NONE && !recovery.recovered();
             return grant(now, claimant, &Earlier { attempt, recovery, fencing_token, reopened }, uncompared);
         }
         (State::Completed { result, .. }, _) => Verdict::Completed { result: result.clone() },
@@ -347,8 +372,17 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
         }) if owner == token => {
             let state = State::Released {
                 by: token.tag(),
-                attempt: if released.counted { attempt } else { attempt.saturating_sub(1) },
-                recovered: recovery.recovered(),
+                attempt: if released.end == ReleaseCause::Failed {
+                    attempt
+                } else {
+                    attempt.saturating_sub(1)
+                },
+                recovery: match (released.end, recovery) {
+                    (ReleaseCause::Failed | ReleaseCause::Interrupted, Recovery::Takeover) => {
+                        Recovery::Earlier
+                    }
+                    (_, recovery) => recovery,
+                },
                 fencing_token,
                 reason: released.reason,
             };
@@ -407,7 +441,7 @@ fn reopen(now: StoreTime, record: Option<Record>, expected: &Record) -> (Option<
                 state: State::Released {
                     by: TokenTag::NONE,
                     attempt: 0,
-                    recovered: false,
+                    recovery: Recovery::None,
                     fencing_token,
                     reason: REOPENED.to_owned(),
                 },

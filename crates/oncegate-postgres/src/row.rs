@@ -194,9 +194,9 @@ impl Columns {
                 (attempt, recovery, fencing_token) = (*number, *kind, *last);
                 ("pending", token.as_bytes().as_slice())
             }
-            State::Released { by, attempt: number, recovered, fencing_token: last, reason: why } => {
+            State::Released { by, attempt: number, recovery: kind, fencing_token: last, reason: why } => {
                 (attempt, fencing_token, reason) = (*number, *last, why);
-                recovery = if *recovered { Recovery::Earlier } else { Recovery::None };
+                recovery = *kind;
                 ("released", by.0.as_slice())
             }
             State::Completed { by, result: bytes } => {
@@ -213,11 +213,7 @@ impl Columns {
         self.expiries_ms.push(expiry_ms(record));
         self.owners.push(owner.to_vec());
         self.attempts.push(i16::from(attempt));
-        self.recoveries.push(match recovery {
-            Recovery::None => "none",
-            Recovery::Earlier => "earlier",
-            Recovery::Takeover => "takeover",
-        });
+        self.recoveries.push(recovery.as_str());
         self.fencing_tokens
             .push(fencing_token.map(|FencingToken(number)| i64::try_from(number).unwrap_or(i64::MAX)));
         self.fingerprints.push(record.fingerprint.map(|fingerprint| fingerprint.as_bytes().to_vec()));
@@ -317,10 +313,7 @@ impl Fields<'_> {
                 let token = <[u8; 16]>::try_from(self.owner).map_err(|_| "owner is no token")?;
                 State::Pending { token: Token::from(token), attempt, recovery, fencing_token }
             }
-            "released" => {
-                let recovered = recovery.recovered();
-                State::Released { by: by()?, attempt, recovered, fencing_token, reason: reason() }
-            }
+            "released" => State::Released { by: by()?, attempt, recovery, fencing_token, reason: reason() },
             "completed" => {
                 let result = self.result.ok_or("column result is null")?;
                 State::Completed { by: by()?, result: Bytes::copy_from_slice(result) }

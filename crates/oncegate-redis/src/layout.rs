@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! PENDING    P | Q | R   token[16]  fingerprint[7]  attempt[1]  fencing_token[16 digits, or nothing]
-//! RELEASED   S | T       tag[4]     fingerprint[7]  attempt[1]  fencing_token[16 digits]  reason
+//! RELEASED   S | T | U   tag[4]     fingerprint[7]  attempt[1]  fencing_token[16 digits]  reason
 //! COMPLETED  C           tag[4]     fingerprint[7]  result
 //! FAILED     F | G       tag[4]     fingerprint[7]  attempt[1]  reason
 //! ```
 //! The first byte is the state and the format: `P` follows no recovery, `Q` an earlier one, `R` is a takeover;
-//! `T` was recovered; `G` is handed over. Another format will use other letters. A fingerprint of zeros means
+//! `T` was recovered, `U` is a takeover that was not started; `G` is handed over. Another format will use other letters. A fingerprint of zeros means
 //! none, and so does a released fencing token of zeros. Every age is derived from the key's expiry.
 
 use std::io::Write as _;
@@ -57,8 +57,8 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
                 bytes.extend_from_slice(format!("{number:016}").as_bytes());
             }
         }
-        State::Released { by, attempt, recovered, fencing_token, reason } => {
-            bytes.push(if *recovered { b'T' } else { b'S' });
+        State::Released { by, attempt, recovery, fencing_token, reason } => {
+            bytes.push(released_byte(*recovery));
             bytes.extend_from_slice(&by.0);
             bytes.extend_from_slice(&fingerprint);
             bytes.push(*attempt);
@@ -122,6 +122,14 @@ pub(super) fn settled(bytes: Bytes) -> Option<([u8; 7], Verdict)> {
     Some((fingerprint, verdict))
 }
 
+fn released_byte(recovery: Recovery) -> u8 {
+    match recovery {
+        Recovery::None => b'S',
+        Recovery::Earlier => b'T',
+        Recovery::Takeover => b'U',
+    }
+}
+
 fn pending_byte(recovery: Recovery) -> u8 {
     match recovery {
         Recovery::None => b'P',
@@ -156,7 +164,12 @@ pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garb
     let (fingerprint_bytes, rest) = take::<7>(rest)?;
     let state = match state {
         b'C' => State::Completed { by, result: bytes.slice_ref(rest) },
-        b'S' | b'T' => {
+        b'S' | b'T' | b'U' => {
+            let recovery = match state {
+                b'S' => Recovery::None,
+                b'T' => Recovery::Earlier,
+                _ => Recovery::Takeover,
+            };
             let ([attempt], rest) = take::<1>(rest)?;
             let (fencing_token_digits, reason) = take::<16>(rest)?;
             let fencing_token = if &fencing_token_digits == NO_FENCING_TOKEN {
@@ -164,7 +177,7 @@ pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garb
             } else {
                 Some(fencing_token(&fencing_token_digits)?)
             };
-            State::Released { by, attempt, recovered: *state == b'T', fencing_token, reason: text(reason) }
+            State::Released { by, attempt, recovery, fencing_token, reason: text(reason) }
         }
         b'F' | b'G' => {
             let ([attempt], reason) = take::<1>(rest)?;
@@ -262,7 +275,7 @@ mod tests {
             State::Released {
                 by,
                 attempt: 3,
-                recovered: false,
+                recovery: Recovery::None,
                 fencing_token: None,
                 reason: "1234".to_owned(),
             },
@@ -270,9 +283,21 @@ mod tests {
             b"S0123\0\0\0\0\0\0\0\x0300000000000000001234",
         );
         check(
-            State::Released { by, attempt: 3, recovered: true, fencing_token, reason: String::new() },
+            State::Released {
+                by,
+                attempt: 3,
+                recovery: Recovery::Earlier,
+                fencing_token,
+                reason: String::new(),
+            },
             None,
             b"T0123\0\0\0\0\0\0\0\x031700000000000000",
+        );
+        let reason = "stop".to_owned();
+        check(
+            State::Released { by, attempt: 1, recovery: Recovery::Takeover, fencing_token: None, reason },
+            None,
+            b"U0123\0\0\0\0\0\0\0\x010000000000000000stop",
         );
         check(
             State::Completed { by, result: Bytes::from_static(b"\0\xff") },

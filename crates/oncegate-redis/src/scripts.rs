@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::{Record, State, StoreTime, TAIL, Token, TokenTag};
+use oncegate_core::record::{Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
 use oncegate_core::rules::{Operation, REOPENED, Reply, cut_reason};
 use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
@@ -293,12 +293,12 @@ impl Scripts {
                 completed = Some(Completed { key: key.clone(), tag: token.tag(), retention_ms });
                 self.complete(key, token, fingerprint, result, retention_ms)
             }
-            Operation::Release { token, delay, counted, reason } => {
+            Operation::Release { token, delay, end, reason } => {
                 let reason = cut_reason(reason);
                 payload_bytes = reason.len();
                 let mut cmd = self.call(Verb::Release, key, payload_bytes);
                 cmd.arg(token.as_bytes()).arg(layout::millis(*delay + TAIL));
-                cmd.arg(if *counted { "1" } else { "0" }).arg(reason);
+                cmd.arg(end.as_str()).arg(reason);
                 cmd
             }
             Operation::Fail { token, reason, retention } => {
@@ -458,6 +458,7 @@ fn reopened(expected: &Record) -> Record {
         State::Completed { .. } | State::Failed { .. } => None,
     };
     let reason = REOPENED.to_owned();
-    let state = State::Released { by: TokenTag::NONE, attempt: 0, recovered: false, fencing_token, reason };
+    let state =
+        State::Released { by: TokenTag::NONE, attempt: 0, recovery: Recovery::None, fencing_token, reason };
     Record { expires_at: StoreTime::default(), fingerprint: None, state }
 }

@@ -280,15 +280,10 @@ impl<'a> Columns<'a> {
         };
         match &record.state {
             &State::Pending { attempt, recovery, fencing_token, .. } => {
-                let recovery = match recovery {
-                    Recovery::None => "none",
-                    Recovery::Earlier => "earlier",
-                    Recovery::Takeover => "takeover",
-                };
-                Self { attempt, recovery, fencing_token, ..columns }
+                Self { attempt, recovery: recovery.as_str(), fencing_token, ..columns }
             }
-            State::Released { attempt, recovered, fencing_token, reason, .. } => {
-                let recovery = if *recovered { "earlier" } else { "none" };
+            State::Released { attempt, recovery, fencing_token, reason, .. } => {
+                let recovery = recovery.as_str();
                 Self { attempt: *attempt, recovery, fencing_token: *fencing_token, reason, ..columns }
             }
             State::Completed { result, .. } => Self { result: Some(result), ..columns },
@@ -351,10 +346,7 @@ fn decode(row: &Row<'_>) -> Result<Record, String> {
             let token: [u8; 16] = column(row, 2, "owner")?;
             State::Pending { token: Token::from(token), attempt, recovery, fencing_token }
         }
-        "released" => {
-            let recovered = recovery.recovered();
-            State::Released { by: by()?, attempt, recovered, fencing_token, reason: reason()? }
-        }
+        "released" => State::Released { by: by()?, attempt, recovery, fencing_token, reason: reason()? },
         "completed" => {
             let result: Vec<u8> = column(row, 9, "result")?;
             State::Completed { by: by()?, result: Bytes::from(result) }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncegate::core::key::StoreKey;
 use oncegate::core::record::{State, Token};
-use oncegate::core::rules::Operation;
+use oncegate::core::rules::{Operation, ReleaseCause};
 use oncegate::core::store::Command;
 use oncegate_testkit::{HttpAnswer, HttpClient, HttpServer, Ledger, Postgres, Sent, Watched, unique, until};
 use tempfile::TempDir;
@@ -220,7 +220,7 @@ async fn an_owner_that_has_lost_its_lease_commits_neither_payment_nor_response()
         let release = Operation::Release {
             token: other,
             delay: Duration::ZERO,
-            counted: false,
+            end: ReleaseCause::Interrupted,
             reason: "told to".to_owned(),
         };
         teller.database.store().execute_one(Command { key, operation: release }).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use oncegate::postgres::PostgresStore;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{State, Token};
-use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply};
 use oncegate_core::store::{Store, StoreError};
 use oncegate_testkit::{Postgres, PostgresServer};
 use tokio::sync::mpsc::Sender;
@@ -131,8 +131,12 @@ async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
     let (key, owner) = (key(&scope(), 1), token());
     assert!(granted_as(1, &apply(&*direct, &key, claim(owner)).await.unwrap()));
     proxy.cut(&[Cut::Stall]);
-    let release =
-        Operation::Release { token: owner, delay: Duration::ZERO, counted: true, reason: String::new() };
+    let release = Operation::Release {
+        token: owner,
+        delay: Duration::ZERO,
+        end: ReleaseCause::Failed,
+        reason: String::new(),
+    };
     let lost = apply(&store, &key, release).await;
     assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{lost:?}");
     assert_eq!(proxy.cuts_left(), 0);

@@ -129,7 +129,8 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("claim", "pending and 25 or 13) + 1", "pending and 25 or 13) + (pending and 0 or 1)"),
     ("claim", "+ 1, 255)", "+ 1, 254)"),
     // A takeover looks like a first attempt, or is forgotten after a release.
-    ("claim", "(pending and 'R')", "(pending and 'P')"),
+    ("claim", "((pending or state == 'U') and 'R')", "((pending or state == 'U') and 'P')"),
+    ("claim", "(pending or state == 'U')", "pending"),
     ("claim", "(state == 'T' and 'Q')", "(state == 'T' and 'P')"),
     // A clock that went back hands out a smaller fencing token.
     ("claim", "if last >= fencing_token then", "if false then"),
@@ -159,6 +160,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("release", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("release", "attempt = attempt - 1", "attempt = attempt"),
     ("release", "state == 'P' and 'S' or 'T'", "'S'"),
+    ("release", "left or state", "state"),
     ("release", "#old == 41 and string.sub(old, 26) or '0", "'0"),
     // A fail without an owner, or one that forgets the attempt.
     ("fail", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),

@@ -89,11 +89,12 @@ async fn heartbeats_do_not_queue_behind_bulk() {
 async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_replaced() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
-    let builder = unwatched(&proxy).response_timeout(Duration::from_millis(200));
+    let builder = unwatched(&proxy).response_timeout(Duration::from_secs(2));
     let store = builder.connect().await.unwrap();
     let (scope, token) = (scope(), token());
     let key = key(&scope, 1);
-    assert!(granted_as(1, &apply(&store, &key, claim(token)).await.unwrap()));
+    // On a busy machine even this answer may come too late.
+    assert!(granted_as(1, &until_answered(&store, &key, &claim(token)).await));
     proxy.hold_last();
     let late = apply(&store, &key, claim(token)).await;
     assert!(matches!(late, Err(StoreError::Unknown { .. })), "{late:?}");

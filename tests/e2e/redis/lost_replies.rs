@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::Token;
-use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_testkit::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 
@@ -56,7 +56,7 @@ fn cases(owner: Token) -> Vec<Case> {
     let release = |token| Operation::Release {
         token,
         delay: Duration::ZERO,
-        counted: true,
+        end: ReleaseCause::Failed,
         reason: "later".to_owned(),
     };
     let case = |name, before: Vec<Operation>, operation, says| Case { name, before, operation, says };

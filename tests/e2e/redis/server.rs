@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use oncegate::redis::{Durability, RedisBuilder, RedisStore};
 use oncegate_core::key::StoreKey;
-use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_testkit::{Redis, RedisServer};
 
@@ -13,7 +13,12 @@ use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 const HELD: Reply = Reply::Applied { recreated: false };
 
 fn release(token: oncegate_core::record::Token) -> Operation {
-    Operation::Release { token, delay: Duration::from_secs(1), counted: true, reason: "later".to_owned() }
+    Operation::Release {
+        token,
+        delay: Duration::from_secs(1),
+        end: ReleaseCause::Failed,
+        reason: "later".to_owned(),
+    }
 }
 
 fn fail(token: oncegate_core::record::Token) -> Operation {

@@ -8,7 +8,7 @@ use oncegate::journal::JournalEntry;
 use oncegate::postgres::PostgresStore;
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::{FencingToken, Record, Recovery, State, Token, TokenTag};
-use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply};
 use oncegate_core::store::{Command, Store};
 use oncegate_testkit::{CLIENTS, Client, End, Postgres, unique, until};
 
@@ -123,7 +123,12 @@ fn any_operation(rng: &mut Rng, record: Option<&Record>) -> Operation {
         },
         (4, _) => Operation::Extend { token, lease },
         (5, _) => Operation::Complete { token, fingerprint: None, result, retention },
-        (6, _) => Operation::Release { token, delay: HOUR * rng.u32(..2) / 2, counted: rng.bool(), reason },
+        (6, _) => Operation::Release {
+            token,
+            delay: HOUR * rng.u32(..2) / 2,
+            end: [ReleaseCause::Failed, ReleaseCause::Interrupted, ReleaseCause::NotStarted][rng.usize(..3)],
+            reason,
+        },
         (7, _) => Operation::Fail { token, reason, retention },
         (8, Some(record)) => Operation::Reopen { expected: record.clone() },
         _ => Operation::HandOver { by: token.tag() },

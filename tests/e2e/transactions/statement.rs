@@ -28,7 +28,13 @@ fn any_record(rng: &mut Rng, tokens: [Token; 2]) -> Record {
             let recovery = [Recovery::None, Recovery::Earlier, Recovery::Takeover][rng.usize(..3)];
             State::Pending { token, attempt, recovery, fencing_token }
         }
-        3 => State::Released { by: token.tag(), attempt, recovered: rng.bool(), fencing_token, reason },
+        3 => State::Released {
+            by: token.tag(),
+            attempt,
+            recovery: [Recovery::None, Recovery::Earlier, Recovery::Takeover][rng.usize(..3)],
+            fencing_token,
+            reason,
+        },
         4 => State::Completed { by: token.tag(), result: Bytes::from_static(b"first") },
         _ => State::Failed { by: token.tag(), attempt, handed_over: rng.bool(), reason },
     };

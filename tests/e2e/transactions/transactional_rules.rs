@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncegate::codec::ToStored as _;
 use oncegate::core::record::{State, Token};
-use oncegate::core::rules::{Operation, Reply, Verdict, apply};
+use oncegate::core::rules::{Operation, ReleaseCause, Reply, Verdict, apply};
 use oncegate::core::store::Command;
 use oncegate::{Codec, Gate};
 
@@ -32,7 +32,7 @@ pub(crate) async fn prepare(place: &Place, id: i64, state: &str) {
         }
         "released" => {
             let delay = Duration::from_secs(1);
-            (Operation::Release { token, delay, counted: true, reason }, delay * 2)
+            (Operation::Release { token, delay, end: ReleaseCause::Failed, reason }, delay * 2)
         }
         "failed" => (Operation::Fail { token, reason, retention }, Duration::ZERO),
         "lapsed" => (Operation::Extend { token, lease }, lease * 2),

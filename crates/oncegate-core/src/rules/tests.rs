@@ -56,7 +56,12 @@ fn the_end_of_time_is_no_overflow() {
     let token = Token::from_bits(1);
     let complete =
         Operation::Complete { token, fingerprint: None, result: Bytes::new(), retention: Duration::MAX };
-    let release = Operation::Release { token, delay: Duration::MAX, counted: false, reason: String::new() };
+    let release = Operation::Release {
+        token,
+        delay: Duration::MAX,
+        end: ReleaseCause::Interrupted,
+        reason: String::new(),
+    };
     let fail = Operation::Fail { token, reason: String::new(), retention: Duration::MAX };
     for now in [StoreTime::default(), NOW, StoreTime::from_micros(u64::MAX)] {
         let (claimed, _) = apply(now, None, &claim_of(1, Duration::MAX));

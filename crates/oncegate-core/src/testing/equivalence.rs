@@ -74,6 +74,7 @@ const KINDS: &[&str] = &[
     "granted after a reopen",
     "granted by takeover",
     "granted with recovery remembered",
+    "granted with a takeover that was not started",
     "granted again to the same token",
     "granted as attempt 255",
     "granted a fencing token of the clock",
@@ -389,6 +390,9 @@ fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
                     if earlier == attempt && *attempt < u8::MAX =>
                 {
                     "granted again to the same token"
+                }
+                (Some(State::Released { .. }), Recovery::Takeover) => {
+                    "granted with a takeover that was not started"
                 }
                 (_, Recovery::Takeover) => "granted by takeover",
                 (_, Recovery::Earlier) => "granted with recovery remembered",

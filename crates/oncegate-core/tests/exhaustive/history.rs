@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
 use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL, Token};
-use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
+use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply, Verdict};
 
 const LEASE_MS: u64 = 2;
 const RETENTION_MS: u64 = 3;
@@ -33,7 +33,7 @@ pub(crate) enum Step {
     Release {
         by: usize,
         delay_ms: u64,
-        counted: bool,
+        end: ReleaseCause,
     },
     Fail(usize),
     HandOver(usize),
@@ -49,8 +49,13 @@ impl Step {
         for by in 0..attempts {
             steps.extend([Self::Claim(by), Self::Extend(by), Self::Complete(by), Self::Fail(by)]);
             steps.push(Self::HandOver(by));
-            for (delay_ms, counted) in [(0, true), (2, false), (2, true)] {
-                steps.push(Self::Release { by, delay_ms, counted });
+            for (delay_ms, end) in [
+                (0, ReleaseCause::Failed),
+                (2, ReleaseCause::Interrupted),
+                (2, ReleaseCause::Failed),
+                (0, ReleaseCause::NotStarted),
+            ] {
+                steps.push(Self::Release { by, delay_ms, end });
             }
         }
         steps
@@ -84,9 +89,9 @@ impl Step {
                 let fingerprint = print(&attempts[by]);
                 Operation::Complete { token: token(by), fingerprint, result: result(by), retention }
             }
-            Self::Release { by, delay_ms, counted } if asked(by) => {
+            Self::Release { by, delay_ms, end } if asked(by) => {
                 let delay = Duration::from_millis(delay_ms);
-                Operation::Release { token: token(by), delay, counted, reason: reason(by) }
+                Operation::Release { token: token(by), delay, end, reason: reason(by) }
             }
             Self::Fail(by) if asked(by) => {
                 Operation::Fail { token: token(by), reason: reason(by), retention }
@@ -158,6 +163,8 @@ pub(crate) struct History {
     counted: u8,
     /// Whether any attempt ended without a reply to the store.
     silent: bool,
+    /// Whether the next attempt takes over from it, because the one that did so was not started.
+    untaken: bool,
     fingerprint: Option<Fingerprint>,
     highest_fencing_token: Option<FencingToken>,
 }
@@ -274,7 +281,11 @@ impl History {
             }
             Phase::Released { .. } => {
                 ensure(over, "a claim is not granted before the retry is due")?;
-                if self.silent { Recovery::Earlier } else { Recovery::None }
+                match (self.silent, self.untaken) {
+                    (true, true) => Recovery::Takeover,
+                    (true, false) => Recovery::Earlier,
+                    (false, _) => Recovery::None,
+                }
             }
             Phase::Absent => Recovery::None,
         };
@@ -346,7 +357,7 @@ impl History {
             }
             Step::Reopen => {
                 self.phase = Phase::Released { by: None };
-                (self.counted, self.silent, self.fingerprint) = (0, false, None);
+                (self.counted, self.silent, self.untaken, self.fingerprint) = (0, false, false, None);
                 self.protect(now.millis() - 1);
                 return Ok(());
             }
@@ -361,8 +372,10 @@ impl History {
         }
         match step {
             Step::Extend(_) => self.protect(self.protected_until_ms.max(now.millis() + LEASE_MS)),
-            Step::Release { by, delay_ms, counted } => {
-                self.counted -= u8::from(!counted);
+            Step::Release { by, delay_ms, end } => {
+                self.counted -= u8::from(end != ReleaseCause::Failed);
+                let took_over = matches!(self.phase, Phase::Owned { recovery: Recovery::Takeover, .. });
+                self.untaken = took_over && end == ReleaseCause::NotStarted;
                 self.phase = Phase::Released { by: Some(by) };
                 self.protect(now.millis() + delay_ms);
             }
@@ -389,8 +402,9 @@ impl History {
         ensure(record.fingerprint == self.fingerprint, "a record keeps its fingerprint")?;
         let agrees = match (&record.state, self.phase) {
             (State::Pending { token: owner, .. }, Phase::Owned { by, .. }) => *owner == token(by),
-            (State::Released { recovered, attempt, .. }, Phase::Released { .. }) => {
-                *recovered == self.silent && *attempt == self.counted
+            (State::Released { recovery, attempt, .. }, Phase::Released { .. }) => {
+                let is_untaken = *recovery == Recovery::Takeover;
+                recovery.recovered() == self.silent && is_untaken == self.untaken && *attempt == self.counted
             }
             (State::Completed { result: kept, .. }, Phase::Completed { by }) => *kept == result(by),
             (State::Failed { handed_over, attempt, .. }, Phase::Failed { handed_over: handed, .. }) => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL};
-use oncegate_core::rules::{Grant, Operation, Reply, Verdict, apply};
+use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply, Verdict, apply};
 
 use crate::Rules;
 
@@ -30,6 +30,7 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("a fencing token is counted in the record alone", fencing_token_starts_over),
     ("the takeover is not flagged", takeover_unflagged),
     ("a release forgets the takeover", release_forgets_takeover),
+    ("a takeover that was not started is over", a_takeover_that_was_not_started_is_over),
     ("a takeover does not count", takeover_uncounted),
     ("pending expires with its lease", pending_expires_with_lease),
     ("a repeated claim gets Busy", repeat_is_busy),
@@ -143,8 +144,8 @@ fn uncounted_release_counts(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     let mut op = op.clone();
-    if let Operation::Release { counted, .. } = &mut op {
-        *counted = true;
+    if let Operation::Release { end, .. } = &mut op {
+        *end = ReleaseCause::Failed;
     }
     apply(now, record, &op)
 }
@@ -320,8 +321,22 @@ fn release_forgets_takeover(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
-    if let Some(Record { state: State::Released { recovered, .. }, .. }) = &mut after {
-        *recovered = false;
+    if let Some(Record { state: State::Released { recovery, .. }, .. }) = &mut after {
+        *recovery = Recovery::None;
+    }
+    (after, reply)
+}
+
+fn a_takeover_that_was_not_started_is_over(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let (mut after, reply) = apply(now, record, op);
+    if let Some(Record { state: State::Released { recovery: recovery @ Recovery::Takeover, .. }, .. }) =
+        &mut after
+    {
+        *recovery = Recovery::Earlier;
     }
     (after, reply)
 }

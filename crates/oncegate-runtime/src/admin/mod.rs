@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
-use oncegate_core::record::{Record, State, TokenTag};
+use oncegate_core::record::{Record, Recovery, State, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 
@@ -80,5 +80,5 @@ pub async fn read(store: &dyn Store, key: &StoreKey) -> Result<Option<RecordSnap
 
 /// Whether an operator has reopened the record, and no attempt has run since.
 pub fn is_reopened(record: &Record) -> bool {
-    matches!(record.state, State::Released { by: TokenTag::NONE, recovered: false, .. })
+    matches!(record.state, State::Released { by: TokenTag::NONE, recovery: Recovery::None, .. })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, Token, TokenTag};
-use oncegate_core::rules::{Grant, Operation, Reply};
+use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply};
 use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -305,7 +305,8 @@ impl Lease {
     ///
     /// It is tried once; if the store does not answer, the gate continues in the background.
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
-        let operation = Operation::Release { token: self.token, delay, counted, reason: reason.to_owned() };
+        let end = if counted { ReleaseCause::Failed } else { ReleaseCause::Interrupted };
+        let operation = Operation::Release { token: self.token, delay, end, reason: reason.to_owned() };
         let unfinished = OperationGuard::new(&self, operation);
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();

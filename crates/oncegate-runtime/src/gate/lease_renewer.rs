@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Token;
-use oncegate_core::rules::{Operation, Reply};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply};
 use oncegate_core::store::{Command, Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -139,10 +139,11 @@ impl LeaseRenewer {
         }
     }
 
-    /// Releases, uncounted, what `token` was granted or will be.
+    /// Releases what `token` was granted or will be, as not started.
     pub(super) fn release_later(&self, key: StoreKey, token: Token) {
         let reason = "the claim was abandoned".to_owned();
-        self.finish_later(key, Operation::Release { token, delay: Duration::ZERO, counted: false, reason });
+        let end = ReleaseCause::NotStarted;
+        self.finish_later(key, Operation::Release { token, delay: Duration::ZERO, end, reason });
     }
 
     /// Repeats an operation until its outcome is known.

@@ -294,7 +294,7 @@ async fn stop_while_the_answer_of_a_claim_is_lost(bench: &Bench, outage: Duratio
     let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, faults, 1));
     let consumer = bench.consumer_behind(behind(&store), async |_: Message, _: Attempt| Ok(()));
     let stop = async {
-        while pending(&bench.store) == 0 {
+        while store.injected().reply_lost == 0 {
             sleep(Duration::from_millis(1)).await;
         }
         store.stop_faults();
@@ -326,6 +326,31 @@ async fn a_claim_whose_answer_was_lost_is_released_when_the_consumer_stops() {
         let Entry::Granted(lease) = behind(&store).enter(&message).await.unwrap() else { panic!("released") };
         assert_eq!((lease.attempt().number(), lease.attempt().recovered()), (1, false));
     }
+}
+
+// invariant: extra-run-uncounted
+#[tokio::test(start_paused = true)]
+async fn a_takeover_whose_answer_was_lost_is_counted_when_the_next_attempt_takes_over() {
+    let bench = Bench::of(numbered(1));
+    let message = Message::new("orders", Origin::Other("before".into()), Some(r#"{"id":0}"#.into()));
+    drop(bench.gate("runtime").simulated(99).enter(&message).await.unwrap());
+    sleep(LEASE * 2).await;
+    stop_while_the_answer_of_a_claim_is_lost(&bench, Duration::ZERO).await;
+    assert_eq!(bench.counters.total("extra_runs"), 0, "nothing has run");
+
+    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let seen: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
+    let noted = Arc::clone(&seen);
+    let handler = move |_: Message, attempt: Attempt| {
+        noted.lock().unwrap().push((attempt.number(), attempt.recovered()));
+        async { Ok(()) }
+    };
+    bench.list.push("orders", "", r#"{"id":0}"#.to_owned());
+    let list = Arc::clone(&bench.list);
+    let consumer = bench.consumer_behind(behind(&store), handler);
+    consumer.run_until(async move { list.until_acked(1).await }).await.unwrap();
+    assert_eq!(*seen.lock().unwrap(), [(2, true)]);
+    assert_eq!(bench.counters.get("extra_runs", "crash_takeover"), 1);
 }
 
 // invariant: claim-left-behind

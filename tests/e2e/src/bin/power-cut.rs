@@ -21,7 +21,7 @@ use bytes::Bytes;
 use oncegate::sqlite::{SqliteStore, Synchronous};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, State, Token};
-use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::rules::{Operation, ReleaseCause, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_core::testing::key;
 
@@ -92,7 +92,7 @@ impl Message {
             Step::Released => Operation::Release {
                 token: self.token(1),
                 delay: Duration::ZERO,
-                counted: true,
+                end: ReleaseCause::Failed,
                 reason: "once".to_owned(),
             },
             Step::Completed => Operation::Complete {

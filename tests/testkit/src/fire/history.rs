@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oncegate::core::key::Fingerprint;
 use oncegate::core::record::{FencingToken, Recovery, Token, TokenTag};
-use oncegate::core::rules::{Grant, Operation, Reply, Verdict};
+use oncegate::core::rules::{Grant, Operation, ReleaseCause, Reply, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// One line.
@@ -86,7 +86,8 @@ pub enum Op {
     Release {
         token: String,
         delay_ms: u64,
-        counted: bool,
+        /// A word of `ReleaseCause`.
+        end: String,
     },
     Fail {
         token: String,
@@ -168,8 +169,9 @@ impl Op {
                 result: text(result),
                 retention_ms: millis(*retention),
             },
-            Operation::Release { token, delay, counted, .. } => {
-                Self::Release { token: token_text(*token), delay_ms: millis(*delay), counted: *counted }
+            Operation::Release { token, delay, end, .. } => {
+                let end = end.as_str().to_owned();
+                Self::Release { token: token_text(*token), delay_ms: millis(*delay), end }
             }
             Operation::Fail { token, reason, retention } => Self::Fail {
                 token: token_text(*token),
@@ -201,10 +203,10 @@ impl Op {
                 result: result.clone().into(),
                 retention: duration(retention_ms),
             },
-            Self::Release { token, delay_ms, counted } => Operation::Release {
+            Self::Release { token, delay_ms, end } => Operation::Release {
                 token: token_of(token),
                 delay: duration(delay_ms),
-                counted: *counted,
+                end: ReleaseCause::ALL.into_iter().find(|known| known.as_str() == end)?,
                 reason: String::new(),
             },
             Self::Fail { token, reason, retention_ms } => Operation::Fail {

@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
+use oncegate::core::rules::ReleaseCause;
+
 use super::calls::{Call, Calls};
 use super::history::{Answer, Entry, Op, What};
 use super::linear::{Found, explain};
@@ -400,7 +402,9 @@ fn attempts(case: &Case, judgement: &mut Judgement) {
             What::Begun { key, attempt, .. } if *attempt > MAX_ATTEMPTS => {
                 judgement.found("S18", format!("{key} ran at attempt {attempt} of {MAX_ATTEMPTS}"));
             }
-            What::Invoke { key, op: Op::Release { token, counted: true, .. }, .. } => {
+            What::Invoke { key, op: Op::Release { token, end, .. }, .. }
+                if end == ReleaseCause::Failed.as_str() =>
+            {
                 released.entry((*pid, key)).or_default().insert(token);
             }
             What::Ended { key, outcome, .. } if outcome != "paid" => {

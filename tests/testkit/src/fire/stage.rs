@@ -455,7 +455,7 @@ async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, Stri
         let record: Vec<u8> = get.arg(&key).query_async(&mut connection).await.expect("Redis reads a key");
         let state = match record.first() {
             Some(b'P' | b'Q' | b'R') => "pending",
-            Some(b'S' | b'T') => "released",
+            Some(b'S' | b'T' | b'U') => "released",
             Some(b'C') => "completed",
             Some(b'F' | b'G') => "failed",
             _ => "unknown",

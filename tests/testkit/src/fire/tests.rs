@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use oncegate::core::rules::ReleaseCause;
+
 use super::calls::FORGETS;
 use super::history::{Answer, Entry, Op, What};
 use super::judge::{Case, Commit, Produced, judge};
@@ -243,21 +245,23 @@ fn a_record_that_is_gone_or_stays_claimed_is_seen() {
 #[test]
 fn an_attempt_that_nobody_has_failed_is_seen() {
     let tale = Tale::new().run(1, 'a', granted(1, 10_000));
-    let release = |counted| Op::Release { token: token('a'), delay_ms: 0, counted };
+    let release =
+        |end: ReleaseCause| Op::Release { token: token('a'), delay_ms: 0, end: end.as_str().to_owned() };
     let again = |tale: Tale, attempt| {
         let answer =
             Answer::Granted { attempt, takeover: false, recovered: false, fencing_token: Some(20_000) };
         tale.pass(10).call(1, claim('b'), Some(answer)).call(1, complete('b'), held()).ack(1).end(1)
     };
-    check(again(tale.clone().call(1, release(false), held()), 1), &[]);
-    check(again(tale.clone().call(1, release(true), held()), 2), &["S18"]);
+    check(again(tale.clone().call(1, release(ReleaseCause::Interrupted), held()), 1), &[]);
+    check(again(tale.clone().call(1, release(ReleaseCause::Failed), held()), 2), &["S18"]);
     // The store counts a release that was sent as uncounted.
-    check(again(tale.call(1, release(false), held()), 2), &["S16"]);
+    check(again(tale.call(1, release(ReleaseCause::Interrupted), held()), 2), &["S16"]);
 }
 
 #[test]
 fn an_extension_that_crossed_the_release_protects_nothing() {
-    let release = Op::Release { token: token('a'), delay_ms: 0, counted: false };
+    let end = ReleaseCause::Interrupted.as_str().to_owned();
+    let release = Op::Release { token: token('a'), delay_ms: 0, end };
     let extend = Op::Extend { token: token('a'), lease_ms: LEASE_MS };
     let again =
         Answer::Granted { attempt: 1, takeover: false, recovered: false, fencing_token: Some(20_000) };

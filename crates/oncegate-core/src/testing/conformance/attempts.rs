@@ -2,6 +2,7 @@
 
 use super::{APPLIED, LEASE, STEP, StoreUnderTest};
 use crate::record::{MAX_ATTEMPTS_COUNTED, Recovery, State, TAIL};
+use crate::rules::ReleaseCause;
 
 pub(super) async fn recovery_is_flagged_and_stays(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
@@ -10,20 +11,49 @@ pub(super) async fn recovery_is_flagged_and_stays(subject: &StoreUnderTest<'_>) 
 
     let second = subject.token();
     assert_eq!(subject.granted(&key, second).await.recovery, Recovery::Takeover);
-    for counted in [false, true, false] {
+    for end in [ReleaseCause::Interrupted, ReleaseCause::Failed, ReleaseCause::NotStarted] {
         let mut owner = second;
-        if subject.release(&key, owner, LEASE, counted).await != APPLIED {
+        if subject.release(&key, owner, LEASE, end).await != APPLIED {
             owner = subject.token();
             assert_eq!(subject.granted(&key, owner).await.recovery, Recovery::Earlier);
-            assert_eq!(subject.release(&key, owner, LEASE, counted).await, APPLIED);
+            assert_eq!(subject.release(&key, owner, LEASE, end).await, APPLIED);
         }
         let record = subject.read(&key).await.expect("a released key has a record");
-        assert!(matches!(record.state, State::Released { recovered: true, .. }), "{:?}", record.state);
+        assert!(
+            matches!(record.state, State::Released { recovery: Recovery::Earlier, .. }),
+            "{:?}",
+            record.state
+        );
         subject.pass(&key, 2 * STEP).await;
     }
     assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Earlier);
     subject.pass(&key, 2 * STEP).await;
     assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Takeover);
+}
+
+pub(super) async fn a_takeover_that_was_not_started_is_left_to_the_next_attempt(
+    subject: &StoreUnderTest<'_>,
+) {
+    let key = subject.key("a");
+    subject.granted(&key, subject.token()).await;
+    subject.pass(&key, 2 * STEP).await;
+    for _ in 0..2 {
+        let token = subject.token();
+        let grant = subject.granted(&key, token).await;
+        assert_eq!((grant.attempt, grant.recovery), (2, Recovery::Takeover));
+        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::NotStarted).await, APPLIED);
+        let record = subject.read(&key).await.expect("a released key has a record");
+        let is_left =
+            matches!(record.state, State::Released { attempt: 1, recovery: Recovery::Takeover, .. });
+        assert!(is_left, "{:?}", record.state);
+        subject.pass(&key, 2 * STEP).await;
+    }
+    let token = subject.token();
+    assert_eq!(subject.granted(&key, token).await.recovery, Recovery::Takeover);
+    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Interrupted).await, APPLIED);
+    subject.pass(&key, 2 * STEP).await;
+    let grant = subject.granted(&key, subject.token()).await;
+    assert_eq!((grant.attempt, grant.recovery), (2, Recovery::Earlier), "it was told to the attempt before");
 }
 
 pub(super) async fn attempts_count_failures_and_crashes(subject: &StoreUnderTest<'_>) {
@@ -32,7 +62,7 @@ pub(super) async fn attempts_count_failures_and_crashes(subject: &StoreUnderTest
         let token = subject.token();
         assert_eq!(subject.granted(&key, token).await.attempt, attempt);
         if attempt % 2 == 0 {
-            assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
+            assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
         }
         subject.pass(&key, 2 * STEP).await;
     }
@@ -44,7 +74,7 @@ pub(super) async fn an_uncounted_release_counts_nothing(subject: &StoreUnderTest
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
-        assert_eq!(subject.release(&key, token, LEASE, false).await, APPLIED);
+        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Interrupted).await, APPLIED);
         let record = subject.read(&key).await.expect("a released key has a record");
         assert!(matches!(record.state, State::Released { attempt: 0, .. }), "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
@@ -59,7 +89,7 @@ pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {
     }
     let token = subject.token();
     assert_eq!(subject.granted(&key, token).await.attempt, MAX_ATTEMPTS_COUNTED);
-    assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
+    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
     subject.pass(&key, 2 * STEP).await;
     assert_eq!(subject.granted(&key, subject.token()).await.attempt, MAX_ATTEMPTS_COUNTED);
 }
@@ -82,7 +112,7 @@ pub(super) async fn a_release_is_remembered_for_days(subject: &StoreUnderTest<'_
     for key in [&remembered, &forgotten] {
         let token = subject.token();
         subject.granted(key, token).await;
-        assert_eq!(subject.release(key, token, LEASE, true).await, APPLIED);
+        assert_eq!(subject.release(key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
     }
     subject.pass(&remembered, TAIL + STEP).await;
     assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);

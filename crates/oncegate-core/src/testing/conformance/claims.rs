@@ -2,7 +2,7 @@
 
 use super::{APPLIED, LEASE, SLACK, STEP, StoreUnderTest};
 use crate::record::{Recovery, State};
-use crate::rules::{Grant, Reply, Verdict};
+use crate::rules::{Grant, ReleaseCause, Reply, Verdict};
 
 pub(super) async fn an_absent_key_is_granted(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
@@ -81,7 +81,7 @@ pub(super) async fn a_lease_beyond_the_longest_of_the_scope_is_cut(subject: &Sto
     // The wait for a retry is no lease.
     let released = subject.key("released");
     subject.granted(&released, token).await;
-    assert_eq!(subject.release(&released, token, 100 * LEASE, true).await, APPLIED);
+    assert_eq!(subject.release(&released, token, 100 * LEASE, ReleaseCause::Failed).await, APPLIED);
     assert!(subject.busy_within(&released, LEASE).await > 99 * LEASE);
 }
 
@@ -139,7 +139,7 @@ pub(super) async fn an_extend_after_the_own_end_is_held(subject: &StoreUnderTest
         subject.granted(&key, token).await;
         let reply = match end {
             "complete" => subject.complete(&key, token, "done").await,
-            "release" => subject.release(&key, token, LEASE, true).await,
+            "release" => subject.release(&key, token, LEASE, ReleaseCause::Failed).await,
             _ => subject.fail(&key, token, "broken").await,
         };
         assert_eq!(reply, APPLIED, "{end}");
@@ -163,8 +163,8 @@ pub(super) async fn a_fencing_token_only_grows(subject: &StoreUnderTest<'_>) {
         assert!(fencing_token > last, "{fencing_token:?} after {last:?}");
         last = fencing_token;
         match round % 3 {
-            0 => assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED),
-            1 => assert_eq!(subject.release(&key, token, LEASE, false).await, APPLIED),
+            0 => assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED),
+            1 => assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Interrupted).await, APPLIED),
             _ => {}
         }
         subject.pass(&key, 2 * STEP).await;

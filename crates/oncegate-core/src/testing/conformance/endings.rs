@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{APPLIED, LEASE, RETENTION, SLACK, STEP, StoreUnderTest, completion, done};
 use crate::record::{MAX_REASON_BYTES, Recovery, State};
-use crate::rules::{Operation, Reply, Verdict};
+use crate::rules::{Operation, ReleaseCause, Reply, Verdict};
 
 pub(super) async fn a_completed_key_answers_with_its_result(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
@@ -65,7 +65,7 @@ pub(super) async fn a_complete_after_another_end_is_lost(subject: &StoreUnderTes
     let (released, failed) = (subject.key("released"), subject.key("failed"));
     let (first, second) = (subject.token(), subject.token());
     subject.granted(&released, first).await;
-    assert_eq!(subject.release(&released, first, LEASE, true).await, APPLIED);
+    assert_eq!(subject.release(&released, first, LEASE, ReleaseCause::Failed).await, APPLIED);
     assert_eq!(subject.complete(&released, first, "late").await, Reply::NotOwner);
     subject.granted(&failed, second).await;
     assert_eq!(subject.fail(&failed, second, "broken").await, APPLIED);
@@ -119,11 +119,16 @@ pub(super) async fn a_very_long_retention_is_kept(subject: &StoreUnderTest<'_>) 
 pub(super) async fn a_released_key_waits_for_its_delay(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
+    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
     let record = subject.read(&key).await.expect("a released key has a record");
     let reason = "later".to_owned();
-    let state =
-        State::Released { by: token.tag(), attempt: 1, recovered: false, fencing_token: None, reason };
+    let state = State::Released {
+        by: token.tag(),
+        attempt: 1,
+        recovery: Recovery::None,
+        fencing_token: None,
+        reason,
+    };
     assert_eq!(record.state, state);
 
     let retry_in = subject.busy(&key).await;
@@ -138,9 +143,9 @@ pub(super) async fn a_released_key_waits_for_its_delay(subject: &StoreUnderTest<
 pub(super) async fn a_repeated_release_changes_nothing(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    assert_eq!(subject.release(&key, token, LEASE, true).await, APPLIED);
+    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
     let before = subject.read(&key).await;
-    assert_eq!(subject.release(&key, token, 9 * LEASE, false).await, APPLIED);
+    assert_eq!(subject.release(&key, token, 9 * LEASE, ReleaseCause::Interrupted).await, APPLIED);
     assert_eq!(subject.read(&key).await, before);
 }
 
@@ -148,11 +153,15 @@ pub(super) async fn a_repeated_release_changes_nothing(subject: &StoreUnderTest<
 pub(super) async fn a_release_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.read(&key).await;
-        assert_eq!(subject.release(&key, subject.token(), LEASE, true).await, Reply::NotOwner, "{state}");
+        assert_eq!(
+            subject.release(&key, subject.token(), LEASE, ReleaseCause::Failed).await,
+            Reply::NotOwner,
+            "{state}"
+        );
         assert_eq!(subject.read(&key).await, before, "{state}");
     }
     let absent = subject.key("absent");
-    assert_eq!(subject.release(&absent, subject.token(), LEASE, true).await, Reply::NotOwner);
+    assert_eq!(subject.release(&absent, subject.token(), LEASE, ReleaseCause::Failed).await, Reply::NotOwner);
     assert_eq!(subject.read(&absent).await, None);
 }
 
@@ -214,7 +223,8 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &StoreUnderTest
     for (index, (given, kept)) in cases.into_iter().enumerate() {
         let (key, token) = (subject.key(&format!("release-{index}")), subject.token());
         subject.granted(&key, token).await;
-        let release = Operation::Release { token, delay: LEASE, counted: true, reason: given.clone() };
+        let release =
+            Operation::Release { token, delay: LEASE, end: ReleaseCause::Failed, reason: given.clone() };
         assert_eq!(subject.apply(&key, release).await, APPLIED);
         let state = subject.read(&key).await.map(|record| record.state);
         assert!(matches!(&state, Some(State::Released { reason, .. }) if *reason == kept), "{state:?}");

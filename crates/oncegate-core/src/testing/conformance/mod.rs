@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 use crate::key::{Fingerprint, Scope, StoreKey};
 use crate::record::{Record, Token};
-use crate::rules::{Grant, Operation, Reply, Verdict};
+use crate::rules::{Grant, Operation, ReleaseCause, Reply, Verdict};
 use crate::store::{Command, Store, StoreError};
 
 /// The store under test, with hooks that the suite needs besides the [`Store`] trait.
@@ -89,6 +89,7 @@ pub const CASES: &[Case] = cases![
     claims::a_fencing_token_grows_over_a_lost_record,
     claims::a_claim_without_a_fencing_token_gets_none,
     attempts::recovery_is_flagged_and_stays,
+    attempts::a_takeover_that_was_not_started_is_left_to_the_next_attempt,
     attempts::attempts_count_failures_and_crashes,
     attempts::an_uncounted_release_counts_nothing,
     attempts::attempts_stay_at_the_limit,
@@ -288,8 +289,8 @@ impl StoreUnderTest<'_> {
         self.apply(key, completion(token, result)).await
     }
 
-    async fn release(&self, key: &StoreKey, token: Token, delay: Duration, counted: bool) -> Reply {
-        self.apply(key, Operation::Release { token, delay, counted, reason: "later".to_owned() }).await
+    async fn release(&self, key: &StoreKey, token: Token, delay: Duration, end: ReleaseCause) -> Reply {
+        self.apply(key, Operation::Release { token, delay, end, reason: "later".to_owned() }).await
     }
 
     async fn fail(&self, key: &StoreKey, token: Token, reason: &str) -> Reply {
@@ -319,9 +320,11 @@ impl StoreUnderTest<'_> {
             self.claim_as(&key, token, fingerprint).await;
             match name {
                 "over" => self.pass(&key, 2 * STEP).await,
-                "released" => assert_eq!(self.release(&key, token, LEASE, true).await, APPLIED),
+                "released" => {
+                    assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED)
+                }
                 "due" => {
-                    assert_eq!(self.release(&key, token, LEASE, true).await, APPLIED);
+                    assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
                     self.pass(&key, 2 * STEP).await;
                 }
                 "completed" => assert_eq!(self.complete(&key, token, "done").await, APPLIED),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
 use crate::record::{Recovery, State, TokenTag};
-use crate::rules::{Operation, REOPENED, Reply, Verdict};
+use crate::rules::{Operation, REOPENED, ReleaseCause, Reply, Verdict};
 use crate::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, StoreError};
 
 pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'_>) {
@@ -60,7 +60,7 @@ pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Store
         let expected = subject.read(&key).await.expect("every state has a record");
         assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED, "{state}");
         let record = subject.read(&key).await.expect("a reopened key has a record");
-        let State::Released { attempt: 0, recovered: false, reason, .. } = &record.state else {
+        let State::Released { attempt: 0, recovery: Recovery::None, reason, .. } = &record.state else {
             panic!("{state}: {:?}", record.state);
         };
         assert_eq!(reason, REOPENED);
@@ -118,7 +118,7 @@ pub(super) async fn a_reopen_takes_the_claim_away(subject: &StoreUnderTest<'_>) 
     let before = subject.read(&key).await;
     assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.complete(&key, token, "stale").await, Reply::NotOwner);
-    assert_eq!(subject.release(&key, token, LEASE, true).await, Reply::NotOwner);
+    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, Reply::NotOwner);
     assert_eq!(subject.fail(&key, token, "stale").await, Reply::NotOwner);
     assert_eq!(subject.read(&key).await, before);
 }
@@ -205,7 +205,7 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<
         Operation::Claim { token, lease, fingerprint: None, fenced: true, longest_lease: Duration::MAX },
         Operation::Extend { token, lease },
         completion(token, "done"),
-        Operation::Release { token, delay: lease, counted: true, reason: String::new() },
+        Operation::Release { token, delay: lease, end: ReleaseCause::Failed, reason: String::new() },
         Operation::Fail { token, reason: String::new(), retention: RETENTION },
         Operation::HandOver { by: token.tag() },
     ];

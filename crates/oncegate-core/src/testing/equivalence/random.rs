@@ -9,7 +9,7 @@ use crate::key::Fingerprint;
 use crate::record::{
     FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
 };
-use crate::rules::Operation;
+use crate::rules::{Operation, ReleaseCause};
 use crate::testing::fingerprint;
 
 /// A fencing token in the past of any clock.
@@ -59,12 +59,13 @@ impl Choices {
                 State::Pending { token, attempt, recovery, fencing_token }
             }
             2 | 3 => {
-                let (by, recovered) = (self.pick([token.tag(), TokenTag::NONE]), self.random.bool());
+                let by = self.pick([token.tag(), TokenTag::NONE]);
+                let recovery = self.pick([Recovery::None, Recovery::Earlier, Recovery::Takeover]);
                 let attempt = if self.random.bool() { attempt } else { 0 };
                 State::Released {
                     by,
                     attempt,
-                    recovered,
+                    recovery,
                     fencing_token,
                     reason: crate::rules::cut_reason(&reason),
                 }
@@ -111,8 +112,14 @@ impl Choices {
                 Operation::Complete { token, fingerprint, result, retention: self.retention() }
             }
             60..76 => {
-                let (counted, reason) = (self.random.u8(..3) > 0, self.reason());
-                Operation::Release { token, delay: self.half_steps(), counted, reason }
+                let ends = [
+                    ReleaseCause::Failed,
+                    ReleaseCause::Failed,
+                    ReleaseCause::Interrupted,
+                    ReleaseCause::NotStarted,
+                ];
+                let (end, reason) = (self.pick(ends), self.reason());
+                Operation::Release { token, delay: self.half_steps(), end, reason }
             }
             76..84 => {
                 let reason = self.reason();

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use oncegate_core::record::{Record, TAIL};
+use oncegate_core::rules::ReleaseCause;
 use oncegate_core::store::{self, Checkup, Command};
 
 use super::*;
@@ -50,7 +51,8 @@ async fn one_of_each(store: &MemoryStore) {
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    let release = |delay| Operation::Release { token: token(), delay, counted: true, reason: "no".into() };
+    let release =
+        |delay| Operation::Release { token: token(), delay, end: ReleaseCause::Failed, reason: "no".into() };
     let fail = || Operation::Fail { token: token(), reason: "never".into(), retention: LEASE };
     let complete =
         || Operation::Complete { token: token(), fingerprint: None, result: "".into(), retention: LEASE };
