@@ -24,15 +24,9 @@ const REMOVALS_MOST: u32 = 10;
 /// Where the rounds of a trial keep their records.
 pub(super) enum Stores {
     /// A file for each round in this folder.
-    Files {
-        folder: PathBuf,
-        rounds: Arc<AtomicU64>,
-    },
-    Server {
-        kept: Arc<KeptStore>,
-        server: TrialServer,
-        url: String,
-    },
+    Files { folder: PathBuf, rounds: Arc<AtomicU64> },
+    /// A server, in scopes that begin with this one.
+    Server { kept: Arc<KeptStore>, server: TrialServer, url: String, scope: String },
 }
 
 impl Stores {
@@ -49,7 +43,9 @@ impl Stores {
         // What each gate would be refused would look like a fault of the trial.
         server.store().check().await?;
         let kept = KeptStore { inner: server.store(), open: RwLock::new(true), written: Mutex::default() };
-        Ok(Self::Server { kept: Arc::new(kept), server, url: redacted(url) })
+        // Other trials may use the server at the same time.
+        let scope = format!("oncegate-prove-{:012x}", oncegate_testing::random_seed() >> 16);
+        Ok(Self::Server { kept: Arc::new(kept), server, url: redacted(url), scope })
     }
 
     /// Lets the trial use these stores.
@@ -62,9 +58,7 @@ impl Stores {
                     RoundFile::open(folder.join(format!("{number}.db")))
                 })
             }
-            Self::Server { kept, .. } => {
-                // Its own scopes, besides other trials on the server.
-                let scope = format!("oncegate-prove-{:012x}", oncegate_testing::random_seed() >> 16);
+            Self::Server { kept, scope, .. } => {
                 let kept = Arc::clone(kept);
                 trial
                     .scope(scope)
@@ -76,14 +70,14 @@ impl Stores {
     /// Removes all that the trial has written.
     ///
     /// # Errors
-    /// With the scopes that are left.
+    /// With the beginning of the scopes that are left.
     pub(super) async fn remove(&self) -> Result<(), Problem> {
-        let Self::Server { kept, server, url } = self else { return Ok(()) };
+        let Self::Server { kept, server, url, scope: first } = self else { return Ok(()) };
         for (scope, keys) in kept.closed().await {
             let keys: Vec<StoreKey> = keys.into_iter().collect();
             removed(server, &scope, &keys).await.map_err(|error| {
                 let what = format!(
-                    "records of the trial are left in {url}: {error}; remove those of the scope {scope}"
+                    "records of the trial are left in {url}: {error}; remove the keys that begin with {first}"
                 );
                 Problem::new(Exit::Unreachable, what)
             })?;
