@@ -321,7 +321,7 @@ impl StoreUnderTest<'_> {
             match name {
                 "over" => self.pass(&key, 2 * STEP).await,
                 "released" => {
-                    assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED)
+                    assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
                 }
                 "due" => {
                     assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
