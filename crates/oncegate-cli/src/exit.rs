@@ -34,7 +34,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// Why there is no answer, as text for the user.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Problem {
     exit: Exit,
     text: String,

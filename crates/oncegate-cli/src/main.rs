@@ -193,7 +193,7 @@ impl Command {
     /// Whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,
+            Self::Run(_) | Self::Prove(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,
             Self::Replay(args) => args.runs(),
             _ => false,
         }

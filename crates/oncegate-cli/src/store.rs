@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::core::key::StoreKey;
-use oncegate::core::store::Store;
+use oncegate::core::key::{Scope, StoreKey};
+use oncegate::core::store::{Store, StoreError};
 use oncegate::journal::JournalEntry;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::{Durability, RedisStore};
@@ -90,6 +90,45 @@ pub(crate) async fn open_to_read(store: &shape::Store) -> Result<Opened, Problem
 pub(crate) async fn open_sql(store: &shape::Store, patience: Duration) -> Result<SqlStore, Problem> {
     let opened = open(store, Purpose::Read, patience).await?;
     opened.sql.ok_or_else(|| Problem::new(Exit::Configuration, format!("store: {NO_OUTBOX}")))
+}
+
+/// A server with records of a trial, which are removed after it.
+#[derive(Clone)]
+pub(crate) enum TrialServer {
+    Redis(RedisStore),
+    Postgres(PostgresStore),
+}
+
+impl TrialServer {
+    /// Connects to the server. Nothing is purged.
+    ///
+    /// # Errors
+    /// Also when the URL is that of a file.
+    pub(crate) async fn open(url: &str) -> Result<Self, Problem> {
+        match address(url)? {
+            Address::Redis(url) => Ok(Self::Redis(RedisStore::connect(&url).await?)),
+            Address::Postgres(url) => Ok(Self::Postgres(postgres(&url).await?)),
+            Address::Sqlite(_) => {
+                let text = "--store: a trial uses SQLite files of its own without this flag; give redis://host:port or postgres://host:port/database";
+                Err(Problem::new(Exit::Usage, text))
+            }
+        }
+    }
+
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Redis(store) => Arc::new(store.clone()),
+            Self::Postgres(store) => Arc::new(store.clone()),
+        }
+    }
+
+    /// Removes these records, and the descriptor of their scope.
+    pub(crate) async fn remove(&self, scope: &Scope, keys: &[StoreKey]) -> Result<(), StoreError> {
+        match self {
+            Self::Redis(store) => store.remove(scope, keys).await,
+            Self::Postgres(store) => store.remove(scope, keys).await,
+        }
+    }
 }
 
 /// The SQLite file of a configuration, if it does not exist yet.

@@ -60,6 +60,7 @@ mod outbox;
 mod password;
 mod purge;
 mod reconnect;
+mod removal;
 mod row;
 mod schema;
 mod sessions;

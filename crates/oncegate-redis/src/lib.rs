@@ -66,6 +66,7 @@ mod link;
 mod login;
 mod losses;
 mod pipeline;
+mod removal;
 mod replies;
 mod rights;
 mod scripts;

@@ -23,6 +23,11 @@ const IN_A_CLUSTER: &str = "+cluster|slots +asking";
 /// The additional rights for buckets.
 const IN_BUCKETS: &str = "+hget +hset +hdel +hlen +hgetall +del +pexpireat";
 
+/// The key of the test record in a scope. No message has this digest.
+pub(super) fn probe(scope: &Scope) -> StoreKey {
+    StoreKey::new(scope, Digest::from_bytes(*b"oncegate: rights"))
+}
+
 impl RedisStore {
     /// The rules for `ACL SETUSER` that let a user work on this scope and on nothing else.
     ///
@@ -63,8 +68,8 @@ impl RedisStore {
     }
 
     async fn try_each_right(&self, scope: &Scope) -> Result<(), StoreError> {
-        // No message has this digest. A user without rights leaves one record behind at most.
-        let key = StoreKey::new(scope, Digest::from_bytes(*b"oncegate: rights"));
+        // A user without rights leaves one record behind at most.
+        let key = probe(scope);
         let [owner, other] = [Token::from_bits(fastrand::u128(1..)), Token::from_bits(fastrand::u128(1..))];
         let lease = Duration::from_secs(1);
         let claim = |token, fenced| Operation::Claim {

@@ -20,6 +20,8 @@ pub enum Defect {
     ChangingDownstreamKey,
     /// Different effects had one `Idempotency-Key`, so that the second one did not happen.
     SharedDownstreamKey,
+    /// The witness lists an effect twice.
+    RepeatedEffect,
     /// An effect happened again while the handler was told of a duplicate.
     EffectInDuplicate,
     /// An effect happened twice, the second time after the run was asked to stop.
@@ -46,13 +48,14 @@ pub enum Defect {
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoKey,
         Self::KeyTooNarrow,
         Self::KeyTooWide,
         Self::NoDownstreamKey,
         Self::ChangingDownstreamKey,
         Self::SharedDownstreamKey,
+        Self::RepeatedEffect,
         Self::EffectInDuplicate,
         Self::EffectAfterCancel,
         Self::AnsweredTooEarly,
@@ -75,6 +78,7 @@ impl Defect {
             Self::NoDownstreamKey => "no-downstream-key",
             Self::ChangingDownstreamKey => "changing-downstream-key",
             Self::SharedDownstreamKey => "shared-downstream-key",
+            Self::RepeatedEffect => "repeated-effect",
             Self::EffectInDuplicate => "effect-in-duplicate",
             Self::EffectAfterCancel => "effect-after-cancel",
             Self::AnsweredTooEarly => "answered-too-early",
@@ -107,6 +111,9 @@ impl Defect {
             }
             Self::SharedDownstreamKey => {
                 "Different effects have one idempotency key. The downstream service takes the second for a repetition of the first, and it never happens."
+            }
+            Self::RepeatedEffect => {
+                "The handler writes its effect again when a message runs again, after a crash or a lost lease."
             }
             Self::EffectInDuplicate => {
                 "The handler has its effect again when it is told of a duplicate. Every redelivery then adds one."
@@ -158,6 +165,9 @@ impl Defect {
             }
             Self::SharedDownstreamKey => {
                 "Use another step for each effect of a message: Attempt::idempotency_key(\"charge\") in Rust; in a worker, append the step to the idempotency key. Keep nothing of one message for the next."
+            }
+            Self::RepeatedEffect => {
+                "Write the idempotency key of the attempt with the effect, under a unique constraint, and ignore a second write (INSERT ... ON CONFLICT DO NOTHING); or commit the effect in the transaction that completes the record."
             }
             Self::EffectInDuplicate => {
                 "Let the hook for duplicates send the stored result, and nothing else."

@@ -68,6 +68,8 @@ pub(crate) struct Facts {
     /// The messages that became dead letters, with place and cause.
     pub(crate) letters: BTreeMap<usize, (usize, &'static str)>,
     pub(crate) unfinished: Vec<(usize, usize)>,
+    /// The effects that the witness has listed, by sample and step.
+    pub(crate) listed: BTreeMap<(usize, String), Vec<usize>>,
     pub(crate) hung: Vec<usize>,
     pub(crate) failed: Vec<(usize, String)>,
     pub(crate) stopping: Option<usize>,
@@ -113,6 +115,9 @@ impl Facts {
             }
             What::FaultBegan { fault, sample } => self.faults.push((place, *fault, *sample)),
             What::DeadLettered { message, cause } => drop(self.letters.insert(*message, (place, cause))),
+            What::Listed { sample: Some(sample), step, .. } => {
+                self.listed.entry((*sample, step.clone())).or_default().push(place);
+            }
             What::Unfinished { message } => self.unfinished.push((place, *message)),
             What::Hung => self.hung.push(place),
             What::ConsumerFailed { error } => self.failed.push((place, error.clone())),
@@ -184,6 +189,9 @@ impl Facts {
         let mut steps = Steps::new();
         for (sample, step) in self.performed().into_keys() {
             steps.entry(sample).or_default().insert(step.to_owned());
+        }
+        for (sample, step) in self.listed.keys() {
+            steps.entry(*sample).or_default().insert(step.clone());
         }
         steps
     }

@@ -43,6 +43,9 @@ pub enum Fault {
     LostReplies,
     /// The store loses all records after a completion, and the broker delivers every message again.
     StoreLoss,
+    /// The stored result of a message no longer decodes, as after an incompatible release of the handler, and the broker delivers
+    /// every message again.
+    UndecodableResults,
     /// A message that is JSON, whose values no handler expects.
     Poison,
     /// A message that is not JSON.
@@ -51,7 +54,7 @@ pub enum Fault {
 
 impl Fault {
     /// All faults, in the order in which a trial tries each by itself.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::KillAfterEffect,
         Self::AnswerLost,
         Self::Refused,
@@ -66,6 +69,7 @@ impl Fault {
         Self::StoreOutage,
         Self::LateAnswer,
         Self::StoreLoss,
+        Self::UndecodableResults,
         Self::Rebalance,
         Self::Reordering,
         Self::LostReplies,
@@ -93,6 +97,7 @@ impl Fault {
             Self::StoreOutage => "store-outage",
             Self::LostReplies => "lost-replies",
             Self::StoreLoss => "store-loss",
+            Self::UndecodableResults => "undecodable-results",
             Self::Poison => "poison",
             Self::Malformed => "malformed",
         }
@@ -115,16 +120,29 @@ impl Fault {
         )
     }
 
+    /// Whether the fault is about what the downstream service answers, so that it needs a call of it.
+    pub(crate) const fn concerns_the_answer(self) -> bool {
+        matches!(self, Self::LateAnswer | Self::Refused | Self::NoAnswer | Self::AnswerLost)
+    }
+
     /// Whether the fault begins with a completion in the store.
     pub(crate) const fn strikes_a_completion(self) -> bool {
-        matches!(self, Self::KillBeforeCompleted | Self::KillAfterCompleted | Self::StoreLoss)
+        matches!(
+            self,
+            Self::KillBeforeCompleted | Self::KillAfterCompleted | Self::StoreLoss | Self::UndecodableResults
+        )
     }
 
     /// Whether the fault concerns the sample alone with whose call it begins. Others concern a process, or all of them.
     pub(crate) const fn concerns_one_sample(self) -> bool {
         matches!(
             self,
-            Self::TwoConsumers | Self::LateAnswer | Self::Refused | Self::NoAnswer | Self::AnswerLost
+            Self::TwoConsumers
+                | Self::LateAnswer
+                | Self::Refused
+                | Self::NoAnswer
+                | Self::AnswerLost
+                | Self::UndecodableResults
         )
     }
 

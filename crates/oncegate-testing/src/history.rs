@@ -201,6 +201,16 @@ pub enum What {
         /// Why, in one word.
         cause: &'static str,
     },
+    /// The witness has listed an effect, at the end of the round.
+    Listed {
+        /// The number of the effect in the list.
+        effect: usize,
+        /// The sample whose values it has.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sample: Option<usize>,
+        /// Its step.
+        step: String,
+    },
     /// A fault has begun.
     FaultBegan {
         /// The fault.

@@ -41,6 +41,7 @@ pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> 
     judgement.dead_letters();
     judgement.shared_keys();
     judgement.doubles();
+    judgement.listed_twice();
     judgement.early_answers();
     judgement.losses(expected);
     judgement.results();
@@ -180,6 +181,27 @@ impl Judgement<'_> {
         }
     }
 
+    /// The witness lists an effect once.
+    fn listed_twice(&mut self) {
+        let facts = self.facts;
+        for ((sample, step), places) in facts.listed.iter().filter(|(_, places)| places.len() > 1) {
+            if self.excused.contains(sample) {
+                continue;
+            }
+            let runs = facts.runs.values().filter(|run| run.sample == Some(*sample));
+            let began = runs.map(|run| run.began).min().unwrap_or(0);
+            let mut after = facts.faults_between(*sample, began, usize::MAX);
+            after.retain(|fault| fault.explains_a_repetition());
+            let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
+            let what = format!(
+                "the witness lists the effect{step} of sample {sample} {} times{}",
+                places.len(),
+                words_of(&after)
+            );
+            self.found_after(Defect::RepeatedEffect, Some(*sample), what, places.clone(), after);
+        }
+    }
+
     fn cause_of_double(&self, first: &Effect, again: &Effect) -> Defect {
         let run = again.run.and_then(|run| self.facts.runs.get(&run));
         let cancelled_before = |run: &Run| run.cancelled.is_some_and(|at| at < again.called);
@@ -271,10 +293,10 @@ impl Judgement<'_> {
         } else if last.is_some() && has_failed {
             (
                 Defect::MarkedBeforeEffect,
-                "an attempt failed, and the next one reported success without a call",
+                "an attempt failed, and the next one reported success without the effect",
             )
         } else {
-            (Defect::LostEffect, "it was handled, and no call arrived")
+            (Defect::LostEffect, "it was handled without it")
         };
         let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
         let what = format!("the effect{step} of sample {sample} never happened{}: {why}", words_of(&after));

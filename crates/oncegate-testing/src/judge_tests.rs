@@ -202,3 +202,21 @@ fn results_that_differ_are_named() {
     let other = What::Ended { run: 2, outcome: Outcome::Completed, result: Some("other".to_owned()) };
     told.called(1, Some("d1"), Some(2)).repeated(1).note(other).shows(&[Defect::DifferentResults]);
 }
+
+// invariant: verdict-from-history
+#[test]
+fn an_effect_that_the_witness_lists_happens_once() {
+    let listed = |history: HistoryBuilder, effect, sample| {
+        history.note(What::Listed { effect, sample: Some(sample), step: String::new() })
+    };
+    let handled = || {
+        let history = HistoryBuilder::default().sent(1, 1, "k1").sent(2, 2, "k2").began(1, 1).began(2, 2);
+        history.ended(1, Outcome::Completed).ended(2, Outcome::Completed)
+    };
+    listed(listed(handled(), 1, 1), 2, 2).shows(&[]);
+    let found = listed(listed(handled().fault(Fault::Freeze, 1), 1, 1), 2, 1);
+    let found = found.shows(&[Defect::RepeatedEffect, Defect::LostEffect]);
+    assert_eq!((found[0].sample, found[1].sample), (Some(1), Some(2)));
+    assert_eq!(found[0].after, [Fault::Freeze]);
+    assert!(found[0].what.contains("lists the effect of sample 1 2 times after freeze"), "{}", found[0].what);
+}

@@ -2,7 +2,7 @@
 //!
 //! [`Trial`] plays rounds: an embedded broker delivers samples and duplicates of them to consumers with the handler, while
 //! [faults](Fault) of a seeded [`Schedule`] happen. The handler has its effects in the [`Downstream`] service, which is the
-//! witness, and not part of the gate. [`judge`] finds violations in the history, and names the [`Defect`] behind each. The
+//! witness, and not part of the gate; or a [`Witness`] lists them. [`judge`] finds violations in the history, and names the [`Defect`] behind each. The
 //! result is a [`Verdict`], which [`report`] writes as JSON, JUnit XML and HTML.
 //!
 //! `oncegate prove` does the same for handlers in any language; `docs/PROVE.md` has the catalogue of defects.
@@ -21,12 +21,14 @@ mod judge;
 mod launch;
 pub mod report;
 mod round;
+mod rounds;
 mod samples;
 mod schedule;
 #[cfg(feature = "http")]
 mod service;
 mod trial;
 mod verdict;
+mod witness;
 
 pub use defect::Defect;
 pub use fault::{Fault, UnknownFault};
@@ -40,3 +42,4 @@ pub use schedule::{PlannedMessage, Schedule, Strike};
 pub use service::{Place, Service};
 pub use trial::{Progress, Trial, TrialError, random_seed};
 pub use verdict::{Finding, Verdict};
+pub use witness::Witness;

@@ -9,6 +9,8 @@ use serde_json::value::RawValue;
 
 /// The most samples of a trial.
 pub const MAX_SAMPLES: usize = 1_000;
+/// What the texts of poison begin with.
+const POISON: &str = "poison-";
 /// A shorter text is found in an effect only as a whole value, not as a part of one.
 const SHORTEST_PART_CHARS: usize = 4;
 
@@ -122,9 +124,7 @@ impl Samples {
 
     /// The samples that the body of an effect fits best: those that share the most distinguishing values with it.
     pub(crate) fn owners(&self, body: &Value) -> Vec<usize> {
-        let (mut found, mut values) = (BTreeSet::new(), BTreeSet::new());
-        leaves_of(body, "", &BTreeSet::new(), &mut found, &mut values);
-        let values: BTreeSet<String> = values.into_iter().map(|(_, value)| value).collect();
+        let values = values_of(body);
         let mut best: (f64, Vec<usize>) = (0.0, Vec::new());
         for (number, of_sample) in (1..).zip(&self.values) {
             let score: f64 =
@@ -138,12 +138,31 @@ impl Samples {
         best.1
     }
 
+    /// The values of a payload that no sample has.
+    pub(crate) fn foreign_values(&self, payload: &[u8]) -> BTreeSet<String> {
+        let document = serde_json::from_slice(payload).unwrap_or_default();
+        values_of(&document).into_iter().filter(|value| !self.frequency.contains_key(value)).collect()
+    }
+
     /// A value of few samples says more than one of many.
     fn weight(&self, value: &str) -> f64 {
         let samples = self.frequency.get(value).copied().unwrap_or(1).max(1);
         // At most the number of samples, so the conversion is exact.
         1.0 / f64::from(u32::try_from(samples).unwrap_or(u32::MAX))
     }
+}
+
+/// The scalar values of a document.
+fn values_of(document: &Value) -> BTreeSet<String> {
+    let (mut found, mut leaves) = (BTreeSet::new(), BTreeSet::new());
+    leaves_of(document, "", &BTreeSet::new(), &mut found, &mut leaves);
+    leaves.into_iter().map(|(_, value)| value).collect()
+}
+
+/// Whether the body of an effect has one of these values.
+pub(crate) fn has_any(body: &Value, values: &BTreeSet<String>) -> bool {
+    let of_body = values_of(body);
+    values.iter().any(|value| occurs(value, &of_body))
 }
 
 fn occurs(value: &str, among: &BTreeSet<String>) -> bool {
@@ -272,15 +291,18 @@ fn spoil(value: &mut Value, rng: &mut Rng) {
     match value {
         Value::Object(members) => members.values_mut().for_each(|member| spoil(member, rng)),
         Value::Array(_) => *value = Value::Null,
-        Value::String(text) => *text = format!("poison-{:08x}", rng.u32(..)),
+        Value::String(text) => *text = format!("{POISON}{:08x}", rng.u32(..)),
         Value::Number(_) => *value = Value::from(-i64::from(rng.u32(1..))),
-        Value::Bool(_) | Value::Null => {}
+        // Another truth value might be that of another sample.
+        Value::Bool(_) => *value = Value::from(format!("{POISON}{:08x}", rng.u32(..))),
+        Value::Null => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn samples(payloads: &[&'static str], volatile: &[&str]) -> Result<Samples, BadSamples> {
         let payloads = payloads.iter().map(|payload| Bytes::from_static(payload.as_bytes())).collect();
@@ -337,9 +359,15 @@ mod tests {
 
     #[test]
     fn poison_has_the_shape_of_its_sample() {
-        let samples = samples(&[r#"{"id":"o-1","items":[1],"amount":3}"#], &[]).unwrap();
+        let samples = samples(&[r#"{"id":"o-1","items":[1],"amount":3,"express":true}"#], &[]).unwrap();
         let poison: Value = serde_json::from_slice(&samples.poison(1, &mut Rng::with_seed(1))).unwrap();
         assert!(poison["id"].as_str().unwrap().starts_with("poison-"));
+        let values = samples.foreign_values(poison.to_string().as_bytes());
+        assert_eq!(values.len(), 3, "{values:?}");
+        // A handler may always send a value that samples have, too.
+        let effect = json!({"text": format!("charge {}", poison["id"]), "amount": 3});
+        assert!(has_any(&effect, &values) && samples.owners(&effect) == [1]);
+        assert!(!has_any(&json!({"id": "o-1", "amount": 3}), &values));
         assert!(poison["items"].is_null() && poison["amount"].as_i64().unwrap() < 0);
     }
 }

@@ -1,5 +1,7 @@
 //! Which faults a round has, and when: a pure function of the seed and the round's number.
 
+use std::collections::BTreeSet;
+
 use fastrand::Rng;
 
 use crate::fault::Fault;
@@ -33,6 +35,8 @@ pub struct Schedule {
     pub partitions: usize,
     /// The messages, in the order in which they are sent.
     pub messages: Vec<PlannedMessage>,
+    /// The samples to which the round was reduced; empty when it has all that were chosen for it.
+    pub only_samples: Vec<usize>,
     /// The faults that begin with a call or a completion.
     pub strikes: Vec<Strike>,
     /// The seed of everything else in the round.
@@ -85,7 +89,8 @@ impl Schedule {
         let messages = messages(&faults, &chosen, partitions, &mut rng);
         // A handler with state that is not meant for several messages at a time shows it only with several.
         let concurrency = 1 << rng.u32(..3);
-        Self { round, faults, consumers, concurrency, partitions, messages, strikes, seed: rng.u64(..) }
+        let (only_samples, seed) = (Vec::new(), rng.u64(..));
+        Self { round, faults, consumers, concurrency, partitions, messages, only_samples, strikes, seed }
     }
 
     /// Returns the same schedule without one of its faults. The order of the messages stays as it is.
@@ -101,6 +106,22 @@ impl Schedule {
         };
         self.messages.retain(|message| Some(message.form) != left_out);
         self
+    }
+
+    /// Returns the same schedule with these samples alone. Messages that stand for no event stay.
+    #[must_use]
+    pub fn with_only(mut self, samples: &[usize]) -> Self {
+        let is_event = |message: &PlannedMessage| matches!(message.form, Form::Original | Form::Duplicate);
+        self.messages.retain(|message| !is_event(message) || samples.contains(&message.sample));
+        self.strikes.retain(|strike| samples.contains(&strike.sample));
+        self.only_samples = samples.to_vec();
+        self
+    }
+
+    /// The samples whose events are sent.
+    pub fn samples(&self) -> BTreeSet<usize> {
+        let is_event = |message: &&PlannedMessage| message.form == Form::Original;
+        self.messages.iter().filter(is_event).map(|message| message.sample).collect()
     }
 
     /// Whether the round has the fault.
@@ -189,7 +210,6 @@ fn messages(faults: &[Fault], chosen: &[usize], partitions: usize, rng: &mut Rng
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn the_seed_alone_decides() {
@@ -229,6 +249,23 @@ mod tests {
             }
             assert!(schedule.strikes.is_empty(), "seed {seed}");
             assert!(schedule.messages.iter().all(|message| message.form == Form::Original), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_round_of_fewer_samples_has_nothing_of_the_others() {
+        let seed = fastrand::u64(..);
+        for round in 20..60 {
+            let schedule = Schedule::new(seed, round, 9, &Fault::ALL);
+            let samples: Vec<usize> = schedule.samples().into_iter().take(2).collect();
+            let few = schedule.clone().with_only(&samples);
+            assert_eq!(few.samples().into_iter().collect::<Vec<_>>(), samples, "seed {seed}");
+            assert!(few.strikes.iter().all(|strike| samples.contains(&strike.sample)), "seed {seed}");
+            let others = |schedule: &Schedule| {
+                let is_other = |form| matches!(form, Form::Poison | Form::Malformed);
+                schedule.messages.iter().filter(|message| is_other(message.form)).count()
+            };
+            assert_eq!(others(&few), others(&schedule), "seed {seed}: poison belongs to no sample");
         }
     }
 

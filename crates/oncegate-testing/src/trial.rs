@@ -1,35 +1,43 @@
 //! A trial: rounds under faults, and what they have shown.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use oncegate_core::key::{CompiledKey, Key, KeySpecError, Scope};
-use oncegate_runtime::BoxError;
+use futures_util::{FutureExt as _, StreamExt as _};
+use oncegate_core::key::{Key, KeySpecError, Scope};
+use oncegate_core::store::Store;
+use oncegate_runtime::{BoxError, Consumer, Gate, MemoryStore};
 use tokio::time::Instant;
 
 use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
-use crate::history::{Event, What};
 use crate::judge::judge;
 use crate::launch::{ErasedLaunch, Launch};
-use crate::round::{Round, RoundSettings, play};
+use crate::round::{ChangeConsumer, ChangeGate, OpenStore, RoundSettings};
+use crate::rounds::{Played, Rounds};
 use crate::samples::{BadSamples, Samples};
-use crate::schedule::Schedule;
 use crate::verdict::Verdict;
+use crate::witness::Witness;
 
-/// The scope that keys of the trial's messages are derived for.
+/// The route of the messages, unless another is set.
+const ROUTE: &str = "samples";
+/// The scope of the gates, unless another is set.
 const SCOPE: &str = "trial";
+/// How many characters of a scope are left for the number of the round.
+const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 
 /// Tries to make a handler lose an effect, or have it twice.
 ///
 /// A trial consists of rounds. In each, some of the messages and duplicates of them go through an embedded broker, a gate
-/// with a store in memory, and the handler, while faults of the round's schedule happen. The handler has its effects in a
-/// [`Downstream`](crate::Downstream) service, which is the witness. A judge then compares the messages with the effects.
+/// with a store (in memory, unless [`store_with`](Self::store_with) opens another), and the handler, while faults of the
+/// round's schedule happen. The handler has its effects in a [`Downstream`](crate::Downstream) service, which is the witness,
+/// or where a [`Witness`] lists them. A judge then compares the messages with the effects.
 ///
 /// Each process gets a handler of its own from the closure, because a process that is killed loses its memory.
 ///
@@ -79,8 +87,15 @@ pub struct Trial {
     time: Option<Duration>,
     only: Option<u64>,
     left_out: Vec<Fault>,
+    only_samples: Vec<usize>,
     lease: Duration,
     parallel: usize,
+    route: String,
+    scope: String,
+    open: Box<OpenStore>,
+    change_gate: Box<ChangeGate>,
+    change_consumer: Box<ChangeConsumer>,
+    witness: Option<Box<dyn Witness>>,
     progress: Option<Box<ProgressHook>>,
 }
 
@@ -121,9 +136,21 @@ pub enum TrialError {
     },
     /// The handler was called, and had no effect for any sample, although there were no faults.
     #[error(
-        "no call arrived at the downstream service, so nothing can be judged; let the handler call it for each effect"
+        "no call arrived at the downstream service, and no witness lists an effect, so nothing can be judged; let the handler call the service for each effect, or list the effects"
     )]
     NoEffects,
+    /// The scope is too long, or has characters that a scope must not have.
+    #[error("the scope {scope:?} must be 1 to {SCOPE_MAX_BYTES} of A-Z a-z 0-9 . _ -; change `Trial::scope`")]
+    Scope {
+        /// The scope.
+        scope: String,
+    },
+    /// The store of a round cannot be opened.
+    #[error("the store of a round cannot be opened")]
+    Store(#[source] BoxError),
+    /// The effects of a round cannot be listed.
+    #[error("the effects of a round cannot be listed")]
+    Witness(#[source] BoxError),
     /// A handler cannot be started.
     #[error("the handler cannot be started")]
     Launch(#[source] BoxError),
@@ -151,8 +178,15 @@ impl Trial {
             time: None,
             only: None,
             left_out: Vec::new(),
+            only_samples: Vec::new(),
             lease: Self::DEFAULT_LEASE,
             parallel: Self::DEFAULT_PARALLEL,
+            route: ROUTE.to_owned(),
+            scope: SCOPE.to_owned(),
+            open: Box::new(|| std::future::ready(Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>)).boxed()),
+            change_gate: Box::new(|gate| gate),
+            change_consumer: Box::new(|consumer| consumer),
+            witness: None,
             progress: None,
         }
     }
@@ -225,6 +259,14 @@ impl Trial {
         self
     }
 
+    /// Sends these samples alone in the round of [`only_round`](Self::only_round), as the finding to repeat did: their
+    /// numbers, from 1. All by default.
+    #[must_use]
+    pub fn only_samples(mut self, samples: impl IntoIterator<Item = usize>) -> Self {
+        self.only_samples = samples.into_iter().collect();
+        self
+    }
+
     /// The lease of the gates: one second by default, 100 ms to one minute. Faults last for parts or multiples of it.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -239,6 +281,60 @@ impl Trial {
         self
     }
 
+    /// The route of the messages, which is a part of their keys, and which handlers can see: `samples` by default.
+    #[must_use]
+    pub fn route(mut self, route: impl Into<String>) -> Self {
+        self.route = route.into();
+        self
+    }
+
+    /// What the scopes of the gates begin with: `trial` by default, at most 43 characters. Each round has a scope of its
+    /// own, with its number behind this. Needed where several trials share a store.
+    #[must_use]
+    pub fn scope(mut self, scope: impl Into<String>) -> Self {
+        self.scope = scope.into();
+        self
+    }
+
+    /// How the store of a round is opened: each has a memory store of its own by default.
+    ///
+    /// It may be the same store for all, because rounds have scopes of their own. The trial puts its faults in front of it:
+    /// a store that loses its records seems to have them under other keys afterwards. On paused time, leave the default: the
+    /// clock would run ahead while another store answers.
+    #[must_use]
+    pub fn store_with<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Arc<dyn Store>, BoxError>> + Send + 'static,
+    {
+        self.open = Box::new(move || open().boxed());
+        self
+    }
+
+    /// Changes each gate as `change` does, before the trial sets its lease and what a loss of the store leads to.
+    #[must_use]
+    pub fn gate_with(mut self, change: impl Fn(Gate) -> Gate + Send + Sync + 'static) -> Self {
+        self.change_gate = Box::new(change);
+        self
+    }
+
+    /// Changes each consumer as `change` does, before the trial sets its limits for attempts, waits, dead letters and stops,
+    /// which its faults need. Its order is [`Unordered`](oncegate_runtime::Ordering::Unordered) unless `change` sets another.
+    #[must_use]
+    pub fn consumer_with(mut self, change: impl Fn(Consumer) -> Consumer + Send + Sync + 'static) -> Self {
+        self.change_consumer = Box::new(change);
+        self
+    }
+
+    /// Judges the effects that this witness lists, besides those in the [`Downstream`](crate::Downstream) service. None by
+    /// default.
+    ///
+    /// Faults that begin with a call of the service begin with a run of the handler then, except those of its answers.
+    #[must_use]
+    pub fn witness(mut self, witness: impl Witness) -> Self {
+        self.witness = Some(Box::new(witness));
+        self
+    }
+
     /// Calls `progress` after each round.
     #[must_use]
     pub fn progress(mut self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
@@ -246,8 +342,8 @@ impl Trial {
         self
     }
 
-    /// Plays the rounds, and judges them. A round with several faults that has shown a defect is played again without
-    /// each of them, so that the finding has only those that it needs.
+    /// Plays the rounds, and judges them. A round that has shown a defect is played again with fewer faults and fewer samples,
+    /// so that the finding has the shortest history that shows it.
     ///
     /// Dropping the future ends the handlers as a crash would.
     ///
@@ -255,46 +351,83 @@ impl Trial {
     /// When the settings make no sense, a handler cannot be started, or none of the handlers has an effect.
     pub async fn run(self) -> Result<Verdict, TrialError> {
         let began = Instant::now();
-        let key = self.key.clone().ok_or(TrialError::NoKey)?;
-        if self.lease < LEAST_LEASE || self.lease > LONGEST_LEASE {
-            return Err(TrialError::Lease { lease: self.lease });
-        }
-        let scope = Scope::new(SCOPE).expect("the scope is a constant of valid characters");
-        let compiled = key.compile(&scope).map_err(TrialError::Key)?;
-        let samples = Arc::new(Samples::new(self.payloads.clone(), self.volatile.clone())?);
-        let settings = RoundSettings { key, lease: self.lease, launch: Arc::clone(&self.launch) };
-        let rounds = Rounds { trial: &self, samples, key: compiled, settings };
+        let (rounds, plan) = self.prepared()?;
         let first = rounds.play(0).await?;
         let steps = Facts::of(&first.events).steps();
-        let mut verdict = Verdict::new(self.seed);
-        self.add(&mut verdict, &first, &Steps::new());
+        let mut verdict = Verdict::new(rounds.seed);
+        plan.add(&mut verdict, &first, &Steps::new());
         if steps.is_empty() {
             // Faults would show nothing more. Without a defect that explains it, the handler does not know the witness.
             verdict.took = began.elapsed();
             return if verdict.explains_silence() { Ok(verdict) } else { Err(TrialError::NoEffects) };
         }
-        let mut numbers: Box<dyn Iterator<Item = u64> + Send> = match self.only {
+        let mut numbers: Box<dyn Iterator<Item = u64> + Send> = match plan.only {
             Some(round) => Box::new((round > 0).then_some(round).into_iter()),
-            None => Box::new(1..=self.rounds),
+            None => Box::new(1..=plan.rounds),
         };
-        let is_over = || self.time.is_some_and(|time| began.elapsed() >= time) && self.only.is_none();
+        let is_over = || plan.time.is_some_and(|time| began.elapsed() >= time) && plan.only.is_none();
         let mut running = FuturesUnordered::new();
         loop {
-            while running.len() < self.parallel
+            while running.len() < plan.parallel
                 && !is_over()
                 && let Some(round) = numbers.next()
             {
                 running.push(rounds.play(round));
             }
             let Some(played) = running.next().await else { break };
-            self.add(&mut verdict, &played?, &steps);
+            plan.add(&mut verdict, &played?, &steps);
         }
         drop(running);
-        rounds.simplify(&mut verdict, &steps).await?;
+        rounds.shorten(&mut verdict, &steps).await?;
         verdict.took = began.elapsed();
         Ok(verdict)
     }
 
+    /// Checks the settings, and splits them into what rounds are made of, and which are played.
+    fn prepared(self) -> Result<(Rounds, Plan), TrialError> {
+        let key = self.key.ok_or(TrialError::NoKey)?;
+        if self.lease < LEAST_LEASE || self.lease > LONGEST_LEASE {
+            return Err(TrialError::Lease { lease: self.lease });
+        }
+        let scope = Scope::new(&self.scope).ok().filter(|scope| scope.as_str().len() <= SCOPE_MAX_BYTES);
+        let Some(scope) = scope else { return Err(TrialError::Scope { scope: self.scope }) };
+        key.compile(&scope).map_err(TrialError::Key)?;
+        let samples = Arc::new(Samples::new(self.payloads, self.volatile)?);
+        let settings = RoundSettings {
+            key,
+            lease: self.lease,
+            launch: self.launch,
+            route: self.route.into(),
+            scope,
+            open: self.open,
+            change_gate: self.change_gate,
+            change_consumer: self.change_consumer,
+            witness: self.witness,
+        };
+        let rounds = Rounds {
+            seed: self.seed,
+            faults: self.faults,
+            left_out: self.left_out,
+            only_samples: self.only_samples,
+            samples,
+            settings: Arc::new(settings),
+            played: AtomicU64::new(0),
+        };
+        let Self { rounds: count, time, only, parallel, progress, .. } = self;
+        Ok((rounds, Plan { rounds: count, time, only, parallel, progress }))
+    }
+}
+
+/// Which rounds are played.
+struct Plan {
+    rounds: u64,
+    time: Option<Duration>,
+    only: Option<u64>,
+    parallel: usize,
+    progress: Option<Box<ProgressHook>>,
+}
+
+impl Plan {
     fn add(&self, verdict: &mut Verdict, played: &Played, expected: &Steps) {
         let violations = judge(&played.events, expected);
         verdict.add(&played.schedule, &played.events, violations);
@@ -308,63 +441,6 @@ impl Trial {
 const LEAST_LEASE: Duration = Duration::from_millis(100);
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
 
-/// What the rounds of a trial are made of.
-struct Rounds<'a> {
-    trial: &'a Trial,
-    samples: Arc<Samples>,
-    key: CompiledKey,
-    settings: RoundSettings,
-}
-
-/// A round that has ended.
-struct Played {
-    schedule: Schedule,
-    events: Vec<Event>,
-}
-
-impl Rounds<'_> {
-    async fn play(&self, number: u64) -> Result<Played, TrialError> {
-        self.play_schedule(self.schedule(number)).await
-    }
-
-    fn schedule(&self, number: u64) -> Schedule {
-        let schedule = Schedule::new(self.trial.seed, number, self.samples.count(), &self.trial.faults);
-        match number {
-            0 => schedule,
-            _ => self.trial.left_out.iter().fold(schedule, |schedule, fault| schedule.without(*fault)),
-        }
-    }
-
-    /// Leaves out faults that a finding does not need, one after the other.
-    async fn simplify(&self, verdict: &mut Verdict, expected: &Steps) -> Result<(), TrialError> {
-        let several = verdict.findings.iter().filter(|finding| finding.faults.len() > 1);
-        let several: Vec<_> = several
-            .map(|finding| (finding.violation.defect, finding.round, finding.faults.clone()))
-            .collect();
-        for (defect, number, faults) in several {
-            let mut schedule = self.schedule(number);
-            for fault in faults {
-                let simpler = schedule.clone().without(fault);
-                if simpler.faults.is_empty() {
-                    break;
-                }
-                let played = self.play_schedule(simpler).await?;
-                let violations = judge(&played.events, expected);
-                if verdict.simplify(defect, &played.schedule, &played.events, violations) {
-                    schedule = played.schedule;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    async fn play_schedule(&self, schedule: Schedule) -> Result<Played, TrialError> {
-        let round = Round::new(schedule.clone(), Arc::clone(&self.samples), &self.key, self.settings.lease);
-        let events = play(round, self.settings.clone()).await.map_err(TrialError::Launch)?;
-        Ok(Played { schedule, events })
-    }
-}
-
 impl fmt::Debug for Trial {
     /// Shows nothing of the messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -374,17 +450,6 @@ impl fmt::Debug for Trial {
             .field("faults", &self.faults)
             .finish_non_exhaustive()
     }
-}
-
-/// How often each fault has begun.
-pub(crate) fn faults_of(events: &[Event]) -> BTreeMap<Fault, u64> {
-    let mut faults = BTreeMap::new();
-    for event in events {
-        if let What::FaultBegan { fault, .. } = event.what {
-            *faults.entry(fault).or_default() += 1;
-        }
-    }
-    faults
 }
 
 /// Returns a seed for a trial whose seed must be known before it runs.

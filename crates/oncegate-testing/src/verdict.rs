@@ -11,7 +11,7 @@ use crate::fault::Fault;
 use crate::history::{Event, What};
 use crate::judge::Violation;
 use crate::schedule::Schedule;
-use crate::trial::{Progress, faults_of};
+use crate::trial::Progress;
 
 /// The most events of a finding's timeline.
 const TIMELINE_MOST: usize = 400;
@@ -51,6 +51,8 @@ pub struct Finding {
     pub faults: Vec<Fault>,
     /// The other faults of the round: without them, the defect was found as well.
     pub left_out: Vec<Fault>,
+    /// The samples to which the round was reduced, because the defect needs no others; empty when all are needed.
+    pub only_samples: Vec<usize>,
     /// In how many rounds the defect was found.
     pub rounds: u64,
     /// The events of the round that concern the sample, or all processes.
@@ -108,14 +110,16 @@ impl Verdict {
 
     pub(crate) fn add(&mut self, schedule: &Schedule, events: &[Event], violations: Vec<Violation>) {
         self.rounds += 1;
-        for (fault, times) in faults_of(events) {
-            *self.faults.entry(fault).or_default() += times;
-        }
         for event in events {
             match &event.what {
                 What::Produced { .. } => self.messages += 1,
                 What::Began { .. } => self.runs += 1,
                 What::Performed { .. } => self.effects += 1,
+                What::Listed { sample, .. } => {
+                    self.effects += 1;
+                    self.unassigned += u64::from(sample.is_none() && !schedule.has(Fault::Poison));
+                }
+                What::FaultBegan { fault, .. } => *self.faults.entry(*fault).or_default() += 1,
                 // The values of poison are those of no sample.
                 What::Called { sample: None, .. } if !schedule.has(Fault::Poison) => self.unassigned += 1,
                 _ => {}
@@ -128,7 +132,7 @@ impl Verdict {
         }
     }
 
-    /// Replaces the finding of this defect by that of a round with fewer faults, if the round shows it, too.
+    /// Replaces the finding of this defect by that of a round with fewer faults or samples, if the round shows it, too.
     pub(crate) fn simplify(
         &mut self,
         defect: Defect,
@@ -179,7 +183,11 @@ impl fmt::Display for Verdict {
                 [] => String::new(),
                 left_out => format!(" without {left_out:?}"),
             };
-            writeln!(f, "{defect}: {what} (seed {}, round {}{without})", self.seed, finding.round)?;
+            let only = match finding.only_samples.as_slice() {
+                [] => String::new(),
+                samples => format!(", only samples {samples:?}"),
+            };
+            writeln!(f, "{defect}: {what} (seed {}, round {}{without}{only})", self.seed, finding.round)?;
             writeln!(f, "    {} {}", defect.meaning(), defect.remedy())?;
         }
         Ok(())
@@ -192,8 +200,15 @@ impl Finding {
         let moved = |place: &usize| places.binary_search(place).ok();
         violation.events = violation.events.iter().filter_map(moved).collect();
         let timeline = places.iter().filter_map(|place| events.get(*place)).cloned().collect();
-        let faults = schedule.faults.clone();
-        Self { violation, round: schedule.round, faults, left_out: Vec::new(), rounds: 1, timeline }
+        Self {
+            violation,
+            round: schedule.round,
+            faults: schedule.faults.clone(),
+            left_out: Vec::new(),
+            only_samples: schedule.only_samples.clone(),
+            rounds: 1,
+            timeline,
+        }
     }
 }
 
@@ -226,6 +241,7 @@ fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
             What::Performed { call } | What::Repeated { call, .. } | What::Returned { call, .. } => {
                 calls.contains(call)
             }
+            What::Listed { sample: of, .. } => sample.is_none() || *of == sample,
             What::FaultBegan { fault, sample: of } => {
                 !fault.concerns_one_sample() || sample.is_none() || *of == sample
             }

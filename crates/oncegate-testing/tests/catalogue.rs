@@ -9,8 +9,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate::{Attempt, Failure, Handler, Key, Message};
-use oncegate_testing::{Defect, Downstream, DownstreamError, Trial, Verdict};
+use bytes::Bytes;
+use oncegate::{Attempt, BoxError, Failure, Handler, Key, Message};
+use oncegate_testing::{
+    Defect, Downstream, DownstreamError, Event, Finding, Form, Trial, Verdict, What, report,
+};
 use serde_json::{Value, json};
 
 /// What a handler does.
@@ -30,6 +33,7 @@ enum Way {
     MarksBeforeEffect,
     AnswersBeforeEffect,
     ChargesDuplicates,
+    ChargesDuplicatesThatItCannotRead,
     ReturnsRandomResults,
     UsesFieldsOfTheMessageBefore,
     RetriesInPlaceWithoutKey,
@@ -67,7 +71,9 @@ impl Billing {
         let id = order["order_id"].as_str().unwrap_or_default().to_owned();
         let key = attempt.idempotency_key("charge");
         match self.way {
-            Way::Right | Way::ChargesDuplicates => Ok(self.charge_right(order, attempt).await?),
+            Way::Right | Way::ChargesDuplicates | Way::ChargesDuplicatesThatItCannotRead => {
+                Ok(self.charge_right(order, attempt).await?)
+            }
             Way::RightWithTwoSteps => {
                 let receipt = self.charge(order, Some(&key), "charge").await?;
                 self.charge(order, Some(&attempt.idempotency_key("mail")), "mail").await?;
@@ -179,6 +185,12 @@ impl Handler for Billing {
         }
         Ok(())
     }
+
+    async fn undecodable_duplicate(&self, message: &Message, _: Bytes, _: BoxError) {
+        if self.way == Way::ChargesDuplicatesThatItCannotRead {
+            drop(self.charge(&message.json().unwrap(), None, "").await);
+        }
+    }
 }
 
 fn samples() -> Vec<Value> {
@@ -231,12 +243,18 @@ fn finds(way: Way, key: Key, expected: &[Defect]) {
 }
 
 macro_rules! planted {
-    ($($name:ident: $way:ident => $($defect:ident)|+;)+) => {$(
+    ($($name:ident: $way:ident => $($defect:ident)|+;)+) => {
+        /// The planted bugs, by the names of their tests, with the defects that may be named.
+        const PLANTED: &[(&str, Way, &[Defect])] =
+            &[$((stringify!($name), Way::$way, &[$(Defect::$defect),+])),+];
+
+        $(
         #[test]
         fn $name() {
             finds(Way::$way, right_key(), &[$(Defect::$defect),+]);
         }
-    )+};
+        )+
+    };
 }
 
 planted! {
@@ -250,6 +268,7 @@ planted! {
     giving_up_too_early_is_found: GivesUp => GaveUp;
     a_mark_before_the_effect_is_found: MarksBeforeEffect => MarkedBeforeEffect;
     an_answer_before_the_effect_is_found: AnswersBeforeEffect => AnsweredTooEarly;
+    an_effect_for_a_result_that_does_not_decode_is_found: ChargesDuplicatesThatItCannotRead => EffectInDuplicate;
     an_effect_in_the_hook_for_duplicates_is_found: ChargesDuplicates => EffectInDuplicate;
     random_results_are_found: ReturnsRandomResults => DifferentResults;
     fields_of_the_message_before_are_found: UsesFieldsOfTheMessageBefore => LostEffect | ChangingDownstreamKey;
@@ -289,9 +308,9 @@ fn a_handler_that_does_not_know_the_witness_is_an_error() {
 }
 
 #[test]
-fn a_finding_has_only_the_faults_that_it_needs() {
+fn a_finding_has_only_the_faults_and_samples_that_it_needs() {
     let seed = seed();
-    let (mut several, mut fewer) = (0, 0);
+    let (mut several, mut fewer, mut alone) = (0, 0, 0);
     for round in 20..36 {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -313,8 +332,14 @@ fn a_finding_has_only_the_faults_that_it_needs() {
             assert_eq!(of_finding, of_round, "seed {seed}, round {round}: each fault is needed or left out");
             several += 1;
             fewer += usize::from(!finding.left_out.is_empty());
+            alone +=
+                usize::from(finding.only_samples == finding.violation.sample.into_iter().collect::<Vec<_>>());
+            let sent = |event: &Event| matches!(event.what, What::Produced { form: Form::Original, .. });
+            assert_eq!(finding.timeline.iter().filter(|event| sent(event)).count(), 1, "{finding:#?}");
         }
     }
+    // A kill during the call for one sample may be the reason for the double effect of another.
+    assert!(alone * 2 > several, "seed {seed}: {alone} of {several} findings have their own sample alone");
     assert!(
         fewer * 2 > several,
         "seed {seed}: {fewer} of {several} findings have fewer faults than their rounds"
@@ -341,4 +366,48 @@ fn nothing_is_found_in_right_handlers() {
     }
     // A trial that did not meet its faults proves nothing about them.
     assert_eq!(faults.lock().unwrap().len(), oncegate_testing::Fault::ALL.len());
+}
+
+/// The planted bugs with a finding of each, by one seed, so that they are the same every time.
+fn catalogue() -> Vec<(String, Finding)> {
+    const SEED: u64 = 7;
+    let keys: [(&str, Key, &[Defect]); 3] = [
+        ("a_key_without_the_currency_is_found", Key::json(["order_id"]), &[Defect::KeyTooNarrow]),
+        (
+            "a_key_with_a_timestamp_is_found",
+            Key::json(["order_id", "currency", "sent_at"]),
+            &[Defect::KeyTooWide],
+        ),
+        ("a_key_whose_field_does_not_exist_is_found", Key::json(["order_number"]), &[Defect::NoKey]),
+    ];
+    let handlers = PLANTED.iter().map(|(name, way, expected)| (*name, *way, right_key(), *expected));
+    let all = handlers.chain(keys.map(|(name, key, expected)| (name, Way::Right, key, expected)));
+    let found = |(name, way, key, expected): (&str, Way, Key, &[Defect])| {
+        let findings = tried(way, key, SEED).findings;
+        let of = |defect: &Defect| findings.iter().find(|finding| finding.violation.defect == *defect);
+        let finding = expected.iter().find_map(of).cloned();
+        let title = name.trim_end_matches("_is_found").trim_end_matches("_are_found").replace('_', " ");
+        (title, finding.unwrap_or_else(|| panic!("{name}: {findings:#?}")))
+    };
+    all.map(found).collect()
+}
+
+/// The titles and the sentences of the judge on a page, without the numbers of samples and repetitions.
+fn sentences(page: &str) -> Vec<String> {
+    let is_sentence = |line: &&str| line.starts_with("<h2>") || line.starts_with("<p><strong>");
+    let without_numbers = |line: &str| line.replace(|c: char| c.is_ascii_digit(), "#");
+    page.lines().filter(is_sentence).map(without_numbers).collect()
+}
+
+/// `scripts/prove-catalogue` writes the page by this test.
+#[test]
+fn the_published_catalogue_says_what_the_judge_says() {
+    let catalogue = catalogue();
+    let page = report::catalogue(catalogue.iter().map(|(title, finding)| (title.as_str(), finding)));
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/prove/catalogue.html");
+    if std::env::var_os("ONCEGATE_WRITE_CATALOGUE").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    let published = std::fs::read_to_string(path).unwrap();
+    assert_eq!(sentences(&published), sentences(&page), "scripts/prove-catalogue brings it up to date");
 }

@@ -103,6 +103,15 @@ impl Redis {
         records.len()
     }
 
+    /// The keys of the server.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn keys(&self) -> Vec<String> {
+        let mut connection = self.connection().await;
+        ::redis::cmd("KEYS").arg("*").query_async(&mut connection).await.expect("it answers")
+    }
+
     /// Runs a command, for example of an administrator; its answer does not matter.
     ///
     /// # Panics

@@ -1,8 +1,12 @@
 //! `oncegate prove`: tries to make a worker lose an effect or have it twice, without a server.
 //!
-//! `workers` starts the worker for each process of a trial; `repeat` has the command that plays a round again.
+//! `tried` is what is tried, from flags or a configuration; `workers` starts its worker for each process of a trial, and
+//! `stores` opens the store of each round. `witness` lists effects elsewhere. `repeat` has the command that plays a round again.
 
 mod repeat;
+mod stores;
+mod tried;
+mod witness;
 mod workers;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,6 +21,10 @@ use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Ver
 use crate::args::{KEY_FORMS, KEY_HELP, duration};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
+use crate::run::build::with_settings;
+use stores::Stores;
+use tried::TriedConsumer;
+use witness::{SharedWitness, WitnessCommand};
 use workers::Workers;
 
 /// The largest file of samples, in bytes.
@@ -33,8 +41,16 @@ const DOWNSTREAM_PORT: u16 = 9797;
 ///
 /// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("worker").required(true))]
+#[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct ProveArgs {
+    /// A configuration: its consumer is tried, with its worker, key, route and limits; flags win over it
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// The consumer of --config [default: the only one of the file]
+    #[arg(long, value_name = "NAME", requires = "config")]
+    scope: Option<String>,
+
     /// A worker on standard streams
     #[arg(long, value_name = "COMMAND", group = "worker")]
     handler_exec: Option<String>,
@@ -47,12 +63,16 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "URL", group = "worker")]
     handler: Option<String>,
 
-    /// The content type of the samples
-    #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "handler")]
-    content_type: String,
+    /// The content type of the samples, for --handler [default: application/json, or that of --config]
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
 
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
-    key: Key,
+    key: Option<Key>,
+
+    /// The route of the samples, which is a part of their keys [default: the topic or queue of --config, or samples]
+    #[arg(long, value_name = "NAME")]
+    route: Option<String>,
 
     /// A file of JSON objects, one a line, each a different business event
     #[arg(long, value_name = "FILE")]
@@ -66,7 +86,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
 
-    /// Play this number of rounds, however long that takes: 19 have each fault by itself
+    /// Play this number of rounds, however long that takes: 20 have each fault by itself
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["seconds", "round"])]
     rounds: Option<u64>,
 
@@ -82,16 +102,31 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "round")]
     leave_out: Vec<Fault>,
 
+    /// Send these samples alone in --round, as a finding did that did not need others: their numbers, with commas
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "round")]
+    only_samples: Vec<usize>,
+
     /// The faults, with commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     faults: Vec<Fault>,
+
+    /// A command that lists the effects in a file or table, one JSON object a line, with the business fields. It and the
+    /// workers have the folder of their round in ONCEGATE_TRIAL_DIR. One round runs at a time unless it names that folder
+    #[arg(long, value_name = "COMMAND")]
+    witness_command: Option<String>,
+
+    /// A store to use instead of SQLite files: redis://host:port or postgres://host:port/database. The records are in
+    /// scopes of the trial's own and are removed at its end. The store of --config is never used
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
 
     /// The lease of the gates; faults last for parts or multiples of it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     lease: Duration,
 
-    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler]
-    #[arg(long, value_name = "COUNT", conflicts_with = "handler", value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler
+    /// and where rounds share what --witness-command lists]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: Option<u16>,
 
     /// Where the downstream service listens [default: a free port, and 127.0.0.1:9797 with --handler]
@@ -108,12 +143,14 @@ pub(crate) struct ProveArgs {
 }
 
 pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
+    let tried = TriedConsumer::of(args)?;
     let samples = read_samples(args.samples.clone()).await?;
     if let Some(folder) = &args.report {
         // Before the trial, so that a mistake costs no minute.
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
     }
-    let port = if args.handler.is_some() { DOWNSTREAM_PORT } else { 0 };
+    let is_shared = tried.handler.http.is_some();
+    let port = if is_shared { DOWNSTREAM_PORT } else { 0 };
     let listen = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let service = Service::start(listen).await.map_err(|error| {
         let what = format!(
@@ -123,9 +160,28 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     })?;
     let service = Arc::new(service);
     let seed = args.seed.unwrap_or_else(oncegate_testing::random_seed);
-    let verdict = trial(args, samples, seed, Arc::clone(&service)).run().await;
+    // Removed when it is dropped: at the end.
+    let folder = tempfile::Builder::new().prefix("oncegate-prove-").tempdir().map_err(|error| {
+        let place = std::env::temp_dir();
+        let why = format!("no folder can be created in {}: {error}; set TMPDIR", place.display());
+        Problem::new(Exit::Configuration, why)
+    })?;
+    let stores = interruptible(Stores::of(args.store.as_deref(), folder.path())).await?;
+    let witness = args.witness_command.as_deref().map(|command| WitnessCommand::new(command, folder.path()));
+    let witness = witness.map(Arc::new);
+    let workers = Workers::of(args, &tried, Arc::clone(&service), witness.clone());
+    let trial = stores.of_trial(trial(args, &tried, workers).messages(samples).seed(seed));
+    let trial = match witness {
+        Some(witness) => trial.witness(SharedWitness(witness)),
+        None => trial,
+    };
+    // Dropping the trial kills its workers.
+    let verdict = interruptible(async { trial.run().await.map_err(problem) }).await;
     service.stop().await;
-    let verdict = verdict.map_err(problem)?;
+    let verdict = match stores.remove().await {
+        Ok(()) => verdict?,
+        Err(left) => return Err(verdict.err().map_or(left.clone(), |problem| problem.and(&left))),
+    };
     let repeat = |finding: &Finding| repeat::command(args, seed, finding);
     if let Some(folder) = &args.report {
         write_reports(folder, &verdict, &repeat)?;
@@ -139,21 +195,29 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     Ok(if verdict.is_clean() { Exit::Yes } else { Exit::No })
 }
 
-fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service>) -> Trial {
-    let parallel = match args.handler {
-        Some(_) => 1,
-        None => args.parallel.unwrap_or(4),
-    };
+/// Drops the work at the first signal.
+async fn interruptible<T: Send>(work: impl Future<Output = Result<T, Problem>> + Send) -> Result<T, Problem> {
+    tokio::select! {
+        biased;
+        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+        done = work => done,
+    }
+}
+
+fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
+    let parallel = if tried.takes_turns(args) { 1 } else { args.parallel.unwrap_or(4) };
     let bar = match args.rounds {
         Some(rounds) => progress(rounds, "rounds"),
         None => progress(args.seconds, "seconds"),
     };
     let (began, counts_rounds) = (Instant::now(), args.rounds.is_some());
-    let mut trial = Trial::new(Workers::of(args, service))
-        .key(args.key.clone())
-        .messages(samples)
+    let (of_gate, of_consumer) = (tried.clone(), tried.settings.clone());
+    let mut trial = Trial::new(workers)
+        .key(tried.key.clone())
+        .route(&tried.route)
+        .gate_with(move |gate| of_gate.gate(gate))
+        .consumer_with(move |consumer| with_settings(consumer, &of_consumer))
         .volatile(args.volatile.iter().cloned())
-        .seed(seed)
         .lease(args.lease)
         .parallel(parallel.into())
         .progress(move |progress: &Progress| {
@@ -165,7 +229,10 @@ fn trial(args: &ProveArgs, samples: Vec<String>, seed: u64, service: Arc<Service
         trial = trial.faults(args.faults.iter().copied());
     }
     match (args.round, args.rounds) {
-        (Some(round), _) => trial.only_round(round).leave_out(args.leave_out.iter().copied()),
+        (Some(round), _) => {
+            let trial = trial.only_round(round).leave_out(args.leave_out.iter().copied());
+            trial.only_samples(args.only_samples.iter().copied())
+        }
         (None, Some(rounds)) => trial.rounds(rounds),
         (None, None) => trial.for_time(Duration::from_secs(args.seconds)),
     }
@@ -260,7 +327,7 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
 
 fn problem(error: TrialError) -> Problem {
     let exit = match &error {
-        TrialError::Samples(_) | TrialError::NoEffects => Exit::BadData,
+        TrialError::Samples(_) | TrialError::NoEffects | TrialError::Witness(_) => Exit::BadData,
         TrialError::Launch(_) => Exit::Unreachable,
         TrialError::Lease { .. } => Exit::Usage,
         _ => Exit::Configuration,

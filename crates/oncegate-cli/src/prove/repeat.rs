@@ -11,27 +11,36 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
         words.push(name.to_owned());
         words.push(quoted(value));
     };
-    let workers = [
+    if let Some(config) = &args.config {
+        flag("--config", &config.display().to_string());
+    }
+    // The key as JSON has all that a key can have.
+    let key = args.key.as_ref().map(|key| serde_json::to_string(key).unwrap_or_default());
+    let given = [
+        ("--scope", &args.scope),
         ("--handler-exec", &args.handler_exec),
         ("--handler-command", &args.handler_command),
         ("--handler", &args.handler),
+        ("--content-type", &args.content_type),
+        ("--key", &key),
+        ("--route", &args.route),
+        ("--witness-command", &args.witness_command),
     ];
-    for (name, value) in workers {
+    for (name, value) in given {
         if let Some(value) = value {
             flag(name, value);
         }
     }
-    if args.handler.is_some() {
-        flag("--content-type", &args.content_type);
-    }
-    // The key as JSON has all that a key can have.
-    flag("--key", &serde_json::to_string(&args.key).unwrap_or_default());
     flag("--samples", &args.samples.display().to_string());
     if !args.volatile.is_empty() {
         flag("--volatile", &args.volatile.join(","));
     }
     if !args.faults.is_empty() {
         flag("--faults", &names(&args.faults));
+    }
+    if let Some(store) = &args.store {
+        // Without a password, which reports must not have.
+        flag("--store", &crate::store::redacted(store));
     }
     flag("--lease", &format!("{}ms", args.lease.as_millis()));
     if let Some(listen) = args.listen {
@@ -44,6 +53,10 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
     if !left_out.is_empty() {
         flag("--leave-out", &names(&left_out));
     }
+    if !finding.only_samples.is_empty() {
+        let samples: Vec<String> = finding.only_samples.iter().map(ToString::to_string).collect();
+        flag("--only-samples", &samples.join(","));
+    }
     words.join(" ")
 }
 
@@ -52,7 +65,7 @@ fn names(faults: &[Fault]) -> String {
 }
 
 /// The word in single quotes, if it needs any.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();

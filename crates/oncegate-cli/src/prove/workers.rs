@@ -8,8 +8,11 @@ use oncegate::{BoxError, Consumer, Gate};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
 
 use super::ProveArgs;
+use super::repeat::quoted;
+use super::tried::TriedConsumer;
+use super::witness::{FOLDER, WitnessCommand};
 use crate::config::shape;
-use crate::config::values::Program;
+use crate::config::values::{Program, Size, Time};
 use crate::run::{Limited, WorkerLimits, until_ready, worker};
 
 /// The longest time that a worker may take to become ready.
@@ -19,23 +22,30 @@ const DOWNSTREAM: &str = "ONCEGATE_DOWNSTREAM";
 
 /// The worker under trial.
 pub(super) struct Workers {
-    exec: Option<String>,
-    command: Option<String>,
-    http: Option<String>,
-    content_type: String,
+    tried: TriedConsumer,
     lease: Duration,
     service: Arc<Service>,
+    witness: Option<Arc<WitnessCommand>>,
 }
 
 impl Workers {
-    pub(super) fn of(args: &ProveArgs, service: Arc<Service>) -> Self {
-        Self {
-            exec: args.handler_exec.clone(),
-            command: args.handler_command.clone(),
-            http: args.handler.clone(),
-            content_type: args.content_type.clone(),
-            lease: args.lease,
-            service,
+    pub(super) fn of(
+        args: &ProveArgs,
+        tried: &TriedConsumer,
+        service: Arc<Service>,
+        witness: Option<Arc<WitnessCommand>>,
+    ) -> Self {
+        Self { tried: tried.clone(), lease: args.lease, service, witness }
+    }
+}
+
+/// The program with another variable in its environment, which this process must not have.
+fn with_variable(program: &Program, name: &str, value: &str) -> Program {
+    let variable = format!("{name}={value}");
+    match program {
+        Program::Shell(text) => Program::Shell(format!("env {} {text}", quoted(&variable))),
+        Program::Words(words) => {
+            Program::Words(["env".to_owned(), variable].into_iter().chain(words.iter().cloned()).collect())
         }
     }
 }
@@ -45,23 +55,29 @@ impl Launch for Workers {
     type Handler = Limited;
 
     async fn launch(&self, downstream: Downstream) -> Result<Launched<Limited>, BoxError> {
-        let place = match &self.http {
+        let (handler, round) = (&self.tried.handler, downstream.round().to_owned());
+        let place = match &handler.http {
             // It was started before, with the address that all processes share.
             Some(_) => self.service.shared_place(downstream),
             None => self.service.place(downstream),
         };
-        // By `env`, because the worker's process must have it and this one must not. A URL needs no quotes.
-        let program = |text: &String| Program::Shell(format!("env {DOWNSTREAM}={} {text}", place.url()));
+        let folder = self.witness.as_ref().map(|witness| witness.folder(&round)).transpose()?;
+        let program = |program: &Program| {
+            let program = with_variable(program, DOWNSTREAM, place.url());
+            match &folder {
+                Some(folder) => with_variable(&program, FOLDER, &folder.to_string_lossy()),
+                None => program,
+            }
+        };
         let handler = shape::Handler {
-            http: self.http.clone(),
-            exec: self.exec.as_ref().map(program),
-            command: self.command.as_ref().map(program),
-            content_type: Some(self.content_type.clone()),
-            ..shape::Handler::default()
+            exec: handler.exec.as_ref().map(program),
+            command: handler.command.as_ref().map(program),
+            ..handler.clone()
         };
         let limits = WorkerLimits {
             lease: self.lease,
-            result_max_bytes: Gate::DEFAULT_MAX_LARGE_RESULT_BYTES,
+            result_max_bytes: (self.tried.settings.max_large_result)
+                .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
             in_batches: false,
         };
         let (worker, foreman) = worker(&handler, &limits)?;
@@ -73,7 +89,8 @@ impl Launch for Workers {
             )
         })?;
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
-        let limited = Limited { worker, timeout: None, longest_delay, before: None };
+        let timeout = handler.timeout.map(|Time(timeout)| timeout);
+        let limited = Limited { worker, timeout, longest_delay, before: None };
         let end = async move {
             let by_itself = match foreman {
                 Some(foreman) => foreman.dismiss().await,
@@ -82,6 +99,6 @@ impl Launch for Workers {
             drop(place);
             by_itself
         };
-        Ok(Launched::new(limited).most(most).ended_by(end))
+        Ok(Launched::new(limited).most(most.min(self.tried.most())).ended_by(end))
     }
 }

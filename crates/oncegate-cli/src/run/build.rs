@@ -201,7 +201,11 @@ pub(crate) fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
 
 /// The gate of a consumer; `None` without a key. Settings that are not given have the library's defaults.
 pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + 'static) -> Option<Gate> {
-    let mut gate = Gate::new(name, consumer.key.clone()?.0, store);
+    Some(with_gate_settings(Gate::new(name, consumer.key.clone()?.0, store), consumer))
+}
+
+/// Applies every setting of a consumer that concerns its gate, without files of its own.
+pub(crate) fn with_gate_settings(mut gate: Gate, consumer: &shape::Consumer) -> Gate {
     if let Some(Time(lease)) = consumer.lease {
         gate = gate.lease(lease);
     }
@@ -226,7 +230,7 @@ pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + '
     if let Some(Size(bytes)) = consumer.max_large_result {
         gate = gate.max_large_result_bytes(bytes);
     }
-    Some(gate)
+    gate
 }
 
 /// The gate with its result store and its journal.

@@ -1,11 +1,14 @@
 //! `oncegate prove`: workers in Python and Node with planted bugs, each of which it must find, and right ones.
 //!
-//! `ONCEGATE_SEED=n` repeats a run.
+//! `ONCEGATE_SEED=n` repeats a run, and `ONCEGATE_PROVE_RUNS=1000` tries the right workers so often.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod configured;
 mod others;
 mod planted;
+mod stores;
+mod witness;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -53,16 +56,25 @@ impl Stage {
         Self { dir, seed }
     }
 
-    /// Runs `oncegate prove` with the samples of the folder.
+    /// Runs `oncegate prove` with the samples of the folder and this key.
     async fn prove(&self, key: &str, flags: &[&str]) -> Proved {
+        self.ended(self.command(&[&["--key", key], flags].concat())).await
+    }
+
+    /// `oncegate prove` with the samples of the folder.
+    fn command(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
-        command.args(["prove", "--key", key, "--samples", "orders.jsonl", "--volatile", "sent_at"]);
+        command.args(["prove", "--samples", "orders.jsonl", "--volatile", "sent_at"]);
         command.args(["--lease", "1s", "--seed", &self.seed.to_string()]).args(flags);
         command.current_dir(self.dir.path()).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    async fn ended(&self, mut command: Command) -> Proved {
         let output = tokio::time::timeout(LIMIT, command.output()).await;
         let output = output.unwrap_or_else(|_| panic!("seed {}: it takes too long", self.seed)).unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -44,6 +44,7 @@ async fn downstream_keys_that_are_missing_or_change_are_found_in_python() {
     finds_each(&[
         (PYTHON, "no_downstream_key", "kill-after-effect,answer-lost", &["no-downstream-key"]),
         (PYTHON, "key_with_attempt", "kill-after-effect", &["changing-downstream-key"]),
+        (PYTHON, "no_downstream_key", "store-loss", &["no-downstream-key"]),
         (PYTHON, "key_with_time", "answer-lost", &["changing-downstream-key"]),
         (PYTHON, "random_key", "kill-before-completed", &["changing-downstream-key"]),
         (PYTHON, "one_key_for_all", "redelivery", &["shared-downstream-key"]),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::escaped;
 use super::picture::{picture, words};
+use crate::judge::Violation;
 use crate::verdict::{Finding, Verdict};
 
 const STYLE: &str = "\
@@ -21,18 +22,39 @@ circle{fill:#999}.fault,.bad{fill:var(--bad)}.effect{fill:var(--good)}.repeated{
 .call{fill:var(--call)}.store{fill:var(--store)}circle.marked{stroke:var(--bad);stroke-width:3;r:9px}\
 .key span{margin-right:1.2rem}.key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.3rem}";
 
+/// Returns an HTML file with findings of several trials, each under a title: for a catalogue of planted bugs.
+pub fn catalogue<'a>(findings: impl IntoIterator<Item = (&'a str, &'a Finding)>) -> String {
+    let mut out = begun("Defects that oncegate prove finds");
+    for (title, finding) in findings {
+        let Violation { defect, what, .. } = &finding.violation;
+        // Writing to a string cannot fail.
+        _ = writeln!(out, "<section>\n<h2>{}</h2>", escaped(title));
+        _ = writeln!(out, "<p><strong>{defect}</strong>: {}</p>", escaped(what));
+        _ = writeln!(out, "<p>{} {}</p>", escaped(defect.meaning()), escaped(defect.remedy()));
+        _ = writeln!(out, "<div class=\"picture\">\n{}</div>\n</section>", picture(finding));
+    }
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+/// The beginning of a file, with its first heading.
+fn begun(title: &str) -> String {
+    let head =
+        "<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n{head}\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+    )
+}
+
 /// Returns the verdict as an HTML file. `repeat` returns the command or the settings that play a round again.
 pub fn html(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> String {
-    let mut out = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    out.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n");
-    // Writing to a string cannot fail.
-    _ = writeln!(out, "<title>oncegate prove</title>\n<style>{STYLE}</style>\n</head>\n<body>");
-    out.push_str("<h1>oncegate prove</h1>\n");
+    let mut out = begun("oncegate prove");
     let (class, word) = match verdict.findings.len() {
         0 => ("passed", "Nothing was found.".to_owned()),
         1 => ("failed", "One defect was found.".to_owned()),
         count => ("failed", format!("{count} defects were found.")),
     };
+    // Writing to a string cannot fail.
     _ = writeln!(out, "<p class=\"{class}\"><strong>{word}</strong></p>");
     for finding in &verdict.findings {
         section(&mut out, finding, &repeat(finding));

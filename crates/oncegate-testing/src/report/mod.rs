@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::fault::Fault;
 use crate::verdict::{Finding, Verdict};
 
-pub use html::html;
+pub use html::{catalogue, html};
 pub use junit::junit;
 
 /// The format of the JSON document, in its member `schema`.

@@ -102,7 +102,7 @@ fn lanes(timeline: &[Event]) -> BTreeMap<Lane, usize> {
 
 fn lane_of(event: &Event) -> Lane {
     match (&event.what, event.process) {
-        (What::Performed { .. } | What::Repeated { .. }, _) => Lane::Downstream,
+        (What::Performed { .. } | What::Repeated { .. } | What::Listed { .. }, _) => Lane::Downstream,
         (_, Some(process)) => Lane::Process(process),
         (_, None) => Lane::Broker,
     }
@@ -119,7 +119,7 @@ fn y_of(row: usize) -> usize {
 fn class(event: &Event) -> &'static str {
     match &event.what {
         What::FaultBegan { .. } | What::Killed | What::Hung | What::ConsumerFailed { .. } => "fault",
-        What::Performed { .. } => "effect",
+        What::Performed { .. } | What::Listed { .. } => "effect",
         What::Repeated { .. } => "repeated",
         What::Called { .. } | What::Returned { .. } => "call",
         What::Claimed { .. } | What::Completed { .. } => "store",
@@ -192,6 +192,8 @@ pub(super) fn words(event: &Event) -> String {
             format!("the ack of message {message} has no effect: its partition is elsewhere")
         }
         What::DeadLettered { message, cause } => format!("message {message} becomes a dead letter: {cause}"),
+        What::Listed { effect, step, .. } if step.is_empty() => format!("the witness lists effect {effect}"),
+        What::Listed { effect, step, .. } => format!("the witness lists effect {effect}: step {step:?}"),
         What::FaultBegan { fault, .. } => format!("fault: {fault}"),
         What::Unfinished { message } => format!("message {message} is not finished"),
     }

@@ -52,6 +52,11 @@ pub enum DownstreamError {
 }
 
 impl Downstream {
+    /// The name of the round, which no other one of the trial has: for what a handler under trial keeps elsewhere.
+    pub fn round(&self) -> &str {
+        self.round.name()
+    }
+
     /// Begins an effect with this body. The body must have the business fields by which its event is recognised.
     pub fn effect<'a>(&'a self, body: &'a Value) -> EffectRequest<'a> {
         EffectRequest { downstream: self, body, step: "", idempotency_key: None }
@@ -162,7 +167,7 @@ impl Round {
             return Err(DownstreamError::NoAnswer);
         }
         let call = self.ledger.next_call();
-        let (sample, run, in_duplicate) = self.active.context(process.number, &self.samples.owners(body));
+        let (sample, run, in_duplicate) = self.context(process, body);
         let end = (0..=STEP_MAX_BYTES.min(step.len())).rev().find(|end| step.is_char_boundary(*end));
         let step = step.get(..end.unwrap_or_default()).unwrap_or_default().to_owned();
         let idempotency_key = key.map(|key| digest(key.as_bytes()));
@@ -193,8 +198,18 @@ impl Round {
         answer
     }
 
+    /// Lets the process stand still. Its group takes it for gone, until it goes on.
+    pub(super) async fn freeze(&self, process: &Process, time: Duration) {
+        process.freeze(time);
+        self.broker.leave(process.number);
+        self.hold(time).await;
+        if !process.is_killed() {
+            self.broker.join(process.number);
+        }
+    }
+
     /// Holds a call up, at most until the round ends.
-    async fn hold(&self, time: Duration) {
+    pub(super) async fn hold(&self, time: Duration) {
         tokio::select! {
             () = tokio::time::sleep(time) => {}
             () = self.stopping.cancelled() => {}
@@ -213,7 +228,7 @@ impl Round {
                 self.kill(process);
                 return Err(DownstreamError::NoAnswer);
             }
-            CallFault::KillAfter => {
+            CallFault::KillAfter(_) => {
                 self.perform(process, request);
                 self.kill(process);
                 return Err(DownstreamError::NoAnswer);
@@ -227,15 +242,7 @@ impl Round {
                 return Err(DownstreamError::NoAnswer);
             }
             CallFault::Late(time) => self.hold(time).await,
-            CallFault::Freeze(time) => {
-                // Its group takes it for gone, until it goes on.
-                process.freeze(time);
-                self.broker.leave(process.number);
-                self.hold(time).await;
-                if !process.is_killed() {
-                    self.broker.join(process.number);
-                }
-            }
+            CallFault::Freeze(time) => self.freeze(process, time).await,
         }
         Ok(self.perform(process, request))
     }

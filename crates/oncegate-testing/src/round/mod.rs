@@ -1,61 +1,75 @@
-//! One round: an embedded broker, a store in memory, consumers that come and go, and the downstream service.
+//! One round: an embedded broker, a store, consumers that come and go, and the downstream service.
 //!
-//! `broker` delivers, `store` is a process's way to the store, `downstream` the service that witnesses the effects,
+//! `broker` delivers, `store` is a process's way to the store and `losses` what makes it lose its records, `downstream` the
+//! service that witnesses the effects,
 //! `watched` writes the runs of the handler down, `process` has what faults do to a process, `run` starts and ends them.
 
 mod active;
 mod broker;
 mod downstream;
+mod losses;
 mod process;
 mod run;
 mod store;
 mod watched;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use fastrand::Rng;
-use oncegate_core::key::{CompiledKey, StoreKey};
+use oncegate_core::key::{CompiledKey, Scope, StoreKey};
+use oncegate_core::store::Store;
 use oncegate_core::testing::fault::{FaultStore, Faults};
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
-use oncegate_runtime::{BoxError, MemoryStore, Message, Origin};
+use oncegate_runtime::{BoxError, Message, Origin};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::fault::Fault;
 use crate::history::{Form, Recorder, What, digest};
-use crate::samples::Samples;
+use crate::samples::{Samples, has_any};
 use crate::schedule::{Schedule, Strike};
 use broker::Broker;
+use losses::LossyStore;
 
 pub(crate) use broker::Member;
 pub use downstream::{Downstream, DownstreamError, EffectRequest};
 pub(crate) use process::Process;
-pub(crate) use run::{RoundSettings, STOP_DEADLINE_MS, play};
+pub(crate) use run::{
+    ChangeConsumer, ChangeGate, OpenStore, RoundError, RoundSettings, STOP_DEADLINE_MS, play,
+};
 pub(crate) use watched::Watched;
 
-/// The route of all messages, and the topic of their origins.
-pub(crate) const ROUTE: &str = "samples";
 /// A payload that is not JSON.
 const MALFORMED: &[u8] = b"{\"order\": \xff";
+
+/// A stored result that says that it is JSON, and ends too early.
+const UNDECODABLE: &[u8] = b"\x01{\"of another version\":";
 
 /// The state of a round, which its processes share.
 pub(crate) struct Round {
     pub(crate) schedule: Schedule,
     pub(crate) recorder: Arc<Recorder>,
     samples: Arc<Samples>,
-    lease: Duration,
+    settings: Arc<RoundSettings>,
+    /// The scope of the round's gates.
+    scope: Scope,
     broker: Arc<Broker>,
-    memory: Arc<MemoryStore>,
-    /// The store with the faults of its network, if the round has them.
+    losses: Arc<LossyStore>,
+    /// The same store with the faults of its network, if the round has them.
     store: Arc<FaultStore>,
     sent: Vec<Sending>,
+    /// The values of poison that no sample has.
+    poison: BTreeSet<String>,
     by_key: HashMap<StoreKey, usize>,
     strikes: Mutex<Vec<Strike>>,
     store_away_until: Mutex<Option<Instant>>,
+    /// The keys whose stored results no longer decode.
+    undecodable: Mutex<HashSet<StoreKey>>,
     ledger: downstream::Ledger,
     active: active::Active,
     processes: Mutex<Vec<Arc<Process>>>,
@@ -75,7 +89,8 @@ struct Sending {
 enum CallFault {
     Refuse,
     KillBefore,
-    KillAfter,
+    /// With the time after which a run is killed that makes no call.
+    KillAfter(Duration),
     LoseAnswer,
     NoAnswer(Duration),
     Late(Duration),
@@ -88,6 +103,7 @@ enum CompletionFault {
     KillBefore,
     KillAfter,
     Loss,
+    Undecodable,
 }
 
 impl Round {
@@ -95,11 +111,15 @@ impl Round {
         schedule: Schedule,
         samples: Arc<Samples>,
         key: &CompiledKey,
-        lease: Duration,
+        store: Arc<dyn Store>,
+        scope: Scope,
+        settings: Arc<RoundSettings>,
     ) -> Arc<Self> {
+        let route = &settings.route;
         let mut rng = Rng::with_seed(schedule.seed);
         let recorder = Arc::new(Recorder::new());
         let (mut messages, mut sent, mut by_key) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut poison = BTreeSet::new();
         for (number, planned) in schedule.messages.iter().enumerate() {
             let payload = match planned.form {
                 Form::Original => samples.original(planned.sample),
@@ -107,11 +127,14 @@ impl Round {
                 Form::Poison => samples.poison(planned.sample, &mut rng),
                 Form::Malformed => MALFORMED.into(),
             };
+            if planned.form == Form::Poison {
+                poison.extend(samples.foreign_values(&payload));
+            }
             let offset = i64::try_from(number).unwrap_or(i64::MAX);
-            let origin =
-                Origin::Kafka { topic: ROUTE.into(), partition: partition_number(planned.partition), offset };
-            let message = Message::new(ROUTE, origin, Some(payload));
-            let store_key = key.derive(ROUTE, &message).ok();
+            let partition = partition_number(planned.partition);
+            let origin = Origin::Kafka { topic: Arc::clone(route), partition, offset };
+            let message = Message::new(Arc::clone(route), origin, Some(payload));
+            let store_key = key.derive(route, &message).ok();
             let digest = store_key.as_ref().map(key_name);
             let what =
                 What::Produced { message: number, sample: planned.sample, form: planned.form, key: digest };
@@ -122,8 +145,8 @@ impl Round {
             sent.push(Sending { sample: planned.sample, form: planned.form });
             messages.push((planned.partition, message));
         }
-        let memory = Arc::new(MemoryStore::new());
-        let store = faulty(&schedule, Arc::clone(&memory), lease, rng.u64(..));
+        let losses = Arc::new(LossyStore::new(store));
+        let store = faulty(&schedule, Arc::clone(&losses), settings.lease, rng.u64(..));
         let broker = Broker::new(messages, schedule.partitions, rng.fork(), Arc::clone(&recorder));
         for fault in schedule.faults.iter().copied() {
             if !fault.strikes_a_call() && !fault.strikes_a_completion() && fault != Fault::Redelivery {
@@ -135,13 +158,16 @@ impl Round {
             schedule,
             recorder,
             samples,
-            lease,
+            settings,
+            scope,
             broker,
-            memory,
+            losses,
             store: Arc::new(store),
             sent,
+            poison,
             by_key,
             store_away_until: Mutex::new(None),
+            undecodable: Mutex::default(),
             ledger: downstream::Ledger::default(),
             active: active::Active::default(),
             processes: Mutex::default(),
@@ -179,9 +205,46 @@ impl Round {
     /// The process that handles a message with these values, where processes cannot be told apart by their calls.
     #[cfg(feature = "http")]
     fn process_with(&self, body: &serde_json::Value) -> Option<Arc<Process>> {
-        let number = self.active.process_of(&self.samples.owners(body))?;
+        let number = self.active.process_of(&self.owners(body))?;
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         processes.iter().find(|process| process.number == number).cloned()
+    }
+
+    /// The name of the round, which no other one of the trial has.
+    pub(crate) fn name(&self) -> &str {
+        self.scope.as_str()
+    }
+
+    /// The sample that a call belongs to, its run, and whether a duplicate is being told of.
+    fn context(&self, process: &Process, body: &serde_json::Value) -> (Option<usize>, Option<u64>, bool) {
+        match has_any(body, &self.poison) {
+            true => (None, None, false),
+            false => self.active.context(process.number, &self.samples.owners(body)),
+        }
+    }
+
+    /// The samples that the body of an effect fits best; none for an effect of poison, whatever else its handler has put in.
+    fn owners(&self, body: &serde_json::Value) -> Vec<usize> {
+        if has_any(body, &self.poison) { Vec::new() } else { self.samples.owners(body) }
+    }
+
+    /// Writes down the effects that the witness lists.
+    ///
+    /// # Errors
+    /// When an effect fits several samples, so that nothing can be said about any of them.
+    fn note_listed(&self, effects: &[serde_json::Value]) -> Result<(), BoxError> {
+        for (effect, body) in (1..).zip(effects) {
+            let owners = self.owners(body);
+            if let [one, other, ..] = owners.as_slice() {
+                let what = format!(
+                    "effect {effect} of the witness fits samples {one} and {other}; let it list the fields that tell them apart"
+                );
+                return Err(what.into());
+            }
+            let step = body.get("step").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+            self.recorder.note(None, What::Listed { effect, sample: owners.first().copied(), step });
+        }
+        Ok(())
     }
 
     /// Kills a process.
@@ -199,7 +262,7 @@ impl Round {
 
     /// The store loses every record. A producer or an operator who notices that sends everything again.
     fn lose_records(&self) {
-        self.memory.lose_everything();
+        self.losses.lose_records();
         self.broker.rewind();
     }
 
@@ -216,21 +279,41 @@ impl Round {
 
     /// What happens to a call for this sample. Faults of the broker and the store begin here and let the call go on.
     fn call_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
-        let sample = sample?;
-        let Strike { fault, tenths, .. } = self.strike(sample, Fault::strikes_a_call)?;
-        let time = self.lease * tenths / 10;
+        let needs_call = |fault: Fault| !self.begins_with_runs(fault);
+        self.begin_fault(process, sample?, |fault| fault.strikes_a_call() && needs_call(fault))
+    }
+
+    /// What happens to a run for this sample that begins. Where a witness lists the effects, there may be no calls that
+    /// faults can begin with.
+    fn run_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
+        self.begin_fault(process, sample?, |fault| fault.strikes_a_call() && self.begins_with_runs(fault))
+    }
+
+    fn begins_with_runs(&self, fault: Fault) -> bool {
+        self.settings.witness.is_some() && !fault.concerns_the_answer()
+    }
+
+    fn begin_fault(
+        &self,
+        process: &Process,
+        sample: usize,
+        begins: impl Fn(Fault) -> bool,
+    ) -> Option<CallFault> {
+        let Strike { fault, tenths, .. } = self.strike(sample, begins)?;
+        let lease = self.settings.lease;
+        let time = lease * tenths / 10;
         self.recorder.note(process.number, What::FaultBegan { fault, sample: Some(sample) });
         match fault {
             Fault::Refused => Some(CallFault::Refuse),
             Fault::KillBeforeEffect => Some(CallFault::KillBefore),
-            Fault::KillAfterEffect => Some(CallFault::KillAfter),
+            Fault::KillAfterEffect => Some(CallFault::KillAfter(time / 10)),
             Fault::AnswerLost => Some(CallFault::LoseAnswer),
             Fault::NoAnswer => Some(CallFault::NoAnswer(time)),
             Fault::LateAnswer => Some(CallFault::Late(time)),
             Fault::Freeze => Some(CallFault::Freeze(time)),
             Fault::Rebalance => {
                 self.broker.rotate();
-                Some(CallFault::Late(self.lease / 10))
+                Some(CallFault::Late(lease / 10))
             }
             Fault::TwoConsumers => {
                 if let Some(message) = self.sent.iter().position(|sending| sending.sample == sample) {
@@ -256,8 +339,21 @@ impl Round {
             Fault::KillBeforeCompleted => Some(CompletionFault::KillBefore),
             Fault::KillAfterCompleted => Some(CompletionFault::KillAfter),
             Fault::StoreLoss => Some(CompletionFault::Loss),
+            Fault::UndecodableResults => Some(CompletionFault::Undecodable),
             _ => None,
         }
+    }
+
+    /// From now on the stored result of this key is one that no handler can read, and its duplicates come.
+    fn spoil_result(&self, key: StoreKey) {
+        self.undecodable.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        self.broker.rewind();
+    }
+
+    /// The stored result of this key, as a handler gets it.
+    fn result_of(&self, key: &StoreKey, stored: Bytes) -> Bytes {
+        let undecodable = self.undecodable.lock().unwrap_or_else(PoisonError::into_inner);
+        if undecodable.contains(key) { Bytes::from_static(UNDECODABLE) } else { stored }
     }
 }
 
@@ -277,7 +373,7 @@ fn partition_number(partition: usize) -> i32 {
 }
 
 /// The store behind a network that loses requests and replies, if the round has that fault.
-fn faulty(schedule: &Schedule, memory: Arc<MemoryStore>, lease: Duration, seed: u64) -> FaultStore {
+fn faulty(schedule: &Schedule, store: Arc<LossyStore>, lease: Duration, seed: u64) -> FaultStore {
     let faults = match schedule.has(Fault::LostReplies) {
         false => Faults::default(),
         true => Faults {
@@ -290,7 +386,7 @@ fn faulty(schedule: &Schedule, memory: Arc<MemoryStore>, lease: Duration, seed: 
             ..Faults::default()
         },
     };
-    FaultStore::new(memory, faults, seed).sleep_with(tokio::time::sleep)
+    FaultStore::new(store, faults, seed).sleep_with(tokio::time::sleep)
 }
 
 /// Dead letters in the history.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate_core::key::Key;
+use futures_util::future::BoxFuture;
+use oncegate_core::key::{Key, Scope};
 use oncegate_core::store::Store;
-use oncegate_runtime::consumer::DeadLetterLimit;
+use oncegate_runtime::consumer::{BadKeys, DeadLetterLimit};
 use oncegate_runtime::{Backoff, BoxError, Consumer, ConsumerError, Gate, OnStoreLoss, Ordering};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -21,9 +22,8 @@ use crate::fault::Fault;
 use crate::history::{Event, Form, What};
 use crate::launch::{ErasedLaunch, Start};
 use crate::round::Downstream;
+use crate::witness::{Witness, added};
 
-/// The scope of the gates. Each round has a store of its own.
-const SCOPE: &str = "trial";
 /// More attempts than all faults of a round together cost a message.
 const MAX_ATTEMPTS: u32 = 25;
 /// The waits between attempts, in parts of a lease.
@@ -40,12 +40,31 @@ const ROUND_LIMIT: Duration = Duration::from_secs(240);
 /// The most processes of a round: more than all kills of a round need.
 const MOST_PROCESSES: u32 = 40;
 
+/// Opens the store of a round.
+pub(crate) type OpenStore = dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Store>, BoxError>> + Send + Sync;
+/// Changes the gate of a process.
+pub(crate) type ChangeGate = dyn Fn(Gate) -> Gate + Send + Sync;
+/// Changes the consumer of a process.
+pub(crate) type ChangeConsumer = dyn Fn(Consumer) -> Consumer + Send + Sync;
+
 /// What every round has in common.
-#[derive(Clone)]
 pub(crate) struct RoundSettings {
     pub(crate) key: Key,
     pub(crate) lease: Duration,
     pub(crate) launch: Arc<dyn ErasedLaunch>,
+    pub(crate) route: Arc<str>,
+    /// What the scopes of rounds begin with.
+    pub(crate) scope: Scope,
+    pub(crate) open: Box<OpenStore>,
+    pub(crate) change_gate: Box<ChangeGate>,
+    pub(crate) change_consumer: Box<ChangeConsumer>,
+    pub(crate) witness: Option<Box<dyn Witness>>,
+}
+
+/// Why a round has no history.
+pub(crate) enum RoundError {
+    Launch(BoxError),
+    Witness(BoxError),
 }
 
 /// How a process has ended.
@@ -57,22 +76,36 @@ enum Ending {
 /// Plays the round to its end, and returns its events.
 ///
 /// # Errors
-/// When a handler cannot be started.
-pub(crate) async fn play(round: Arc<Round>, settings: RoundSettings) -> Result<Vec<Event>, BoxError> {
+/// When a handler cannot be started, or the witness lists nothing that can be judged.
+pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, RoundError> {
+    let witness = round.settings.witness.as_deref();
+    let before = match witness.filter(|witness| witness.is_shared()) {
+        Some(witness) => witness.effects(round.name()).await.map_err(RoundError::Witness)?,
+        None => Vec::new(),
+    };
+    play_processes(&round).await.map_err(RoundError::Launch)?;
+    if let Some(witness) = witness {
+        let after = witness.effects(round.name()).await.map_err(RoundError::Witness)?;
+        round.note_listed(&added(&before, after)).map_err(RoundError::Witness)?;
+    }
+    Ok(round.recorder.taken())
+}
+
+/// Starts the processes, and returns when all have ended.
+async fn play_processes(round: &Arc<Round>) -> Result<(), BoxError> {
     let stop = round.stopping.clone();
     let mut processes = JoinSet::new();
     let spawn = |processes: &mut JoinSet<_>| {
         let process = round.new_process();
-        let (round, settings, stop) = (Arc::clone(&round), settings.clone(), stop.clone());
         let number = process.number;
-        processes.spawn(live(round, settings, process, stop));
+        processes.spawn(live(Arc::clone(round), process, stop.clone()));
         number
     };
     for _ in 0..round.schedule.consumers {
         spawn(&mut processes);
     }
     {
-        let mut finishing = std::pin::pin!(finished(&round));
+        let mut finishing = std::pin::pin!(finished(round));
         loop {
             tokio::select! {
                 biased;
@@ -93,9 +126,9 @@ pub(crate) async fn play(round: Arc<Round>, settings: RoundSettings) -> Result<V
     let samples = (0..round.sent.len()).filter_map(|number| round.sample_of(number));
     if !round.ledger.has_effects_of(samples) {
         // An effect that comes after the answer has still time, so that it is seen for what it is.
-        tokio::time::sleep(settings.lease).await;
+        tokio::time::sleep(round.settings.lease).await;
     }
-    for message in unfinished(&round) {
+    for message in unfinished(round) {
         round.recorder.note(None, What::Unfinished { message });
     }
     round.recorder.note(None, What::Stopping);
@@ -111,7 +144,7 @@ pub(crate) async fn play(round: Arc<Round>, settings: RoundSettings) -> Result<V
         Err(_) => round.recorder.note(None, What::Hung),
     }
     processes.shutdown().await;
-    Ok(round.recorder.taken())
+    Ok(())
 }
 
 /// Resolves when every message that stands for an event is acknowledged, once more after a redelivery if the round has
@@ -151,15 +184,11 @@ fn unfinished(round: &Round) -> Vec<usize> {
 }
 
 /// The life of one process: until it is killed, or has stopped.
-async fn live(
-    round: Arc<Round>,
-    settings: RoundSettings,
-    process: Arc<Process>,
-    stop: CancellationToken,
-) -> Result<Ending, BoxError> {
+async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken) -> Result<Ending, BoxError> {
+    let settings = Arc::clone(&round.settings);
     let downstream = Downstream { round: Arc::clone(&round), process: Arc::clone(&process) };
     let member = Member { number: process.number, broker: Arc::clone(&round.broker) };
-    let gate = gate(&round, &settings, &process);
+    let gate = gate(&round, &process);
     let letters =
         Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
     let concurrency = round.schedule.concurrency;
@@ -171,10 +200,10 @@ async fn live(
         started = settings.launch.start(start) => started?,
     };
     round.recorder.note(process.number, What::Started);
-    let consumer = started.consumer;
+    let consumer = (settings.change_consumer)(started.consumer.ordering(Ordering::Unordered));
     let consumer = consumer
         .concurrency(concurrency.min(started.most))
-        .ordering(Ordering::Unordered)
+        .bad_keys(BadKeys::default())
         .max_attempts(MAX_ATTEMPTS)
         .backoff(Backoff::new(settings.lease / FIRST_WAIT_PARTS, settings.lease / LONGEST_WAIT_PARTS))
         .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
@@ -206,13 +235,15 @@ fn note_end(round: &Round, process: &Process, ended: Result<(), ConsumerError>) 
     }
 }
 
-fn gate(round: &Arc<Round>, settings: &RoundSettings, process: &Arc<Process>) -> Gate {
+fn gate(round: &Arc<Round>, process: &Arc<Process>) -> Gate {
+    let settings = &round.settings;
     let store = ProcessStore {
         round: Arc::clone(round),
         process: Arc::clone(process),
         inner: Arc::clone(&round.store) as Arc<dyn Store>,
     };
-    Gate::new(SCOPE, settings.key.clone(), store)
+    let gate = Gate::new(round.scope.as_str(), settings.key.clone(), store);
+    (settings.change_gate)(gate)
         .lease(settings.lease)
         // A loss is one of the faults.
         .on_store_loss(OnStoreLoss::Continue)

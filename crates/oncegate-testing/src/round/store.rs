@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::record::State;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 
@@ -50,7 +51,7 @@ impl ProcessStore {
             self.round.kill(&self.process);
             return Err(StoreError::unknown("the process was killed"));
         }
-        let reply = self.inner.execute_one(command).await;
+        let reply = self.inner.execute_one(command).await.map(|reply| self.with_result(&key, reply));
         match (&reply, self.round.name_of(&key)) {
             (Ok(Reply::Verdict { verdict, .. }), Some(key)) if claims => {
                 self.round.recorder.note(self.process.number, What::Claimed { key, verdict: word(verdict) });
@@ -70,8 +71,27 @@ impl ProcessStore {
                 self.round.lose_records();
                 reply
             }
+            Some(CompletionFault::Undecodable) => {
+                self.round.spoil_result(key);
+                reply
+            }
             _ => reply,
         }
+    }
+
+    fn with_result(&self, key: &StoreKey, mut reply: Reply) -> Reply {
+        if let Reply::Verdict { verdict: Verdict::Completed { result, .. }, .. } = &mut reply {
+            *result = self.round.result_of(key, std::mem::take(result));
+        }
+        reply
+    }
+
+    fn with_result_of(&self, key: &StoreKey, snapshot: RecordSnapshot) -> RecordSnapshot {
+        let mut snapshot = snapshot;
+        if let State::Completed { result, .. } = &mut snapshot.record.state {
+            *result = self.round.result_of(key, std::mem::take(result));
+        }
+        snapshot
     }
 }
 
@@ -97,7 +117,13 @@ impl Store for ProcessStore {
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         match self.reach().await {
-            Ok(()) => self.inner.read(keys).await,
+            Ok(()) => {
+                let read = self.inner.read(keys.clone()).await;
+                let with_result = |(read, key): (Result<Option<RecordSnapshot>, StoreError>, &StoreKey)| {
+                    Ok(read?.map(|snapshot| self.with_result_of(key, snapshot)))
+                };
+                read.into_iter().zip(&keys).map(with_result).collect()
+            }
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
         }
     }

@@ -1,13 +1,14 @@
 //! The handler under trial, with its runs written down.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use oncegate_runtime::codec::{Codec, ToStored as _};
 use oncegate_runtime::{Attempt, BoxError, Failure, Handler, Message};
 
-use super::Round;
 use super::process::Process;
+use super::{CallFault, Round};
 use crate::history::{Outcome, What, digest};
 
 /// A handler whose runs are written down.
@@ -43,8 +44,10 @@ impl<H: Handler> Handler for Watched<H> {
             What::Began { run, message: number, attempt: attempt.number(), recovered: attempt.recovered() };
         self.round.recorder.note(process, began);
         let mut guard = RunGuard { run, process, round: &self.round, ended: None };
+        let fault = self.round.run_fault(&self.process, self.round.sample_of(number));
         let ended = {
-            let mut work = std::pin::pin!(self.inner.handle(message, attempt));
+            let work = self.under_fault(fault, self.inner.handle(message, attempt));
+            let mut work = std::pin::pin!(work);
             tokio::select! {
                 biased;
                 ended = &mut work => ended,
@@ -88,7 +91,43 @@ impl Drop for Told<'_> {
     }
 }
 
-impl<H> Watched<H> {
+impl<H: Handler> Watched<H> {
+    /// Runs the handler under a fault that begins with its run.
+    async fn under_fault<T: Send>(
+        &self,
+        fault: Option<CallFault>,
+        work: impl Future<Output = T> + Send,
+    ) -> T {
+        let Self { round, process, .. } = self;
+        match fault {
+            Some(CallFault::KillBefore) => self.killed().await,
+            Some(CallFault::KillAfter(time)) => {
+                // Whichever comes first: the effect may be complete, or not.
+                tokio::select! {
+                    () = tokio::time::sleep(time) => {}
+                    _ = work => {}
+                }
+                self.killed().await
+            }
+            Some(CallFault::Late(time)) => {
+                round.hold(time).await;
+                work.await
+            }
+            Some(CallFault::Freeze(time)) => {
+                // The handler goes on, and its completion comes when another process has taken over.
+                let (ended, ()) = tokio::join!(work, round.freeze(process, time));
+                ended
+            }
+            _ => work.await,
+        }
+    }
+
+    /// Kills the process, which drops the run.
+    async fn killed<T: Send>(&self) -> T {
+        self.round.kill(&self.process);
+        std::future::pending().await
+    }
+
     fn told(&self, message: &Message) -> Told<'_> {
         let (number, process) = (self.round.number_of(message), self.process.number);
         self.round.recorder.note(process, What::ToldOfDuplicate { message: number });

@@ -105,6 +105,12 @@ def ignores_end_of_input(order, message):
     return right(order, message)
 
 
+def of_topic_orders(order, message):
+    if message["origin"]["kafka"]["topic"] != "orders":
+        raise GiveUp("another topic")
+    return right(order, message)
+
+
 def silent(order, message):
     return {"receipt": "from elsewhere"}
 

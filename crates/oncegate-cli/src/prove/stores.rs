@@ -1,0 +1,237 @@
+//! The store of each round: an SQLite file in a temporary folder, or a server, in scopes that are removed again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use oncegate::BoxError;
+use oncegate::core::key::{Scope, StoreKey};
+use oncegate::core::rules::Reply;
+use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
+use oncegate::sqlite::{SqliteStore, Synchronous};
+use oncegate_testing::Trial;
+use tokio::sync::RwLock;
+
+use crate::exit::{Exit, Problem};
+use crate::store::{TrialServer, redacted};
+
+/// How often the removal is repeated, until nothing is found any more: an operation of an aborted round may come late.
+const REMOVALS_MOST: u32 = 10;
+
+/// Where the rounds of a trial keep their records.
+pub(super) enum Stores {
+    /// A file for each round in this folder.
+    Files { folder: PathBuf, rounds: Arc<AtomicU64> },
+    /// A server, in scopes that begin with this one.
+    Server { kept: Arc<KeptStore>, server: TrialServer, url: String, scope: String },
+}
+
+impl Stores {
+    /// `folder` is the one of the trial.
+    ///
+    /// # Errors
+    /// When the server cannot be used.
+    pub(super) async fn of(url: Option<&str>, folder: &Path) -> Result<Self, Problem> {
+        let Some(url) = url else {
+            let folder = folder.to_owned();
+            return Ok(Self::Files { folder, rounds: Arc::default() });
+        };
+        let server = TrialServer::open(url).await?;
+        // What each gate would be refused would look like a fault of the trial.
+        server.store().check().await?;
+        let kept = KeptStore { inner: server.store(), open: RwLock::new(true), written: Mutex::default() };
+        // Other trials may use the server at the same time.
+        let scope = format!("oncegate-prove-{:012x}", oncegate_testing::random_seed() >> 16);
+        Ok(Self::Server { kept: Arc::new(kept), server, url: redacted(url), scope })
+    }
+
+    /// Lets the trial use these stores.
+    pub(super) fn of_trial(&self, trial: Trial) -> Trial {
+        match self {
+            Self::Files { folder, rounds } => {
+                let (folder, rounds) = (folder.clone(), Arc::clone(rounds));
+                trial.store_with(move || {
+                    let number = rounds.fetch_add(1, Ordering::Relaxed);
+                    RoundFile::open(folder.join(format!("{number}.db")))
+                })
+            }
+            Self::Server { kept, scope, .. } => {
+                let kept = Arc::clone(kept);
+                trial
+                    .scope(scope)
+                    .store_with(move || std::future::ready(Ok(Arc::clone(&kept) as Arc<dyn Store>)))
+            }
+        }
+    }
+
+    /// Removes all that the trial has written.
+    ///
+    /// # Errors
+    /// With the beginning of the scopes that are left.
+    pub(super) async fn remove(&self) -> Result<(), Problem> {
+        let Self::Server { kept, server, url, scope: first } = self else { return Ok(()) };
+        for (scope, keys) in kept.closed().await {
+            let keys: Vec<StoreKey> = keys.into_iter().collect();
+            removed(server, &scope, &keys).await.map_err(|error| {
+                let what = format!(
+                    "records of the trial are left in {url}: {error}; remove the keys that begin with {first}"
+                );
+                Problem::new(Exit::Unreachable, what)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+async fn removed(server: &TrialServer, scope: &Scope, keys: &[StoreKey]) -> Result<(), StoreError> {
+    for _ in 0..REMOVALS_MOST {
+        server.remove(scope, keys).await?;
+        let store = server.store();
+        let mut left = store.descriptor(scope).await?.is_some();
+        for read in store.read(keys.to_vec()).await {
+            left |= read?.is_some();
+        }
+        if !left {
+            return Ok(());
+        }
+    }
+    Err(StoreError::unavailable("operations of the trial still arrive"))
+}
+
+/// The file of a round, which is removed at its end.
+struct RoundFile {
+    store: SqliteStore,
+    path: PathBuf,
+}
+
+impl RoundFile {
+    async fn open(path: PathBuf) -> Result<Arc<dyn Store>, BoxError> {
+        // A power cut would end the trial, too.
+        let builder = SqliteStore::builder(&path).without_purge().synchronous(Synchronous::Normal);
+        Ok(Arc::new(Self { store: builder.open().await?, path }))
+    }
+}
+
+impl Drop for RoundFile {
+    fn drop(&mut self) {
+        for suffix in ["", "-wal", "-shm"] {
+            let mut path = self.path.clone().into_os_string();
+            path.push(suffix);
+            // What cannot be removed now is removed with the folder.
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
+impl fmt::Debug for RoundFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+#[async_trait]
+impl Store for RoundFile {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        self.store.execute(commands).await
+    }
+
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.store.read(keys).await
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        self.store.describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.store.descriptor(scope).await
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        self.store.check().await
+    }
+}
+
+/// A store that remembers what was written, so that it can be removed. Once it is closed, nothing more is written.
+pub(super) struct KeptStore {
+    inner: Arc<dyn Store>,
+    open: RwLock<bool>,
+    written: Mutex<Written>,
+}
+
+/// The keys in each scope.
+type Written = BTreeMap<Scope, BTreeSet<StoreKey>>;
+
+impl KeptStore {
+    /// Waits for the operations that run, refuses others, and returns what was written.
+    async fn closed(&self) -> Written {
+        *self.open.write().await = false;
+        std::mem::take(&mut *self.written())
+    }
+
+    /// A panic elsewhere does no harm: each change is a single insert.
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for KeptStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// The error for an operation after the end of the trial.
+fn closed() -> StoreError {
+    StoreError::unavailable("the trial has ended")
+}
+
+#[async_trait]
+impl Store for KeptStore {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let open = self.open.read().await;
+        if !*open {
+            return commands.iter().map(|_| Err(closed())).collect();
+        }
+        for Command { key, .. } in &commands {
+            if let Ok(scope) = Scope::new(key.scope()) {
+                self.written().entry(scope).or_default().insert(key.clone());
+            }
+        }
+        self.inner.execute(commands).await
+    }
+
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys).await
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        let open = self.open.read().await;
+        if !*open {
+            return Err(closed());
+        }
+        self.written().entry(scope.clone()).or_default();
+        self.inner.describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        self.inner.check().await
+    }
+}

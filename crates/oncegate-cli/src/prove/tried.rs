@@ -1,0 +1,237 @@
+//! The worker under trial, with the key and the limits that `oncegate run` would use: from flags, or from a configuration.
+
+use oncegate::{Gate, Key, MemoryStore};
+use serde_json::Value;
+
+use super::ProveArgs;
+use super::witness::WitnessCommand;
+use crate::config::values::{KeySetting, Program};
+use crate::config::{self, Loaded, Secrets, Setting, shape};
+use crate::exit::{Exit, Problem};
+use crate::run::build;
+
+/// The route of the samples where nothing else gives one.
+const ROUTE: &str = "samples";
+/// The content type of samples without a configuration.
+const JSON: &str = "application/json";
+
+/// What is tried.
+#[derive(Clone, Debug)]
+pub(super) struct TriedConsumer {
+    pub(super) key: Key,
+    pub(super) route: String,
+    pub(super) handler: shape::Handler,
+    /// The other settings of the consumer; those that a trial needs for itself are not used.
+    pub(super) settings: shape::Consumer,
+}
+
+impl TriedConsumer {
+    /// # Errors
+    /// When there is no worker or no key, or they cannot be tried; the text says what to change.
+    pub(super) fn of(args: &ProveArgs) -> Result<Self, Problem> {
+        let tried = match &args.config {
+            None => Self::of_flags(args)?,
+            Some(_) => Self::of_configuration(args)?,
+        };
+        tried.check(args)?;
+        Ok(tried)
+    }
+
+    fn of_flags(args: &ProveArgs) -> Result<Self, Problem> {
+        let missing =
+            |what: &str| Problem::new(Exit::Usage, format!("{what}, or a configuration with one (--config)"));
+        let shell = |text: &String| Program::Shell(text.clone());
+        let handler = shape::Handler {
+            http: args.handler.clone(),
+            exec: args.handler_exec.as_ref().map(shell),
+            command: args.handler_command.as_ref().map(shell),
+            content_type: Some(args.content_type.clone().unwrap_or_else(|| JSON.to_owned())),
+            ..shape::Handler::default()
+        };
+        if handler.http.is_none() && handler.exec.is_none() && handler.command.is_none() {
+            return Err(missing("there is no worker: give --handler-exec, --handler-command or --handler"));
+        }
+        let key = args.key.clone().ok_or_else(|| missing("there is no key: give --key"))?;
+        let route = args.route.clone().unwrap_or_else(|| ROUTE.to_owned());
+        Ok(Self { key, route, handler, settings: shape::Consumer::default() })
+    }
+
+    fn of_configuration(args: &ProveArgs) -> Result<Self, Problem> {
+        let loaded = config::load(
+            args.config.as_deref(),
+            |layers| flags(args, &layers.names("consumer")),
+            Secrets::MayBeLiteral,
+        )?;
+        if loaded.findings.has_errors() {
+            eprintln!("{}", loaded.render());
+            return Err(refused("the configuration has errors"));
+        }
+        let (name, settings) = consumer(&loaded, args.scope.as_deref())?;
+        let Some(KeySetting(key)) = settings.key.clone() else {
+            return Err(refused("there is no key").of(&name));
+        };
+        let route = match &args.route {
+            Some(route) => route.clone(),
+            None => route_of(&settings).map_err(|why| refused(why).of(&name))?,
+        };
+        let handler = settings.handler.clone().unwrap_or_default();
+        Ok(Self { key, route, handler, settings })
+    }
+
+    /// Refuses what a trial cannot try, which would look like a defect of the worker.
+    fn check(&self, args: &ProveArgs) -> Result<(), Problem> {
+        if let Some(source) = outside_of_payload(&self.key) {
+            return Err(refused(format!(
+                "the key is made of {source}, and the samples of a trial are payloads without any; give --key with fields of the payload"
+            )));
+        }
+        if self.takes_turns(args) && args.parallel.is_some_and(|rounds| rounds > 1) {
+            let why = "--parallel: one round runs at a time with --handler, and with a --witness-command that does not name ONCEGATE_TRIAL_DIR";
+            return Err(Problem::new(Exit::Usage, why));
+        }
+        let of_round = args.witness_command.as_deref().is_some_and(WitnessCommand::is_of_round);
+        if self.handler.http.is_some() && of_round {
+            let why = "--witness-command: a worker behind HTTP has no ONCEGATE_TRIAL_DIR; list the effects of all rounds";
+            return Err(Problem::new(Exit::Usage, why));
+        }
+        if self.settings.batch.is_some() {
+            return Err(refused(
+                "the worker takes batches (`batch`), which cannot be tried; try it with a configuration without `batch`",
+            ));
+        }
+        let gate = self.gate(Gate::new("trial", self.key.clone(), MemoryStore::new())).lease(args.lease);
+        gate.check().map_err(|error| {
+            Problem::caused(Exit::Configuration, &error).and(&refused(format!(
+                "the lease of the trial is {:?}; another is set by --lease",
+                args.lease
+            )))
+        })
+    }
+
+    /// The gate with the settings of the consumer.
+    pub(super) fn gate(&self, gate: Gate) -> Gate {
+        build::with_gate_settings(gate, &self.settings)
+    }
+
+    /// Whether one round runs at a time, because rounds share the worker or what is listed.
+    pub(super) fn takes_turns(&self, args: &ProveArgs) -> bool {
+        let is_shared = |command: &str| !WitnessCommand::is_of_round(command);
+        self.handler.http.is_some() || args.witness_command.as_deref().is_some_and(is_shared)
+    }
+
+    /// How many messages the worker gets at a time, at most.
+    pub(super) fn most(&self) -> u32 {
+        self.settings.concurrency.unwrap_or(u32::MAX)
+    }
+}
+
+fn refused(why: impl Into<String>) -> Problem {
+    Problem::new(Exit::Configuration, why)
+}
+
+/// The flags as settings over those of the file, for the consumer that is tried.
+fn flags(args: &ProveArgs, known: &[String]) -> Vec<Setting> {
+    let consumer = match (&args.scope, known) {
+        (Some(scope), _) => scope,
+        (None, [only]) => only,
+        // Which consumer is meant is asked later.
+        (None, _) => return Vec::new(),
+    };
+    let key = args.key.as_ref().map(|key| serde_json::to_string(key).unwrap_or_default());
+    let given: [(&str, &[&str], &Option<String>); 5] = [
+        ("--key", &["key"], &key),
+        ("--handler", &["handler", "http"], &args.handler),
+        ("--handler-exec", &["handler", "exec"], &args.handler_exec),
+        ("--handler-command", &["handler", "command"], &args.handler_command),
+        ("--content-type", &["handler", "content_type"], &args.content_type),
+    ];
+    let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
+        let path = path.iter().map(|part| (*part).to_owned());
+        let path = ["consumer".to_owned(), consumer.clone()].into_iter().chain(path).collect();
+        Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+    };
+    given.into_iter().filter_map(setting).collect()
+}
+
+/// The consumer that is tried, with what it inherits.
+fn consumer(loaded: &Loaded, scope: Option<&str>) -> Result<(String, shape::Consumer), Problem> {
+    let mut known = loaded.consumers();
+    let found = match scope {
+        Some(scope) => known.find(|(name, _)| *name == scope),
+        None => known.next().filter(|_| known.next().is_none()),
+    };
+    if let Some((name, settings)) = found {
+        return Ok((name.to_owned(), settings));
+    }
+    let names: Vec<&str> = loaded.consumers().map(|(name, _)| name).collect();
+    Err(refused(match names.as_slice() {
+        [] => {
+            "there is no consumer in the configuration: name one by a table as [consumer.billing]".to_owned()
+        }
+        names => format!("which consumer is tried? Give --scope with one of {}", names.join(", ")),
+    }))
+}
+
+/// The route that the messages of the consumer's source have.
+///
+/// # Errors
+/// When there are several.
+fn route_of(settings: &shape::Consumer) -> Result<String, String> {
+    let source = settings.source.clone().unwrap_or_default();
+    if let Some(queue) = source.sqs.and_then(|sqs| sqs.queue) {
+        return Ok(queue.rsplit('/').next().unwrap_or_default().to_owned());
+    }
+    if let Some(stdin) = source.stdin {
+        return Ok(stdin.route.unwrap_or_else(|| crate::run::stdin::STDIN.to_owned()));
+    }
+    let topics = source.kafka.and_then(|kafka| kafka.topics).map(|topics| topics.0).unwrap_or_default();
+    match topics.as_slice() {
+        [] => Ok(ROUTE.to_owned()),
+        [only] => Ok(only.clone()),
+        topics => {
+            Err(format!("the samples are of which topic? Give --route with one of {}", topics.join(", ")))
+        }
+    }
+}
+
+/// What the key needs besides a payload, in words.
+fn outside_of_payload(key: &Key) -> Option<String> {
+    let key = serde_json::to_value(key).unwrap_or_default();
+    let header = |of: &Value| of.get("header").and_then(Value::as_str).map(str::to_owned);
+    let header = header(&key).or_else(|| key.get("tenant").and_then(header));
+    match header {
+        Some(name) => Some(format!("the header {name:?}")),
+        None if key.get("message_key").is_some() => Some("the broker's key".to_owned()),
+        None if key.get("message_id").is_some() => Some("the id of the message".to_owned()),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_what_samples_do_not_have_are_named() {
+        let says = |key: &Key| outside_of_payload(key).unwrap_or_default();
+        assert_eq!(says(&Key::header("order-id")), "the header \"order-id\"");
+        assert_eq!(says(&Key::message_key()), "the broker's key");
+        assert_eq!(says(&Key::message_id()), "the id of the message");
+        assert_eq!(says(&Key::json(["id"])), "");
+        let tenant = oncegate::core::key::TenantSource::header("shop");
+        assert_eq!(says(&Key::json(["id"]).tenant(tenant)), "the header \"shop\"");
+    }
+
+    #[test]
+    fn the_route_is_that_of_the_source() {
+        let route = |source: &str| {
+            let settings: shape::Consumer = toml::from_str(&format!("source = {source}")).unwrap();
+            route_of(&settings)
+        };
+        assert_eq!(route("{ kafka = { topics = [\"orders\"] } }").unwrap(), "orders");
+        assert_eq!(route("{ sqs = { queue = \"https://sqs.eu/1/orders\" } }").unwrap(), "orders");
+        assert_eq!(route("{ stdin = {} }").unwrap(), "stdin");
+        let error = route("{ kafka = { topics = [\"orders\", \"refunds\"] } }").unwrap_err();
+        assert!(error.contains("--route") && error.contains("orders, refunds"), "{error}");
+    }
+}

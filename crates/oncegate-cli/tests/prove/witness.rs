@@ -1,0 +1,58 @@
+//! Workers whose effects are rows of a table, which a command lists.
+
+use super::{RIGHT_KEY, Stage, worker};
+
+const FAULTS: [&str; 4] =
+    ["--faults", "kill-before-completed,kill-after-effect,freeze,redelivery", "--rounds", "6"];
+
+/// The command that lists the table of a round.
+fn list() -> String {
+    format!("ls \"$ONCEGATE_TRIAL_DIR\" > /dev/null && {}", worker("table.py", "list"))
+}
+
+// invariant: right-handlers-clean, planted-bugs-found
+#[tokio::test]
+async fn effects_in_a_table_of_each_round_are_judged() {
+    let stage = Stage::new();
+    for (bug, code) in [("right", 0), ("without_unique_key", 1)] {
+        let (program, list) = (worker("table.py", bug), list());
+        let flags = ["--handler-exec", &program, "--witness-command", &list];
+        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &FAULTS].concat()).await;
+        let found = proved.ended(code).defects().contains(&"repeated-effect");
+        assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);
+    }
+}
+
+// invariant: right-handlers-clean, planted-bugs-found
+#[tokio::test]
+async fn effects_in_a_table_that_rounds_share_are_those_that_were_not_there_before() {
+    let stage = Stage::new();
+    let folder = stage.dir.path().display();
+    for (bug, code) in [("right", 0), ("without_unique_key", 1)] {
+        let program = format!("{} {folder}", worker("table.py", bug));
+        let list = format!("{} {folder}", worker("table.py", "list"));
+        let flags = ["--handler-exec", &program, "--witness-command", &list];
+        let faults = ["--faults", "kill-before-completed", "--rounds", "2"];
+        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await;
+        let found = proved.ended(code).defects().contains(&"repeated-effect");
+        assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);
+        let several = stage.prove(RIGHT_KEY, &[&flags[..], &["--parallel", "2"]].concat()).await;
+        assert!(several.ended(2).err.contains("ONCEGATE_TRIAL_DIR"), "{}", several.err);
+    }
+}
+
+#[tokio::test]
+async fn a_witness_that_cannot_be_believed_ends_the_trial() {
+    let stage = Stage::new();
+    let program = worker("table.py", "right");
+    for (list, says) in [
+        ("ls $ONCEGATE_TRIAL_DIR > /dev/null; echo no table >&2; exit 3", "no table"),
+        ("ls $ONCEGATE_TRIAL_DIR > /dev/null; echo 7", "line 1 of --witness-command"),
+        ("ls $ONCEGATE_TRIAL_DIR > /dev/null", "no witness lists an effect"),
+        ("ls $ONCEGATE_TRIAL_DIR > /dev/null; echo '{\"amount\":40}'", "fits samples 4 and 5"),
+    ] {
+        let flags = ["--handler-exec", &program, "--witness-command", list, "--rounds", "1"];
+        let proved = stage.prove(RIGHT_KEY, &flags).await;
+        assert!(proved.ended(65).err.contains(says), "{list}: {}", proved.err);
+    }
+}

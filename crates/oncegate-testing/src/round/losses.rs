@@ -1,0 +1,116 @@
+//! A store that can lose all its records, whatever store it is.
+//!
+//! After a loss, each key stands for another one of the same scope, so no record is found any more. Nothing is deleted:
+//! the store may be a real one, which others use as well.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use oncegate_core::key::{Digest, Scope, StoreKey};
+use oncegate_core::rules::Reply;
+use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
+
+/// A store that can lose its records. The descriptors of its scopes stay.
+pub(super) struct LossyStore {
+    inner: Arc<dyn Store>,
+    losses: AtomicU64,
+}
+
+impl LossyStore {
+    pub(super) fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, losses: AtomicU64::new(0) }
+    }
+
+    /// Loses every record.
+    pub(super) fn lose_records(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The key under which the store has the record now.
+    fn moved(&self, key: StoreKey) -> StoreKey {
+        let losses = self.losses.load(Ordering::SeqCst);
+        if losses == 0 {
+            return key;
+        }
+        let Ok(scope) = Scope::new(key.scope()) else { return key };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(key.digest().as_bytes()).update(&losses.to_be_bytes());
+        let mut digest = [0; 16];
+        hasher.finalize_xof().fill(&mut digest);
+        StoreKey::new(&scope, Digest::from_bytes(digest))
+    }
+}
+
+impl fmt::Debug for LossyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LossyStore").field("losses", &self.losses).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for LossyStore {
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let moved = |command: Command| Command { key: self.moved(command.key), ..command };
+        self.inner.execute(commands.into_iter().map(moved).collect()).await
+    }
+
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner.read(keys.into_iter().map(|key| self.moved(key)).collect()).await
+    }
+
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        self.inner.describe(scope, expected, proposed).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner.descriptor(scope).await
+    }
+
+    async fn check(&self) -> Result<Checkup, StoreError> {
+        self.inner.check().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oncegate_core::record::Token;
+    use oncegate_core::rules::{Operation, Verdict};
+    use oncegate_runtime::MemoryStore;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn after_a_loss_no_record_is_found_and_new_ones_are_kept() {
+        let store = LossyStore::new(Arc::new(MemoryStore::new()));
+        let key = StoreKey::new(&Scope::new("trial").unwrap(), Digest::from_bytes([7; 16]));
+        let claim = |token| {
+            let lease = Duration::from_secs(60);
+            let operation = Operation::Claim {
+                token: Token::from_bits(token),
+                lease,
+                fingerprint: None,
+                fenced: false,
+                longest_lease: Duration::MAX,
+            };
+            store.execute_one(Command { key: key.clone(), operation })
+        };
+        let verdict = |reply| match reply {
+            Ok(Reply::Verdict { verdict, .. }) => verdict,
+            other => panic!("{other:?}"),
+        };
+        for token in [1, 3] {
+            assert!(matches!(verdict(claim(token).await), Verdict::Granted(_)));
+            assert!(matches!(verdict(claim(token + 1).await), Verdict::Busy { .. }));
+            assert!(matches!(store.read(vec![key.clone()]).await.as_slice(), [Ok(Some(_))]));
+            store.lose_records();
+            assert!(matches!(store.read(vec![key.clone()]).await.as_slice(), [Ok(None)]));
+        }
+    }
+}
