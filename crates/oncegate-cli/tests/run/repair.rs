@@ -14,7 +14,8 @@ use super::{LIMIT, Stage, program};
 /// The worker: notes order and idempotency key in the ledger. After an attempt without an outcome it looks there first.
 const WORKER: &str = r#"
 ledger=$1
-read -r line
+# Without its last byte, the message is cut: oncegate was killed while it wrote it.
+read -r line || exit 75
 id=${line#*\"order_id\":\"}; id=${id%%\"*}
 if [ "$ONCEGATE_RECOVERED" = 1 ] && grep -q "$ONCEGATE_IDEMPOTENCY_KEY" "$ledger"; then exit 0; fi
 [ "$id" = refused ] && exit 65
