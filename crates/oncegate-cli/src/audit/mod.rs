@@ -27,8 +27,8 @@ const SCHEMA: &str = "oncegate.audit/1";
 /// downstream system has, by their idempotency keys. It claims and changes nothing, joins no consumer group, and may run
 /// beside the consumers. docs/AUDIT.md explains each finding and what to do about it.
 ///
-/// Memory does not grow with the number of messages: some 100 MB. A temporary file (in $TMPDIR) gets 48 bytes for each
-/// message, dead letter and effect.
+/// Memory does not grow with the number of messages. A temporary file (in $TMPDIR) gets 48 bytes for each message, dead
+/// letter and effect.
 ///
 /// Exit code 0: nothing was found. 1: something was lost, happened twice, or needs a look.
 #[derive(Debug, clap::Args)]

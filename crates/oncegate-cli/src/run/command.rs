@@ -102,7 +102,9 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
         .env("ONCEGATE_ATTEMPT", attempt.number.to_string())
         .env("ONCEGATE_RECOVERED", if attempt.recovered { "1" } else { "0" })
         .env("ONCEGATE_ORIGIN", origin::as_json(message.origin()).to_string())
-        .env("ONCEGATE_ROUTE", message.route());
+        .env("ONCEGATE_ROUTE", message.route())
+        // Standard input ends early if this process is killed while it writes.
+        .env("ONCEGATE_PAYLOAD_BYTES", message.payload().len().to_string());
     if let Some(fencing_token) = attempt.fencing_token {
         command.env("ONCEGATE_FENCING_TOKEN", fencing_token.to_string());
     }

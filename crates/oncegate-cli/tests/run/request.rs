@@ -42,7 +42,8 @@ async fn large_headers_are_left_out_of_requests_and_counted() {
 async fn large_headers_are_left_out_of_the_environment_and_counted() {
     let stage = Stage::with_records(with_large_headers()).await;
     let script = format!(
-        "printf '%s %s %s\\n' \"$ONCEGATE_HEADER_SMALL\" \"$ONCEGATE_HEADERS_LEFT_OUT\" \"${{ONCEGATE_HEADER_LARGE-none}}\" >>'{}'",
+        "[ $(wc -c) -eq $ONCEGATE_PAYLOAD_BYTES ] && \\
+        printf '%s %s %s\\n' \"$ONCEGATE_HEADER_SMALL\" \"$ONCEGATE_HEADERS_LEFT_OUT\" \"${{ONCEGATE_HEADER_LARGE-none}}\" >>'{}'",
         stage.path("ledger").display()
     );
     let path = stage.path("work.sh");
@@ -129,9 +130,12 @@ async fn a_tombstone_can_be_told_from_an_empty_payload_by_a_command() {
     let path = stage.path("work.sh");
     std::fs::write(
         &path,
-        format!("echo \"$ONCEGATE_MESSAGE_KEY ${{ONCEGATE_TOMBSTONE-0}}\" >>'{}'", ledger.display()),
+        format!(
+            "echo \"$ONCEGATE_MESSAGE_KEY ${{ONCEGATE_TOMBSTONE-0}} $ONCEGATE_PAYLOAD_BYTES\" >>'{}'",
+            ledger.display()
+        ),
     )
     .unwrap();
     stage.consume(&[&["--handler-command", &format!("sh '{}'", path.display())][..], &flags].concat()).await;
-    assert_eq!(stage.effects(), [("empty 0".to_owned(), 1), ("tombstone 1".to_owned(), 1)].into());
+    assert_eq!(stage.effects(), [("empty 0 0".to_owned(), 1), ("tombstone 1 0".to_owned(), 1)].into());
 }
