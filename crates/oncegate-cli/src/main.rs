@@ -211,11 +211,11 @@ impl Command {
 }
 
 #[cfg(feature = "otlp")]
-type Traces = Option<traces::Traces>;
+type TraceExport = Option<traces::Traces>;
 #[cfg(not(feature = "otlp"))]
-type Traces = Option<std::convert::Infallible>;
+type TraceExport = Option<std::convert::Infallible>;
 
-fn start_logging(command: &Command, format: LogFormat) -> Result<Traces, Problem> {
+fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Problem> {
     let filter =
         EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =

@@ -71,11 +71,11 @@ pub(crate) struct DurableProducer {
     current: Mutex<Current>,
 }
 
-type Client = FutureProducer<ProducerContext>;
+type ProducerClient = FutureProducer<ProducerContext>;
 
 /// The client in use.
 struct Current {
-    client: Client,
+    client: ProducerClient,
     config: ClientConfig,
     context: ProducerContext,
     /// What was in the files that it was made of.
@@ -129,7 +129,7 @@ impl DurableProducer {
     }
 
     /// Replaces the client if it has failed, and returns the one that is used from now on.
-    async fn replace_failed(&self) -> Result<Client, KafkaError> {
+    async fn replace_failed(&self) -> Result<ProducerClient, KafkaError> {
         let (client, former) = {
             let mut current = self.current();
             let former = match current.client.client().fatal_error() {
@@ -148,7 +148,7 @@ impl DurableProducer {
 
     /// Returns the client to write to `topic` with: another one, once the brokers accept a changed password or
     /// certificate.
-    async fn client_for(&self, topic: &str) -> Client {
+    async fn client_for(&self, topic: &str) -> ProducerClient {
         let (client, contents) = {
             let mut current = self.current();
             let now = Instant::now();
@@ -246,7 +246,7 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
 }
 
 async fn deliver(
-    client: &Client,
+    client: &ProducerClient,
     topic: &str,
     content: Content<'_>,
     headers: OwnedHeaders,

@@ -164,21 +164,21 @@ impl Store for RoundFile {
 pub(super) struct KeptStore {
     inner: Arc<dyn Store>,
     open: RwLock<bool>,
-    written: Mutex<Written>,
+    written: Mutex<WrittenKeys>,
 }
 
 /// The keys in each scope.
-type Written = BTreeMap<Scope, BTreeSet<StoreKey>>;
+type WrittenKeys = BTreeMap<Scope, BTreeSet<StoreKey>>;
 
 impl KeptStore {
     /// Waits for the operations that run, refuses others, and returns what was written.
-    async fn closed(&self) -> Written {
+    async fn closed(&self) -> WrittenKeys {
         *self.open.write().await = false;
         std::mem::take(&mut *self.written())
     }
 
     /// A panic elsewhere does no harm: each change is a single insert.
-    fn written(&self) -> MutexGuard<'_, Written> {
+    fn written(&self) -> MutexGuard<'_, WrittenKeys> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

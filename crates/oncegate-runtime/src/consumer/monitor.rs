@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::time::Instant;
 
 use super::shared::{Route, Shared};
-use super::watch::{Look, Place, Seen, SeenPartition, Underway, see};
+use super::watch::{Look, PartitionName, Seen, SeenPartition, Underway, see};
 use crate::health::{
     FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, ScopeStatus,
     SourceStatus, Stage, Status, StoreOutage, Unfinished,
@@ -259,7 +259,7 @@ fn unfinished(now: Instant, seen: &Seen, routes: &[&Arc<Route>]) -> Option<Unfin
 fn add_to(
     source: &mut SourceStatus,
     now: Instant,
-    seen: &BTreeMap<Place, SeenPartition>,
+    seen: &BTreeMap<PartitionName, SeenPartition>,
     routes: &[&Arc<Route>],
 ) {
     for ((topic, number), seen) in seen {

@@ -49,7 +49,7 @@ pub(super) struct Underway {
 }
 
 /// A partition or queue by name, taken from a message's [`Origin`].
-pub(super) type Place = (Arc<str>, i32);
+pub(super) type PartitionName = (Arc<str>, i32);
 
 /// The engine's last count of everything that waits.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +61,7 @@ pub(super) struct Look {
     /// How many of the ready messages wait for their batch.
     pub(super) gathering: usize,
     pub(super) outages: Vec<SeenOutage>,
-    pub(super) partitions: BTreeMap<Place, SeenPartition>,
+    pub(super) partitions: BTreeMap<PartitionName, SeenPartition>,
     /// Parked for a cause that an operator should know.
     pub(super) waiting: Vec<Seen>,
     /// Since when messages have been ready while permits were free.
@@ -108,7 +108,7 @@ impl Seen {
 }
 
 /// Adds a message to the summary of its partition.
-pub(super) fn see(partitions: &mut BTreeMap<Place, SeenPartition>, seen: Seen) {
+pub(super) fn see(partitions: &mut BTreeMap<PartitionName, SeenPartition>, seen: Seen) {
     let (topic, number) = match &seen.origin {
         Origin::Kafka { topic, partition, .. } => (Arc::clone(topic), *partition),
         Origin::Queue { queue, .. } => (Arc::clone(queue), 0),

@@ -41,7 +41,7 @@ pub(super) const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20
 
 /// Where the lease renewer runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum RenewerThread {
     OwnThread,
     #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only simulations share a runtime"))]
     CallersRuntime,
@@ -57,7 +57,7 @@ pub(super) struct Duty {
     pub(super) notes: Notes,
     pub(super) lease: Duration,
     pub(super) max_run: Duration,
-    pub(super) place: Place,
+    pub(super) runs_on: RenewerThread,
     pub(super) losses: Option<Arc<LossWatch>>,
 }
 
@@ -79,7 +79,7 @@ impl LeaseRenewer {
         let leases = Arc::new(Leases::default());
         let closed = CancellationToken::new();
         let (pending, inbox) = mpsc::unbounded_channel();
-        let (lease, max_run, place) = (duty.lease, duty.max_run, duty.place);
+        let (lease, max_run, runs_on) = (duty.lease, duty.max_run, duty.runs_on);
         let scope = duty.scope.as_str().to_owned();
         let rounds = Rounds {
             duty: Arc::new(duty),
@@ -88,12 +88,12 @@ impl LeaseRenewer {
             next_look: Instant::now() + LOOK_INTERVAL,
             closed: closed.clone(),
         };
-        let thread = match place {
-            Place::CallersRuntime => {
+        let thread = match runs_on {
+            RenewerThread::CallersRuntime => {
                 tokio::spawn(rounds.run());
                 None
             }
-            Place::OwnThread => {
+            RenewerThread::OwnThread => {
                 let refuse = |error: std::io::Error| GateError::Settings {
                     scope,
                     what: format!("cannot start a thread: {error}"),

@@ -101,7 +101,7 @@ pub struct Gate {
     journal: Option<Arc<dyn Journal>>,
     observer: Arc<dyn Observer>,
     entropy: Arc<Entropy>,
-    heartbeats: lease_renewer::Place,
+    heartbeats: lease_renewer::RenewerThread,
     opened: OnceCell<Arc<OpenGate>>,
 }
 
@@ -168,7 +168,7 @@ impl Gate {
             journal: None,
             observer: Arc::new(Counters::default()),
             entropy: Arc::default(),
-            heartbeats: lease_renewer::Place::OwnThread,
+            heartbeats: lease_renewer::RenewerThread::OwnThread,
             opened: OnceCell::new(),
         }
     }
@@ -341,7 +341,7 @@ impl Gate {
     #[cfg(feature = "testing")]
     pub fn simulated(mut self, seed: u64) -> Self {
         self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(fastrand::Rng::with_seed(seed))));
-        self.heartbeats = lease_renewer::Place::CallersRuntime;
+        self.heartbeats = lease_renewer::RenewerThread::CallersRuntime;
         self
     }
 
@@ -461,7 +461,7 @@ impl Gate {
             entropy: Arc::clone(&self.entropy),
             lease: self.settings.lease,
             max_run: self.settings.max_run,
-            place: self.heartbeats,
+            runs_on: self.heartbeats,
             losses,
         })
     }

@@ -167,11 +167,11 @@ pub(super) struct Judge {
 }
 
 /// The identity of a message.
-type Identity = (StoreKey, Option<Fingerprint>);
+type KeyAndFingerprint = (StoreKey, Option<Fingerprint>);
 
 impl Judge {
     pub(super) async fn examine(&self, messages: Vec<Message>) -> Result<Vec<MessageFinding>, StoreError> {
-        let identified: Vec<(Origin, Result<Identity, KeyError>)> =
+        let identified: Vec<(Origin, Result<KeyAndFingerprint, KeyError>)> =
             messages.iter().map(|message| (message.origin().clone(), self.identify(message))).collect();
         // The payloads are not needed any more, and reads may take long.
         drop(messages);
@@ -192,7 +192,7 @@ impl Judge {
     }
 
     /// Derives key and fingerprint as a gate does.
-    fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
+    fn identify(&self, message: &Message) -> Result<KeyAndFingerprint, KeyError> {
         let key = self.key.derive(message.route(), message)?;
         let fingerprint =
             self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
@@ -200,8 +200,8 @@ impl Judge {
     }
 
     /// The records of the keys, in their order; an unreadable record is an answer too.
-    async fn read(&self, keys: Vec<StoreKey>) -> Result<Vec<Seen>, StoreError> {
-        let mut seen: Vec<Option<Seen>> = keys.iter().map(|_| None).collect();
+    async fn read(&self, keys: Vec<StoreKey>) -> Result<Vec<ReadRecord>, StoreError> {
+        let mut seen: Vec<Option<ReadRecord>> = keys.iter().map(|_| None).collect();
         let mut failures = 0;
         loop {
             let open: Vec<StoreKey> = keys
@@ -242,12 +242,12 @@ impl Judge {
 }
 
 /// A record, or why it cannot be read.
-type Seen = Result<Option<RecordSnapshot>, Arc<str>>;
+type ReadRecord = Result<Option<RecordSnapshot>, Arc<str>>;
 
 /// Returns what a claim would return by the rules, and discards its changes.
 ///
 /// Also returns whether the contents could not be compared although a fingerprint was given.
-pub(super) fn judge(seen: Seen, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
+pub(super) fn judge(seen: ReadRecord, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
     let snapshot = match seen {
         Ok(snapshot) => snapshot,
         Err(reason) => return (Standing::Unreadable(reason.as_ref().to_owned()), false),

@@ -77,9 +77,9 @@ fn failure(operation: &str, seconds: u32) -> SourceFailure {
 }
 
 /// A change to the healthy status, the words of its reasons, whether it is live, and whether it is ready.
-type Row = (&'static str, fn(&mut Status), &'static [&'static str], bool, bool);
+type RuleCase = (&'static str, fn(&mut Status), &'static [&'static str], bool, bool);
 
-const TABLE: &[Row] = &[
+const TABLE: &[RuleCase] = &[
     ("well", |_| {}, &[], true, true),
     ("starting", |s| s.phase = Phase::Starting, &["starting"], true, false),
     ("stopping", |s| s.phase = Phase::Stopping, &["stopping"], true, false),
