@@ -267,47 +267,16 @@ impl TransactionalHandler<SqliteTransaction> for Till {
 }
 
 /// Charges a batch, one statement after another.
-impl TransactionalBatchHandler<PostgresTransaction> for Till {
+impl<Tx: Send + 'static> TransactionalBatchHandler<Tx> for Till
+where
+    Self: TransactionalHandler<Tx, Output = String>,
+{
     type Output = String;
 
     async fn handle(
         &self,
         batch: &[BatchMessage],
-        transaction: &mut PostgresTransaction,
-    ) -> Result<Vec<Result<String, Failure>>, Failure> {
-        let mut receipts = Vec::new();
-        for one in batch {
-            let receipt = TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
-            receipts.push(Ok(receipt.await?));
-        }
-        Ok(receipts)
-    }
-}
-
-impl TransactionalBatchHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Till {
-    type Output = String;
-
-    async fn handle(
-        &self,
-        batch: &[BatchMessage],
-        transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
-    ) -> Result<Vec<Result<String, Failure>>, Failure> {
-        let mut receipts = Vec::new();
-        for one in batch {
-            let receipt = TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
-            receipts.push(Ok(receipt.await?));
-        }
-        Ok(receipts)
-    }
-}
-
-impl TransactionalBatchHandler<SqliteTransaction> for Till {
-    type Output = String;
-
-    async fn handle(
-        &self,
-        batch: &[BatchMessage],
-        transaction: &mut SqliteTransaction,
+        transaction: &mut Tx,
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let mut receipts = Vec::new();
         for one in batch {
