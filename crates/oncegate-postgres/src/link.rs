@@ -382,7 +382,7 @@ async fn carry<T: Item, A, F>(
         tokio::select! {
             biased;
             Some(()) = under_way.next(), if !under_way.is_empty() => {}
-            batch = carrier.next(|| UNDIVIDED_ITEMS), if under_way.len() < in_flight => match batch {
+            batch = carrier.next(1, || UNDIVIDED_ITEMS), if under_way.len() < in_flight => match batch {
                 Some(batch) => under_way.push(send_batch(batch)),
                 None => break,
             },

@@ -1,7 +1,9 @@
-//! The thread that drives the connections of all stores in this process.
+//! Where the connections of a store are driven.
 //!
-//! It is separate because a handler that blocks a thread of the runtime must not delay a heartbeat. All stores share
-//! it: it does little work per message, and one thread per store would spend most of its time waiting.
+//! Heartbeats, slot maps and checks run on one thread for all stores of this process, because a handler that blocks
+//! threads of the runtime must not delay a heartbeat. Everything else runs beside its callers, on their runtime: on the
+//! thread, each call and each answer would wake another thread, and at everyday rates those wake-ups are most of what a
+//! message costs. When that runtime ends before the store, or has only one thread, the thread takes over.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -9,6 +11,7 @@ use std::thread::JoinHandle;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use oncegate_core::store::StoreError;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -21,14 +24,17 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Starts the thread, unless another store has.
+    /// Starts the thread, unless another store has. The runtime of the caller, if it has several threads, becomes the
+    /// place for jobs [beside the callers](Jobs::run_beside_callers).
     ///
     /// # Errors
     /// When the thread or its runtime cannot be started.
     pub(super) fn start() -> Result<Self, StoreError> {
         let thread =
             Thread::shared().map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
-        let jobs = Jobs { inbox: thread.inbox.clone(), stop: CancellationToken::new() };
+        let has_threads = |handle: &Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
+        let callers = Handle::try_current().ok().filter(has_threads);
+        let jobs = Jobs { inbox: thread.inbox.clone(), callers, stop: CancellationToken::new() };
         Ok(Self { jobs, _thread: thread })
     }
 
@@ -49,6 +55,7 @@ impl Drop for Driver {
 pub(super) struct Jobs {
     /// One job for each lane and slot map, so there are never many.
     inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
+    callers: Option<Handle>,
     stop: CancellationToken,
 }
 
@@ -56,9 +63,23 @@ impl Jobs {
     /// Runs `job` on the driver's thread until it ends by itself or the driver is dropped.
     pub(super) fn run(&self, job: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
-        let job = async move { _ = stop.run_until_cancelled(job).await };
+        let job = async move { _ = stop.run_until_cancelled_owned(job).await };
         // Sending fails only after the thread has ended, and then no call is answered anyway.
         let _ = self.inbox.send(job.boxed());
+    }
+
+    /// Runs `job` on the runtime on which the store was connected, if it has several threads, and otherwise like
+    /// [`run`](Self::run). A job that is dropped although the driver [has not stopped](Self::is_stopped) was on a runtime that
+    /// has ended.
+    pub(super) fn run_beside_callers(&self, job: impl Future<Output = ()> + Send + 'static) {
+        let Some(callers) = &self.callers else { return self.run(job) };
+        let stop = self.stop.clone();
+        callers.spawn(stop.run_until_cancelled_owned(job));
+    }
+
+    /// Whether the driver has been dropped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
     }
 }
 

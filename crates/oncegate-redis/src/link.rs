@@ -29,6 +29,11 @@ use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
 /// With more of them, each is smaller, and a request costs more.
 const MAX_PIPELINES: usize = 3;
 
+/// While a pipeline is in flight, the next one waits for this many calls, or until the lane has none in flight. Its requests
+/// would be answered behind the others on the same connection anyway; sent one by one, each would cost the server, and this
+/// process, a packet and a wake-up of its own.
+const WORTH_A_PIPELINE: usize = 8;
+
 /// Up to this many requests go in one pipeline. Of more, half can be prepared while the server executes the others.
 const UNDIVIDED_REQUESTS: usize = 16;
 
@@ -83,6 +88,9 @@ pub(super) struct Shared {
 /// Receives the outcome of a lane's first try to connect.
 pub(super) type Up = oneshot::Receiver<Result<(), StoreError>>;
 
+/// Sends it.
+type Connected = oneshot::Sender<Result<(), StoreError>>;
+
 impl Node {
     /// Starts both lanes of a node; they connect by themselves.
     pub(super) fn start(
@@ -98,8 +106,14 @@ impl Node {
             let (joiner, carrier) = batch::channel();
             let (up, is_up) = oneshot::channel();
             let (connector, shared) = (connector.clone(), shared.clone());
-            let lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
-            jobs.run(lane.run(up));
+            let mut lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
+            match name {
+                LaneName::Bulk => {
+                    let lane = LaneBesideCallers { lane: Some(lane), jobs: jobs.clone() };
+                    jobs.run_beside_callers(lane.run(up));
+                }
+                LaneName::Heartbeats => jobs.run(async move { lane.run(Some(up)).await }),
+            }
             (joiner, is_up)
         };
         let (bulk, bulk_is_up) = lane(LaneName::Bulk);
@@ -140,6 +154,30 @@ struct Lane {
     shared: Shared,
 }
 
+/// A lane on the runtime of its callers. When that runtime ends before the store, the lane goes on on the driver's thread.
+struct LaneBesideCallers {
+    /// `None` when the lane has ended by itself.
+    lane: Option<Lane>,
+    jobs: Jobs,
+}
+
+impl LaneBesideCallers {
+    async fn run(mut self, up: Connected) {
+        if let Some(lane) = &mut self.lane {
+            lane.run(Some(up)).await;
+        }
+        self.lane = None;
+    }
+}
+
+impl Drop for LaneBesideCallers {
+    fn drop(&mut self) {
+        if let Some(mut lane) = self.lane.take().filter(|_| !self.jobs.is_stopped()) {
+            self.jobs.run(async move { lane.run(None).await });
+        }
+    }
+}
+
 /// The state of a lane.
 enum Standing {
     Up(ReadyConnection),
@@ -176,8 +214,7 @@ struct PipelineResult {
 
 impl Lane {
     /// Runs until every caller is gone. `up` receives the outcome of the first try to connect.
-    async fn run(mut self, up: oneshot::Sender<Result<(), StoreError>>) {
-        let mut up = Some(up);
+    async fn run(&mut self, mut up: Option<Connected>) {
         let mut pipelines = Pipelines::new();
         let mut generation = 0_u64;
         let mut standing = Standing::Down(StoreError::unavailable("not connected yet"));
@@ -212,6 +249,7 @@ impl Lane {
     ) -> Standing {
         loop {
             let own = pipelines.len();
+            let at_least = if own == 0 { 1 } else { WORTH_A_PIPELINE };
             let undivided = || match UNDER_WAY.load(Ordering::Relaxed) > own {
                 true => UNDIVIDED_BESIDE_OTHERS,
                 false => UNDIVIDED_REQUESTS,
@@ -223,7 +261,7 @@ impl Lane {
                         return Standing::Down(reason);
                     }
                 }
-                batch = self.carrier.next(undivided), if pipelines.len() < MAX_PIPELINES => {
+                batch = self.carrier.next(at_least, undivided), if pipelines.len() < MAX_PIPELINES => {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
@@ -246,7 +284,7 @@ impl Lane {
         &mut self,
         mut reason: StoreError,
         pause: &mut Duration,
-        up: &mut Option<oneshot::Sender<Result<(), StoreError>>>,
+        up: &mut Option<Connected>,
         pipelines: &mut Pipelines,
     ) -> Standing {
         loop {
@@ -264,7 +302,7 @@ impl Lane {
                     // Pipelines on the old connection end soon.
                     Some(_) = pipelines.next(), if !pipelines.is_empty() => {}
                     // Calls to a node that is not yet known to be down wait for the first try.
-                    batch = self.carrier.next(|| UNDIVIDED_REQUESTS), if up.is_none() => match batch {
+                    batch = self.carrier.next(1, || UNDIVIDED_REQUESTS), if up.is_none() => match batch {
                         Some(batch) => batch.answer_all(&Err(reason.clone())),
                         None => return Standing::Ended,
                     },

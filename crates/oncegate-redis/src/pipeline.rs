@@ -7,7 +7,7 @@ use std::time::Duration;
 use oncegate_core::store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::checkup::Info;
 use super::connector::Connector;
@@ -27,6 +27,9 @@ const TIMEOUT_PER_COMMAND: Duration = Duration::from_millis(1);
 
 /// The time that each kibibyte adds to the time limit of a pipeline.
 const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
+
+/// A time limit that is noticed later than this was noticed by a runtime whose threads were blocked.
+const LATE: Duration = Duration::from_millis(50);
 
 /// A connection whose server has the scripts.
 #[derive(Clone)]
@@ -358,7 +361,13 @@ async fn send(
     deadline: Instant,
 ) -> Result<Vec<Value>, String> {
     let count = pipeline.len();
-    match timeout_at(deadline, connection.send_packed_commands(pipeline, 0, count)).await {
+    let mut sending = std::pin::pin!(connection.send_packed_commands(pipeline, 0, count));
+    let mut sent = timeout_at(deadline, &mut sending).await;
+    if sent.is_err() && deadline.elapsed() > LATE {
+        // The threads of this runtime were blocked, by handlers perhaps: the answer may be here and not yet read.
+        sent = timeout(LATE, sending).await;
+    }
+    match sent {
         Ok(Ok(values)) if values.len() == count => Ok(values),
         Ok(Ok(_)) => Err("the server returned the wrong number of answers".to_owned()),
         Ok(Err(error)) => Err(format!("the connection broke: {}", error.category())),

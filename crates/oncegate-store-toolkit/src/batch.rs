@@ -64,6 +64,8 @@ pub struct Joiner<T, A> {
 #[derive(Debug)]
 pub struct Carrier<T, A> {
     calls: mpsc::Receiver<Call<T, A>>,
+    /// Calls that were received, and wait for others.
+    gathered: Vec<Call<T, A>>,
 }
 
 /// One caller's items. Most calls have one item, and need no list for it.
@@ -90,7 +92,7 @@ pub struct Batch<T, A> {
 /// Creates the two ends of a channel.
 pub fn channel<T: Item, A>() -> (Joiner<T, A>, Carrier<T, A>) {
     let (sender, receiver) = mpsc::channel(MAX_WAITING_CALLS);
-    (Joiner { calls: sender }, Carrier { calls: receiver })
+    (Joiner { calls: sender }, Carrier { calls: receiver, gathered: Vec::new() })
 }
 
 impl<T: Item, A> Joiner<T, A> {
@@ -156,16 +158,25 @@ impl<T: Item, A> Joiner<T, A> {
 }
 
 impl<T: Item, A> Carrier<T, A> {
-    /// Waits for a call and takes the calls waiting with it, up to a batch's limits. Up to `undivided`
+    /// Waits for `at_least` calls and takes the calls waiting with them, up to a batch's limits. Up to `undivided`
     /// items it takes all of them; of more, it takes half.
     ///
     /// Returns `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
-    pub async fn next(&mut self, undivided: impl FnOnce() -> usize) -> Option<Batch<T, A>> {
-        let first = self.calls.recv().await?;
-        let most = (self.calls.len() / 2).clamp(undivided(), MAX_BATCH_ITEMS);
-        let waiting = (self.calls.len() + 1).min(most);
-        let mut batch = Batch { items: Vec::with_capacity(waiting), callers: Vec::with_capacity(waiting) };
-        let mut bytes = batch.push(first);
+    pub async fn next(&mut self, at_least: usize, undivided: impl FnOnce() -> usize) -> Option<Batch<T, A>> {
+        while self.gathered.len() < at_least.max(1) {
+            let missing = at_least.max(1) - self.gathered.len();
+            if self.calls.recv_many(&mut self.gathered, missing).await == 0 {
+                if self.gathered.is_empty() {
+                    return None;
+                }
+                break;
+            }
+        }
+        let waiting = self.gathered.len() + self.calls.len();
+        let most = ((waiting - 1) / 2).clamp(undivided(), MAX_BATCH_ITEMS);
+        let count = waiting.min(most);
+        let mut batch = Batch { items: Vec::with_capacity(count), callers: Vec::with_capacity(count) };
+        let mut bytes = self.gathered.drain(..).map(|call| batch.push(call)).sum::<usize>();
         while batch.items.len() < most && bytes < MAX_BATCH_BYTES {
             let Ok(call) = self.calls.try_recv() else {
                 break;
@@ -250,7 +261,7 @@ mod tests {
         let (joiner, mut carrier) = channel::<u32, u32>();
         let calls = async { tokio::join!(joiner.submit(vec![1, 2]), joiner.submit_one(3)) };
         let carry = async {
-            let mut batch = carrier.next(|| 64).await.unwrap();
+            let mut batch = carrier.next(1, || 64).await.unwrap();
             let items = batch.take_items();
             assert_eq!(items, [1, 2, 3]);
             batch.answer(double(items));
@@ -268,7 +279,7 @@ mod tests {
         let calls = tokio::task::unconstrained(calls);
         let carry = async {
             for expected in [149, 75, 64, 12] {
-                let mut batch = carrier.next(|| 64).await.unwrap();
+                let mut batch = carrier.next(1, || 64).await.unwrap();
                 let items = batch.take_items();
                 assert_eq!(items.len(), expected);
                 batch.answer(double(items));
@@ -286,7 +297,7 @@ mod tests {
         let carry = async {
             let mut carried = 0;
             while carried < 1_000 {
-                let mut batch = carrier.next(|| 64).await.unwrap();
+                let mut batch = carrier.next(1, || 64).await.unwrap();
                 let items = batch.take_items();
                 assert!(items.len() <= MAX_BATCH_ITEMS);
                 carried += items.len();
@@ -314,7 +325,7 @@ mod tests {
         let carry = async {
             let mut sizes = Vec::new();
             while sizes.iter().sum::<usize>() < 4 {
-                let mut batch = carrier.next(|| 64).await.unwrap();
+                let mut batch = carrier.next(1, || 64).await.unwrap();
                 let count = batch.take_items().len();
                 sizes.push(count);
                 batch.answer(vec![(); count]);
@@ -329,10 +340,10 @@ mod tests {
     #[tokio::test]
     async fn a_batch_dropped_unanswered_is_not_an_answer() {
         let (joiner, mut carrier) = channel::<u32, u32>();
-        let drop_it = async { drop(carrier.next(|| 64).await) };
+        let drop_it = async { drop(carrier.next(1, || 64).await) };
         let (answer, ()) = tokio::join!(joiner.submit(vec![1]), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));
-        let drop_it = async { drop(carrier.next(|| 64).await) };
+        let drop_it = async { drop(carrier.next(1, || 64).await) };
         let (answer, ()) = tokio::join!(joiner.submit_one(1), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));
         drop(carrier);

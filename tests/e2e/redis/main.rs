@@ -10,6 +10,7 @@ mod faults;
 mod hand;
 mod losses;
 mod lost_replies;
+mod runtimes;
 mod sentinel;
 mod server;
 mod sharded;

@@ -2,6 +2,7 @@
 //! the clock, the permits, the tasks, and the log.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
@@ -31,6 +32,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOKS_PER_FADE: u32 = 60;
 /// How many messages that the prefetch found completed are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
+
+/// While this many tasks run, the ends of those that are ready to run are noted together.
+const WORTH_GATHERING: usize = 8;
 
 /// Everything that waits or runs.
 pub(super) struct Engine {
@@ -85,6 +89,9 @@ impl Engine {
                 () = self.shared.stopping.cancelled() => break,
                 Some(done) = self.running.join_next() => {
                     self.note(done);
+                    if self.running.len() >= WORTH_GATHERING {
+                        after_ready_tasks().await;
+                    }
                     while let Some(done) = self.running.try_join_next() {
                         self.note(done);
                     }
@@ -267,4 +274,18 @@ fn waiting(mut item: Item) -> Item {
 /// The time for the schedule: in tests it stands still while tokio's does.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
+}
+
+/// Lets the tasks run that are ready now. Unlike after `tokio::task::yield_now`, another thread of the runtime can take this
+/// task over when one of them blocks its own.
+async fn after_ready_tasks() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
