@@ -165,9 +165,8 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
         return Ok(Exit::Yes);
     }
     if args.dry_run {
-        let shown = |(name, text): &(&str, &str)| {
-            format!("==> {} <==\n{text}", args.folder.join(name).display())
-        };
+        let shown =
+            |(name, text): &(&str, &str)| format!("==> {} <==\n{text}", args.folder.join(name).display());
         output::answer(&files.iter().map(shown).collect::<Vec<_>>().join("\n"))?;
         return Ok(Exit::Yes);
     }
