@@ -157,10 +157,16 @@ chart_refuses() {
     grep -qF "$1" <<<"$told" || die "the chart does not say that $1 is wrong: $told"
 }
 
+# Helm is compiled by a Go that it names itself, which versions of Go before 1.21 do not fetch.
+can_have_helm() {
+    [ -x "$TOOLS/bin/helm" ] || [ "$(go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')" -ge 21 ] 2>/dev/null
+}
+
 check_chart() {
     local helm=$TOOLS/bin/helm
     if [ ! -x "$helm" ]; then
         needs go golang-go
+        can_have_helm || die "Helm needs Go 1.21 or newer, and this is $(go version): install a newer one from https://go.dev/dl"
         GOBIN=$TOOLS/bin go install "helm.sh/helm/v3/cmd/helm@$HELM"
     fi
     local chart=$ARTEFACTS/oncegate-chart-$VERSION.tgz values=deploy/helm/oncegate/ci.yaml

@@ -36,8 +36,8 @@ PACKAGES=$STAGE/packages
 # Options of dpkg-deb: none, so it compresses well.
 DEB_COMPRESSION=()
 
-# The same commit gives the same archives.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+# The same commit gives the same archives. With the value of an earlier build, no C library is built again.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
 # Tools that decide what passes.

@@ -29,15 +29,11 @@ package_lists() {
     done
 }
 
-# The Debian package and the image, with the program of the test run in place of the released one: made and tested by the
-# same functions. Exits with 3 where a process may not get another root.
+# Chart, Debian package and image, with the program of the test run in place of the released one: made and tested by the
+# same functions. Exits with 3 where a process may not get another root, after the chart.
 everyday_packages() {
     if [ "$(id -u)" -ne 0 ] && sudo -n true 2>/dev/null; then
-        exec sudo -n env "PATH=$PATH" "HOME=$HOME" "CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-}" scripts/release --debug
-    fi
-    if [ "$(id -u)" -ne 0 ] || ! unshare --mount chroot / true; then
-        echo "error: this user may not mount, and change the root of a process" >&2
-        exit 3
+        exec sudo -n env "PATH=$PATH" "HOME=$HOME" "CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}" scripts/release --debug
     fi
     BUILD=$PWD/target/debug-packages
     ARTEFACTS=$BUILD/artefacts
@@ -53,14 +49,28 @@ everyday_packages() {
     # With the features of the test run, and without the variable that would build C libraries again.
     env --unset=SOURCE_DATE_EPOCH cargo build --quiet --locked --workspace --all-features --bin oncegate
     strip -o "$PROGRAM" "${CARGO_TARGET_DIR:-target}/debug/oncegate"
+    if can_have_helm; then
+        made_and_checked chart
+    else
+        printf '\n    !!! NOT TESTED: the Helm chart. Helm needs Go 1.21 or newer to be compiled.\n'
+    fi
+    if [ "$(id -u)" -ne 0 ] || ! unshare --mount chroot / true; then
+        echo "error: this user may not mount, and change the root of a process" >&2
+        exit 3
+    fi
     make_manuals
-    for part in licences deb image; do
+    step "make: licences"
+    make_licences
+    made_and_checked deb image
+    step "all passed"
+}
+
+made_and_checked() { # PARTS…
+    local part
+    for part in "$@"; do
         step "make: $part"
         "make_$part"
+        step "check: $part"
+        "check_$part"
     done
-    for check in deb image; do
-        step "check: $check"
-        "check_$check"
-    done
-    step "all passed"
 }

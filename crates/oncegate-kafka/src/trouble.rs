@@ -105,7 +105,9 @@ pub(crate) fn is_refusal(error: &KafkaError) -> bool {
 pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
     let refusal = match error.rdkafka_error_code()? {
         RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => {
-            "the brokers refuse the client's certificate (ssl.certificate.location, ssl.key.location)"
+            // They do not tell what is wrong with it: Kafka says the same of an expired one and of an unknown authority.
+            "the brokers refuse the client's certificate (ssl.certificate.location and ssl.key.location must be set, and the \
+             certificate must be valid today and signed by an authority that the brokers know)"
         }
         RDKafkaErrorCode::SSL => {
             // The client library says the same of an authority that is unknown and of a certificate that has expired.
