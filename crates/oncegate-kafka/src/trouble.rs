@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn an_alert_about_the_certificate_is_a_refusal_and_another_end_of_a_connection_is_none() {
-        let refusal = |reason| {
+        let refusal = |reason: &str| {
             let error = KafkaError::Global(RDKafkaErrorCode::BrokerTransportFailure);
             login_refusal(&error, reason, false)
         };
