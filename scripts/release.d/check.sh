@@ -1,28 +1,6 @@
 # Tests the artefacts, and the crates as they would be published.
 
-CHECKS=(licences advisories crates oldest_rust minimal semver deb wheel npm image chart)
-
-# What takes seconds. The libraries of the packages are tested by `cargo test`, with the program of the test run.
-everyday() {
-    step "what the crates would be published with"
-    package_lists
-    step "SBOM"
-    scripts/sbom --self-test
-}
-
-# What links must have become, and what every crate has.
-package_lists() {
-    local crate name list file files
-    for crate in crates/*/; do
-        name=$(basename "$crate")
-        list=$(cargo package --locked --list --allow-dirty --package "$name" 2>&1)
-        files=(README.md LICENSE-MIT LICENSE-APACHE src/)
-        [ "$name" != oncegate-redis ] || files+=(lua/*.lua)
-        for file in "${files[@]}"; do
-            grep -q "^$file" <<<"$list" || die "$name would be published without $file"
-        done
-    done
-}
+CHECKS=(licences advisories crates oldest_rust minimal semver deb wheel npm image chart site)
 
 cargo_tool() { # NAME VERSION
     "$TOOLS/bin/cargo-$1" "$1" --version 2>/dev/null | grep -qF " $2" ||
@@ -53,6 +31,8 @@ check_advisories() {
 # Each crate as the others get it from the registry: packed, unpacked and built.
 check_crates() {
     cargo publish --locked --workspace --dry-run
+    grep -q '^repository = ' Cargo.toml ||
+        printf '\n    !!! NOT SET: `repository`. Before the first publication it must be, see docs/RELEASING.md.\n'
 }
 
 # The Rust that the manifests promise. rustup gets it; in .ci/run, clippy names what is newer in the standard library, and
@@ -92,8 +72,10 @@ main_job() {
     local launcher=$STAGE/launcher
     printf '#!/bin/sh\nexec %s "$@"\n' "$*" >"$launcher"
     chmod 755 "$launcher"
-    # Build scripts of C libraries run again when this variable comes or goes.
-    env --unset=SOURCE_DATE_EPOCH ONCEGATE_PROGRAM="$launcher" scripts/test --locked --test run -- a_python_worker_behind_http
+    # Build scripts of C libraries run again when this variable comes or goes. Of the servers, it needs Kafka and Redis.
+    env --unset=SOURCE_DATE_EPOCH ONCEGATE_PROGRAM="$launcher" \
+        ONCEGATE_TEST_POSTGRES=none ONCEGATE_TEST_SQS=none ONCEGATE_TEST_MOTO=none \
+        scripts/test --locked --test run -- a_python_worker_behind_http
 }
 
 check_deb() {
@@ -175,10 +157,16 @@ chart_refuses() {
     grep -qF "$1" <<<"$told" || die "the chart does not say that $1 is wrong: $told"
 }
 
+# Helm is compiled by a Go that it names itself, which versions of Go before 1.21 do not fetch.
+can_have_helm() {
+    [ -x "$TOOLS/bin/helm" ] || [ "$(go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')" -ge 21 ] 2>/dev/null
+}
+
 check_chart() {
     local helm=$TOOLS/bin/helm
     if [ ! -x "$helm" ]; then
         needs go golang-go
+        can_have_helm || die "Helm needs Go 1.21 or newer, and this is $(go version): install a newer one from https://go.dev/dl"
         GOBIN=$TOOLS/bin go install "helm.sh/helm/v3/cmd/helm@$HELM"
     fi
     local chart=$ARTEFACTS/oncegate-chart-$VERSION.tgz values=deploy/helm/oncegate/ci.yaml
@@ -192,4 +180,11 @@ check_chart() {
     environment yaml
     "$TOOLS/yaml/bin/pip" install --quiet --disable-pip-version-check pyyaml==6.0.3
     "$TOOLS/yaml/bin/python3" scripts/release.d/rendered.py "$STAGE/rendered.yaml" "$PROGRAM"
+}
+
+# The site of the documents; its sources are a part of .ci/run.
+check_site() {
+    "$TOOLS/bin/mdbook" --version 2>/dev/null | grep -qF "v$MDBOOK" ||
+        cargo install --quiet --locked --root "$TOOLS" "mdbook@$MDBOOK"
+    PATH=$TOOLS/bin:$PATH scripts/site
 }

@@ -31,15 +31,20 @@ ARTEFACTS=$PWD/target/artefacts
 STAGE=$BUILD/stage
 TOOLS=$BUILD/tools
 PROGRAM=$BUILD/dist/oncegate
+# Debian's packages that are unpacked into clean roots.
+PACKAGES=$STAGE/packages
+# Options of dpkg-deb: none, so it compresses well.
+DEB_COMPRESSION=()
 
-# The same commit gives the same archives.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+# The same commit gives the same archives. With the value of an earlier build, no C library is built again.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
 # Tools that decide what passes.
 CARGO_DENY=0.20.2
 CARGO_SEMVER_CHECKS=0.49.0
 HELM=v3.19.2
+MDBOOK=0.5.4
 
 # An archive whose files depend on nothing but their content: pack FILE.tar.gz FOLDER NAME
 pack() {
@@ -52,15 +57,23 @@ glibc_needed() {
     objdump --dynamic-syms "$PROGRAM" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1 | cut -d_ -f2
 }
 
+# The packages of Debian with the libraries that the program is linked to, a line for each: libc6 libgcc-s1
+packages_needed() {
+    local library
+    for library in $(objdump --private-headers "$PROGRAM" | sed -n 's/^ *NEEDED *//p'); do
+        dpkg-query --search "*/$(uname -m)-linux-gnu/$library"
+    done | cut -d: -f1 | sort --unique
+}
+
 # Downloads a package of Debian unless it is there, and prints its path: package NAME
 package() {
-    local folder=$STAGE/packages options=(-qq -o APT::Sandbox::User=)
-    mkdir -p "$folder"
-    if ! compgen -G "$folder/$1_*.deb" >/dev/null; then
-        (cd "$folder" && { apt-get "${options[@]}" download "$1" ||
+    local options=(-qq -o APT::Sandbox::User=)
+    mkdir -p "$PACKAGES"
+    if ! compgen -G "$PACKAGES/$1_*.deb" >/dev/null; then
+        (cd "$PACKAGES" && { apt-get "${options[@]}" download "$1" ||
             { as_root apt-get update -qq && apt-get "${options[@]}" download "$1"; }; }) >&2
     fi
-    compgen -G "$folder/$1_*.deb"
+    compgen -G "$PACKAGES/$1_*.deb"
 }
 
 # A folder with what every Debian has, and dpkg's word for it: clean_root FOLDER
@@ -69,7 +82,7 @@ clean_root() {
     as_root rm -rf "$1"
     mkdir -p "$1"/{var/lib/dpkg/info,var/lib/dpkg/updates,etc,tmp}
     : >"$1/var/lib/dpkg/status"
-    for name in libc6 libgcc-s1; do
+    for name in $(packages_needed); do
         file=$(package "$name")
         dpkg-deb --extract "$file" "$1"
         # Without their own dependencies: none of those is a library that a program loads.

@@ -32,6 +32,10 @@ make_program() {
         esac
     done
     echo "oncegate $VERSION needs $needed(glibc $(glibc_needed)); $(du -h "$PROGRAM" | cut -f1)"
+    make_manuals
+}
+
+make_manuals() {
     "$PROGRAM" man --folder "$STAGE/man1"
     mkdir -p "$STAGE/completions"
     for shell in bash zsh fish; do "$PROGRAM" completions "$shell" >"$STAGE/completions/oncegate.$shell"; done
@@ -77,14 +81,14 @@ Architecture: $ARCHITECTURE
 Maintainer: The contributors of oncegate
 Section: net
 Priority: optional
-Depends: libc6 (>= $(glibc_needed)), libgcc-s1
+Depends: $(packages_needed | sed "s/^libc6$/& (>= $(glibc_needed))/" | paste --serial --delimiters=, | sed 's/,/, /g')
 Recommends: ca-certificates
 Installed-Size: $(du --apparent-size --summarize --block-size=1K "$root/usr" | cut -f1)
 Description: makes Kafka and SQS consumers safe against duplicates
  oncegate consumes a topic or a queue, calls a worker in any language once for
  each message, and answers duplicates from Redis, PostgreSQL or SQLite.
 END
-    dpkg-deb --root-owner-group --build "$root" "$ARTEFACTS/oncegate_${VERSION}_$ARCHITECTURE.deb" >/dev/null
+    dpkg-deb --root-owner-group "${DEB_COMPRESSION[@]}" --build "$root" "$ARTEFACTS/oncegate_${VERSION}_$ARCHITECTURE.deb" >/dev/null
 }
 
 # A Python environment for building and testing: environment NAME

@@ -78,6 +78,7 @@ enum Language {
     Python,
     Node,
     Go,
+    Rust,
     Bash,
 }
 
@@ -93,13 +94,18 @@ enum SourceKind {
 }
 
 impl Language {
-    /// The name of the worker's file, and its text.
-    const fn worker(self) -> (&'static str, &'static str) {
+    /// The files of the worker, each with its text.
+    const fn worker(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Python => ("worker.py", include_str!("../templates/worker.py")),
-            Self::Node => ("worker.js", include_str!("../templates/worker.js")),
-            Self::Go => ("worker.go", include_str!("../templates/worker.go")),
-            Self::Bash => ("worker.sh", include_str!("../templates/worker.sh")),
+            Self::Python => &[("worker.py", include_str!("../templates/worker.py"))],
+            Self::Node => &[("worker.js", include_str!("../templates/worker.js"))],
+            Self::Go => &[("worker.go", include_str!("../templates/worker.go"))],
+            // As a file `Cargo.toml`, the template would keep its folder out of this crate's package.
+            Self::Rust => &[
+                ("Cargo.toml", include_str!("../templates/worker-manifest.toml")),
+                ("src/main.rs", include_str!("../templates/worker.rs")),
+            ],
+            Self::Bash => &[("worker.sh", include_str!("../templates/worker.sh"))],
         }
     }
 
@@ -110,6 +116,7 @@ impl Language {
             Self::Python => (r#"{ exec = ["python3", "worker.py"], workers = 2 }"#, LINES),
             Self::Node => (r#"{ exec = ["node", "worker.js"] }"#, LINES),
             Self::Go => (r#"{ exec = ["./worker"], workers = 2 }"#, LINES),
+            Self::Rust => (r#"{ exec = ["./target/release/worker"], workers = 2 }"#, LINES),
             Self::Bash => {
                 (r#"{ command = ["bash", "worker.sh"] }"#, "A program that oncegate starts for each message.")
             }
@@ -120,6 +127,7 @@ impl Language {
     const fn build(self) -> Option<&'static str> {
         match self {
             Self::Go => Some("go build -o worker worker.go"),
+            Self::Rust => Some("cargo build --release"),
             Self::Python | Self::Node | Self::Bash => None,
         }
     }
@@ -139,9 +147,9 @@ struct InitDocument<'a> {
 
 pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
     let configuration = args.configuration();
-    let (worker, text) = args.language.worker();
-    let messages = include_str!("../templates/orders.jsonl");
-    let files = [(CONFIGURATION, configuration.as_str()), (worker, text), (MESSAGES, messages)];
+    let mut files = vec![(CONFIGURATION, configuration.as_str())];
+    files.extend(args.language.worker());
+    files.push((MESSAGES, include_str!("../templates/orders.jsonl")));
     if let Some((name, _)) = files.iter().find(|(name, _)| args.folder.join(name).exists()) {
         let text = format!("{} exists; nothing was written", args.folder.join(name).display());
         return Err(Problem::new(Exit::No, text));
@@ -157,14 +165,15 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
         return Ok(Exit::Yes);
     }
     if args.dry_run {
-        let shown = files.map(|(name, text)| format!("==> {} <==\n{text}", args.folder.join(name).display()));
-        output::answer(&shown.join("\n"))?;
+        let shown =
+            |(name, text): &(&str, &str)| format!("==> {} <==\n{text}", args.folder.join(name).display());
+        output::answer(&files.iter().map(shown).collect::<Vec<_>>().join("\n"))?;
         return Ok(Exit::Yes);
     }
     write(&args.folder, &files)?;
     let change = (args.folder != Path::new(".")).then(|| format!("cd {}", args.folder.display()));
     let next: Vec<String> = change.into_iter().chain(next).map(|command| format!("  {command}")).collect();
-    let names = files.map(|(name, _)| name).join(", ");
+    let names = files.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     output::answer(&format!("wrote {names}\n\nnext:\n{}", next.join("\n")))?;
     Ok(Exit::Yes)
 }
@@ -174,9 +183,10 @@ fn write(folder: &Path, files: &[(&str, &str)]) -> Result<(), Problem> {
     let failed = |path: &Path, error: &io::Error| {
         Problem::new(Exit::Configuration, format!("{} cannot be written: {error}", path.display()))
     };
-    std::fs::create_dir_all(folder).map_err(|error| failed(folder, &error))?;
     for (name, text) in files {
         let path = folder.join(name);
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent).map_err(|error| failed(parent, &error))?;
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
         file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| failed(&path, &error))?;
     }

@@ -104,8 +104,15 @@ pub(crate) fn is_refusal(error: &KafkaError) -> bool {
 /// library. `None` when the error means something else.
 pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
     let refusal = match error.rdkafka_error_code()? {
+        RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => {
+            // They do not tell what is wrong with it: Kafka says the same of an expired one and of an unknown authority.
+            "the brokers refuse the client's certificate (ssl.certificate.location and ssl.key.location must be set, and the \
+             certificate must be valid today and signed by an authority that the brokers know)"
+        }
         RDKafkaErrorCode::SSL => {
-            "no TLS with the brokers (ssl.ca.location, ssl.certificate.location, ssl.key.location)"
+            // The client library says the same of an authority that is unknown and of a certificate that has expired.
+            "no TLS with the brokers (ssl.ca.location must have their authority, and their certificate must be valid \
+             today and name them; a client's certificate is set by ssl.certificate.location and ssl.key.location)"
         }
         RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed if with_tokens => {
             "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
@@ -118,9 +125,36 @@ pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool)
     Some(format!("{refusal}: {reason}"))
 }
 
+/// Whether a connection ended with an alert of the brokers about the client's certificate. In TLS 1.3 it comes after the
+/// handshake, so the client library takes it for an error of the network.
+fn refuses_certificate(reason: &str) -> bool {
+    reason.contains(" alert ") && (reason.contains("certificate") || reason.contains("unknown ca"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_alert_about_the_certificate_is_a_refusal_and_another_end_of_a_connection_is_none() {
+        let refusal = |reason: &str| {
+            let error = KafkaError::Global(RDKafkaErrorCode::BrokerTransportFailure);
+            login_refusal(&error, reason, false)
+        };
+        for alert in
+            ["tlsv13 alert certificate required", "sslv3 alert bad certificate", "tlsv1 alert unknown ca"]
+        {
+            let told =
+                refusal(&format!("Receive failed: error:0A00045C:SSL routines::{alert}")).expect(alert);
+            assert!(told.contains("ssl.certificate.location") && told.contains(alert), "{told}");
+        }
+        for other in [
+            "Receive failed: Connection reset by peer",
+            "error:0A000438:SSL routines::tlsv1 alert internal error",
+        ] {
+            assert_eq!(refusal(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn every_fatal_error_is_replaced_waited_for_or_told() {

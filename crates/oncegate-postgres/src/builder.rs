@@ -58,6 +58,15 @@ pub(super) struct Allowed {
     pub(super) fsync_off: bool,
 }
 
+/// How the server is reached.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reached {
+    /// `host:port/database`, or empty when the caller supplied a pool.
+    pub(super) address: String,
+    /// Whether a password may be sent to another machine in plain text.
+    pub(super) shows_password: bool,
+}
+
 /// The source of the connections.
 #[derive(Clone)]
 pub(super) enum Origin {
@@ -189,7 +198,7 @@ impl PostgresBuilder {
         let url = match &self.origin {
             Origin::Pool(pool) => {
                 let sessions = Sessions::Unconfigured;
-                return self.open((pool.clone(), None), None, String::new(), sessions).await;
+                return self.open((pool.clone(), None), None, Reached::default(), sessions).await;
             }
             Origin::Url(url) => url,
         };
@@ -200,23 +209,24 @@ impl PostgresBuilder {
             config.password(password.read()?);
         }
         let parameters = parameters.or_root(self.tls_root.clone()).or_client(self.tls_client.clone());
+        let shows_password = parameters.shows_password(&config);
         let tls = Tls::new(parameters, &mut config)?;
         let options = config.get_options().unwrap_or_default().to_owned();
         let mut ours = config.clone();
         ours.options(options + &link::session_options(self.response_timeout));
-        let address = address(&config);
+        let reached = Reached { address: address(&config), shows_password };
         let connecting = |sessions| {
             let notices = Notices::new(tls.clone(), password.clone());
             Some(Connecting { config: config.clone(), notices, sessions })
         };
         let pool_of = |config| pool(config, tls.clone(), password.clone());
         let opened =
-            self.open(pool_of(ours)?, connecting(Sessions::Ours), address.clone(), Sessions::Ours).await;
+            self.open(pool_of(ours)?, connecting(Sessions::Ours), reached.clone(), Sessions::Ours).await;
         match opened {
             // A pooler may refuse a session with settings, or drop them.
             Err(StoreError::Refused { .. }) => {
                 let pool = pool_of(config.clone())?;
-                self.open(pool, connecting(Sessions::Unconfigured), address, Sessions::Unconfigured).await
+                self.open(pool, connecting(Sessions::Unconfigured), reached, Sessions::Unconfigured).await
             }
             opened => opened,
         }
@@ -226,7 +236,7 @@ impl PostgresBuilder {
         &self,
         (pool, notices): (Pool, Option<Notices>),
         connecting: Option<Connecting>,
-        address: String,
+        reached: Reached,
         sessions: Sessions,
     ) -> Result<PostgresStore, StoreError> {
         // Builders can be used again, and each store has its own purge.
@@ -234,8 +244,10 @@ impl PostgresBuilder {
         let backlog = Arc::clone(&purge.backlog);
         let link = Link::start(Shared::new(pool, notices, self.response_timeout, sessions), purge)?;
         // A pool of the caller's has no address here.
-        let server =
-            if address.is_empty() { "PostgreSQL".to_owned() } else { format!("PostgreSQL at {address}") };
+        let server = match &*reached.address {
+            "" => "PostgreSQL".to_owned(),
+            address => format!("PostgreSQL at {address}"),
+        };
         let has_settings = link.has_settings().await.map_err(|error| error.at(server))?;
         if sessions == Sessions::Ours && !has_settings {
             return Err(StoreError::refused("the sessions do not keep their settings"));
@@ -247,7 +259,7 @@ impl PostgresBuilder {
             inner: Inner {
                 link,
                 connecting,
-                address,
+                reached,
                 allowed: self.allowed,
                 journaled: self.journaled,
                 backlog,

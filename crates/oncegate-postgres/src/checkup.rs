@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use deadpool_postgres::Object;
 use oncegate_core::store::{Checkup, StoreError, Survives};
 
-use super::builder::Allowed;
+use super::builder::{Allowed, Reached};
 use super::errors::{self, Trouble};
 use super::schema;
 use oncegate_store_toolkit::clock;
@@ -45,7 +45,7 @@ struct Said {
 /// Reads the server's settings, and checks them.
 pub(super) async fn ask(
     client: &Object,
-    address: &str,
+    reached: &Reached,
     allowed: Allowed,
     journaled: bool,
 ) -> Result<Checkup, Trouble> {
@@ -62,11 +62,18 @@ pub(super) async fn ask(
         standby: row.get("standby"),
         has_synchronous_standby: row.get("has_synchronous_standby"),
     };
-    let store = match address {
+    let store = match &*reached.address {
         "" => format!("postgresql {}", said.words),
         address => format!("postgresql {} at {address}", said.words),
     };
     let mut checkup = judge(&said, store, allowed)?;
+    if reached.shows_password {
+        checkup.warnings.push(
+            "The password is sent to another machine in plain text where the server asks for it: set sslmode to \
+             verify-full."
+                .to_owned(),
+        );
+    }
     let clock_ms = u64::try_from(row.get::<_, i64>("clock_ms")).unwrap_or_default();
     let clock = SystemTime::UNIX_EPOCH + Duration::from_millis(clock_ms);
     checkup.warnings.extend(clock::warning(clock, asked, answered));

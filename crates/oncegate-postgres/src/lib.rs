@@ -79,7 +79,7 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Upkeep};
 
-use self::builder::{Allowed, Origin};
+use self::builder::{Allowed, Origin, Reached};
 use self::errors::Trouble;
 use self::link::Link;
 use self::transaction::Answer;
@@ -122,8 +122,7 @@ struct Inner {
     link: Link,
     /// For transactions that the runtime opens; `None` when the caller supplied a pool.
     connecting: Option<Connecting>,
-    /// `host:port/database`, or empty when the caller supplied a pool.
-    address: String,
+    reached: Reached,
     allowed: Allowed,
     journaled: bool,
     backlog: Arc<Backlog>,
@@ -242,7 +241,7 @@ impl PostgresStore {
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore").field("address", &self.inner.address).finish_non_exhaustive()
+        f.debug_struct("PostgresStore").field("address", &self.inner.reached.address).finish_non_exhaustive()
     }
 }
 
@@ -296,10 +295,10 @@ impl Store for PostgresStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let Inner { link, address, allowed, journaled, .. } = &*self.inner;
-        let (address, allowed, journaled) = (address.clone(), *allowed, *journaled);
+        let Inner { link, reached, allowed, journaled, .. } = &*self.inner;
+        let (reached, allowed, journaled) = (reached.clone(), *allowed, *journaled);
         let check = move |client: Object| async move {
-            let checkup = checkup::ask(&client, &address, allowed, journaled).await;
+            let checkup = checkup::ask(&client, &reached, allowed, journaled).await;
             (client, checkup)
         };
         link.run(check).await

@@ -98,6 +98,19 @@ impl Parameters {
     }
 }
 
+impl Parameters {
+    fn mode_to(&self, config: &Config) -> Mode {
+        self.mode.unwrap_or(if is_remote(config) { Mode::VerifyFull } else { Mode::Disable })
+    }
+
+    /// Whether a password may be sent to another machine in plain text. With `prefer`, a server decides, or what
+    /// pretends to be one.
+    pub(super) fn shows_password(&self, config: &Config) -> bool {
+        let may_be_plain = matches!(self.mode_to(config), Mode::Disable | Mode::Prefer);
+        may_be_plain && is_remote(config) && config.get_password().is_some()
+    }
+}
+
 fn mode(name: &str) -> Result<Mode, StoreError> {
     match name {
         "disable" => Ok(Mode::Disable),
@@ -131,13 +144,7 @@ impl Tls {
     /// # Errors
     /// When a file cannot be read, or is not what it should be.
     pub(super) fn new(parameters: Parameters, config: &mut Config) -> Result<Option<Self>, StoreError> {
-        let remote = !config.get_hosts().iter().all(is_here);
-        let mode = parameters.mode.unwrap_or(if remote { Mode::VerifyFull } else { Mode::Disable });
-        if mode == Mode::Disable && remote && config.get_password().is_some() {
-            tracing::warn!(
-                "the password to PostgreSQL is sent to another machine without TLS (sslmode=disable)"
-            );
-        }
+        let mode = parameters.mode_to(config);
         config.ssl_mode(match mode {
             Mode::Disable => SslMode::Disable,
             Mode::Prefer => SslMode::Prefer,
@@ -177,6 +184,11 @@ impl Parameters {
         let changed_at = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
         files.into_iter().map(|path| path.as_deref().and_then(changed_at)).collect()
     }
+}
+
+/// Whether one of the hosts is another machine.
+fn is_remote(config: &Config) -> bool {
+    !config.get_hosts().iter().all(is_here)
 }
 
 /// Whether a host is this machine.

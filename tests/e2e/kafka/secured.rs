@@ -13,7 +13,7 @@ use oncegate::observe::Counters;
 use oncegate::source::Source as _;
 use oncegate_testkit::{Certificates, On, Record, Right, SecuredKafka, unique, until};
 
-use crate::stage::{CLOSE, LIMIT, QUICK, open, receive, with, within};
+use crate::stage::{CLOSE, LIMIT, QUICK, finish, open, receive, with, within};
 
 /// How to reach a broker: its address, and properties of librdkafka.
 struct Access {
@@ -31,6 +31,17 @@ impl Access {
     fn tls(kafka: &SecuredKafka, authority: &Certificates) -> Self {
         let authority = authority.file("ca.pem").display().to_string();
         Self::new(kafka.tls(), &[("security.protocol", "ssl"), ("ssl.ca.location", &authority)])
+    }
+
+    /// The same with this certificate as the client's.
+    fn mutual(kafka: &SecuredKafka, authority: &Certificates, client: &Certificates) -> Self {
+        let mut access = Self::tls(kafka, authority);
+        for (property, name) in
+            [("ssl.certificate.location", "server.pem"), ("ssl.key.location", "server.key")]
+        {
+            access.properties.push((property.to_owned(), client.file(name).display().to_string()));
+        }
+        access
     }
 
     /// A password over TLS.
@@ -118,6 +129,44 @@ async fn whatever_is_wrong_is_said_by_the_name_of_the_property() {
         let error = access.refusal(&topic).await;
         assert!(error.contains(named), "{named}: {error}");
         assert!(!error.contains(password) && !error.contains("wrong"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_is_known_by_its_certificate_and_one_without_is_told() {
+    let certificates = Certificates::for_names("IP:127.0.0.1");
+    let lines = ["listener.name.ssl.ssl.client.auth=required", "super.users=User:ANONYMOUS;User:CN=server"];
+    let kafka = SecuredKafka::start_with(&certificates, &[], &lines).await;
+    let topic = kafka.new_topic("orders", 1).await;
+    kafka.produce(&topic, [Record::new("one")]).await;
+    let known = Access::mutual(&kafka, &certificates, &certificates);
+    let source = known.source(&topic);
+    open(&source).await;
+    finish(receive(&source, 1).await);
+    source.close(CLOSE).await.expect("it commits and leaves");
+
+    let stranger = Certificates::for_names("IP:127.0.0.1");
+    for refused in [Access::tls(&kafka, &certificates), Access::mutual(&kafka, &certificates, &stranger)] {
+        let error = refused.refusal(&topic).await;
+        assert!(error.contains("ssl.certificate.location"), "{error}");
+    }
+    certificates.let_expire();
+    let error = known.refusal(&topic).await;
+    assert!(error.contains("ssl.certificate.location") && error.contains("must be valid today"), "{error}");
+}
+
+// invariant: server-not-trusted
+#[tokio::test]
+async fn an_expired_certificate_of_the_brokers_is_told() {
+    let certificates = Certificates::for_names("IP:127.0.0.1");
+    certificates.let_expire();
+    let kafka = SecuredKafka::start(&certificates).await;
+    let topic = kafka.new_topic("orders", 1).await;
+    for access in
+        [Access::tls(&kafka, &certificates), Access::user(&kafka, &certificates, SecuredKafka::USER)]
+    {
+        let error = access.refusal(&topic).await;
+        assert!(error.contains("certificate must be valid today"), "{error}");
     }
 }
 

@@ -230,3 +230,18 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     let error = builder(&missing).connect().await.unwrap_err().to_string();
     assert!(error.contains("missing") && error.contains("cannot be read"), "{error}");
 }
+
+#[tokio::test]
+async fn a_password_in_plain_text_to_another_machine_is_warned_about() {
+    let certificates = Certificates::for_names("DNS:localhost");
+    let server = server(&certificates).await;
+    let is_warned = async |role: &str, host: &str, mode: &str| {
+        let store = connect(&url(&server, role, host, &format!("sslmode={mode}"))).await.unwrap();
+        let warnings = store.check().await.unwrap().warnings;
+        warnings.iter().any(|warning| warning.contains("plain text") && warning.contains("sslmode"))
+    };
+    // A name of this machine that does not look like one.
+    assert!(is_warned(PASSWORD, "LOCALHOST", "prefer").await);
+    assert!(!is_warned(PASSWORD, "LOCALHOST", "require").await, "this one uses TLS");
+    assert!(!is_warned(PASSWORD, "127.0.0.1", "prefer").await, "this is the same machine");
+}

@@ -29,9 +29,21 @@ impl Certificates {
         let usage = "-addext keyUsage=critical,keyCertSign -days 2";
         made.openssl(&format!("{new} -x509 -keyout ca.key -out ca.pem -subj /CN=oncegate-testkit {usage}"));
         made.openssl(&format!("{new} -keyout server.key -out server.csr -subj /CN=server"));
-        let sign = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions";
-        made.openssl(&format!("{sign} -days 2 -out server.pem"));
+        made.sign(2);
         made
+    }
+
+    /// Replaces the server's certificate by one that expired yesterday. Key and authority stay.
+    ///
+    /// # Panics
+    /// As [`Certificates::for_names`].
+    pub fn let_expire(&self) {
+        self.sign(-1);
+    }
+
+    fn sign(&self, days: i32) {
+        let sign = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions";
+        self.openssl(&format!("{sign} -days {days} -out server.pem"));
     }
 
     /// The authority's certificate, in PEM.

@@ -104,6 +104,41 @@ async fn a_queue_without_credentials_is_out_of_reach_and_its_error_is_readable()
     assert!(!found.iter().any(|text| text.contains("{ ") || text.contains("DispatchFailure(")), "{found:?}");
 }
 
+/// The profile's role is assumed with the credentials that a program prints.
+#[tokio::test]
+async fn a_queue_is_reached_with_the_role_of_a_profile() {
+    let (moto, redis) = (Moto::shared().await, Redis::shared().await);
+    let queue = moto.sqs().new_queue("orders").await;
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config");
+    let text = r#"
+[profile program]
+credential_process = echo '{"Version":1,"AccessKeyId":"AKIAPROGRAM","SecretAccessKey":"secret"}'
+[profile billing]
+region = eu-west-1
+role_arn = arn:aws:iam::123456789012:role/billing
+source_profile = program
+"#;
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    let reach = async |sts: &str| {
+        let environment = [
+            ("AWS_CONFIG_FILE", config.as_str()),
+            ("AWS_SHARED_CREDENTIALS_FILE", "/none"),
+            ("AWS_PROFILE", "billing"),
+            ("AWS_EC2_METADATA_DISABLED", "true"),
+            ("AWS_ENDPOINT_URL_STS", sts),
+        ];
+        let arguments = ["doctor", "--store", redis.url(), "--queue", queue.url(), "--json"];
+        oncegate_with(&arguments, &environment, b"").await
+    };
+    let answer = reach(moto.endpoint()).await;
+    assert!(matches!(answer.code, Some(0 | 1)), "it was asked about its settings: {answer:?}");
+    let answer = reach("http://127.0.0.1:1").await;
+    let found = findings(answer.ended(69), queue.name());
+    assert!(says(&found, "credentials"), "the role needs the token server: {found:?}");
+}
+
 #[tokio::test]
 async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found() {
     let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);

@@ -24,17 +24,30 @@ async fn within(folder: &Path, arguments: &[&str], input: Option<&str>) -> Answe
     Answer { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
+/// Builds the worker as the answer of `init` says.
+fn build(language: &str, folder: &Path) {
+    let arguments: &[&str] = match language {
+        "go" => &["go", "build", "-o", "worker", "worker.go"],
+        // With the versions of this workspace, which are on this machine.
+        "rust" => {
+            let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+            std::fs::copy(workspace.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+            &["cargo", "build", "--release", "--offline", "--quiet"]
+        }
+        _ => return,
+    };
+    let mut command = Command::new(arguments[0]);
+    command.args(&arguments[1..]).current_dir(folder).env_remove("CARGO_TARGET_DIR");
+    assert!(command.status().expect("the language is installed").success(), "{arguments:?}");
+}
+
 /// The worker in this language handles the messages that come with it.
 async fn runs(language: &str) {
     let (dir, answer) = initialised(&["--language", language]).await;
     answer.ended(0);
     let folder = dir.path().join("billing");
     within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
-    if language == "go" {
-        let built =
-            Command::new("go").args(["build", "-o", "worker", "worker.go"]).current_dir(&folder).status();
-        assert!(built.expect("go is installed").success());
-    }
+    build(language, &folder);
     let run = ["run", "--config", "oncegate.toml"];
     let first = within(&folder, &run, Some("orders.jsonl")).await;
     assert_eq!(first.ended(0).out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n");
@@ -59,6 +72,11 @@ async fn a_worker_in_node_runs() {
 #[tokio::test]
 async fn a_worker_in_go_runs() {
     runs("go").await;
+}
+
+#[tokio::test]
+async fn a_worker_in_rust_runs() {
+    runs("rust").await;
 }
 
 #[tokio::test]
@@ -104,11 +122,18 @@ async fn nothing_is_overwritten_and_a_dry_run_writes_nothing() {
 
 #[tokio::test]
 async fn the_json_document_lists_files_and_commands() {
-    let (dir, answer) = initialised(&["--language", "go", "--source", "kafka", "--json"]).await;
-    let document = answer.ended(0).json();
-    assert_eq!((&document["schema"], &document["done"]), (&"oncegate.init/1".into(), &true.into()));
-    for file in document["files"].as_array().unwrap() {
-        assert!(dir.path().join("billing").join(file.as_str().unwrap()).is_file(), "{file}");
+    let of_go = ("go", ["worker.go"].as_slice(), "go build -o worker worker.go");
+    let of_rust = ("rust", ["Cargo.toml", "src/main.rs"].as_slice(), "cargo build --release");
+    for (language, worker, build) in [of_go, of_rust] {
+        let (dir, answer) = initialised(&["--language", language, "--source", "kafka", "--json"]).await;
+        let document = answer.ended(0).json();
+        assert_eq!((&document["schema"], &document["done"]), (&"oncegate.init/1".into(), &true.into()));
+        let files = document["files"].as_array().unwrap();
+        assert_eq!(files.len(), 2 + worker.len(), "{files:?}");
+        for file in files {
+            assert!(dir.path().join("billing").join(file.as_str().unwrap()).is_file(), "{file}");
+        }
+        assert!(worker.iter().all(|name| files.contains(&(*name).into())), "{files:?}");
+        assert_eq!(document["next"][0], build);
     }
-    assert_eq!(document["next"][0], "go build -o worker worker.go");
 }

@@ -1,0 +1,96 @@
+// A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line on
+// standard output. So print with `eprintln!`; oncegate writes that into its log.
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+/// A line from oncegate.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Line {
+    /// Without a payload, it is a tombstone, or the payload is not UTF-8.
+    Message {
+        id: String,
+        idempotency_key: String,
+        payload: Option<String>,
+    },
+    /// This worker handles one message at a time, so it has answered by then.
+    Cancel,
+}
+
+#[derive(Deserialize)]
+struct Order {
+    order_id: String,
+    amount: serde_json::Number,
+}
+
+#[derive(Serialize)]
+struct Receipt {
+    charged: String,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+enum Outcome {
+    Complete { result: Receipt },
+    Retry { reason: String },
+    DeadLetter { reason: String },
+}
+
+#[derive(Serialize)]
+struct Answer {
+    id: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+/// Your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
+fn charge(order: &Order, _idempotency_key: &str) -> io::Result<Receipt> {
+    let mut charges = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open("charges.txt")?;
+    charges.write_all(format!("{} {}\n", order.order_id, order.amount).as_bytes())?;
+    Ok(Receipt {
+        charged: order.order_id.clone(),
+    })
+}
+
+fn handle(idempotency_key: &str, payload: &str) -> Outcome {
+    let order: Order = match serde_json::from_str(payload) {
+        Ok(order) => order,
+        Err(error) => {
+            return Outcome::DeadLetter {
+                reason: format!("it is no order: {error}"),
+            }
+        }
+    };
+    match charge(&order, idempotency_key) {
+        Ok(result) => Outcome::Complete { result },
+        Err(error) => Outcome::Retry {
+            reason: error.to_string(),
+        },
+    }
+}
+
+/// Writes a line at once: standard output flushes at each end of a line.
+fn say(line: &impl Serialize) -> io::Result<()> {
+    writeln!(io::stdout(), "{}", serde_json::to_string(line)?)
+}
+
+fn main() -> io::Result<()> {
+    say(&serde_json::json!({ "type": "ready", "v": 1 }))?;
+    for line in io::stdin().lines() {
+        if let Line::Message {
+            id,
+            idempotency_key,
+            payload,
+        } = serde_json::from_str(&line?)?
+        {
+            let outcome = handle(&idempotency_key, payload.as_deref().unwrap_or_default());
+            say(&Answer { id, outcome })?;
+        }
+    }
+    Ok(())
+}
