@@ -26,11 +26,13 @@ pub(super) struct Trouble {
     pub(super) passing: bool,
     /// Nothing was executed, because another transaction holds one of the rows.
     pub(super) row_held: bool,
+    /// Nothing was executed, because of a serialization failure or a deadlock.
+    pub(super) crossed: bool,
 }
 
 impl From<StoreError> for Trouble {
     fn from(error: StoreError) -> Self {
-        Self { error, passing: false, row_held: false }
+        Self { error, passing: false, row_held: false, crossed: false }
     }
 }
 
@@ -106,7 +108,8 @@ pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
         }
         Refused => StoreError::refused(format!("{text} (SQLSTATE {state})")),
     };
-    Trouble { error, passing: class == Passing, row_held: state == LOCK_NOT_AVAILABLE }
+    let crossed = excuse(state) == Some(Excuse::Conflict);
+    Trouble { error, passing: class == Passing, row_held: state == LOCK_NOT_AVAILABLE, crossed }
 }
 
 /// Converts an error after a commit was sent: an answer of the server settles the outcome, silence does not.

@@ -11,7 +11,7 @@ use oncegate_core::store::StoreError;
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::Header;
 use oncegate_runtime::outbox::{
-    HeldBack, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
+    HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
@@ -85,6 +85,12 @@ const PURGE: &str = "\
 DELETE FROM oncegate_outbox WHERE sequence IN (SELECT sequence FROM oncegate_outbox WHERE outbox = $1 \
 AND sent_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $2 \
 ORDER BY sent_at_ms LIMIT $3 FOR UPDATE SKIP LOCKED)";
+
+/// Both read the index of what is not sent, and the first one no more than `$2` rows of it.
+const BACKLOG: &str = "\
+SELECT (SELECT count(*) FROM (SELECT FROM oncegate_outbox WHERE outbox = $1 AND sent_at_ms IS NULL LIMIT $2) AS unsent) \
+AS messages, (SELECT greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) \
+FROM oncegate_outbox WHERE outbox = $1 AND sent_at_ms IS NULL ORDER BY sequence LIMIT 1) AS oldest_ms";
 
 const STATUS: &str = "\
 SELECT count(*) FILTER (WHERE sent_at_ms IS NULL) AS unsent, count(sent_at_ms) AS sent, \
@@ -300,6 +306,19 @@ impl OutboxStore for PostgresOutbox {
         self.run(purge).await
     }
 
+    async fn backlog(&self, most: u32) -> Result<OutboxBacklog, StoreError> {
+        let backlog = move |client: Object, name: Scope| async move {
+            let row = query_backlog(&client, name.as_str(), most).await;
+            (client, row)
+        };
+        let row = self.run(backlog).await?;
+        let oldest_ms: Option<i64> = row.get("oldest_ms");
+        Ok(OutboxBacklog {
+            messages: row.get::<_, i64>("messages").unsigned_abs(),
+            oldest: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+        })
+    }
+
     async fn status(&self) -> Result<OutboxStatus, StoreError> {
         let status = |client: Object, name: Scope| async move {
             let row = client.query_one(STATUS, &[&name.as_str()]).await;
@@ -332,6 +351,11 @@ async fn execute(
 ) -> Result<u64, tokio_postgres::Error> {
     let statement = client.prepare_cached(sql).await?;
     client.execute(&statement, parameters).await
+}
+
+async fn query_backlog(client: &Object, name: &str, most: u32) -> Result<Row, tokio_postgres::Error> {
+    let statement = client.prepare_cached(BACKLOG).await?;
+    client.query_one(&statement, &[&name, &i64::from(most)]).await
 }
 
 async fn read(

@@ -17,8 +17,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool_postgres::{ClientWrapper, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use futures_util::future::{join, join3};
@@ -54,6 +55,31 @@ use self::open::ROLLBACK_LIMIT;
 
 /// The most tries to begin a transaction after passing errors, such as a connection that was closed meanwhile.
 const MAX_TRIES: usize = 3;
+
+/// The tries to begin one transaction.
+struct Tries {
+    made: usize,
+    until: Instant,
+}
+
+impl Tries {
+    /// All of them together take no longer than the transaction may be open.
+    fn within(limit: Duration) -> Self {
+        Self { made: 0, until: Instant::now() + limit }
+    }
+
+    /// Notes a try that has failed. Returns what the tries lead to, if there is not another one.
+    ///
+    /// Another transaction in the way is no outage: the message waits as for one that holds its key, without a connection,
+    /// and begins again.
+    fn after<Tx, H>(&mut self, trouble: Trouble) -> ControlFlow<Result<Begun<Tx, H>, StoreError>> {
+        self.made += 1;
+        if trouble.passing && self.made < MAX_TRIES && Instant::now() < self.until {
+            return ControlFlow::Continue(());
+        }
+        ControlFlow::Break(if trouble.crossed { Ok(Begun::Held) } else { Err(trouble.error) })
+    }
+}
 
 /// Default of the number of connections.
 const DEFAULT_CONNECTIONS: usize = 16;
@@ -333,12 +359,15 @@ impl Transactions for PostgresTransactions {
         ground: Ground,
         limit: Duration,
     ) -> Result<Begun<PostgresTransaction, Hold>, StoreError> {
-        let mut tries = 1;
+        let mut tries = Tries::within(limit);
         loop {
             match self.begin_once(completing, ground, limit).await {
                 Ok(begun) => return Ok(begun),
-                Err(trouble) if trouble.passing && tries < MAX_TRIES => tries += 1,
-                Err(trouble) => return Err(trouble.error),
+                Err(trouble) => {
+                    if let ControlFlow::Break(ended) = tries.after(trouble) {
+                        return ended;
+                    }
+                }
             }
         }
     }
@@ -360,12 +389,15 @@ impl Transactions for PostgresTransactions {
         batch: &[Completing],
         limit: Duration,
     ) -> Result<BatchBegun<PostgresTransaction, Hold>, StoreError> {
-        let mut tries = 1;
+        let mut tries = Tries::within(limit);
         loop {
             match self.begin_batch_once(batch, limit).await {
                 Ok(begun) => return Ok(begun),
-                Err(trouble) if trouble.passing && tries < MAX_TRIES => tries += 1,
-                Err(trouble) => return Err(trouble.error),
+                Err(trouble) => {
+                    if let ControlFlow::Break(ended) = tries.after(trouble) {
+                        return ended;
+                    }
+                }
             }
         }
     }

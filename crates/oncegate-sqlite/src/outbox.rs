@@ -10,7 +10,7 @@ use oncegate_core::store::StoreError;
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::Header;
 use oncegate_runtime::outbox::{
-    HeldBack, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
+    HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
 use rusqlite::types::Type;
 use rusqlite::{Connection, Row, params};
@@ -171,6 +171,26 @@ impl OutboxStore for SqliteOutbox {
             connection.prepare_cached(&purge)?.execute(params![name, millis(retention), most])
         };
         self.write(purge).await.map(|rows| rows as u64)
+    }
+
+    async fn backlog(&self, most: u32) -> Result<OutboxBacklog, StoreError> {
+        let name = self.name.clone();
+        let backlog = move |connection: &Connection| {
+            let backlog = format!(
+                "SELECT (SELECT count(*) FROM (SELECT 1 FROM oncegate_outbox WHERE outbox = ?1 AND sent_at_ms IS NULL \
+                 LIMIT ?2)), (SELECT max({NOW_MS} - written_at_ms, 0) FROM oncegate_outbox WHERE outbox = ?1 \
+                 AND sent_at_ms IS NULL ORDER BY sequence LIMIT 1)"
+            );
+            let mut backlog = connection.prepare_cached(&backlog)?;
+            backlog.query_row(params![name.as_str(), most], |row| {
+                let oldest_ms: Option<i64> = row.get(1)?;
+                Ok(OutboxBacklog {
+                    messages: row.get::<_, i64>(0)?.unsigned_abs(),
+                    oldest: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+                })
+            })
+        };
+        self.store.inner.reader.ask(backlog).await
     }
 
     async fn status(&self) -> Result<OutboxStatus, StoreError> {

@@ -76,7 +76,7 @@ pub(crate) struct Api {
 }
 
 /// Why a call has failed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CallError {
     pub(crate) code: String,
     /// Whether no server answered.
@@ -116,7 +116,12 @@ impl CallError {
 
     /// Whether the error is temporary: the server is unreachable or too busy.
     pub(crate) fn is_passing(&self) -> bool {
-        self.is_unreachable || PASSING.contains(&self.code.as_str())
+        self.is_unreachable || Self::is_passing_code(&self.code)
+    }
+
+    /// Whether an error with this code is temporary.
+    pub(crate) fn is_passing_code(code: &str) -> bool {
+        PASSING.contains(&code)
     }
 
     /// Whether access is denied, or the caller is unknown, for example because its credentials have expired.

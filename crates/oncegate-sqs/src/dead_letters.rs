@@ -21,7 +21,7 @@ use oncegate_runtime::message::{Message, Origin};
 use oncegate_runtime::source::SourceError;
 
 /// The longest message group id that SQS accepts, in bytes.
-const GROUP_MAX_BYTES: usize = 128;
+pub(crate) const GROUP_MAX_BYTES: usize = 128;
 
 /// Writes dead letters to a queue: body and attributes unchanged, and two attributes with their origin and cause (see
 /// [`sqs`](super)).

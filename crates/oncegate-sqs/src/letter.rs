@@ -13,7 +13,7 @@ use oncegate_runtime::dead_letters::{DeadLetter, millis_since_1970};
 use oncegate_runtime::message::{Header, Message};
 
 /// The most attributes that SQS accepts.
-const ATTRIBUTES_MOST: usize = 10;
+pub(crate) const ATTRIBUTES_MOST: usize = 10;
 /// How many of these are ours.
 const OURS: usize = 2;
 /// The longest `oncegate-reason`, in bytes.
@@ -31,7 +31,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
             Self::Bytes(bytes) => bytes.len(),
@@ -219,7 +219,7 @@ pub(crate) const STRING: &str = "String";
 pub(crate) const BINARY: &str = "Binary";
 
 /// Returns the body, and its encoding if SQS does not accept the unchanged payload.
-fn body(message: &Message) -> (String, Option<&'static str>) {
+pub(crate) fn body(message: &Message) -> (String, Option<&'static str>) {
     if let Some(envelope) = message.header(ENVELOPE_HEADER).and_then(|body| std::str::from_utf8(body).ok()) {
         return (envelope.to_owned(), None);
     }
@@ -233,7 +233,7 @@ fn body(message: &Message) -> (String, Option<&'static str>) {
 }
 
 /// Returns the message's attributes, and those beyond `most` or that SQS would reject.
-fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, Kept>) {
+pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, Kept>) {
     let types = types(message);
     let (mut attributes, mut kept) = (Attributes::new(), BTreeMap::new());
     let foreign = |header: &&Header| {
@@ -299,7 +299,7 @@ impl Redriven {
 }
 
 /// Whether SQS accepts this attribute name.
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     (1..=NAME_MAX_BYTES).contains(&name.len())
         && name.bytes().all(allowed)

@@ -1,4 +1,4 @@
-//! Amazon SQS: a source for standard and FIFO queues, and dead letters.
+//! Amazon SQS: a source for standard and FIFO queues, dead letters, and the publisher of an outbox.
 //!
 //! | what | where |
 //! |---|---|
@@ -7,6 +7,7 @@
 //! | which errors are retried | `api` |
 //! | what is checked at start-up | `queue` |
 //! | when a retry returns to the queue | `ack_handle` |
+//! | what an outbox's message becomes, and in which batch | `outgoing`, `queue_writer` |
 //!
 //! # The life of a message
 //!
@@ -99,13 +100,17 @@ mod held;
 mod hub;
 mod letter;
 mod outbox;
+mod outgoing;
+mod publisher;
 mod queue;
+mod queue_writer;
 mod receivers;
 mod settings;
 mod sns;
 
 pub use dead_letter_reader::SqsDeadLetterReader;
 pub use dead_letters::SqsDeadLetters;
+pub use publisher::SqsPublisher;
 pub use settings::Body;
 pub use source::SqsSource;
 

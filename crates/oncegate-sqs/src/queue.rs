@@ -24,7 +24,7 @@ pub(crate) struct Queue {
     /// How often a message may be received before the redrive policy moves it.
     pub(crate) max_receives: Option<u32>,
     /// How long the queue keeps messages, in seconds.
-    retention: Option<u64>,
+    pub(crate) retention: Option<u64>,
     /// The largest message in bytes, including its attributes.
     pub(crate) max_message_bytes: Option<usize>,
 }
@@ -47,7 +47,7 @@ pub(crate) enum QueueError {
 }
 
 impl QueueError {
-    fn of(queue: &str, action: &'static str, error: CallError) -> Self {
+    pub(crate) fn of(queue: &str, action: &'static str, error: CallError) -> Self {
         let queue = queue.to_owned();
         match error {
             error if error.is_no_queue() => Self::Missing(queue),
@@ -202,6 +202,11 @@ impl Queue {
     /// Returns how many bytes a message may have, including its attributes.
     pub(crate) fn limit(&self) -> usize {
         self.max_message_bytes.unwrap_or(MESSAGE_MAX_BYTES[0])
+    }
+
+    /// Returns how many bytes the messages of a batch may have together. A smaller limit of a message is none of a batch.
+    pub(crate) fn batch_limit(&self) -> usize {
+        self.limit().max(MESSAGE_MAX_BYTES[0])
     }
 
     /// Returns a warning when this dead-letter queue does not accept each message of `consumed` with the added

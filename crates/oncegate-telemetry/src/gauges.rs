@@ -9,6 +9,7 @@ use metrics::{Gauge, Key, Label};
 use super::export::Export;
 use oncegate_runtime::health::{Health, PartitionStatus, Status};
 use oncegate_runtime::observe::Metric;
+use oncegate_runtime::outbox::OutboxBacklog;
 
 /// The gauges that were set so far. The facade removes none, so those that are no longer reported are set to zero.
 #[derive(Default)]
@@ -17,11 +18,13 @@ pub(super) struct Gauges {
 }
 
 impl Gauges {
-    /// Sets the gauges to the status of these consumers, and sets those that none reports any more to zero.
-    pub(super) fn set(&self, export: &Export, statuses: &[Status]) {
+    /// Sets the gauges to the status of these consumers and to what waits in these outboxes, and sets those that none
+    /// reports any more to zero.
+    pub(super) fn set(&self, export: &Export, statuses: &[Status], outboxes: &[Outbox]) {
         let mut values = GaugeValues::default();
         values.insert("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
         statuses.iter().for_each(|status| values.consumer(status));
+        outboxes.iter().for_each(|(outbox, backlog)| values.outbox(outbox, *backlog));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known
             .iter()
@@ -33,6 +36,9 @@ impl Gauges {
         }
     }
 }
+
+/// The name of an outbox, and what waits in it.
+pub(super) type Outbox = (String, OutboxBacklog);
 
 #[derive(Default)]
 struct GaugeValues {
@@ -88,6 +94,13 @@ impl GaugeValues {
             self.insert("poll_age_seconds", &consumer, polled_ago.as_secs_f64());
         }
         status.source.partitions.iter().for_each(|partition| self.partition(name, partition));
+    }
+
+    fn outbox(&mut self, outbox: &str, backlog: OutboxBacklog) {
+        let outbox = [("outbox", outbox)];
+        self.insert("outbox_waiting", &outbox, count(backlog.messages));
+        let oldest = backlog.oldest.unwrap_or(Duration::ZERO).as_secs_f64();
+        self.insert("outbox_oldest_seconds", &outbox, oldest);
     }
 
     fn partition(&mut self, consumer: &str, status: &PartitionStatus) {
@@ -161,10 +174,16 @@ mod tests {
         status
     }
 
+    /// An outbox whose messages wait.
+    fn waiting() -> Outbox {
+        let oldest = Some(Duration::from_millis(90_500));
+        ("shop".to_owned(), OutboxBacklog { messages: 12, oldest })
+    }
+
     #[test]
     fn a_status_sets_every_gauge_of_the_catalogue() {
         let (telemetry, rendered) = telemetry();
-        telemetry.set(&[paused()]);
+        telemetry.set(&[paused()], &[waiting()]);
         let text = rendered.render();
         for metric in CATALOGUE.iter().filter(|metric| metric.kind == Kind::Gauge) {
             let typed = format!("# TYPE {} gauge\n", metric.full_name());
@@ -181,6 +200,8 @@ mod tests {
             r#"oncegate_paused{consumer="billing",cause="store_away"} 1"#,
             r#"oncegate_poll_age_seconds{consumer="billing"} 0.25"#,
             r#"oncegate_ready{consumer="billing"} 0"#,
+            r#"oncegate_outbox_waiting{outbox="shop"} 12"#,
+            r#"oncegate_outbox_oldest_seconds{outbox="shop"} 90.5"#,
             r#"oncegate_extra_runs_total{scope="billing",cause="store_loss"} 0"#,
         ] {
             assert!(text.contains(&format!("{line}\n")), "{line} is not in {text}");
@@ -190,17 +211,18 @@ mod tests {
     #[test]
     fn what_is_no_longer_said_is_zero() {
         let (telemetry, rendered) = telemetry();
-        telemetry.set(&[paused()]);
+        telemetry.set(&[paused()], &[waiting()]);
         let mut after = paused();
         after.paused.clear();
         after.source.partitions.truncate(1);
-        telemetry.set(&[after]);
+        telemetry.set(&[after], &[]);
         let text = rendered.render();
         for line in [
             r#"oncegate_lag{consumer="billing",topic="orders",partition="0"} 7"#,
             r#"oncegate_lag{consumer="billing",topic="orders",partition="1"} 0"#,
             r#"oncegate_committed_offset{consumer="billing",topic="orders",partition="1"} 0"#,
             r#"oncegate_paused{consumer="billing",cause="store_away"} 0"#,
+            r#"oncegate_outbox_waiting{outbox="shop"} 0"#,
         ] {
             assert!(text.contains(&format!("{line}\n")), "{line} is not in {text}");
         }

@@ -38,6 +38,7 @@ use serde::Serialize;
 use oncegate_runtime::consumer::{Consumer, Monitor};
 use oncegate_runtime::health::Status;
 use oncegate_runtime::observe::{Counters, Event, Observer};
+use oncegate_runtime::outbox::{Relay, RelayMonitor};
 
 mod export;
 mod gauges;
@@ -69,6 +70,7 @@ struct Inner {
     prometheus: Option<Rendered>,
     gauges: Gauges,
     monitors: Mutex<Vec<Monitor>>,
+    relays: Mutex<Vec<RelayMonitor>>,
     counters: Counters,
     /// The last dead letters, the newest at the end.
     letters: Mutex<VecDeque<Letter>>,
@@ -110,6 +112,7 @@ impl Telemetry {
             prometheus,
             gauges: Gauges::default(),
             monitors: Mutex::default(),
+            relays: Mutex::default(),
             counters: Counters::default(),
             letters: Mutex::default(),
         };
@@ -125,23 +128,38 @@ impl Telemetry {
         consumer.observer(Arc::new(self.clone()))
     }
 
-    /// Sets the gauges to the status of the watched consumers. Call this every few seconds if the program exports
+    /// Observes this relay from now on, and reads what waits in its outbox when metrics are requested.
+    ///
+    /// Replaces the relay's own [`observer`](Relay::observer).
+    #[must_use = "the relay that is returned is the one that is observed"]
+    pub fn watch_relay(&self, relay: Relay) -> Relay {
+        self.inner.relays.lock().unwrap_or_else(PoisonError::into_inner).push(relay.monitor());
+        relay.observer(Arc::new(self.clone()))
+    }
+
+    /// Sets the gauges to the status of the watched consumers and relays. Call this every few seconds if the program exports
     /// through its own recorder; the router's `/metrics` does it by itself.
     ///
     /// A gauge that is no longer reported becomes zero, such as the lag of a revoked partition.
     pub fn record(&self) {
-        self.set(&self.statuses());
+        self.set(&self.statuses(), &self.outboxes());
     }
 
-    fn set(&self, statuses: &[Status]) {
+    fn set(&self, statuses: &[Status], outboxes: &[gauges::Outbox]) {
         let scopes = statuses.iter().flat_map(|status| &status.scopes);
         scopes.for_each(|scope| self.inner.export.begin(&scope.scope));
-        self.inner.gauges.set(&self.inner.export, statuses);
+        self.inner.gauges.set(&self.inner.export, statuses, outboxes);
     }
 
     fn statuses(&self) -> Vec<Status> {
         let monitors = self.inner.monitors.lock().unwrap_or_else(PoisonError::into_inner).clone();
         monitors.iter().map(Monitor::status).collect()
+    }
+
+    /// What waits in the outboxes of the watched relays that run.
+    fn outboxes(&self) -> Vec<gauges::Outbox> {
+        let relays = self.inner.relays.lock().unwrap_or_else(PoisonError::into_inner);
+        relays.iter().filter_map(|relay| Some((relay.outbox().to_owned(), relay.backlog()?))).collect()
     }
 
     /// The last dead letters, the newest first.

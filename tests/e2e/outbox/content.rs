@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
 use oncegate::core::record::Token;
-use oncegate::outbox::{HeldBack, ID_HEADER, OutboxMessage, OutboxStore as _, ReadLimits};
+use oncegate::outbox::{HeldBack, ID_HEADER, OutboxBacklog, OutboxMessage, OutboxStore as _, ReadLimits};
 use rdkafka::Message as _;
 use rdkafka::message::Headers as _;
 use sqlx::{Connection as _, PgConnection};
@@ -163,4 +163,39 @@ async fn outboxes_of_one_database_are_kept_apart() {
     assert!(other.lead(Token::from_bits(1), Duration::from_secs(60)).await.unwrap());
     assert!(!world.outbox.status().await.unwrap().led);
     assert!(store.outbox("no spaces").is_err());
+}
+
+/// The age grows while nothing is measured again, so that it is never too low.
+// invariant: outbox-backlog
+#[tokio::test]
+async fn a_relay_that_does_not_lead_shows_what_waits() {
+    let world = World::new().await;
+    assert_eq!(world.outbox.backlog(10).await.unwrap(), OutboxBacklog::default());
+    for number in 0..5 {
+        world.write([world.message("a", number)]).await;
+    }
+    let most_two = world.outbox.backlog(2).await.unwrap();
+    assert_eq!(most_two.messages, 2, "more than asked for was counted");
+    // Another relay leads, and publishes nothing.
+    let stalled = Token::from_bits(1);
+    assert!(world.outbox.lead(stalled, Duration::from_secs(3_600)).await.unwrap());
+    let relay = world.relay();
+    let monitor = relay.monitor();
+    assert_eq!((monitor.backlog(), monitor.outbox()), (None, world.outbox.name()));
+    let running = Running::start(relay);
+    let until = async |messages| {
+        oncegate_testkit::until("a measurement", crate::world::LIMIT, async || match monitor.backlog() {
+            Some(backlog) if backlog.messages == messages => Ok(backlog),
+            backlog => Err(format!("{backlog:?}")),
+        })
+        .await
+    };
+    let oldest = until(5).await.oldest.expect("the age of the oldest");
+    assert!(oldest >= most_two.oldest.unwrap(), "{oldest:?} is less than before");
+    assert!(monitor.backlog().unwrap().oldest.unwrap() > oldest, "it does not grow");
+    world.outbox.resign(stalled).await.unwrap();
+    world.until_sent().await;
+    assert_eq!(until(0).await.oldest, None);
+    running.stop().await;
+    assert_eq!(monitor.backlog(), None, "a relay that has ended shows nothing");
 }

@@ -73,16 +73,11 @@ async fn a_refused_message_holds_back_its_key_and_nothing_else() {
     })
     .await;
     world.write([world.message("b", 1)]).await;
-    until("all others of b", LIMIT, async || match world.unsent().await {
-        2 => Ok(()),
-        unsent => Err(format!("{unsent} messages are not sent")),
-    })
-    .await;
+    world.until_unsent(2).await;
     let seen = firsts(&world.published().await);
     assert_eq!(seen.get("a"), Some(&vec![0]), "a message has overtaken the one before it");
     assert_eq!(seen.get("b"), Some(&vec![0, 1]), "another key waits");
-    let client = world.postgres.connection().await;
-    assert_eq!(client.execute("DELETE FROM oncegate_outbox WHERE id = $1", &[&id]).await.unwrap(), 1);
+    world.remove(&id).await;
     world.until_sent().await;
     running.stop().await;
     assert_eq!(firsts(&world.published().await).get("a"), Some(&vec![0, 1]));

@@ -7,27 +7,20 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use oncegate::kafka::KafkaSource;
-use oncegate::outbox::ID_HEADER;
-use oncegate::{Attempt, Consumer, Failure, Gate, Key, MemoryStore, Message};
-use oncegate_testkit::process::bound_to_parent;
-use oncegate_testkit::{Process, unique, until};
+use oncegate::outbox::{ID_HEADER, OutboxMessage};
+use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
+use oncegate_testkit::{unique, until};
 use tokio_util::sync::CancellationToken;
 
-use crate::world::{LIMIT, Running, World};
+use crate::world::{LIMIT, Running, Table, World};
 
-const KILLS: u64 = 10;
+pub(crate) const KILLS: u64 = 10;
 const KEYS: usize = 8;
 
 /// The numbers that the consumer's handler has seen, by key, in their order.
-type Seen = Arc<Mutex<BTreeMap<String, Vec<u32>>>>;
+pub(crate) type Seen = Arc<Mutex<BTreeMap<String, Vec<u32>>>>;
 
 impl World {
-    fn relay_process(&self, name: &str) -> Process {
-        let mut command = bound_to_parent(env!("CARGO_BIN_EXE_relay"), "KILL");
-        command.args([self.postgres.url(), self.kafka.bootstrap(), name]);
-        Process::spawn("relay", command)
-    }
-
     async fn published_count(&self) -> i64 {
         self.kafka.end_offsets(&self.topic).await.values().sum()
     }
@@ -36,33 +29,63 @@ impl World {
     fn consumer(&self, seen: &Seen, stop: &CancellationToken) -> tokio::task::JoinHandle<()> {
         let source = KafkaSource::new(self.kafka.bootstrap(), unique("outbox"), [self.topic.clone()]);
         let gate = Gate::new("notices", Key::header(ID_HEADER), MemoryStore::new());
-        let seen = Arc::clone(seen);
-        let handler = move |message: Message, _: Attempt| {
-            let seen = Arc::clone(&seen);
-            async move {
-                let key = String::from_utf8(message.key().unwrap_or_default().to_vec())?;
-                let number: u32 = std::str::from_utf8(message.payload())?.parse()?;
-                seen.lock().unwrap().entry(key).or_default().push(number);
-                Ok::<(), Failure>(())
-            }
-        };
-        let consumer = Consumer::new(source, gate, handler).run_until(stop.clone().cancelled_owned());
+        let consumer = Consumer::new(source, gate, handler(seen)).run_until(stop.clone().cancelled_owned());
         tokio::spawn(async move { consumer.await.unwrap() })
     }
 }
 
+/// A handler that remembers the numbers that it has seen, by their keys.
+pub(crate) fn handler(seen: &Seen) -> impl Handler<Output = ()> + 'static {
+    let seen = Arc::clone(seen);
+    move |message: Message, _: Attempt| {
+        let seen = Arc::clone(&seen);
+        async move {
+            let key = String::from_utf8(message.key().unwrap_or_default().to_vec())?;
+            let number: u32 = std::str::from_utf8(message.payload())?.parse()?;
+            seen.lock().unwrap().entry(key).or_default().push(number);
+            Ok::<(), Failure>(())
+        }
+    }
+}
+
+/// How many messages were seen.
+pub(crate) fn count(seen: &Seen) -> usize {
+    seen.lock().unwrap().values().map(Vec::len).sum()
+}
+
+/// The numbers that each key must have been seen with.
+pub(crate) fn expected(committed: &BTreeMap<String, u32>) -> BTreeMap<String, Vec<u32>> {
+    committed.iter().map(|(key, count)| (key.clone(), (0..*count).collect())).collect()
+}
+
+/// Waits until everything that was committed was seen.
+pub(crate) async fn until_seen(seen: &Seen, committed: &BTreeMap<String, u32>) {
+    let all = committed.values().sum::<u32>() as usize;
+    until("the consumer to see everything", LIMIT, async || match count(seen) {
+        seen if seen >= all => Ok(()),
+        seen => Err(format!("it has seen {seen} of {all}")),
+    })
+    .await;
+}
+
 /// Writes until it is told to stop: each transaction has a message or two of random keys, and every fourth is rolled back.
 /// Returns how many messages of each key were committed.
-async fn write_until(world: &World, stop: &AtomicBool, mut rng: Rng) -> BTreeMap<String, u32> {
-    let mut client = world.postgres.connection().await;
-    let mut committed = BTreeMap::new();
+pub(crate) async fn write_until(
+    table: &Table,
+    topic: &str,
+    stop: &AtomicBool,
+    mut rng: Rng,
+) -> BTreeMap<String, u32> {
+    let mut client = table.postgres.connection().await;
+    let mut committed: BTreeMap<String, u32> = BTreeMap::new();
     while !stop.load(SeqCst) {
         let mut next = committed.clone();
         let mut transaction = client.transaction().await.unwrap();
         for _ in 0..rng.u32(1..=2) {
             let key = format!("customer-{}", rng.usize(..KEYS));
             let number = next.entry(key.clone()).or_default();
-            world.outbox.publish(&mut transaction, world.message(&key, *number)).await.unwrap();
+            let message = OutboxMessage::new(topic, number.to_string()).key(key);
+            table.outbox.publish(&mut transaction, message).await.unwrap();
             *number += 1;
         }
         if rng.u32(..4) == 0 {
@@ -83,17 +106,16 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
     println!("seed: {seed}");
     let mut rng = Rng::with_seed(seed);
     let world = Arc::new(World::new().await);
-    let name = oncegate::outbox::OutboxStore::name(&world.outbox).to_owned();
     let (seen, stop_consumer, stop_writer) =
         (Seen::default(), CancellationToken::new(), Arc::new(AtomicBool::new(false)));
     let consumer = world.consumer(&seen, &stop_consumer);
     let writer = tokio::spawn({
         let (world, stop, rng) = (Arc::clone(&world), Arc::clone(&stop_writer), rng.fork());
-        async move { write_until(&world, &stop, rng).await }
+        async move { write_until(&world, &world.topic, &stop, rng).await }
     });
     for kill in 0..KILLS {
         let (before, more) = (world.published_count().await, rng.i64(1..60));
-        let mut relay = world.relay_process(&name);
+        let mut relay = world.relay_process(world.kafka.bootstrap());
         until(&format!("relay {kill} to publish {more} messages"), LIMIT, async || {
             let published = world.published_count().await - before;
             if published >= more { Ok(()) } else { Err(format!("it has published {published}")) }
@@ -101,23 +123,16 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
         .await;
         relay.kill();
     }
-    let mut relay = world.relay_process(&name);
+    let mut relay = world.relay_process(world.kafka.bootstrap());
     stop_writer.store(true, SeqCst);
     let committed = writer.await.unwrap();
     world.until_sent().await;
-    until("the consumer to see everything", LIMIT, async || {
-        let (seen, expected) =
-            (seen.lock().unwrap().values().map(Vec::len).sum::<usize>(), committed.values().sum::<u32>());
-        if seen >= expected as usize { Ok(()) } else { Err(format!("it has seen {seen} of {expected}")) }
-    })
-    .await;
+    until_seen(&seen, &committed).await;
     relay.signal("TERM");
     assert!(relay.end_within(LIMIT).await.success());
     stop_consumer.cancel();
     consumer.await.unwrap();
-    let expected: BTreeMap<String, Vec<u32>> =
-        committed.iter().map(|(key, count)| (key.clone(), (0..*count).collect())).collect();
-    assert_eq!(*seen.lock().unwrap(), expected, "each once, in order, and nothing of a rollback");
+    assert_eq!(*seen.lock().unwrap(), expected(&committed), "each once, in order, and nothing of a rollback");
 }
 
 /// A relay that stops gives the lead away, so that the next one does not wait for the end of a lease.

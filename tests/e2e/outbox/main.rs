@@ -1,4 +1,4 @@
-//! Outboxes on a real Kafka and in real databases: what transactions write is published once they are committed.
+//! Outboxes in real databases, with a real Kafka and a real SQS server: what transactions write is published once they are committed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,4 +6,5 @@ mod content;
 mod faults;
 mod kill;
 mod sqlite;
+mod sqs;
 mod world;

@@ -1,13 +1,15 @@
-//! An outbox in PostgreSQL, a topic, and relays between them.
+//! An outbox in PostgreSQL, a topic or a queue, and relays between them.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::kafka::KafkaPublisher;
 use oncegate::outbox::{OutboxMessage, OutboxStore, Relay, RelayError};
 use oncegate::postgres::{PostgresOutbox, PostgresStore};
-use oncegate_testkit::{Kafka, Postgres, Watched, unique, until};
+use oncegate_testkit::process::bound_to_parent;
+use oncegate_testkit::{Kafka, Postgres, Process, Watched, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::{Headers as _, OwnedMessage};
 use tokio::task::JoinHandle;
@@ -19,43 +21,26 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 /// The partitions of the topic.
 pub(crate) const PARTITIONS: i32 = 3;
 
-pub(crate) struct World {
-    pub(crate) kafka: Kafka,
+/// An outbox in a database of its own.
+pub(crate) struct Table {
     pub(crate) postgres: Postgres,
     pub(crate) outbox: PostgresOutbox,
-    pub(crate) topic: String,
 }
 
-impl World {
-    /// On the shared Kafka, in a database of its own.
+impl Table {
     pub(crate) async fn new() -> Self {
-        Self::on(Kafka::shared().await).await
-    }
-
-    /// On this Kafka, in a database of its own.
-    pub(crate) async fn on(kafka: Kafka) -> Self {
-        let topic = kafka.new_topic("outbox", PARTITIONS).await;
-        Self::to(kafka, topic).await
-    }
-
-    /// To this topic, from a database of its own.
-    pub(crate) async fn to(kafka: Kafka, topic: String) -> Self {
         let postgres = Postgres::shared().await.database().await;
         let store = PostgresStore::connect(postgres.url()).await.unwrap();
         store.create_schema().await.unwrap();
         let outbox = store.outbox(&unique("outbox")).unwrap();
-        Self { kafka, postgres, outbox, topic }
+        Self { postgres, outbox }
     }
 
-    /// A relay with a short lease.
-    pub(crate) fn relay(&self) -> Relay {
-        let publisher = KafkaPublisher::new(self.kafka.bootstrap());
-        Relay::new(self.outbox.clone(), publisher).lease(Duration::from_secs(2))
-    }
-
-    /// A message with the number of its key in its payload.
-    pub(crate) fn message(&self, key: &str, number: u32) -> OutboxMessage {
-        OutboxMessage::new(&self.topic, number.to_string()).key(key.to_owned())
+    /// A relay process, to the Kafka or the SQS server at this address.
+    pub(crate) fn relay_process(&self, broker: &str) -> Process {
+        let mut command = bound_to_parent(env!("CARGO_BIN_EXE_relay"), "KILL");
+        command.args([self.postgres.url(), broker, self.outbox.name()]);
+        Process::spawn("relay", command)
     }
 
     /// Writes messages in one transaction, and commits it.
@@ -74,11 +59,67 @@ impl World {
 
     /// Waits until everything that was written is marked as sent.
     pub(crate) async fn until_sent(&self) {
-        until("the outbox to be empty", LIMIT, async || match self.unsent().await {
-            0 => Ok(()),
-            unsent => Err(format!("{unsent} messages are not sent")),
+        self.until_unsent(0).await;
+    }
+
+    /// Waits until so many messages are not sent.
+    pub(crate) async fn until_unsent(&self, count: u64) {
+        // A busy server may not answer in time.
+        until(&format!("{count} messages to wait"), LIMIT, async || match self.outbox.status().await {
+            Ok(status) if status.unsent == count => Ok(()),
+            other => Err(format!("{other:?}")),
         })
         .await;
+    }
+
+    /// Takes a message away, as an operator does with one that is refused.
+    pub(crate) async fn remove(&self, id: &str) {
+        let client = self.postgres.connection().await;
+        assert_eq!(client.execute("DELETE FROM oncegate_outbox WHERE id = $1", &[&id]).await.unwrap(), 1);
+    }
+}
+
+/// An outbox, and the topic that it is published to.
+pub(crate) struct World {
+    pub(crate) table: Table,
+    pub(crate) kafka: Kafka,
+    pub(crate) topic: String,
+}
+
+impl Deref for World {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}
+
+impl World {
+    /// On the shared Kafka, in a database of its own.
+    pub(crate) async fn new() -> Self {
+        Self::on(Kafka::shared().await).await
+    }
+
+    /// On this Kafka, in a database of its own.
+    pub(crate) async fn on(kafka: Kafka) -> Self {
+        let topic = kafka.new_topic("outbox", PARTITIONS).await;
+        Self::to(kafka, topic).await
+    }
+
+    /// To this topic, from a database of its own.
+    pub(crate) async fn to(kafka: Kafka, topic: String) -> Self {
+        Self { table: Table::new().await, kafka, topic }
+    }
+
+    /// A relay with a short lease.
+    pub(crate) fn relay(&self) -> Relay {
+        let publisher = KafkaPublisher::new(self.kafka.bootstrap());
+        Relay::new(self.outbox.clone(), publisher).lease(Duration::from_secs(2))
+    }
+
+    /// A message with the number of its key in its payload.
+    pub(crate) fn message(&self, key: &str, number: u32) -> OutboxMessage {
+        OutboxMessage::new(&self.topic, number.to_string()).key(key.to_owned())
     }
 
     /// What is in the topic.

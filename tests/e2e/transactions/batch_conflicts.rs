@@ -13,7 +13,7 @@ use tokio::sync::Barrier;
 
 use crate::pay_all::{Bad, PayAll};
 use crate::place::{Bench, LEASE, Place, key_of};
-use crate::transactional::{GIVEN, ISOLATIONS, pool};
+use crate::transactional::{After, GIVEN, ISOLATIONS, Pay, pool};
 
 fn once(ids: impl IntoIterator<Item = i64>) -> BTreeMap<i64, Vec<i32>> {
     ids.into_iter().map(|id| (id, vec![1])).collect()
@@ -171,6 +171,50 @@ async fn a_batch_whose_commit_is_not_answered_is_settled_by_each_record() {
         assert_eq!(pay.told.lock().unwrap().len(), twice.len() / 2, "{cut}");
         if cut == "answered" {
             assert_eq!(pay.calls.lock().unwrap().len(), 1, "it was committed: nothing runs again");
+        }
+    }
+}
+
+/// More serialization failures in a row than one beginning of a transaction tries.
+const CROSSINGS: i64 = 7;
+
+impl Place {
+    /// The next inserts of completed records fail as those that cross another transaction.
+    async fn cross_the_next_inserts(&self) {
+        let sql = format!(
+            "CREATE SEQUENCE crossings; \
+             CREATE FUNCTION cross_inserts() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF nextval('crossings') <= {CROSSINGS} THEN \
+             RAISE EXCEPTION 'simulated' USING ERRCODE = 'serialization_failure'; END IF; RETURN NEW; END $$; \
+             CREATE TRIGGER cross_inserts BEFORE INSERT ON oncegate_records FOR EACH ROW \
+             WHEN (NEW.state = 'completed') EXECUTE FUNCTION cross_inserts()"
+        );
+        self.postgres_client().await.batch_execute(&sql).await.unwrap();
+    }
+}
+
+// invariant: conflict-costs-attempt
+#[tokio::test(flavor = "multi_thread")]
+async fn serialization_failures_at_the_first_statement_are_no_outage_and_cost_no_attempt() {
+    for client in [Client::TokioPostgres, Client::Sqlx] {
+        for most in [1, 4] {
+            let what = format!("{client}, batches of {most}");
+            // In a database of its own: the trigger is on a table that others share.
+            let place = Place::journaled(client).await;
+            place.cross_the_next_inserts().await;
+            let bench = Bench::of(&[1, 2, 3, 4]);
+            let handler = match most {
+                1 => place.transactional(Pay::new(&place, After::Return)).await,
+                most => place.batched(most, PayAll::new(&place, Bad::No)).await,
+            };
+            bench.run(place.gate(LEASE), handler, 4).await;
+            assert_eq!(place.till.charges().await, once(1..=4), "{what}");
+            let crossings = "SELECT last_value FROM crossings";
+            let row = place.postgres_client().await.query_one(crossings, &[]).await.unwrap();
+            assert!(row.get::<_, i64>(0) > CROSSINGS, "{what}: nothing was in the way");
+            let count = |name| bench.counters.total(name);
+            assert_eq!([count("retries"), count("store_errors"), count("store_paused")], [0; 3], "{what}");
+            assert_eq!(bench.letters.causes(), [""; 0], "{what}");
         }
     }
 }

@@ -177,3 +177,21 @@ async fn a_fenced_gate_is_refused_because_its_keys_must_be_claimed() {
     let error = consumer.run_until(std::future::pending()).await.unwrap_err().to_string();
     assert!(error.contains("Gate::fenced") && error.contains("Transactional::new"), "{error}");
 }
+
+/// The messages are older than records are kept, so that each may have run before.
+// invariant: extra-run-once
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extra_run_is_counted_once_however_often_its_batch_was_rolled_back() {
+    for client in GIVEN {
+        for bad in [Bad::GivenUp, Bad::FailsStatement] {
+            let place = Place::new(client).await;
+            let (bench, pay) = (Bench::of(&[]), PayAll::new(&place, bad));
+            payments().iter().for_each(|id| bench.list.push_old("payments", format!(r#"{{"id":{id}}}"#)));
+            bench.run(place.gate(LEASE), place.batched(PAYMENTS, pay.clone()).await, PAYMENTS).await;
+            let what = format!("{client}, {bad:?}");
+            assert_eq!(place.till.charges().await.len(), PAYMENTS - 1, "{what}");
+            assert!(pay.calls.lock().unwrap().len() > 1, "{what}: nothing was rolled back");
+            assert_eq!(bench.counters.get("extra_runs", "retention"), PAYMENTS as u64, "{what}");
+        }
+    }
+}

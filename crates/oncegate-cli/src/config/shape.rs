@@ -384,8 +384,10 @@ pub(crate) struct BreakerLimits {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outbox {
-    /// The cluster that the messages are published to. Each message names its topic.
+    /// The cluster that the messages are published to. Each message names its topic. Exactly one of `kafka` and `sqs`.
     pub(crate) kafka: Option<OutboxKafka>,
+    /// The queues that the messages are published to. Each message names its queue, or has its URL: `sqs = {}`.
+    pub(crate) sqs: Option<OutboxSqs>,
     /// The most messages that are read and in flight at a time.
     #[schemars(extend("default" = Relay::DEFAULT_BATCH))]
     pub(crate) batch: Option<u32>,
@@ -416,6 +418,17 @@ pub(crate) struct OutboxKafka {
     /// again when the file changes.
     #[serde(default)]
     pub(crate) properties: BTreeMap<String, Property>,
+}
+
+/// Where the queues are that an outbox is published to.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutboxSqs {
+    /// The region.
+    #[schemars(extend("default" = "the AWS SDK's, or the URL's"))]
+    pub(crate) region: Option<String>,
+    /// The address of another SQS server.
+    pub(crate) endpoint_url: Option<String>,
 }
 
 /// The page for people and probes.

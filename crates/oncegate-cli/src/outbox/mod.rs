@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use oncegate::kafka::KafkaPublisher;
-use oncegate::outbox::Relay;
+use oncegate::outbox::{OutboxStore, Relay};
+use oncegate::sqs::SqsPublisher;
 
 use crate::config::shape;
 use crate::config::values::{Property, Secret, Size, Time};
@@ -29,12 +30,45 @@ pub(crate) async fn run(command: &OutboxCommand) -> Result<Exit, Problem> {
 }
 
 /// The publisher of an outbox.
-///
-/// # Errors
-/// When the file or variable of a secret cannot be read.
-pub(crate) fn publisher(outbox: &shape::Outbox) -> Result<KafkaPublisher, String> {
-    let kafka = outbox.kafka.clone().unwrap_or_default();
-    let mut publisher = KafkaPublisher::new(kafka.brokers.unwrap_or_default().0.join(","));
+pub(crate) enum Broker {
+    Kafka(KafkaPublisher),
+    Sqs(SqsPublisher),
+}
+
+impl Broker {
+    /// The publisher of this outbox.
+    ///
+    /// # Errors
+    /// When the file or variable of a secret cannot be read.
+    pub(crate) fn of(outbox: &shape::Outbox) -> Result<Self, String> {
+        match &outbox.sqs {
+            Some(sqs) => Ok(Self::Sqs(sqs_publisher(sqs))),
+            None => kafka_publisher(&outbox.kafka.clone().unwrap_or_default()).map(Self::Kafka),
+        }
+    }
+
+    fn relay(self, outbox: impl OutboxStore + 'static) -> Relay {
+        match self {
+            Self::Kafka(publisher) => Relay::new(outbox, publisher),
+            Self::Sqs(publisher) => Relay::new(outbox, publisher),
+        }
+    }
+}
+
+fn sqs_publisher(sqs: &shape::OutboxSqs) -> SqsPublisher {
+    let mut publisher = SqsPublisher::new();
+    if let Some(region) = &sqs.region {
+        publisher = publisher.region(region);
+    }
+    if let Some(url) = &sqs.endpoint_url {
+        publisher = publisher.endpoint_url(url);
+    }
+    publisher
+}
+
+fn kafka_publisher(kafka: &shape::OutboxKafka) -> Result<KafkaPublisher, String> {
+    let brokers = kafka.brokers.as_ref().map(|brokers| brokers.0.join(",")).unwrap_or_default();
+    let mut publisher = KafkaPublisher::new(brokers);
     for (property, Property(value)) in &kafka.properties {
         publisher = match value {
             Secret::File(path) => publisher.property_file(property, path),
@@ -54,10 +88,10 @@ async fn relay_of(
     outbox: &shape::Outbox,
     patience: Duration,
 ) -> Result<Relay, Problem> {
-    let publisher = publisher(outbox).map_err(|why| Problem::new(Exit::Configuration, why))?;
+    let broker = Broker::of(outbox).map_err(|why| Problem::new(Exit::Configuration, why))?;
     let relay = match store::open_sql(store, patience).await? {
-        SqlStore::Postgres(store) => Relay::new(store.outbox(name)?, publisher),
-        SqlStore::Sqlite(store) => Relay::new(store.outbox(name).await?, publisher),
+        SqlStore::Postgres(store) => broker.relay(store.outbox(name)?),
+        SqlStore::Sqlite(store) => broker.relay(store.outbox(name).await?),
     };
     let relay = relay
         .batch(outbox.batch.unwrap_or(Relay::DEFAULT_BATCH))

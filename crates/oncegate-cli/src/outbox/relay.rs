@@ -1,7 +1,6 @@
 //! `oncegate outbox relay`: publishes what transactions have written into outboxes.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use oncegate::outbox::RelayError;
 use oncegate::telemetry::Telemetry;
@@ -59,6 +58,14 @@ pub(crate) struct RelayArgs {
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
     properties: Vec<(String, String)>,
 
+    /// The region of SQS, instead of Kafka: messages are published to queues
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+
+    /// The address of another SQS server, instead of Kafka
+    #[arg(long, value_name = "URL")]
+    endpoint_url: Option<String>,
+
     /// The most messages in flight
     #[arg(long, value_name = "COUNT")]
     batch: Option<String>,
@@ -105,6 +112,8 @@ impl RelayArgs {
             ("--store", vec!["store".to_owned(), "url".to_owned()], &self.store),
             ("--listen", vec!["status".to_owned(), "listen".to_owned()], &self.listen),
             ("--brokers", of(&["kafka", "brokers"]), &self.brokers),
+            ("--region", of(&["sqs", "region"]), &self.region),
+            ("--endpoint-url", of(&["sqs", "endpoint_url"]), &self.endpoint_url),
             ("--batch", of(&["batch"]), &self.batch),
             ("--lease", of(&["lease"]), &self.lease),
             ("--retention", of(&["retention"]), &self.retention),
@@ -136,7 +145,7 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
         return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
     }
     if loaded.config.outbox.is_empty() {
-        let text = "there is no outbox: name one by a table as [outbox.shop], or by --outbox and --brokers";
+        let text = "there is no outbox: name one by a table as [outbox.shop], or by --outbox with --brokers or --region";
         return Err(Problem::new(Exit::Configuration, text));
     }
     let stop = CancellationToken::new();
@@ -155,7 +164,7 @@ async fn relay_all(loaded: &Loaded, telemetry: &Telemetry, stop: &CancellationTo
     let mut relays = JoinSet::new();
     for (name, outbox) in loaded.config.outbox.clone() {
         let (stop, store) = (stop.clone(), loaded.config.store.clone().unwrap_or_default());
-        let observer = Arc::new(telemetry.clone());
+        let telemetry = telemetry.clone();
         relays.spawn(async move {
             let running = async {
                 let patience = Consumer::DEFAULT_START_PATIENCE;
@@ -164,7 +173,7 @@ async fn relay_all(loaded: &Loaded, telemetry: &Telemetry, stop: &CancellationTo
                     () = stop.cancelled() => return Ok(()),
                     relay = relay_of(&store, &name, &outbox, patience) => relay?,
                 };
-                relay.observer(observer).run_until(stop.cancelled()).await.map_err(problem)
+                telemetry.watch_relay(relay).run_until(stop.cancelled()).await.map_err(problem)
             };
             running.await.map_err(|problem: Problem| problem.of(&name))
         });

@@ -1,4 +1,4 @@
-//! `oncegate outbox`: the relay on a real broker, from PostgreSQL and from an SQLite file.
+//! `oncegate outbox`: the relay to real brokers, from PostgreSQL and from an SQLite file.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use oncegate::outbox::OutboxMessage;
 use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate_testkit::{Kafka, Postgres, Process, process, until};
+use oncegate_testkit::{Kafka, Postgres, Process, Sqs, process, until};
 use rdkafka::Message as _;
 
 use super::{LIMIT, program};
@@ -16,6 +16,8 @@ fn command(arguments: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
         command.env_remove(name);
     }
+    // For queues: a local server checks no credentials.
+    command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
     command.arg("outbox").args(arguments);
     command
 }
@@ -116,6 +118,29 @@ async fn a_configuration_may_have_outboxes_alone() {
     assert_eq!(payloads(&kafka, &topic).await, ["{}"]);
 }
 
+#[tokio::test]
+async fn a_configuration_may_send_to_queues() {
+    let sqs = Sqs::shared().await;
+    let (queue, folder) = (sqs.new_fifo_queue("outbox-cli").await, tempfile::tempdir().unwrap());
+    let file = folder.path().join("shop.db").display().to_string();
+    let store = SqliteStore::open(&file).await.unwrap();
+    let outbox = store.outbox("shop").await.unwrap();
+    for number in 0..3 {
+        let message = OutboxMessage::new(queue.name(), number.to_string()).key("a");
+        outbox.publish(&store.open_connection().unwrap(), &message).unwrap();
+    }
+    let config = folder.path().join("oncegate.toml");
+    let text =
+        format!("[store]\nurl = \"sqlite:{file}\"\n\n[outbox.shop]\nsqs = {{ region = \"us-east-1\" }}\n");
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    let printed = relay(&file, folder.path(), &["--config", &config, "--endpoint-url", sqs.endpoint()]).await;
+    assert!(printed.contains("\"published\": 3"), "{printed}");
+    let bodies: Vec<String> =
+        queue.take_all().await.into_iter().map(|message| message.body.unwrap()).collect();
+    assert_eq!(bodies, ["0", "1", "2"]);
+}
+
 #[test]
 fn mistakes_are_reported_before_anything_is_sent() {
     let folder = tempfile::tempdir().unwrap();
@@ -139,6 +164,11 @@ fn mistakes_are_reported_before_anything_is_sent() {
             "acks",
         ),
         (vec!["--store", &file, "--outbox", "shop", "--brokers", "localhost:1"], "must_exist"),
+        (
+            vec!["--store", "sqlite:x.db", "--outbox", "shop", "--brokers", "localhost:1", "--region", "r"],
+            "both `kafka` and `sqs`",
+        ),
+        (vec!["--store", "sqlite:x.db", "--outbox", "shop", "--endpoint-url", "localhost:1"], "http://"),
     ] {
         let answered = answer(&[&["relay"], &flags[..]].concat());
         let said = String::from_utf8_lossy(&answered.stderr);

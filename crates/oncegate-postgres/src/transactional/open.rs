@@ -45,6 +45,10 @@ impl PostgresTransaction {
                 self.roll_back().await;
                 Ok(Begun::Held)
             }
+            Err(trouble) if trouble.crossed => {
+                self.roll_back().await;
+                Err(trouble)
+            }
             Err(trouble) => Err(trouble),
         }
     }

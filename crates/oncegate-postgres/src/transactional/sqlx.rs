@@ -20,10 +20,10 @@ use tokio::time::error::Elapsed;
 use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
 use super::batch::{Results, begin_batch_sql, holds, xid};
 use super::{
-    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, MAX_TRIES, PostgresStore, begin_sql,
+    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, PostgresStore, Tries, begin_sql,
     set_lock_timeout,
 };
-use crate::errors;
+use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
 
 /// The transactions of a pool of sqlx, for
@@ -109,10 +109,10 @@ impl SqlxTransactions {
 
 type OpenedBy<H> = Begun<Transaction<'static, Postgres>, H>;
 
-/// What a try to begin leads to: an end, or another try, if fewer than this many were made.
+/// What a try to begin leads to: an end, or another try.
 fn after_try<H>(
     begun: Result<Result<OpenedBy<H>, Error>, Elapsed>,
-    tries: usize,
+    tries: &mut Tries,
 ) -> ControlFlow<Result<OpenedBy<H>, StoreError>> {
     let error = match begun {
         Ok(Ok(begun)) => return ControlFlow::Break(Ok(begun)),
@@ -121,12 +121,14 @@ fn after_try<H>(
             return ControlFlow::Break(Err(StoreError::unavailable("the server did not answer in time")));
         }
     };
-    match state(&error).map(|state| errors::answered_with(&state, "")) {
-        Some(trouble) if trouble.row_held => ControlFlow::Break(Ok(Begun::Held)),
-        Some(trouble) if !trouble.passing => ControlFlow::Break(Err(trouble.error)),
-        _ if tries < MAX_TRIES => ControlFlow::Continue(()),
-        _ => ControlFlow::Break(Err(not_executed(&error))),
+    let trouble = match state(&error) {
+        Some(state) => errors::answered_with(&state, ""),
+        None => Trouble { passing: true, ..not_executed(&error).into() },
+    };
+    if trouble.row_held {
+        return ControlFlow::Break(Ok(Begun::Held));
     }
+    tries.after(trouble)
 }
 
 impl fmt::Debug for SqlxTransactions {
@@ -155,12 +157,11 @@ impl Transactions for SqlxTransactions {
         ground: Ground,
         limit: Duration,
     ) -> Result<Begun<Self::Transaction, Hold>, StoreError> {
-        let mut tries = 1;
+        let mut tries = Tries::within(limit);
         loop {
             let begun = tokio::time::timeout(limit, self.try_begin(completing, ground, limit)).await;
-            match after_try(begun, tries) {
-                ControlFlow::Break(begun) => return begun,
-                ControlFlow::Continue(()) => tries += 1,
+            if let ControlFlow::Break(begun) = after_try(begun, &mut tries) {
+                return begun;
             }
         }
     }
@@ -170,12 +171,11 @@ impl Transactions for SqlxTransactions {
         batch: &[Completing],
         limit: Duration,
     ) -> Result<BatchBegun<Self::Transaction, Hold>, StoreError> {
-        let mut tries = 1;
+        let mut tries = Tries::within(limit);
         loop {
             let begun = tokio::time::timeout(limit, self.try_begin_batch(batch, limit)).await;
-            match after_try(begun, tries) {
-                ControlFlow::Break(begun) => return begun,
-                ControlFlow::Continue(()) => tries += 1,
+            if let ControlFlow::Break(begun) = after_try(begun, &mut tries) {
+                return begun;
             }
         }
     }

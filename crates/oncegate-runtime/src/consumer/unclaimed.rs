@@ -136,7 +136,7 @@ pub(super) async fn is_completed_by_last_commit(
     let is_ours = gate.is_completed_by(identity, tag).await?;
     item.past.unanswered_commit = None;
     if is_ours {
-        gate.note_transaction_completed(identity, tag);
+        gate.note_transaction_completed(&item.delivery.message, identity, tag);
     }
     Ok(is_ours)
 }

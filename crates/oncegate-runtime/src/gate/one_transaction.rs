@@ -105,8 +105,19 @@ impl OpenGate {
         Ok(matches!(state, Some(State::Completed { by, .. }) if by == tag))
     }
 
-    /// Notes that a transaction without an answer turned out to be committed.
-    pub(crate) fn note_transaction_completed(&self, identity: &Identity, tag: TokenTag) {
+    /// Counts the committed run of a message as an extra one, if there may have been one before.
+    ///
+    /// It is counted with the commit: a transaction that is rolled back, and repeated, leaves nothing, and a claim that
+    /// follows it counts its own grant.
+    fn note_extra_run(&self, message: &Message) {
+        if let Some(cause) = self.cause_of_extra_run(message, &FIRST) {
+            self.observe(Event::ExtraRun { scope: self.scope(), cause });
+        }
+    }
+
+    /// Notes that the transaction of this message, which was not answered, turned out to be committed.
+    pub(crate) fn note_transaction_completed(&self, message: &Message, identity: &Identity, tag: TokenTag) {
+        self.note_extra_run(message);
         self.observe(Event::Completed { scope: self.scope(), result_bytes: 0 });
         self.notes.note(|| JournalEntry::now("completed").key(&identity.key).run(tag));
     }
@@ -148,9 +159,6 @@ impl TransactionRun {
         }
         gate.observe(Event::StoreCalled { scope, operation: "claim", took: self.began.elapsed() });
         gate.observe(Event::Claimed { scope, verdict: "granted" });
-        if let Some(cause) = gate.cause_of_extra_run(&self.message, &FIRST) {
-            gate.observe(Event::ExtraRun { scope, cause });
-        }
         gate.notes.note(|| self.entry("claimed", ""));
         Ok(())
     }
@@ -163,6 +171,7 @@ impl TransactionRun {
             gate.observe(Event::ResultNotKept { scope });
             warn!(scope, origin = %self.message.origin(), %error, "the work is recorded without its result");
         }
+        gate.note_extra_run(&self.message);
         gate.observe(Event::StoreCalled { scope, operation: "complete", took });
         gate.observe(Event::Completed { scope, result_bytes: attempted.result_bytes });
         gate.note_completed(&self.identity.key, &self.token);

@@ -111,6 +111,7 @@ const OPERATIONS: &[&str] = &["claim", "extend", "complete", "release", "fail", 
 const SCOPE: &[&str] = &["scope"];
 const OPERATION: &[&str] = &["operation"];
 const CONSUMER: &[&str] = &["consumer"];
+const OUTBOX: &[&str] = &["outbox"];
 const PARTITION: &[&str] = &["consumer", "topic", "partition"];
 
 /// Every metric that there is. Durations are in seconds, sizes in bytes.
@@ -370,6 +371,16 @@ pub const CATALOGUE: &[Metric] = &[
     ),
     Metric::gauge("watermark", PARTITION, "the first offset that is not finished"),
     Metric::gauge("committed_offset", PARTITION, "the offset that the broker has from us"),
+    Metric::gauge(
+        "outbox_waiting",
+        OUTBOX,
+        "messages of an outbox that are not sent, up to 10,000; in every process that runs a relay of it",
+    ),
+    Metric::gauge(
+        "outbox_oldest_seconds",
+        OUTBOX,
+        "how long the oldest of them has waited; 0 when none waits",
+    ),
     Metric::gauge("build_info", &["version"], "always 1; the label is the version of oncegate"),
 ];
 

@@ -58,7 +58,14 @@ impl Leader {
         let name = || self.relay.outbox.name().to_owned();
         let opened = self.relay.publisher.open().await;
         opened.map_err(|error| RelayError::Publisher { outbox: name(), error })?;
-        self.lead_in_turns().await.map_err(|error| RelayError::Store { outbox: name(), error })
+        let ended = CancellationToken::new();
+        let leading = async {
+            let led = self.lead_in_turns().await;
+            ended.cancel();
+            led
+        };
+        let (led, ()) = join(leading, self.relay.monitor.measure(&*self.relay.outbox, &ended)).await;
+        led.map_err(|error| RelayError::Store { outbox: name(), error })
     }
 
     async fn lead_in_turns(&self) -> Result<(), StoreError> {

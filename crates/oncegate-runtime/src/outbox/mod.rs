@@ -16,6 +16,7 @@
 //!
 //! [`OutboxStore`] is the port of the table, [`Publisher`] that of the broker.
 
+mod backlog;
 mod held_back;
 mod leader;
 mod relay;
@@ -31,6 +32,7 @@ use oncegate_core::store::StoreError;
 use crate::failure::BoxError;
 use crate::message::Header;
 
+pub use self::backlog::{OutboxBacklog, RelayMonitor};
 pub use self::held_back::HeldBack;
 pub use self::relay::{Relay, RelayError};
 
@@ -254,6 +256,13 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     /// The database did not answer or refuses.
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError>;
 
+    /// Counts the messages that are not sent, up to `most`, and says how old the first one is. It is called every few
+    /// seconds, by each relay: it must not read all of them.
+    ///
+    /// # Errors
+    /// The database did not answer or refuses.
+    async fn backlog(&self, most: u32) -> Result<OutboxBacklog, StoreError>;
+
     /// Counts what the outbox holds.
     ///
     /// # Errors
@@ -261,7 +270,8 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     async fn status(&self) -> Result<OutboxStatus, StoreError>;
 }
 
-/// A broker that messages of an outbox are published to: the port that `KafkaPublisher` implements.
+/// A broker that messages of an outbox are published to: the port that `KafkaPublisher` and
+/// `SqsPublisher` implement.
 #[async_trait]
 pub trait Publisher: Send + Sync + fmt::Debug {
     /// Checks the settings. Called once, before the first message.
@@ -281,7 +291,7 @@ pub trait Publisher: Send + Sync + fmt::Debug {
 }
 
 /// Why a message may not have been published.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
     /// The broker will not take this message before something is changed.

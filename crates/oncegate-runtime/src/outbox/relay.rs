@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::leader::Leader;
-use super::{OutboxStore, Publisher, ReadLimits};
+use super::{OutboxStore, Publisher, ReadLimits, RelayMonitor};
 use crate::failure::BoxError;
 use crate::observe::Observer;
 
@@ -46,6 +46,7 @@ pub struct Relay {
     pub(super) poll_interval: Duration,
     pub(super) lease: Duration,
     pub(super) retention: Duration,
+    pub(super) monitor: RelayMonitor,
     stop_deadline: Duration,
 }
 
@@ -89,6 +90,7 @@ impl Relay {
     /// Creates a relay from an outbox to a broker.
     pub fn new(outbox: impl OutboxStore + 'static, publisher: impl Publisher + 'static) -> Self {
         Self {
+            monitor: RelayMonitor::of(outbox.name()),
             outbox: Arc::new(outbox),
             publisher: Arc::new(publisher),
             observer: None,
@@ -137,6 +139,11 @@ impl Relay {
     /// The observer that gets the events. Default: none.
     pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
         Self { observer: Some(observer), ..self }
+    }
+
+    /// Returns a monitor, which shows what waits in the outbox while the relay runs.
+    pub fn monitor(&self) -> RelayMonitor {
+        self.monitor.clone()
     }
 
     /// Publishes until `stop` resolves. Then it sends nothing more, waits for what is in flight, and gives the lead away.

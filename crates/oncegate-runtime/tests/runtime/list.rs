@@ -50,6 +50,12 @@ impl List {
         self.deliver(if key.is_empty() { message } else { message.with_key(key) });
     }
 
+    /// Delivers a message that its broker has had since 1970: longer than any record is kept.
+    #[allow(dead_code, reason = "for the tests of transactions")]
+    pub(crate) fn push_old(&self, topic: &str, payload: String) {
+        self.deliver(Message::new(topic, self.next_origin(topic), Some(payload.into())).with_timestamp_ms(0));
+    }
+
     /// Delivers a message once more.
     pub(crate) fn push_again(&self, message: &Message) {
         self.deliver(Message::new(message.route(), self.next_origin("again"), message.payload_bytes()));

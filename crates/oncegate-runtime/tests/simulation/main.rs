@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod broker;
+mod given;
 mod pay;
 mod till;
 mod world;
@@ -27,6 +28,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 // invariant: ack-before-completed
+// invariant: second-committed-effect
 #[test]
 fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
     std::panic::set_hook(Box::new(|panic| {
@@ -61,6 +63,9 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
         );
     }
     assert!(faults.values().all(|count| *count > 0), "no run met one of the faults: {faults:?}");
+    for fate in &FATES {
+        assert!(faults.contains_key(fate), "no transaction came to {fate:?}: {faults:?}");
+    }
 }
 
 /// What the runs must have reached, or they prove nothing.
@@ -90,6 +95,20 @@ const REACHED: [(&str, &str); 25] = [
     ("store_errors", "unavailable"),
     ("store_paused", "resumed"),
     ("quarantined", ""),
+];
+
+/// What must have become of transactions that handlers are given.
+const FATES: [&str; 10] = [
+    "given_batch_committed",
+    "given_committed",
+    "given_crossed",
+    "given_cut",
+    "given_held",
+    "given_late_and_done",
+    "given_late_and_refused",
+    "given_not_begun",
+    "given_sessions_away",
+    "given_taken_meanwhile",
 ];
 
 #[test]

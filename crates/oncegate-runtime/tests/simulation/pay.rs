@@ -7,9 +7,13 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use oncegate::{Attempt, BatchHandler, BatchMessage, Failure, Handler, Message};
+use oncegate::{
+    Attempt, BatchHandler, BatchMessage, Failure, Handler, Message, TransactionalBatchHandler,
+    TransactionalHandler,
+};
 use tokio::time::sleep;
 
+use crate::given::Given;
 use crate::till::Till;
 use crate::world::Ledger;
 
@@ -197,6 +201,78 @@ impl BatchHandler for PayTogether {
             handled.unwrap_or_else(|_| Err("panicked afterwards".into()))
         };
         Ok(join_all(batch.iter().map(handle)).await)
+    }
+
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
+        Handler::duplicate(&self.0, message, result).await
+    }
+}
+
+/// The same handler for the transactions that it is given: whatever it charges is gone when it fails.
+pub(crate) struct PayGiven(pub(crate) Pay);
+
+impl PayGiven {
+    /// What follows the charge.
+    async fn follow(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        let id = message.json::<Payment>()?.id;
+        match self.0.behaviours[usize::try_from(id).unwrap()] {
+            Behaviour::Slow { ms } | Behaviour::Stubborn { ms } | Behaviour::Transacts { ms, .. } => {
+                sleep(Duration::from_millis(ms)).await;
+            }
+            Behaviour::FailsAtFirst { times } if attempt.number() <= times => return Err("not yet".into()),
+            Behaviour::FailsAlways => return Err("never".into()),
+            Behaviour::GivesUp => return Err(Failure::permanent("rejected")),
+            Behaviour::WantsLater { times } if self.0.ledger.note_later(id) <= times => {
+                return Err(Failure::later(Duration::from_millis(300), "not ready"));
+            }
+            Behaviour::PanicsAtFirst if attempt.number() == 1 => panic!("simulated"),
+            Behaviour::Hangs if attempt.number() == 1 => std::future::pending().await,
+            _ => {}
+        }
+        Ok(format!("attempt {} of {id}", attempt.number()))
+    }
+}
+
+impl TransactionalHandler<Given> for PayGiven {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        given: &mut Given,
+    ) -> Result<String, Failure> {
+        given.charge(message.json::<Payment>()?.id)?;
+        self.follow(message, attempt).await
+    }
+
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
+        Handler::duplicate(&self.0, message, result).await
+    }
+}
+
+impl TransactionalBatchHandler<Given> for PayGiven {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+        given: &mut Given,
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        for one in batch {
+            given.charge(one.message().json::<Payment>()?.id)?;
+        }
+        let fails_all = |one: &BatchMessage| {
+            let payment = one.message().json::<Payment>();
+            let behaviour = payment.map(|payment| self.0.behaviours[usize::try_from(payment.id).unwrap()]);
+            matches!(behaviour, Ok(Behaviour::FailsAlways))
+        };
+        // As a statement for all rows that fails because of one.
+        if batch.iter().any(fails_all) {
+            return Err("never".into());
+        }
+        let follow = async |one: &BatchMessage| self.follow(one.message(), one.attempt()).await;
+        Ok(join_all(batch.iter().map(follow)).await)
     }
 
     async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {

@@ -2,13 +2,17 @@
 //! a server do.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
+use oncegate::core::key::StoreKey;
 use oncegate::core::store::{Command, Store as _};
 use oncegate::{BoxError, Completing, MemoryStore, SqlTransaction};
 use tokio::time::sleep;
+
+use crate::given::Lists;
 
 /// Maximum latency of a transaction to the server or back, in milliseconds.
 pub(crate) const LONGEST_MS: u64 = 1_500;
@@ -16,8 +20,14 @@ pub(crate) const LONGEST_MS: u64 = 1_500;
 /// Committed charges, and the records beside them.
 #[derive(Debug)]
 pub(crate) struct Till {
-    memory: Arc<MemoryStore>,
+    pub(crate) memory: Arc<MemoryStore>,
     charges: Mutex<BTreeMap<u64, u32>>,
+    /// The keys that open transactions have taken.
+    held: Mutex<Vec<StoreKey>>,
+    /// What the workers have written down.
+    pub(crate) lists: Lists,
+    /// How often everything was lost.
+    losses: AtomicU64,
     /// How often each thing has become of a transaction.
     fates: Mutex<BTreeMap<&'static str, u64>>,
     /// `None`: nothing goes wrong any more.
@@ -26,7 +36,7 @@ pub(crate) struct Till {
 
 /// What becomes of a commit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+pub(crate) enum Fate {
     Answered,
     /// The server rolls back and reports it.
     RolledBack,
@@ -43,6 +53,9 @@ impl Till {
         Arc::new(Self {
             memory,
             charges: Mutex::default(),
+            held: Mutex::default(),
+            lists: Lists::default(),
+            losses: AtomicU64::new(0),
             fates: Mutex::default(),
             rng: Mutex::new(Some(rng)),
         })
@@ -56,6 +69,48 @@ impl Till {
     pub(crate) fn lose_everything(&self) {
         self.memory.lose_everything();
         self.charges.lock().unwrap().clear();
+        self.lists.lock().unwrap().clear();
+        self.losses.fetch_add(1, Relaxed);
+    }
+
+    /// How often everything was lost.
+    pub(crate) fn lost(&self) -> u64 {
+        self.losses.load(Relaxed)
+    }
+
+    /// Takes a key for a transaction, if no other one has it.
+    pub(crate) fn hold(&self, key: &StoreKey) -> bool {
+        let mut held = self.held.lock().unwrap();
+        let is_free = !held.contains(key);
+        held.extend(is_free.then(|| key.clone()));
+        is_free
+    }
+
+    /// Frees the keys of a transaction that has ended.
+    pub(crate) fn release(&self, keys: &[StoreKey]) {
+        self.held.lock().unwrap().retain(|key| !keys.contains(key));
+    }
+
+    /// Adds charges that are committed.
+    pub(crate) fn add(&self, ids: &[u64]) {
+        let mut charges = self.charges.lock().unwrap();
+        ids.iter().for_each(|id| *charges.entry(*id).or_default() += 1);
+    }
+
+    /// Whether a fault happens now that is one in so many.
+    pub(crate) fn happens(&self, one_in: u32) -> bool {
+        self.rng.lock().unwrap().as_mut().is_some_and(|rng| rng.u32(..one_in) == 0)
+    }
+
+    /// How long a call takes.
+    pub(crate) fn latency(&self) -> Duration {
+        let mut rng = self.rng.lock().unwrap();
+        Duration::from_millis(rng.as_mut().map_or(0, |rng| rng.u64(..LONGEST_MS / 10)))
+    }
+
+    /// Counts what has become of a transaction.
+    pub(crate) fn note(&self, fate: &'static str) {
+        *self.fates.lock().unwrap().entry(fate).or_default() += 1;
     }
 
     /// From now on every commit is answered at once.
@@ -73,7 +128,7 @@ impl Till {
         Transaction { till: Arc::clone(self), id }
     }
 
-    fn fate(&self) -> (Fate, Duration) {
+    pub(crate) fn fate(&self) -> (Fate, Duration) {
         let mut rng = self.rng.lock().unwrap();
         let Some(rng) = rng.as_mut() else { return (Fate::Answered, Duration::ZERO) };
         let (fate, name) = match rng.u32(..12) {
@@ -83,7 +138,7 @@ impl Till {
             3..6 => (Fate::Late, "commit_late"),
             _ => (Fate::Answered, "commit_answered"),
         };
-        *self.fates.lock().unwrap().entry(name).or_default() += 1;
+        self.note(name);
         (fate, Duration::from_millis(rng.u64(..LONGEST_MS)))
     }
 
@@ -95,7 +150,7 @@ impl Till {
             snapshot.map_or_else(Default::default, |snapshot| (snapshot.now, Some(snapshot.record)));
         completing.apply(now, record)?;
         self.memory.execute(vec![Command { key, operation: completing.operation() }]).await.remove(0)?;
-        *self.charges.lock().unwrap().entry(id).or_default() += 1;
+        self.add(&[id]);
         Ok(())
     }
 }
@@ -129,7 +184,7 @@ impl SqlTransaction<MemoryStore> for Transaction {
                     sleep(time).await;
                     let committed = till.commit(id, &completing).await.is_ok();
                     let name = if committed { "commit_late_and_done" } else { "commit_late_and_refused" };
-                    *till.fates.lock().unwrap().entry(name).or_default() += 1;
+                    till.note(name);
                 });
                 Err("simulated: the connection broke during the commit".into())
             }

@@ -15,19 +15,22 @@ use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
     Backoff, BatchLimits, Batched, BoxError, Consumer, ConsumerError, Counters, Gate, GateError, Key,
-    MemoryStore, Message, OnStoreLoss, Ordering, Origin,
+    MemoryStore, Message, OnStoreLoss, Ordering, Origin, Transactional,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::broker::{Broker, Judge, Kind};
-use crate::pay::{Behaviour, Pay, PayTogether, Payment, behaviour};
+use crate::given::TillTransactions;
+use crate::pay::{Behaviour, Pay, PayGiven, PayTogether, Payment, behaviour};
 use crate::till::{LONGEST_MS, Till};
 
 const LEASE: Duration = Duration::from_secs(1);
 const MAX_RUN: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 12;
+/// How long a transaction that a handler is given may be open.
+const OPEN_MOST: Duration = Duration::from_secs(8);
 /// After the faults have stopped, everything must be finished within this time.
 const QUIET_WITHIN: Duration = Duration::from_secs(3 * 3600);
 
@@ -186,12 +189,22 @@ impl World {
         let ordering = [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
         let gate = gate.simulated(self.rng.u64(..));
         let in_flight = self.rng.usize(1..50);
-        let consumer = if self.handles_batches() {
+        let limits = self.handles_batches().then(|| {
             let wait = Duration::from_millis(self.rng.u64(..200));
-            let limits = BatchLimits::new(self.rng.usize(1..=in_flight.min(12))).wait(wait);
-            Consumer::new(member.clone(), gate, Batched::new(limits, PayTogether(handler)))
+            BatchLimits::new(self.rng.usize(1..=in_flight.min(12))).wait(wait)
+        });
+        let source = member.clone();
+        let consumer = if self.gives_transactions() {
+            let (transactions, handler) = (TillTransactions(Arc::clone(&self.till)), PayGiven(handler));
+            let work = match limits {
+                Some(limits) => Transactional::batched(transactions, limits, handler),
+                None => Transactional::new(transactions, handler),
+            };
+            Consumer::new(source, gate, work.limit(OPEN_MOST))
+        } else if let Some(limits) = limits {
+            Consumer::new(source, gate, Batched::new(limits, PayTogether(handler)))
         } else {
-            Consumer::new(member.clone(), gate, handler)
+            Consumer::new(source, gate, handler)
         };
         let consumer = consumer
             .concurrency(self.rng.u32(1..8))
@@ -310,6 +323,7 @@ impl World {
         let stopped = stopped.unwrap_or_else(|_| panic!("seed {}: a worker does not stop", self.seed));
         match stopped.expect("a worker does not panic") {
             Ok(()) | Err(ConsumerError::Gate(GateError::Store(_))) => {}
+            Err(ConsumerError::Settings(_)) if self.gives_transactions() && self.losses() > 0 => {}
             Err(error) => panic!("seed {}: a worker failed: {error}", self.seed),
         }
         self.broker.leave(worker.member);
@@ -349,6 +363,8 @@ impl World {
         for worker in ended {
             match worker.running.await.expect("a worker does not panic") {
                 Err(ConsumerError::Gate(GateError::Store(_))) => {}
+                // The descriptor was lost between the gate's look at it and that of the transactions.
+                Err(ConsumerError::Settings(_)) if self.gives_transactions() && self.losses() > 0 => {}
                 other => panic!("seed {}: a worker ended by itself: {other:?}", self.seed),
             }
             self.broker.leave(worker.member);
@@ -358,7 +374,12 @@ impl World {
 
     /// Whether this payment's effect is in the records' database.
     fn transacts(&self, id: u64) -> bool {
-        usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
+        self.gives_transactions() || usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
+    }
+
+    /// In one world of four, unless its workers run without a store, handlers are given their transactions.
+    fn gives_transactions(&self) -> bool {
+        self.seed % 4 == 3 && self.fails_open_after().is_none()
     }
 
     /// In one world of five, workers run without a store that has been away for so long.
@@ -366,9 +387,10 @@ impl World {
         self.seed.is_multiple_of(5).then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
     }
 
-    /// In one world of three, workers handle messages in batches.
+    /// In one world of three, and more often in the transactions that handlers are given, workers handle messages in
+    /// batches.
     fn handles_batches(&self) -> bool {
-        self.seed % 3 == 1
+        self.seed % 3 == 1 || self.seed % 8 == 7 && self.gives_transactions()
     }
 
     fn fail_open(&self) -> u64 {
