@@ -1,7 +1,8 @@
 //! Records in Redis or Valkey: one key each, changed by one Lua script per operation (`lua/`).
 //!
 //! Concurrent calls share one pipeline per round trip. Each server has two connections, one for bulk and one for
-//! heartbeats. A separate thread, shared by all stores of the process, drives them. See [`RedisStore`].
+//! heartbeats. Heartbeats are driven by a thread that all stores of the process share, bulk by the runtime of its callers. See
+//! [`RedisStore`].
 //!
 //! # Not obvious
 //!
