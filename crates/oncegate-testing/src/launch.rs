@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use oncegate_runtime::source::Source;
 use oncegate_runtime::{BoxError, Consumer, Gate, Handler};
 
-use crate::round::{Downstream, Member, Process, Round, Watched};
+use crate::round::{Downstream, Process, Round, Watched};
 
 /// Starts the handler of a process.
 ///
@@ -79,7 +80,7 @@ where
 pub(crate) struct Start {
     pub(crate) round: Arc<Round>,
     pub(crate) process: Arc<Process>,
-    pub(crate) member: Member,
+    pub(crate) member: Arc<dyn Source>,
     pub(crate) gate: Gate,
     pub(crate) downstream: Downstream,
 }
