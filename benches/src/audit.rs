@@ -1,4 +1,6 @@
-//! Compares the rate of an audit with that of a replay's dry run, over the same topic.
+//! Compares the rate of an audit with that of a replay's dry run, over the same topic, and what memory they take.
+//!
+//! `ONCEGATE_AUDIT_MESSAGES=10000000` is the size of the topic; a million by default.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +17,7 @@ use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::redis_store;
 use crate::messages::{broker_key, fresh_scope, key, payload};
+use crate::resident::PeakMemory;
 use crate::rounds::Plan;
 use crate::{BENCH_REDIS, Benchmark};
 
@@ -33,8 +36,8 @@ const CHUNK: usize = 10_000;
 /// How many claims and completions are in flight while the messages are handled.
 const IN_FLIGHT: usize = 512;
 
-/// One message in so many has no record and no effect, and the next one has two effects.
-const PLANTED: usize = 100_000;
+/// So many messages have no record and no effect, and as many others have two effects.
+const PLANTED: usize = 10;
 
 /// How many keys of effects are added at a time.
 const EFFECTS: usize = 4_096;
@@ -52,22 +55,31 @@ struct Handled {
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
-    let handled = Handled::with(plan.size(1_000_000, 5_000), &server).await;
+    let full =
+        std::env::var("ONCEGATE_AUDIT_MESSAGES").map_or(1_000_000, |count| count.parse().expect("a number"));
+    let handled = Handled::with(plan.size(full, 5_000), &server).await;
     let mut rounds = plan.rounds("audit", &["records and effects", "records", "dry run"]);
     while rounds.next() {
+        let memory = PeakMemory::begin();
         rounds.measure("records and effects", handled.audit(true)).await;
+        rounds.note("records and effects: memory", memory.mebibytes());
         rounds.measure("records", handled.audit(false)).await;
+        let memory = PeakMemory::begin();
         rounds.measure("dry run", handled.dry_run()).await;
+        rounds.note("dry run: memory", memory.mebibytes());
     }
     let against = |name| rounds.against(name, Unit::MessagesPerSecond, "dry run");
     vec![
         against("records and effects").target(Bound::RatioAtLeast, 0.7),
         against("records").target(Bound::RatioAtLeast, 0.7),
+        rounds.figure("records and effects: memory", Unit::Mebibytes),
+        rounds.figure("dry run: memory", Unit::Mebibytes),
     ]
 }
 
-fn is_planted(n: usize) -> bool {
-    n.is_multiple_of(PLANTED)
+/// Whether this message of so many has neither record nor effect.
+fn is_planted(n: usize, count: usize) -> bool {
+    n.is_multiple_of(count / PLANTED)
 }
 
 impl Handled {
@@ -83,9 +95,9 @@ impl Handled {
         let gate = Arc::new(Gate::new(scope.as_str(), key(), store.clone()));
         let handle =
             |n| handle(Arc::clone(&gate), Message::new(topic.as_str(), no_origin(), Some(payload(n))));
-        let handled = (0..count).filter(|n| !is_planted(*n)).map(handle);
+        let handled = (0..count).filter(|n| !is_planted(*n, count)).map(handle);
         let mut effects: Vec<String> = stream::iter(handled).buffer_unordered(IN_FLIGHT).collect().await;
-        effects.extend_from_within(..planted(count));
+        effects.extend_from_within(..PLANTED);
         Self { kafka, topic, scope, store, count, effects }
     }
 
@@ -115,7 +127,7 @@ impl Handled {
 
     /// All that was planted is found, and nothing else.
     fn check(&self, report: &AuditReport, with_effects: bool) {
-        let planted = planted(self.count) as u64;
+        let planted = PLANTED as u64;
         let doubled = if with_effects { planted } else { 0 };
         assert_eq!((report.lost, report.doubled, report.found()), (planted, doubled, planted + doubled));
     }
@@ -130,13 +142,9 @@ impl Handled {
             examination.add(messages).await.expect("the store answers");
         }
         let report = examination.finish().await.expect("the store answers");
-        assert_eq!(report.without_record, planted(self.count) as u64);
+        assert_eq!(report.without_record, PLANTED as u64);
         self.count as f64 / started.elapsed().as_secs_f64()
     }
-}
-
-fn planted(count: usize) -> usize {
-    count.div_ceil(PLANTED)
 }
 
 fn no_origin() -> oncegate::Origin {

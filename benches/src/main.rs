@@ -10,6 +10,7 @@ mod figure;
 mod machine;
 mod messages;
 mod report;
+mod resident;
 mod rounds;
 mod stopwatch;
 

@@ -15,9 +15,10 @@ use oncegate::{Attempt, Consumer, Event, Failure, Gate, Message, Observer};
 use tokio::sync::Notify;
 
 use super::producer::{STAMP, Stamp, now_us};
-use super::threads::{Snapshot, rss_mebibytes};
+use super::threads::Snapshot;
 use super::{Measured, Percentiles, READY, Role, Task, group};
 use crate::messages::{fresh_scope, key};
+use crate::resident::rss_mebibytes;
 
 /// The most handlers at a time.
 const CONCURRENCY: u32 = 64;

@@ -63,11 +63,3 @@ fn group_of(name: &str) -> &'static str {
         _ => "other",
     }
 }
-
-/// The memory of this process that is in use, in MiB.
-pub(super) fn rss_mebibytes() -> f64 {
-    const KIB_PER_MEBIBYTE: f64 = 1_024.0;
-    let status = fs::read_to_string("/proc/self/status").expect("the kernel reports the memory");
-    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-    rss.and_then(|kib| kib.trim().parse::<f64>().ok()).map_or(f64::NAN, |kib| kib / KIB_PER_MEBIBYTE)
-}
