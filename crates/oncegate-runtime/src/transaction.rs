@@ -103,6 +103,18 @@ impl Completing {
         self.lease
     }
 
+    /// The claim of a key without a record, in the transaction that also completes it.
+    pub fn claim(&self) -> Operation {
+        Operation::Claim {
+            token: self.token,
+            lease: self.lease,
+            fingerprint: self.fingerprint,
+            fenced: false,
+            // No other owner's lease can be left over in a record that does not exist.
+            longest_lease: Duration::MAX,
+        }
+    }
+
     /// The completion as an operation on the record.
     pub fn operation(&self) -> Operation {
         Operation::Complete {

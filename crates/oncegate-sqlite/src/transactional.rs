@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use oncegate_core::key::Scope;
 use oncegate_core::record::{Record, StoreTime};
-use oncegate_core::rules::{Operation, apply};
+use oncegate_core::rules::apply;
 use oncegate_core::store::{Store as _, StoreError};
 use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::{
@@ -181,14 +181,7 @@ impl SqliteTransactions {
 
 /// What the rules give for a key that is claimed and completed at this instant.
 fn completed(now: StoreTime, completing: &Completing) -> Record {
-    let claim = Operation::Claim {
-        token: completing.token(),
-        lease: completing.limit(),
-        fingerprint: completing.fingerprint(),
-        fenced: false,
-        longest_lease: Duration::MAX,
-    };
-    let (claimed, _) = apply(now, None, &claim);
+    let (claimed, _) = apply(now, None, &completing.claim());
     let (completed, _) = apply(now, claimed, &completing.operation());
     completed.expect("a key without a record is claimed, and its owner completes it")
 }

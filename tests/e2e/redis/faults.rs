@@ -13,7 +13,7 @@ use crate::hand::{apply, claim, complete, key, scope, token};
 const HELD: Reply = Reply::Applied { recreated: false };
 
 /// How long a store may take to find its server again.
-const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 /// A store whose every reply is asked for by the test.
 pub(crate) fn unwatched(proxy: &Proxy) -> RedisBuilder {

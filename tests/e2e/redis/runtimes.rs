@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use oncegate::redis::RedisStore;
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_testkit::{Redis, RedisServer};
+use oncegate_testkit::{Redis, RedisServer, until};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::faults::until_answered;
+use crate::faults::{RECOVERY_LIMIT, until_answered};
 use crate::hand::{apply, claim, complete, key, scope, token};
 
 const HELD: Reply = Reply::Applied { recreated: false };
@@ -36,8 +36,12 @@ async fn a_store_outlives_the_runtime_on_which_it_was_connected() {
 async fn an_answer_that_comes_while_every_thread_is_blocked_is_no_lost_answer() {
     const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
     let mut server = RedisServer::synced().await;
-    let builder = RedisStore::builder(server.url()).response_timeout(RESPONSE_TIMEOUT);
-    let store = builder.connect().await.unwrap();
+    // On a busy machine the greeting may take longer than that.
+    let store = until("the store to be opened", RECOVERY_LIMIT, async || {
+        let builder = RedisStore::builder(server.url()).response_timeout(RESPONSE_TIMEOUT);
+        builder.connect().await.map_err(|error| error.to_string())
+    });
+    let store = store.await;
     let key = key(&scope(), 1);
     // On the runtime's only thread, beside the connection.
     let answer = tokio::spawn(async move {

@@ -97,14 +97,7 @@ impl Given {
             }
         }
         for (ground, completing) in batch {
-            let claim = Operation::Claim {
-                token: completing.token(),
-                lease: completing.limit(),
-                fingerprint: completing.fingerprint(),
-                fenced: false,
-                longest_lease: Duration::MAX,
-            };
-            let claim = (*ground == Ground::NoRecord).then_some(claim);
+            let claim = (*ground == Ground::NoRecord).then(|| completing.claim());
             for operation in claim.into_iter().chain([completing.operation()]) {
                 let command = Command { key: completing.key().clone(), operation };
                 memory.execute(vec![command]).await.remove(0).expect("a store in memory answers");
