@@ -6,7 +6,7 @@ const FAULTS: [&str; 4] =
     ["--faults", "kill-before-completed,kill-after-effect,freeze,redelivery", "--rounds", "6"];
 
 /// The command that lists the table of a round.
-fn list() -> String {
+pub(super) fn list() -> String {
     format!("ls \"$ONCEGATE_TRIAL_DIR\" > /dev/null && {}", worker("table.py", "list"))
 }
 
