@@ -12,14 +12,14 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use oncegate_core::key::{Key, KeySpecError, Scope};
 use oncegate_core::store::Store;
-use oncegate_runtime::{BoxError, Consumer, Gate, MemoryStore};
+use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, MemoryStore};
 use tokio::time::Instant;
 
 use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
 use crate::judge::judge;
-use crate::launch::{ErasedLaunch, Launch};
-use crate::round::{ChangeConsumer, ChangeGate, OpenStore, RoundSettings};
+use crate::launch::{Launch, LaunchInBatches};
+use crate::round::{ChangeConsumer, ChangeGate, Downstream, OpenStore, RoundSettings};
 use crate::rounds::{Played, Rounds};
 use crate::samples::{BadSamples, Samples};
 use crate::verdict::Verdict;
@@ -36,7 +36,7 @@ const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 ///
 /// A trial consists of rounds. In each, some of the messages and duplicates of them go through an embedded broker, a gate
 /// with a store (in memory, unless [`store_with`](Self::store_with) opens another), and the handler, while faults of the
-/// round's schedule happen. The handler has its effects in a [`Downstream`](crate::Downstream) service, which is the witness,
+/// round's schedule happen. The handler has its effects in a [`Downstream`] service, which is the witness,
 /// or where a [`Witness`] lists them. A judge then compares the messages with the effects.
 ///
 /// Each process gets a handler of its own from the closure, because a process that is killed loses its memory.
@@ -77,7 +77,7 @@ const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 /// # }
 /// ```
 pub struct Trial {
-    launch: Arc<dyn ErasedLaunch>,
+    launch: Arc<dyn Launch>,
     key: Option<Key>,
     payloads: Vec<Bytes>,
     volatile: BTreeSet<String>,
@@ -164,7 +164,7 @@ impl Trial {
     /// Eight rounds.
     pub const DEFAULT_PARALLEL: usize = 8;
 
-    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`](crate::Downstream), or a
+    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`], or a
     /// [`Launch`].
     pub fn new(launch: impl Launch) -> Self {
         Self {
@@ -189,6 +189,20 @@ impl Trial {
             witness: None,
             progress: None,
         }
+    }
+
+    /// A trial of the batch handlers that `make` makes, with batches within these limits.
+    ///
+    /// Each message of a batch has its own run in the history, with its own outcome. A call of the
+    /// [`Downstream`] service is for one effect, so a handler makes one for each message; effects that are
+    /// written together, as rows are, need a [`Witness`].
+    ///
+    /// A round has at most six samples, so larger batches come only in the first one.
+    pub fn in_batches<H: BatchHandler>(
+        limits: BatchLimits,
+        make: impl Fn(Downstream) -> H + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(LaunchInBatches { limits, make })
     }
 
     /// How the idempotency keys of the messages are derived. Required.
@@ -325,7 +339,7 @@ impl Trial {
         self
     }
 
-    /// Judges the effects that this witness lists, besides those in the [`Downstream`](crate::Downstream) service. None by
+    /// Judges the effects that this witness lists, besides those in the [`Downstream`] service. None by
     /// default.
     ///
     /// Faults that begin with a call of the service begin with a run of the handler then, except those of its answers.

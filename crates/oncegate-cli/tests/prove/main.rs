@@ -110,6 +110,11 @@ fn worker(script: &str, bug: &str) -> String {
     format!("{program} '{}' {bug}", path.display())
 }
 
+/// The flags for workers that take batches.
+fn batch_flags(script: &str) -> &'static [&'static str] {
+    if script == "batches.py" { &["--batch-messages", "4"] } else { &[] }
+}
+
 /// A seed that differs between runs.
 fn random_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

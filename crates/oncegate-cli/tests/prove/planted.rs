@@ -1,7 +1,7 @@
 //! The planted bugs: with the fault that shows a bug, and a few rounds, each is found, and the catalogue has an entry of it.
 
 use super::catalogue::{self, Entry};
-use super::{RIGHT_KEY, Stage, witness, worker};
+use super::{RIGHT_KEY, Stage, batch_flags, witness, worker};
 
 /// A worker that does something wrong.
 pub(super) struct Planted {
@@ -54,6 +54,13 @@ const PYTHON_OTHERS: &[Planted] = &[
     planted("table.py", ("without_unique_key", "kill-before-completed", &["repeated-effect"])),
 ];
 
+const BATCHES: &[Planted] = &[
+    planted("batches.py", ("one_key_for_the_batch", "redelivery", &["shared-downstream-key"])),
+    planted("batches.py", ("first_outcome_for_all", "refused", &["swallowed-error"])),
+    planted("batches.py", ("outcomes_in_order_of_completion", "refused", &["swallowed-error"])),
+    planted("batches.py", ("whole_batch_again_without_keys", "refused", &["no-downstream-key"])),
+];
+
 const NODE: &[Planted] = &[
     node("noDownstreamKey", "kill-after-effect", &["no-downstream-key"]),
     node("keyWithTime", "answer-lost", &["changing-downstream-key"]),
@@ -73,7 +80,7 @@ const KEYS: &[Planted] = &[
 
 /// All of them, in the order of the catalogue.
 pub(super) fn all() -> impl Iterator<Item = &'static Planted> {
-    [PYTHON_KEYS, PYTHON_LOSSES, PYTHON_OTHERS, NODE, KEYS].into_iter().flatten()
+    [PYTHON_KEYS, PYTHON_LOSSES, PYTHON_OTHERS, BATCHES, NODE, KEYS].into_iter().flatten()
 }
 
 impl Planted {
@@ -101,6 +108,7 @@ impl Planted {
         let (program, list) = (worker(self.script, self.bug), witness::list());
         let mut flags = vec!["--handler-exec", &program, "--faults", self.faults, "--rounds", "4"];
         flags.extend(["--report", "report"]);
+        flags.extend(batch_flags(self.script));
         if self.script == "table.py" {
             flags.extend(["--witness-command", &list]);
         }
@@ -140,6 +148,12 @@ async fn effects_that_are_lost_are_found_in_python() {
 #[tokio::test]
 async fn other_bugs_are_found_in_python() {
     finds_each(PYTHON_OTHERS).await;
+}
+
+// invariant: planted-bugs-found
+#[tokio::test]
+async fn planted_bugs_of_batches_are_found() {
+    finds_each(BATCHES).await;
 }
 
 // invariant: planted-bugs-found
