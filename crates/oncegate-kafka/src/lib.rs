@@ -119,6 +119,7 @@ mod producer;
 mod properties;
 mod publisher;
 mod reader;
+mod removal;
 mod retries;
 mod retry_tier;
 mod rights;
@@ -132,6 +133,7 @@ mod topics;
 mod trouble;
 mod watermark;
 mod window;
+mod writer;
 
 pub use dead_letter_reader::KafkaDeadLetterReader;
 pub use dead_letters::KafkaDeadLetters;
@@ -140,10 +142,12 @@ pub use group_offsets::committed_offsets;
 pub use new_topics::{TopicCreation, TopicPlan, create_topics};
 pub use publisher::KafkaPublisher;
 pub use reader::TopicReader;
+pub use removal::remove_topics;
 pub use retries::KafkaRetries;
 pub use rights::{MissingRight, Needs, Resource, missing_rights};
 pub use source::KafkaSource;
 pub use window::TopicWindow;
+pub use writer::TopicWriter;
 
 /// The header with the route of a message that was retried or redriven.
 pub(crate) const ROUTE_HEADER: &str = "oncegate-route";

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::OwnedHeaders;
+use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use super::properties::{FileContents, Properties};
@@ -16,7 +16,7 @@ use super::settings::{self, Property};
 use super::tokens::{self, Tokens};
 use super::trouble::login_refusal;
 use super::{member, rotation};
-use oncegate_runtime::message::Message;
+use oncegate_runtime::message::{Header as OwnHeader, Message};
 use oncegate_runtime::source::SourceError;
 
 /// Producer properties that only oncegate may set, and why.
@@ -50,6 +50,8 @@ pub(crate) fn is_connection(name: &str) -> bool {
 /// What a message consists of besides its headers.
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'m> {
+    /// `None`: the key decides.
+    pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'m [u8]>,
     /// `None` for a tombstone.
     pub(crate) payload: Option<&'m [u8]>,
@@ -57,7 +59,11 @@ pub(crate) struct Content<'m> {
 
 impl<'m> From<&'m Message> for Content<'m> {
     fn from(message: &'m Message) -> Self {
-        Self { key: message.key(), payload: (!message.is_tombstone()).then(|| message.payload()) }
+        Self {
+            partition: None,
+            key: message.key(),
+            payload: (!message.is_tombstone()).then(|| message.payload()),
+        }
     }
 }
 
@@ -245,6 +251,15 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
     Ok(config)
 }
 
+/// A message's own headers, and one of ours.
+pub(crate) fn headers(own: &[OwnHeader], name: &str, value: &[u8]) -> OwnedHeaders {
+    let headers = OwnedHeaders::new_with_capacity(own.len() + 1);
+    let headers = own.iter().fold(headers, |headers, header| {
+        headers.insert(Header { key: &header.name, value: header.value.as_deref() })
+    });
+    headers.insert(Header { key: name, value: Some(value) })
+}
+
 async fn deliver(
     client: &ProducerClient,
     topic: &str,
@@ -252,6 +267,9 @@ async fn deliver(
     headers: OwnedHeaders,
 ) -> Result<(), KafkaError> {
     let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
+    if let Some(partition) = content.partition {
+        record = record.partition(partition);
+    }
     if let Some(payload) = content.payload {
         record = record.payload(payload);
     }

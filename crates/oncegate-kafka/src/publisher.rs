@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use rdkafka::message::{Header, OwnedHeaders};
 
 use super::producer::{self, Content, DurableProducer};
 use super::properties::Properties;
@@ -88,8 +87,10 @@ impl Publisher for KafkaPublisher {
         settings::check_topic(topic).map_err(|error| refused(&error))?;
         let producer = self.producer().map_err(|error| refused(&error))?;
         let (key, payload) = (message.key_bytes(), message.payload());
-        let content = Content { key: key.map(|key| &**key), payload: payload.map(|payload| &**payload) };
-        producer.send(topic, content, headers(message)).await.map_err(|error| {
+        let payload = payload.map(|payload| &**payload);
+        let content = Content { partition: None, key: key.map(|key| &**key), payload };
+        let headers = producer::headers(message.own_headers(), ID_HEADER, message.message_id().as_bytes());
+        producer.send(topic, content, headers).await.map_err(|error| {
             let why = producer.explain(&error);
             match producer::remedy(&error) {
                 Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
@@ -97,16 +98,6 @@ impl Publisher for KafkaPublisher {
             }
         })
     }
-}
-
-/// The message's own headers, and its id.
-fn headers(message: &OutboxMessage) -> OwnedHeaders {
-    let own = message.own_headers();
-    let headers = OwnedHeaders::new_with_capacity(own.len() + 1);
-    let headers = own.iter().fold(headers, |headers, header| {
-        headers.insert(Header { key: &header.name, value: header.value.as_deref() })
-    });
-    headers.insert(Header { key: ID_HEADER, value: Some(message.message_id().as_bytes()) })
 }
 
 impl fmt::Debug for KafkaPublisher {

@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use oncegate_runtime::source::Source;
 use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, Handler};
 
-use crate::round::{Downstream, Member, Process, Round, Watched};
+use crate::round::{Downstream, Process, Round, Watched};
 
 /// Starts the handler of a process.
 ///
@@ -38,7 +39,7 @@ type EndFuture = Pin<Box<dyn Future<Output = bool> + Send>>;
 pub(crate) struct Start {
     pub(crate) round: Arc<Round>,
     pub(crate) process: Arc<Process>,
-    pub(crate) member: Member,
+    pub(crate) member: Arc<dyn Source>,
     pub(crate) gate: Gate,
 }
 

@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | `http` | [`Service`](https://docs.rs/oncegate-testing): the downstream service by HTTP | no |
 
+mod broker;
 mod defect;
 mod facts;
 mod fault;
@@ -30,6 +31,7 @@ mod trial;
 mod verdict;
 mod witness;
 
+pub use broker::{Broker, Topic};
 pub use defect::Defect;
 pub use fault::{Fault, UnknownFault};
 pub use history::{CallAnswer, Event, Form, Outcome, What};

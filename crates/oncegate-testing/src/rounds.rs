@@ -138,10 +138,19 @@ impl Rounds {
         let scope = Scope::new(scope).map_err(TrialError::Key)?;
         let key = self.settings.key.compile(&scope).map_err(TrialError::Key)?;
         let store = (self.settings.open)().await.map_err(TrialError::Store)?;
+        let topic = match &self.settings.broker {
+            Some(broker) => {
+                let topic = broker.topic(scope.as_str(), schedule.partitions).await;
+                Some(topic.map_err(TrialError::Broker)?)
+            }
+            None => None,
+        };
         let settings = Arc::clone(&self.settings);
-        let round = Round::new(schedule.clone(), Arc::clone(&self.samples), &key, store, scope, settings);
+        let samples = Arc::clone(&self.samples);
+        let round = Round::new(schedule.clone(), samples, &key, store, topic, scope, settings);
         let events = play(round).await.map_err(|error| match error {
             RoundError::Launch(error) => TrialError::Launch(error),
+            RoundError::Broker(error) => TrialError::Broker(error),
             RoundError::Witness(error) => TrialError::Witness(error),
         })?;
         Ok(Played { schedule, events })

@@ -15,6 +15,7 @@ use oncegate_core::store::Store;
 use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, MemoryStore};
 use tokio::time::Instant;
 
+use crate::broker::Broker;
 use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
 use crate::judge::judge;
@@ -93,6 +94,7 @@ pub struct Trial {
     route: String,
     scope: String,
     open: Box<OpenStore>,
+    broker: Option<Arc<dyn Broker>>,
     change_gate: Box<ChangeGate>,
     change_consumer: Box<ChangeConsumer>,
     witness: Option<Box<dyn Witness>>,
@@ -148,6 +150,9 @@ pub enum TrialError {
     /// The store of a round cannot be opened.
     #[error("the store of a round cannot be opened")]
     Store(#[source] BoxError),
+    /// The broker of [`Trial::broker`] has failed.
+    #[error("the broker of the trial has failed")]
+    Broker(#[source] BoxError),
     /// The effects of a round cannot be listed.
     #[error("the effects of a round cannot be listed")]
     Witness(#[source] BoxError),
@@ -184,6 +189,7 @@ impl Trial {
             route: ROUTE.to_owned(),
             scope: SCOPE.to_owned(),
             open: Box::new(|| std::future::ready(Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>)).boxed()),
+            broker: None,
             change_gate: Box::new(|gate| gate),
             change_consumer: Box::new(|consumer| consumer),
             witness: None,
@@ -324,6 +330,16 @@ impl Trial {
         self
     }
 
+    /// A real broker that delivers the messages: by default, each round has an embedded one.
+    ///
+    /// Not for paused time. A process that is killed leaves its consumer group, and what one that stands still has not
+    /// finished is sent again, because a client of this process cannot be stopped by itself.
+    #[must_use]
+    pub fn broker(mut self, broker: impl Broker) -> Self {
+        self.broker = Some(Arc::new(broker));
+        self
+    }
+
     /// Changes each gate as `change` does, before the trial sets its lease and what a loss of the store leads to.
     #[must_use]
     pub fn gate_with(mut self, change: impl Fn(Gate) -> Gate + Send + Sync + 'static) -> Self {
@@ -414,6 +430,7 @@ impl Trial {
             route: self.route.into(),
             scope,
             open: self.open,
+            broker: self.broker,
             change_gate: self.change_gate,
             change_consumer: self.change_consumer,
             witness: self.witness,

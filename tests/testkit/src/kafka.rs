@@ -11,6 +11,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::groups::GroupInfo;
 use rdkafka::message::OwnedMessage;
 use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 use rdkafka::producer::{DeliveryFuture, FutureProducer};
@@ -347,6 +348,23 @@ impl Kafka {
             let ask = || client.fetch_group_list(Some(&group), ANSWER_LIMIT);
             let listed = patiently(&format!("members of group {group}"), ask);
             listed.groups().iter().map(|group| group.members().len()).sum()
+        })
+        .await
+    }
+
+    /// The topics and consumer groups whose names begin so.
+    ///
+    /// # Panics
+    /// When the broker does not answer.
+    pub async fn named(&self, beginning: &'static str) -> Vec<String> {
+        let kafka = self.clone();
+        blocking(move || {
+            let client = kafka.witness("");
+            let topics = patiently("all topics", || client.fetch_metadata(None, ANSWER_LIMIT));
+            let groups = patiently("all groups", || client.fetch_group_list(None, ANSWER_LIMIT));
+            let topics = topics.topics().iter().map(MetadataTopic::name);
+            let names = topics.chain(groups.groups().iter().map(GroupInfo::name));
+            names.filter(|name| name.starts_with(beginning)).map(str::to_owned).collect()
         })
         .await
     }

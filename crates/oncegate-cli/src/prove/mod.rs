@@ -1,8 +1,9 @@
 //! `oncegate prove`: tries to make a worker lose an effect or have it twice, without a server.
 //!
 //! `tried` is what is tried, from flags or a configuration; `workers` starts its worker for each process of a trial, and
-//! `stores` opens the store of each round. `witness` lists effects elsewhere. `repeat` has the command that plays a round again.
+//! `stores` opens the store of each round, and `brokers` makes its topic on a real broker. `witness` lists effects elsewhere. `repeat` has the command that plays a round again.
 
+mod brokers;
 mod repeat;
 mod stores;
 mod tried;
@@ -18,10 +19,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use oncegate::Key;
 use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
 
-use crate::args::{KEY_FORMS, KEY_HELP, duration};
+use crate::args::{KEY_FORMS, KEY_HELP, duration, pair};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
 use crate::run::build::with_settings;
+use brokers::Brokers;
 use stores::Stores;
 use tried::TriedConsumer;
 use witness::{SharedWitness, WitnessCommand};
@@ -31,6 +33,8 @@ use workers::Workers;
 const SAMPLES_MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The port of the downstream service for workers behind HTTP, which are started before the trial.
 const DOWNSTREAM_PORT: u16 = 9797;
+/// What the names of scopes, topics and groups begin with that a trial makes on servers.
+const TRIAL: &str = "oncegate-prove";
 
 /// Try to make a worker charge twice or lose a payment, without a server (docs/PROVE.md)
 ///
@@ -124,6 +128,16 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
+    /// Kafka's addresses, `host:port`, several with commas, instead of the embedded broker. The messages are in topics and
+    /// groups of the trial's own, which are removed at its end. The brokers of --config are never used
+    #[arg(long, value_name = "HOST:PORT")]
+    brokers: Option<String>,
+
+    /// A property of librdkafka for --brokers, such as security.protocol=SASL_SSL; may be repeated [default: those of
+    /// --config]
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair, requires = "brokers")]
+    properties: Vec<(String, String)>,
+
     /// The lease of the gates; faults last for parts or multiples of it
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     lease: Duration,
@@ -170,11 +184,18 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         let why = format!("no folder can be created in {}: {error}; set TMPDIR", place.display());
         Problem::new(Exit::Configuration, why)
     })?;
-    let stores = interruptible(Stores::of(args.store.as_deref(), folder.path())).await?;
+    // Other trials may use the servers at the same time.
+    let name = format!("{TRIAL}-{:012x}", oncegate_testing::random_seed() >> 16);
+    let stores = interruptible(Stores::of(args.store.as_deref(), &name, folder.path())).await?;
+    let brokers = interruptible(Brokers::of(args, &tried)).await?;
     let witness = args.witness_command.as_deref().map(|command| WitnessCommand::new(command, folder.path()));
     let witness = witness.map(Arc::new);
     let workers = Workers::of(args, &tried, Arc::clone(&service), witness.clone());
     let trial = stores.of_trial(trial(args, &tried, workers).messages(samples).seed(seed));
+    let trial = match &brokers {
+        Some(brokers) => brokers.of_trial(trial.scope(&name)),
+        None => trial,
+    };
     let trial = match witness {
         Some(witness) => trial.witness(SharedWitness(witness)),
         None => trial,
@@ -182,10 +203,16 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     // Dropping the trial kills its workers.
     let verdict = interruptible(async { trial.run().await.map_err(problem) }).await;
     service.stop().await;
-    let verdict = match stores.remove().await {
-        Ok(()) => verdict?,
-        Err(left) => return Err(verdict.err().map_or(left.clone(), |problem| problem.and(&left))),
+    let removed = match &brokers {
+        Some(brokers) => brokers.remove().await,
+        None => Ok(()),
     };
+    let left = [removed, stores.remove().await].into_iter().filter_map(Result::err);
+    let problems = verdict.as_ref().err().cloned().into_iter().chain(left);
+    if let Some(problem) = problems.reduce(|first, next| first.and(&next)) {
+        return Err(problem);
+    }
+    let verdict = verdict?;
     let repeat = |finding: &Finding| repeat::command(args, seed, finding);
     if let Some(folder) = &args.report {
         write_reports(folder, &verdict, &repeat)?;
@@ -332,7 +359,7 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
 fn problem(error: TrialError) -> Problem {
     let exit = match &error {
         TrialError::Samples(_) | TrialError::NoEffects | TrialError::Witness(_) => Exit::BadData,
-        TrialError::Launch(_) => Exit::Unreachable,
+        TrialError::Launch(_) | TrialError::Broker(_) => Exit::Unreachable,
         TrialError::Lease { .. } => Exit::Usage,
         _ => Exit::Configuration,
     };

@@ -44,6 +44,10 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
         // Without a password, which reports must not have.
         flag("--store", &crate::store::redacted(store));
     }
+    if let Some(brokers) = &args.brokers {
+        // Without properties, which may be passwords.
+        flag("--brokers", brokers);
+    }
     flag("--lease", &format!("{}ms", args.lease.as_millis()));
     if let Some(listen) = args.listen {
         flag("--listen", &listen.to_string());

@@ -30,11 +30,11 @@ pub(super) enum Stores {
 }
 
 impl Stores {
-    /// `folder` is the one of the trial.
+    /// `scope` is what the scopes on a server begin with, and `folder` the one of the trial.
     ///
     /// # Errors
     /// When the server cannot be used.
-    pub(super) async fn of(url: Option<&str>, folder: &Path) -> Result<Self, Problem> {
+    pub(super) async fn of(url: Option<&str>, scope: &str, folder: &Path) -> Result<Self, Problem> {
         let Some(url) = url else {
             let folder = folder.to_owned();
             return Ok(Self::Files { folder, rounds: Arc::default() });
@@ -43,9 +43,7 @@ impl Stores {
         // What each gate would be refused would look like a fault of the trial.
         server.store().check().await?;
         let kept = KeptStore { inner: server.store(), open: RwLock::new(true), written: Mutex::default() };
-        // Other trials may use the server at the same time.
-        let scope = format!("oncegate-prove-{:012x}", oncegate_testing::random_seed() >> 16);
-        Ok(Self::Server { kept: Arc::new(kept), server, url: redacted(url), scope })
+        Ok(Self::Server { kept: Arc::new(kept), server, url: redacted(url), scope: scope.to_owned() })
     }
 
     /// Lets the trial use these stores.

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+mod brokers;
 mod catalogue;
 mod configured;
 mod others;

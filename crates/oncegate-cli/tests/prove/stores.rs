@@ -55,14 +55,14 @@ async fn postgresql_is_used_in_scopes_that_are_removed() {
 }
 
 /// Starts a trial of a right worker, with this folder for temporary files.
-fn started(stage: &Stage, flags: &[&str], folder: &Path) -> Child {
+pub(super) fn started(stage: &Stage, flags: &[&str], folder: &Path) -> Child {
     let program = worker("worker.py", "right");
     let mut command = stage.command(&[&["--key", RIGHT_KEY, "--handler-exec", &program], flags].concat());
     command.env("TMPDIR", folder).spawn().unwrap()
 }
 
 /// Sends SIGINT to a trial, and waits for its end.
-async fn interrupt(mut trial: Child) {
+pub(super) async fn interrupt(mut trial: Child) {
     let pid = Pid::from_raw(trial.id().unwrap().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
     let ended = tokio::time::timeout(LIMIT, trial.wait()).await.expect("it ends").unwrap();

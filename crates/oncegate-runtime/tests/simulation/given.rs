@@ -10,7 +10,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::Completing;
 use oncegate::core::key::{Scope, StoreKey};
-use oncegate::core::rules::Operation;
 use oncegate::core::store::{Command, Store as _, StoreError};
 use oncegate::transactional::{
     BatchBegun, Begun, CommitError, Excuse, Ground, NewList, SessionId, Sessions, Transactions,

@@ -10,17 +10,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fastrand::Rng;
-use oncegate_runtime::Message;
 use oncegate_runtime::observe::Observer;
 use oncegate_runtime::source::{AckHandle, Delivery, Source, SourceError};
+use oncegate_runtime::{BoxError, Message, Origin};
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
+use super::group::Group;
 use crate::history::{Recorder, What};
 
 /// The most messages that a member gets at a time, so that it alternates between its partitions.
 const MOST_AT_A_TIME: usize = 3;
 
-pub(crate) struct Broker {
+pub(crate) struct EmbeddedBroker {
     state: Mutex<State>,
     moved: Notify,
     recorder: Arc<Recorder>,
@@ -47,7 +49,7 @@ struct Partition {
     epoch: u64,
 }
 
-impl Broker {
+impl EmbeddedBroker {
     /// `messages` has each message with its partition.
     pub(crate) fn new(
         messages: Vec<(usize, Message)>,
@@ -73,16 +75,43 @@ impl Broker {
         Arc::new(Self { state: Mutex::new(state), moved: Notify::new(), recorder })
     }
 
-    /// A member joins, and gets its share of the partitions.
-    pub(crate) fn join(&self, member: u32) {
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.moved.notify_waiters();
+    }
+
+    /// A panic elsewhere does no harm: nothing in here can panic between two changes that belong together.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Group for EmbeddedBroker {
+    async fn drive(&self) -> BoxError {
+        std::future::pending().await
+    }
+
+    fn member(self: Arc<Self>, process: u32) -> Arc<dyn Source> {
+        Arc::new(Member { number: process, broker: self })
+    }
+
+    /// The offset of a message is its number.
+    fn number_of(&self, message: &Message) -> Option<usize> {
+        match message.origin() {
+            Origin::Kafka { offset, .. } => usize::try_from(*offset).ok(),
+            _ => None,
+        }
+    }
+
+    fn join(&self, member: u32) {
         self.change(|state| {
             state.members.insert(member);
             state.deal();
         });
     }
 
-    /// A member is gone, and its partitions go to the others.
-    pub(crate) fn leave(&self, member: u32) {
+    fn leave(&self, member: u32) {
         self.change(|state| {
             state.members.remove(&member);
             state.copies.remove(&member);
@@ -90,8 +119,7 @@ impl Broker {
         });
     }
 
-    /// Takes every partition from its owner, and gives it to the next member.
-    pub(crate) fn rotate(&self) {
+    fn rotate(&self) {
         self.change(|state| {
             let members: Vec<u32> = state.members.iter().copied().collect();
             for partition in &mut state.partitions {
@@ -102,8 +130,7 @@ impl Broker {
         });
     }
 
-    /// Gives a message to every member besides `member`, which has it, too.
-    pub(crate) fn copy_to_others(&self, message: usize, member: u32) {
+    fn copy_to_others(&self, message: usize, member: u32) {
         self.change(|state| {
             for other in state.members.iter().filter(|other| **other != member) {
                 state.copies.entry(*other).or_default().push_back(message);
@@ -111,8 +138,7 @@ impl Broker {
         });
     }
 
-    /// Delivers every message again.
-    pub(crate) fn rewind(&self) {
+    fn rewind(&self) {
         self.change(|state| {
             state.acked.clear();
             for partition in &mut state.partitions {
@@ -122,25 +148,13 @@ impl Broker {
         });
     }
 
-    /// The messages that are not acknowledged.
-    pub(crate) fn unacked(&self) -> Vec<usize> {
+    fn unacked(&self) -> Vec<usize> {
         let state = self.state();
         (0..state.messages.len()).filter(|number| !state.acked.contains(number)).collect()
     }
 
-    /// Resolves after the next change. The returned future must be made before the state is looked at.
-    pub(crate) fn moved(&self) -> tokio::sync::futures::Notified<'_> {
+    fn moved(&self) -> Notified<'_> {
         self.moved.notified()
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state());
-        self.moved.notify_waiters();
-    }
-
-    /// A panic elsewhere does no harm: nothing in here can panic between two changes that belong together.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -188,9 +202,9 @@ impl Partition {
 }
 
 /// One process's connection to the broker.
-pub(crate) struct Member {
-    pub(crate) number: u32,
-    pub(crate) broker: Arc<Broker>,
+struct Member {
+    number: u32,
+    broker: Arc<EmbeddedBroker>,
 }
 
 impl fmt::Debug for Member {
@@ -251,7 +265,7 @@ struct Handle {
     /// The partition and its epoch at the delivery; `None` for a copy.
     epoch: Option<(usize, u64)>,
     member: u32,
-    broker: Arc<Broker>,
+    broker: Arc<EmbeddedBroker>,
 }
 
 impl Handle {
@@ -290,13 +304,17 @@ impl AckHandle for Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oncegate_runtime::Origin;
 
-    fn broker(messages: usize, partitions: usize) -> Arc<Broker> {
+    fn broker(messages: usize, partitions: usize) -> Arc<EmbeddedBroker> {
         let message = |number: usize| {
             (number % partitions, Message::new("samples", Origin::Other(number.to_string().into()), None))
         };
-        Broker::new((0..messages).map(message).collect(), partitions, Rng::new(), Arc::new(Recorder::new()))
+        EmbeddedBroker::new(
+            (0..messages).map(message).collect(),
+            partitions,
+            Rng::new(),
+            Arc::new(Recorder::new()),
+        )
     }
 
     async fn received(member: &Member, count: usize) -> Vec<Delivery> {

@@ -201,10 +201,10 @@ impl Round {
     /// Lets the process stand still. Its group takes it for gone, until it goes on.
     pub(super) async fn freeze(&self, process: &Process, time: Duration) {
         process.freeze(time);
-        self.broker.leave(process.number);
+        self.group.leave(process.number);
         self.hold(time).await;
         if !process.is_killed() {
-            self.broker.join(process.number);
+            self.group.join(process.number);
         }
     }
 

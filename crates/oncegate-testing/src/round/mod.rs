@@ -1,14 +1,16 @@
 //! One round: an embedded broker, a store, consumers that come and go, and the downstream service.
 //!
-//! `broker` delivers, `store` is a process's way to the store and `losses` what makes it lose its records, `downstream` the
+//! `group` is what delivers: `broker`, or `remote` where a real broker does. `store` is a process's way to the store and `losses` what makes it lose its records, `downstream` the
 //! service that witnesses the effects,
 //! `watched` writes the runs of the handler down, `process` has what faults do to a process, `run` starts and ends them.
 
 mod active;
 mod broker;
 mod downstream;
+mod group;
 mod losses;
 mod process;
+mod remote;
 mod run;
 mod store;
 mod watched;
@@ -29,14 +31,16 @@ use oncegate_runtime::{BoxError, Message, Origin};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::broker::Topic;
 use crate::fault::Fault;
 use crate::history::{Form, Recorder, What, digest};
 use crate::samples::{Samples, has_any};
 use crate::schedule::{Schedule, Strike};
-use broker::Broker;
+use broker::EmbeddedBroker;
+use group::Group;
 use losses::LossyStore;
+use remote::RemoteGroup;
 
-pub(crate) use broker::Member;
 pub use downstream::{Downstream, DownstreamError, EffectRequest};
 pub(crate) use process::Process;
 pub(crate) use run::{
@@ -58,7 +62,7 @@ pub(crate) struct Round {
     settings: Arc<RoundSettings>,
     /// The scope of the round's gates.
     scope: Scope,
-    broker: Arc<Broker>,
+    group: Arc<dyn Group>,
     losses: Arc<LossyStore>,
     /// The same store with the faults of its network, if the round has them.
     store: Arc<FaultStore>,
@@ -112,6 +116,7 @@ impl Round {
         samples: Arc<Samples>,
         key: &CompiledKey,
         store: Arc<dyn Store>,
+        topic: Option<Arc<dyn Topic>>,
         scope: Scope,
         settings: Arc<RoundSettings>,
     ) -> Arc<Self> {
@@ -147,7 +152,11 @@ impl Round {
         }
         let losses = Arc::new(LossyStore::new(store));
         let store = faulty(&schedule, Arc::clone(&losses), settings.lease, rng.u64(..));
-        let broker = Broker::new(messages, schedule.partitions, rng.fork(), Arc::clone(&recorder));
+        let (partitions, noted) = (schedule.partitions, Arc::clone(&recorder));
+        let group: Arc<dyn Group> = match topic {
+            Some(topic) => RemoteGroup::new(topic, messages, partitions, noted),
+            None => EmbeddedBroker::new(messages, partitions, rng.fork(), noted),
+        };
         for fault in schedule.faults.iter().copied() {
             if !fault.strikes_a_call() && !fault.strikes_a_completion() && fault != Fault::Redelivery {
                 recorder.note(None, What::FaultBegan { fault, sample: None });
@@ -160,7 +169,7 @@ impl Round {
             samples,
             settings,
             scope,
-            broker,
+            group,
             losses,
             store: Arc::new(store),
             sent,
@@ -177,10 +186,7 @@ impl Round {
 
     /// The number of a message in the round.
     fn number_of(&self, message: &Message) -> usize {
-        match message.origin() {
-            Origin::Kafka { offset, .. } => usize::try_from(*offset).unwrap_or(usize::MAX),
-            _ => usize::MAX,
-        }
+        self.group.number_of(message).unwrap_or(usize::MAX)
     }
 
     /// The sample that a message stands for; `None` for poison.
@@ -251,7 +257,7 @@ impl Round {
     fn kill(&self, process: &Process) {
         if process.kill() {
             self.recorder.note(process.number, What::Killed);
-            self.broker.leave(process.number);
+            self.group.leave(process.number);
         }
     }
 
@@ -263,7 +269,7 @@ impl Round {
     /// The store loses every record. A producer or an operator who notices that sends everything again.
     fn lose_records(&self) {
         self.losses.lose_records();
-        self.broker.rewind();
+        self.group.rewind();
     }
 
     /// Takes the first fault that waits for this sample and begins in this way.
@@ -312,12 +318,12 @@ impl Round {
             Fault::LateAnswer => Some(CallFault::Late(time)),
             Fault::Freeze => Some(CallFault::Freeze(time)),
             Fault::Rebalance => {
-                self.broker.rotate();
+                self.group.rotate();
                 Some(CallFault::Late(lease / 10))
             }
             Fault::TwoConsumers => {
                 if let Some(message) = self.sent.iter().position(|sending| sending.sample == sample) {
-                    self.broker.copy_to_others(message, process.number);
+                    self.group.copy_to_others(message, process.number);
                 }
                 Some(CallFault::Late(time))
             }
@@ -347,7 +353,7 @@ impl Round {
     /// From now on the stored result of this key is one that no handler can read, and its duplicates come.
     fn spoil_result(&self, key: StoreKey) {
         self.undecodable.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
-        self.broker.rewind();
+        self.group.rewind();
     }
 
     /// The stored result of this key, as a handler gets it.

@@ -13,10 +13,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::broker::Member;
 use super::process::Process;
 use super::store::ProcessStore;
 use super::{Letters, Round};
+use crate::broker::Broker;
 use crate::fault::Fault;
 use crate::history::{Event, Form, What};
 use crate::launch::{Launch, Start};
@@ -55,6 +55,8 @@ pub(crate) struct RoundSettings {
     /// What the scopes of rounds begin with.
     pub(crate) scope: Scope,
     pub(crate) open: Box<OpenStore>,
+    /// `None`: each round has an embedded one.
+    pub(crate) broker: Option<Arc<dyn Broker>>,
     pub(crate) change_gate: Box<ChangeGate>,
     pub(crate) change_consumer: Box<ChangeConsumer>,
     pub(crate) witness: Option<Box<dyn Witness>>,
@@ -63,6 +65,7 @@ pub(crate) struct RoundSettings {
 /// Why a round has no history.
 pub(crate) enum RoundError {
     Launch(BoxError),
+    Broker(BoxError),
     Witness(BoxError),
 }
 
@@ -75,14 +78,18 @@ enum Ending {
 /// Plays the round to its end, and returns its events.
 ///
 /// # Errors
-/// When a handler cannot be started, or the witness lists nothing that can be judged.
+/// When a handler cannot be started, a real broker fails, or the witness lists nothing that can be judged.
 pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, RoundError> {
     let witness = round.settings.witness.as_deref();
     let before = match witness.filter(|witness| witness.is_shared()) {
         Some(witness) => witness.effects(round.name()).await.map_err(RoundError::Witness)?,
         None => Vec::new(),
     };
-    play_processes(&round).await.map_err(RoundError::Launch)?;
+    tokio::select! {
+        biased;
+        error = round.group.drive() => return Err(RoundError::Broker(error)),
+        played = play_processes(&round) => played.map_err(RoundError::Launch)?,
+    }
     if let Some(witness) = witness {
         let after = witness.effects(round.name()).await.map_err(RoundError::Witness)?;
         round.note_listed(&added(&before, after)).map_err(RoundError::Witness)?;
@@ -152,7 +159,7 @@ async fn finished(round: &Round) {
     let give_up_at = Instant::now() + ROUND_LIMIT;
     let mut redeliveries = u32::from(round.schedule.has(Fault::Redelivery));
     loop {
-        let moved = round.broker.moved();
+        let moved = round.group.moved();
         let mut moved = std::pin::pin!(moved);
         moved.as_mut().enable();
         if unfinished(round).is_empty() {
@@ -161,7 +168,7 @@ async fn finished(round: &Round) {
             }
             redeliveries -= 1;
             round.recorder.note(None, What::FaultBegan { fault: Fault::Redelivery, sample: None });
-            round.broker.rewind();
+            round.group.rewind();
             continue;
         }
         let silent_at = round.recorder.last() + SILENCE_LIMIT;
@@ -179,14 +186,14 @@ async fn finished(round: &Round) {
 /// The messages that are not finished, without poison: a handler may try that as often as it likes.
 fn unfinished(round: &Round) -> Vec<usize> {
     let counts = |number: &usize| round.sent.get(*number).is_some_and(|sending| sending.form != Form::Poison);
-    round.broker.unacked().into_iter().filter(counts).collect()
+    round.group.unacked().into_iter().filter(counts).collect()
 }
 
 /// The life of one process: until it is killed, or has stopped.
 async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken) -> Result<Ending, BoxError> {
     let settings = Arc::clone(&round.settings);
     let downstream = Downstream { round: Arc::clone(&round), process: Arc::clone(&process) };
-    let member = Member { number: process.number, broker: Arc::clone(&round.broker) };
+    let member = Arc::clone(&round.group).member(process.number);
     let gate = gate(&round, &process);
     let letters =
         Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
@@ -219,7 +226,7 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
     let has_ended = end.await;
     let what = if has_ended { What::Stopped } else { What::Hung };
     round.recorder.note(process.number, what);
-    round.broker.leave(process.number);
+    round.group.leave(process.number);
     Ok(Ending::Stopped)
 }
 

@@ -1,0 +1,42 @@
+//! What delivers the messages of a round to its processes: the embedded broker, or a topic of a real one.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use oncegate_runtime::source::Source;
+use oncegate_runtime::{BoxError, Message};
+use tokio::sync::futures::Notified;
+
+/// The consumer group of a round.
+#[async_trait]
+pub(crate) trait Group: Send + Sync {
+    /// Does what has to be done while the round is played, and returns only when that fails.
+    async fn drive(&self) -> BoxError;
+
+    /// The connection of a process.
+    fn member(self: Arc<Self>, process: u32) -> Arc<dyn Source>;
+
+    /// The number of a message in the round.
+    fn number_of(&self, message: &Message) -> Option<usize>;
+
+    /// A process that stood still goes on, and gets its share of the partitions.
+    fn join(&self, process: u32);
+
+    /// A process is gone or stands still: others get what it has not finished.
+    fn leave(&self, process: u32);
+
+    /// Takes partitions from their owners, and gives them to others.
+    fn rotate(&self);
+
+    /// Lets others get a message that `process` has.
+    fn copy_to_others(&self, message: usize, process: u32);
+
+    /// Delivers every message again.
+    fn rewind(&self);
+
+    /// The messages that are not acknowledged.
+    fn unacked(&self) -> Vec<usize>;
+
+    /// Resolves after the next change. The returned future must be made before the group is looked at.
+    fn moved(&self) -> Notified<'_>;
+}
