@@ -199,11 +199,10 @@ impl Trial {
 
     /// A trial of the batch handlers that `make` makes, with batches within these limits.
     ///
-    /// Each message of a batch has its own run in the history, with its own outcome. A call of the
-    /// [`Downstream`] service is for one effect, so a handler makes one for each message; effects that are
-    /// written together, as rows are, need a [`Witness`].
+    /// Each message of a batch has its own run in the history, with its own outcome. A call of the [`Downstream`] service is for
+    /// one effect, so a handler makes one for each message; effects that are written together, as rows are, need a [`Witness`].
     ///
-    /// A round has at most six samples, so larger batches come only in the first one.
+    /// Rounds after the first one have at most six samples, and so have their batches.
     pub fn in_batches<H: BatchHandler>(
         limits: BatchLimits,
         make: impl Fn(Downstream) -> H + Send + Sync + 'static,
@@ -414,7 +413,7 @@ impl Trial {
     }
 
     /// Checks the settings, and splits them into what rounds are made of, and which are played.
-    fn prepared(self) -> Result<(Rounds, Plan), TrialError> {
+    pub(crate) fn prepared(self) -> Result<(Rounds, Plan), TrialError> {
         let key = self.key.ok_or(TrialError::NoKey)?;
         if self.lease < LEAST_LEASE || self.lease > LONGEST_LEASE {
             return Err(TrialError::Lease { lease: self.lease });
@@ -450,7 +449,7 @@ impl Trial {
 }
 
 /// Which rounds are played.
-struct Plan {
+pub(crate) struct Plan {
     rounds: u64,
     time: Option<Duration>,
     only: Option<u64>,

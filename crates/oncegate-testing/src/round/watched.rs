@@ -28,16 +28,18 @@ struct RunGuard<'a> {
     run: u64,
     /// `None` when the message stands for no event.
     sample: Option<usize>,
-    process: u32,
+    process: &'a Process,
     round: &'a Round,
     ended: Option<(Outcome, Option<String>)>,
 }
 
 impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
-        let (outcome, result) = self.ended.take().unwrap_or((Outcome::Dropped, None));
+        // A process that was killed in the middle of a call reports nothing any more.
+        let ended = self.ended.take().filter(|_| !self.process.is_killed());
+        let (outcome, result) = ended.unwrap_or((Outcome::Dropped, None));
         self.round.active.end(self.run);
-        self.round.recorder.note(self.process, What::Ended { run: self.run, outcome, result });
+        self.round.recorder.note(self.process.number, What::Ended { run: self.run, outcome, result });
     }
 }
 
@@ -182,7 +184,7 @@ impl<H: Send + Sync> Watched<H> {
         let run = self.round.active.begin(process, sample, false);
         let (attempt, recovered) = (attempt.number(), attempt.recovered());
         self.round.recorder.note(process, What::Began { run, message: number, attempt, recovered, batch });
-        RunGuard { run, sample, process, round: &self.round, ended: None }
+        RunGuard { run, sample, process: &self.process, round: &self.round, ended: None }
     }
 
     /// Runs the handler under a fault that begins with its run.
@@ -239,3 +241,7 @@ fn result_digest(stored: &[u8]) -> String {
         None => digest(stored),
     }
 }
+
+#[cfg(test)]
+#[path = "watched_tests.rs"]
+mod tests;
