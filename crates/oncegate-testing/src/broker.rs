@@ -31,7 +31,7 @@ pub trait Topic: Send + Sync + fmt::Debug {
     async fn send(&self, partition: usize, number: usize, message: &Message) -> Result<(), BoxError>;
 
     /// Another member of the consumer group, which is opened by a consumer. The group begins with the first message of the
-    /// topic, and its messages have the route with which they were sent.
+    /// topic. Handlers get its payloads, and route and origin as with the embedded broker.
     ///
     /// A member that is dropped leaves the group.
     fn member(&self) -> Arc<dyn Source>;

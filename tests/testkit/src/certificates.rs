@@ -7,6 +7,9 @@ use tempfile::TempDir;
 
 use crate::place;
 
+/// The words for a new key, and what follows from it.
+const NEW: &str = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+
 /// An authority, and a certificate that it has signed, for servers and for servers as clients of each other.
 ///
 /// The files are removed when this value is dropped.
@@ -25,12 +28,20 @@ impl Certificates {
         let made = Self { dir: place::server_dir("certificates") };
         let extensions = format!("subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n");
         std::fs::write(made.dir.path().join("extensions"), extensions).expect("the folder can be written");
-        let new = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
         let usage = "-addext keyUsage=critical,keyCertSign -days 2";
-        made.openssl(&format!("{new} -x509 -keyout ca.key -out ca.pem -subj /CN=oncegate-testkit {usage}"));
-        made.openssl(&format!("{new} -keyout server.key -out server.csr -subj /CN=server"));
-        made.sign(2);
+        made.openssl(&format!("{NEW} -x509 -keyout ca.key -out ca.pem -subj /CN=oncegate-testkit {usage}"));
+        made.request("server");
+        made.sign("server", 2);
         made
+    }
+
+    /// Makes another certificate of this authority, for a client of this name: `NAME.pem` and `NAME.key`.
+    ///
+    /// # Panics
+    /// As [`Certificates::for_names`].
+    pub fn for_client(&self, name: &str) {
+        self.request(name);
+        self.sign(name, 2);
     }
 
     /// Replaces the server's certificate by one that expired yesterday. Key and authority stay.
@@ -38,12 +49,16 @@ impl Certificates {
     /// # Panics
     /// As [`Certificates::for_names`].
     pub fn let_expire(&self) {
-        self.sign(-1);
+        self.sign("server", -1);
     }
 
-    fn sign(&self, days: i32) {
-        let sign = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions";
-        self.openssl(&format!("{sign} -days {days} -out server.pem"));
+    fn request(&self, name: &str) {
+        self.openssl(&format!("{NEW} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+    }
+
+    fn sign(&self, name: &str, days: i32) {
+        let by = "-CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions";
+        self.openssl(&format!("x509 -req -in {name}.csr {by} -days {days} -out {name}.pem"));
     }
 
     /// The authority's certificate, in PEM.
@@ -69,7 +84,7 @@ impl Certificates {
         files.chain(rest).collect()
     }
 
-    /// Its `ca.pem`, `server.pem` and `server.key`.
+    /// Its `ca.pem`, `server.pem` and `server.key`, and those of [clients](Self::for_client).
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

@@ -154,7 +154,6 @@ impl std::fmt::Debug for RoundTopic {
 impl RoundTopic {
     fn source(&self) -> KafkaSource {
         let source = KafkaSource::new(&self.cluster.brokers, &self.name, [&self.name])
-            .routes_from_headers()
             .commit_interval(COMMIT_INTERVAL);
         let properties = self.cluster.properties.iter();
         properties.fold(source, |source, (name, value)| source.property(name, value))

@@ -1,6 +1,6 @@
 //! Trials on a real broker: what they find there, and that nothing is left of them.
 
-use oncegate_testkit::{Kafka, KafkaBroker, RedisServer, until};
+use oncegate_testkit::{Certificates, Kafka, KafkaBroker, RedisServer, SecuredKafka, until};
 
 use super::stores::{interrupt, started};
 use super::{LIMIT, RIGHT_KEY, Stage, worker};
@@ -58,4 +58,42 @@ async fn mistakes_in_the_brokers_are_named() {
     assert!(refused.ended(78).err.contains("no.such"), "{}", refused.err);
     let alone = stage.prove(RIGHT_KEY, &["--handler-exec", &program, "--property", "a=b"]).await;
     assert!(alone.ended(2).err.contains("--brokers"), "{}", alone.err);
+}
+
+#[tokio::test]
+async fn the_login_of_a_configuration_is_used_at_the_brokers_that_are_named() {
+    let stage = Stage::new();
+    let certificates = Certificates::for_names("IP:127.0.0.1");
+    let kafka = SecuredKafka::start(&certificates).await;
+    std::fs::write(stage.dir.path().join("password"), SecuredKafka::PASSWORD).unwrap();
+    let configuration = format!(
+        r#"
+        [store]
+        url = "redis://127.0.0.1:1"
+
+        [consumer.billing]
+        key = {{ json = ["order_id", "currency"] }}
+        handler = {{ exec = {program:?} }}
+
+        [consumer.billing.source.kafka]
+        brokers = ["127.0.0.1:1"]
+        topics = ["orders"]
+
+        [consumer.billing.source.kafka.properties]
+        "security.protocol" = "SASL_SSL"
+        "ssl.ca.location" = {authority:?}
+        "sasl.mechanism" = "SCRAM-SHA-256"
+        "sasl.username" = {user:?}
+        "sasl.password" = {{ file = "password" }}
+        "#,
+        program = worker("worker.py", "of_topic_orders"),
+        authority = certificates.file("ca.pem"),
+        user = SecuredKafka::USER,
+    );
+    let (of_cluster, rounds) = (["--brokers", &kafka.sasl()], ["--faults", "redelivery", "--rounds", "1"]);
+    stage.prove_configured(&configuration, &[&of_cluster[..], &rounds].concat()).await.ended(0);
+    let wrong = ["--property", "sasl.password=wrong"];
+    let refused = stage.prove_configured(&configuration, &[&of_cluster[..], &rounds, &wrong].concat()).await;
+    assert!(refused.ended(78).err.contains("sasl.password"), "{}", refused.err);
+    assert!(!refused.err.contains(SecuredKafka::PASSWORD), "{}", refused.err);
 }

@@ -6,7 +6,7 @@ use super::{Proved, RIGHT_KEY, Stage, worker};
 
 impl Stage {
     /// Runs `oncegate prove` with a configuration of this text.
-    async fn prove_configured(&self, configuration: &str, flags: &[&str]) -> Proved {
+    pub(super) async fn prove_configured(&self, configuration: &str, flags: &[&str]) -> Proved {
         std::fs::write(self.dir.path().join("oncegate.toml"), configuration).unwrap();
         self.ended(self.command(&[&["--config", "oncegate.toml"], flags].concat())).await
     }

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use fastrand::Rng;
 use oncegate_runtime::observe::Observer;
 use oncegate_runtime::source::{AckHandle, Delivery, Source, SourceError};
-use oncegate_runtime::{BoxError, Message, Origin};
+use oncegate_runtime::{BoxError, Message};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -94,14 +94,6 @@ impl Group for EmbeddedBroker {
 
     fn member(self: Arc<Self>, process: u32) -> Arc<dyn Source> {
         Arc::new(Member { number: process, broker: self })
-    }
-
-    /// The offset of a message is its number.
-    fn number_of(&self, message: &Message) -> Option<usize> {
-        match message.origin() {
-            Origin::Kafka { offset, .. } => usize::try_from(*offset).ok(),
-            _ => None,
-        }
     }
 
     fn join(&self, member: u32) {
@@ -304,6 +296,7 @@ impl AckHandle for Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oncegate_runtime::Origin;
 
     fn broker(messages: usize, partitions: usize) -> Arc<EmbeddedBroker> {
         let message = |number: usize| {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use oncegate_runtime::BoxError;
 use oncegate_runtime::source::Source;
-use oncegate_runtime::{BoxError, Message};
 use tokio::sync::futures::Notified;
 
 /// The consumer group of a round.
@@ -15,9 +15,6 @@ pub(crate) trait Group: Send + Sync {
 
     /// The connection of a process.
     fn member(self: Arc<Self>, process: u32) -> Arc<dyn Source>;
-
-    /// The number of a message in the round.
-    fn number_of(&self, message: &Message) -> Option<usize>;
 
     /// A process that stood still goes on, and gets its share of the partitions.
     fn join(&self, process: u32);

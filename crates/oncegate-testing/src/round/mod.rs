@@ -186,7 +186,10 @@ impl Round {
 
     /// The number of a message in the round.
     fn number_of(&self, message: &Message) -> usize {
-        self.group.number_of(message).unwrap_or(usize::MAX)
+        match message.origin() {
+            Origin::Kafka { offset, .. } => usize::try_from(*offset).unwrap_or(usize::MAX),
+            _ => usize::MAX,
+        }
     }
 
     /// The sample that a message stands for; `None` for poison.

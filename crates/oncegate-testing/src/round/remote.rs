@@ -135,10 +135,6 @@ impl Group for RemoteGroup {
         Arc::new(RemoteMember { inner: self.topic.member(), process, group: self })
     }
 
-    fn number_of(&self, message: &Message) -> Option<usize> {
-        self.topic.number_of(message)
-    }
-
     /// The client of a process that stands still goes on, so its messages have come to others as copies.
     fn join(&self, _: u32) {}
 
@@ -185,9 +181,10 @@ impl fmt::Debug for RemoteMember {
 }
 
 impl RemoteMember {
-    /// Writes the delivery down, and the ack of it.
-    fn noted(&self, delivery: Delivery) -> Delivery {
-        let Some(number) = self.group.number_of(&delivery.message) else { return delivery };
+    /// Writes the delivery down, and the ack of it. `None` for a message that the round has not sent.
+    fn noted(&self, delivery: Delivery) -> Option<Delivery> {
+        let number = self.group.topic.number_of(&delivery.message)?;
+        let (_, sent) = self.group.messages.get(number)?;
         self.group.state().held.entry(self.process).or_default().insert(number);
         self.group.recorder.note(self.process, What::Delivered { message: number });
         let handle = RemoteHandle {
@@ -197,7 +194,9 @@ impl RemoteMember {
             inner: delivery.ack_handle,
             group: Arc::clone(&self.group),
         };
-        Delivery { message: delivery.message, ack_handle: Arc::new(handle) }
+        // A worker that looks at the topic must see that of the samples.
+        let message = Message::new(sent.route(), sent.origin().clone(), delivery.message.payload_bytes());
+        Some(Delivery { message, ack_handle: Arc::new(handle) })
     }
 }
 
@@ -220,8 +219,13 @@ impl Source for RemoteMember {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let received = self.inner.receive(most).await?;
-        Ok(received.map(|deliveries| deliveries.into_iter().map(|delivery| self.noted(delivery)).collect()))
+        loop {
+            let Some(received) = self.inner.receive(most).await? else { return Ok(None) };
+            let noted: Vec<Delivery> = received.into_iter().filter_map(|one| self.noted(one)).collect();
+            if !noted.is_empty() {
+                return Ok(Some(noted));
+            }
+        }
     }
 
     fn stop_receiving(&self) {
