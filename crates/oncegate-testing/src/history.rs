@@ -121,6 +121,9 @@ pub enum What {
         attempt: u32,
         /// Whether an earlier attempt ended without an outcome.
         recovered: bool,
+        /// How many messages its batch has; `None` when the handler takes them one by one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        batch: Option<usize>,
     },
     /// A run was asked to stop.
     Cancelled {

@@ -24,7 +24,7 @@ impl HistoryBuilder {
     }
 
     fn began(self, run: u64, message: usize) -> Self {
-        self.note(What::Began { run, message, attempt: 1, recovered: false })
+        self.note(What::Began { run, message, attempt: 1, recovered: false, batch: None })
     }
 
     fn ended(self, run: u64, outcome: Outcome) -> Self {

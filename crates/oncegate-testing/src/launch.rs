@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use oncegate_runtime::source::Source;
-use oncegate_runtime::{BoxError, Consumer, Gate, Handler};
+use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, Handler};
 
 use crate::round::{Downstream, Process, Round, Watched};
 
@@ -15,39 +15,56 @@ use crate::round::{Downstream, Process, Round, Watched};
 /// A closure that makes a handler of a [`Downstream`] is one; implement the trait for handlers that are other programs.
 #[async_trait]
 pub trait Launch: Send + Sync + 'static {
-    /// The handler.
-    type Handler: Handler;
-
     /// Starts the handler of another process. Its effects go to `downstream`.
     ///
     /// # Errors
     /// When it cannot be started; the trial ends with the error.
-    async fn launch(&self, downstream: Downstream) -> Result<Launched<Self::Handler>, BoxError>;
+    async fn launch(&self, downstream: Downstream) -> Result<Launched, BoxError>;
 }
 
 /// A handler that has been started.
-pub struct Launched<H> {
-    handler: H,
-    most: u32,
+pub struct Launched {
+    consumer: MakeConsumer,
+    pub(crate) most: u32,
     end: EndFuture,
 }
+
+/// Makes the consumer of a process with the handler.
+type MakeConsumer = Box<dyn FnOnce(Start) -> Consumer + Send>;
 
 /// Ends a handler, and resolves to whether it has ended by itself.
 type EndFuture = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-impl<H> std::fmt::Debug for Launched<H> {
+/// What a process needs to start its consumer.
+pub(crate) struct Start {
+    pub(crate) round: Arc<Round>,
+    pub(crate) process: Arc<Process>,
+    pub(crate) member: Arc<dyn Source>,
+    pub(crate) gate: Gate,
+}
+
+impl std::fmt::Debug for Launched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Launched").field("most", &self.most).finish_non_exhaustive()
     }
 }
 
-impl<H: Handler> Launched<H> {
+impl Launched {
     /// A handler in this process.
-    pub fn new(handler: H) -> Self {
-        Self { handler, most: u32::MAX, end: Box::pin(std::future::ready(true)) }
+    pub fn new(handler: impl Handler) -> Self {
+        Self::of(Box::new(|start| Watched::consumer(handler, start)))
     }
 
-    /// How many messages it takes at a time; no limit by default.
+    /// A handler in this process that takes batches within these limits.
+    pub fn in_batches(limits: BatchLimits, handler: impl BatchHandler) -> Self {
+        Self::of(Box::new(move |start| Watched::batch_consumer(limits, handler, start)))
+    }
+
+    fn of(consumer: MakeConsumer) -> Self {
+        Self { consumer, most: u32::MAX, end: Box::pin(std::future::ready(true)) }
+    }
+
+    /// How many messages, or batches, it takes at a time; no limit by default.
     #[must_use]
     pub fn most(mut self, messages: u32) -> Self {
         self.most = messages;
@@ -61,6 +78,11 @@ impl<H: Handler> Launched<H> {
         self.end = Box::pin(end);
         self
     }
+
+    /// The consumer that runs the handler in this process, and how the handler is ended.
+    pub(crate) fn started(self, start: Start) -> (Consumer, EndFuture) {
+        ((self.consumer)(start), self.end)
+    }
 }
 
 #[async_trait]
@@ -69,39 +91,24 @@ where
     F: Fn(Downstream) -> H + Send + Sync + 'static,
     H: Handler,
 {
-    type Handler = H;
-
-    async fn launch(&self, downstream: Downstream) -> Result<Launched<H>, BoxError> {
+    async fn launch(&self, downstream: Downstream) -> Result<Launched, BoxError> {
         Ok(Launched::new(self(downstream)))
     }
 }
 
-/// What a process needs to start its consumer.
-pub(crate) struct Start {
-    pub(crate) round: Arc<Round>,
-    pub(crate) process: Arc<Process>,
-    pub(crate) member: Arc<dyn Source>,
-    pub(crate) gate: Gate,
-    pub(crate) downstream: Downstream,
-}
-
-/// A consumer that is ready to run.
-pub(crate) struct Started {
-    pub(crate) consumer: Consumer,
-    pub(crate) most: u32,
-    pub(crate) end: EndFuture,
-}
-
-/// [`Launch`] with its types erased.
-#[async_trait]
-pub(crate) trait ErasedLaunch: Send + Sync {
-    async fn start(&self, start: Start) -> Result<Started, BoxError>;
+/// Starts the batch handlers that a closure makes.
+pub(crate) struct LaunchInBatches<F> {
+    pub(crate) limits: BatchLimits,
+    pub(crate) make: F,
 }
 
 #[async_trait]
-impl<L: Launch> ErasedLaunch for L {
-    async fn start(&self, start: Start) -> Result<Started, BoxError> {
-        let Launched { handler, most, end } = self.launch(start.downstream.clone()).await?;
-        Ok(Started { consumer: Watched::consumer(handler, start), most, end })
+impl<F, H> Launch for LaunchInBatches<F>
+where
+    F: Fn(Downstream) -> H + Send + Sync + 'static,
+    H: BatchHandler,
+{
+    async fn launch(&self, downstream: Downstream) -> Result<Launched, BoxError> {
+        Ok(Launched::in_batches(self.limits, (self.make)(downstream)))
     }
 }

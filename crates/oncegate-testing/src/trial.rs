@@ -12,15 +12,15 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use oncegate_core::key::{Key, KeySpecError, Scope};
 use oncegate_core::store::Store;
-use oncegate_runtime::{BoxError, Consumer, Gate, MemoryStore};
+use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, MemoryStore};
 use tokio::time::Instant;
 
 use crate::broker::Broker;
 use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
 use crate::judge::judge;
-use crate::launch::{ErasedLaunch, Launch};
-use crate::round::{ChangeConsumer, ChangeGate, OpenStore, RoundSettings};
+use crate::launch::{Launch, LaunchInBatches};
+use crate::round::{ChangeConsumer, ChangeGate, Downstream, OpenStore, RoundSettings};
 use crate::rounds::{Played, Rounds};
 use crate::samples::{BadSamples, Samples};
 use crate::verdict::Verdict;
@@ -37,7 +37,7 @@ const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 ///
 /// A trial consists of rounds. In each, some of the messages and duplicates of them go through an embedded broker, a gate
 /// with a store (in memory, unless [`store_with`](Self::store_with) opens another), and the handler, while faults of the
-/// round's schedule happen. The handler has its effects in a [`Downstream`](crate::Downstream) service, which is the witness,
+/// round's schedule happen. The handler has its effects in a [`Downstream`] service, which is the witness,
 /// or where a [`Witness`] lists them. A judge then compares the messages with the effects.
 ///
 /// Each process gets a handler of its own from the closure, because a process that is killed loses its memory.
@@ -78,7 +78,7 @@ const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 /// # }
 /// ```
 pub struct Trial {
-    launch: Arc<dyn ErasedLaunch>,
+    launch: Arc<dyn Launch>,
     key: Option<Key>,
     payloads: Vec<Bytes>,
     volatile: BTreeSet<String>,
@@ -169,7 +169,7 @@ impl Trial {
     /// Eight rounds.
     pub const DEFAULT_PARALLEL: usize = 8;
 
-    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`](crate::Downstream), or a
+    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`], or a
     /// [`Launch`].
     pub fn new(launch: impl Launch) -> Self {
         Self {
@@ -195,6 +195,19 @@ impl Trial {
             witness: None,
             progress: None,
         }
+    }
+
+    /// A trial of the batch handlers that `make` makes, with batches within these limits.
+    ///
+    /// Each message of a batch has its own run in the history, with its own outcome. A call of the [`Downstream`] service is for
+    /// one effect, so a handler makes one for each message; effects that are written together, as rows are, need a [`Witness`].
+    ///
+    /// Rounds after the first one have at most six samples, and so have their batches.
+    pub fn in_batches<H: BatchHandler>(
+        limits: BatchLimits,
+        make: impl Fn(Downstream) -> H + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(LaunchInBatches { limits, make })
     }
 
     /// How the idempotency keys of the messages are derived. Required.
@@ -341,7 +354,7 @@ impl Trial {
         self
     }
 
-    /// Judges the effects that this witness lists, besides those in the [`Downstream`](crate::Downstream) service. None by
+    /// Judges the effects that this witness lists, besides those in the [`Downstream`] service. None by
     /// default.
     ///
     /// Faults that begin with a call of the service begin with a run of the handler then, except those of its answers.
@@ -400,7 +413,7 @@ impl Trial {
     }
 
     /// Checks the settings, and splits them into what rounds are made of, and which are played.
-    fn prepared(self) -> Result<(Rounds, Plan), TrialError> {
+    pub(crate) fn prepared(self) -> Result<(Rounds, Plan), TrialError> {
         let key = self.key.ok_or(TrialError::NoKey)?;
         if self.lease < LEAST_LEASE || self.lease > LONGEST_LEASE {
             return Err(TrialError::Lease { lease: self.lease });
@@ -436,7 +449,7 @@ impl Trial {
 }
 
 /// Which rounds are played.
-struct Plan {
+pub(crate) struct Plan {
     rounds: u64,
     time: Option<Duration>,
     only: Option<u64>,

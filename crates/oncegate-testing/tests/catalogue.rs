@@ -406,7 +406,8 @@ fn sentences(page: &str) -> Vec<String> {
     page.lines().filter(is_sentence).map(without_numbers).collect()
 }
 
-/// `scripts/prove-catalogue` writes the page by this test.
+/// `scripts/prove-catalogue` writes the page by this test. Behind the entries of Rust it has those of workers, which a test
+/// of `oncegate prove` adds.
 #[test]
 fn the_published_catalogue_says_what_the_judge_says() {
     let catalogue = catalogue();
@@ -416,5 +417,6 @@ fn the_published_catalogue_says_what_the_judge_says() {
         std::fs::write(path, &page).unwrap();
     }
     let published = std::fs::read_to_string(path).unwrap();
-    assert_eq!(sentences(&published), sentences(&page), "scripts/prove-catalogue brings it up to date");
+    let of_rust = published.split("<h1 id=\"workers\">").next().unwrap_or_default();
+    assert_eq!(sentences(of_rust), sentences(&page), "scripts/prove-catalogue brings it up to date");
 }

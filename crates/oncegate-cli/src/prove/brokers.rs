@@ -28,9 +28,9 @@ const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A cluster in which the trial has topics and consumer groups of its own.
-pub(super) struct Brokers(Arc<Cluster>);
+pub(super) struct Brokers(Arc<TrialCluster>);
 
-struct Cluster {
+struct TrialCluster {
     brokers: String,
     properties: Vec<(String, String)>,
     /// What has been made, or may have been.
@@ -54,7 +54,7 @@ impl Brokers {
         }
         // What is set last wins.
         properties.extend(args.properties.iter().cloned());
-        let cluster = Cluster { brokers: brokers.clone(), properties, topics: Mutex::default() };
+        let cluster = TrialCluster { brokers: brokers.clone(), properties, topics: Mutex::default() };
         // Before the trial, so that a wrong address or password costs no minute.
         cluster.facts(super::TRIAL).await?;
         Ok(Some(Self(Arc::new(cluster))))
@@ -90,7 +90,7 @@ impl Brokers {
     }
 }
 
-impl Cluster {
+impl TrialCluster {
     fn topics(&self) -> MutexGuard<'_, Vec<String>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,7 +126,7 @@ impl Cluster {
 }
 
 /// The cluster as the trial knows it.
-struct SharedCluster(Arc<Cluster>);
+struct SharedCluster(Arc<TrialCluster>);
 
 #[async_trait]
 impl Broker for SharedCluster {
@@ -142,7 +142,7 @@ impl Broker for SharedCluster {
 struct RoundTopic {
     name: String,
     writer: TopicWriter,
-    cluster: Arc<Cluster>,
+    cluster: Arc<TrialCluster>,
 }
 
 impl std::fmt::Debug for RoundTopic {

@@ -71,6 +71,10 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
 
+    /// Hand the worker batches of up to this many messages (docs/RUN.md) [default: one by one, or that of --config]
+    #[arg(long, value_name = "COUNT", conflicts_with = "handler_command", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    batch_messages: Option<u16>,
+
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 

@@ -16,12 +16,14 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
     }
     // The key as JSON has all that a key can have.
     let key = args.key.as_ref().map(|key| serde_json::to_string(key).unwrap_or_default());
+    let messages = args.batch_messages.map(|messages| messages.to_string());
     let given = [
         ("--scope", &args.scope),
         ("--handler-exec", &args.handler_exec),
         ("--handler-command", &args.handler_command),
         ("--handler", &args.handler),
         ("--content-type", &args.content_type),
+        ("--batch-messages", &messages),
         ("--key", &key),
         ("--route", &args.route),
         ("--witness-command", &args.witness_command),

@@ -1,6 +1,6 @@
 //! The worker under trial, with the key and the limits that `oncegate run` would use: from flags, or from a configuration.
 
-use oncegate::{Gate, Key, MemoryStore};
+use oncegate::{BatchLimits, Gate, Key, MemoryStore};
 use serde_json::Value;
 
 use super::ProveArgs;
@@ -53,7 +53,10 @@ impl TriedConsumer {
         }
         let key = args.key.clone().ok_or_else(|| missing("there is no key: give --key"))?;
         let route = args.route.clone().unwrap_or_else(|| ROUTE.to_owned());
-        Ok(Self { key, route, handler, settings: shape::Consumer::default() })
+        let batch_of =
+            |messages: u16| shape::Batch { messages: Some(messages.into()), ..shape::Batch::default() };
+        let batch = args.batch_messages.map(batch_of);
+        Ok(Self { key, route, handler, settings: shape::Consumer { batch, ..shape::Consumer::default() } })
     }
 
     fn of_configuration(args: &ProveArgs) -> Result<Self, Problem> {
@@ -94,11 +97,6 @@ impl TriedConsumer {
             let why = "--witness-command: a worker behind HTTP has no ONCEGATE_TRIAL_DIR; list the effects of all rounds";
             return Err(Problem::new(Exit::Usage, why));
         }
-        if self.settings.batch.is_some() {
-            return Err(refused(
-                "the worker takes batches (`batch`), which cannot be tried; try it with a configuration without `batch`",
-            ));
-        }
         let gate = self.gate(Gate::new("trial", self.key.clone(), MemoryStore::new())).lease(args.lease);
         gate.check().map_err(|error| {
             Problem::caused(Exit::Configuration, &error).and(&refused(format!(
@@ -119,7 +117,12 @@ impl TriedConsumer {
         self.handler.http.is_some() || args.witness_command.as_deref().is_some_and(is_shared)
     }
 
-    /// How many messages the worker gets at a time, at most.
+    /// The limits of the worker's batches; `None` when it gets messages one by one.
+    pub(super) fn batch_limits(&self) -> Option<BatchLimits> {
+        build::batch_limits(&self.settings)
+    }
+
+    /// How many messages or batches the worker gets at a time, at most.
     pub(super) fn most(&self) -> u32 {
         self.settings.concurrency.unwrap_or(u32::MAX)
     }
@@ -138,12 +141,14 @@ fn flags(args: &ProveArgs, known: &[String]) -> Vec<Setting> {
         (None, _) => return Vec::new(),
     };
     let key = args.key.as_ref().map(|key| serde_json::to_string(key).unwrap_or_default());
-    let given: [(&str, &[&str], &Option<String>); 5] = [
+    let messages = args.batch_messages.map(|messages| messages.to_string());
+    let given: [(&str, &[&str], &Option<String>); 6] = [
         ("--key", &["key"], &key),
         ("--handler", &["handler", "http"], &args.handler),
         ("--handler-exec", &["handler", "exec"], &args.handler_exec),
         ("--handler-command", &["handler", "command"], &args.handler_command),
         ("--content-type", &["handler", "content_type"], &args.content_type),
+        ("--batch-messages", &["batch", "messages"], &messages),
     ];
     let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
         let path = path.iter().map(|part| (*part).to_owned());

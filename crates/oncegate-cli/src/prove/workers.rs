@@ -52,9 +52,7 @@ fn with_variable(program: &Program, name: &str, value: &str) -> Program {
 
 #[async_trait]
 impl Launch for Workers {
-    type Handler = Limited;
-
-    async fn launch(&self, downstream: Downstream) -> Result<Launched<Limited>, BoxError> {
+    async fn launch(&self, downstream: Downstream) -> Result<Launched, BoxError> {
         let (handler, round) = (&self.tried.handler, downstream.round().to_owned());
         let place = match &handler.http {
             // It was started before, with the address that all processes share.
@@ -78,7 +76,7 @@ impl Launch for Workers {
             lease: self.lease,
             result_max_bytes: (self.tried.settings.max_large_result)
                 .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
-            in_batches: false,
+            in_batches: self.tried.batch_limits().is_some(),
         };
         let (worker, foreman) = worker(&handler, &limits)?;
         let worker = Arc::new(worker);
@@ -99,6 +97,10 @@ impl Launch for Workers {
             drop(place);
             by_itself
         };
-        Ok(Launched::new(limited).most(most.min(self.tried.most())).ended_by(end))
+        let launched = match self.tried.batch_limits() {
+            None => Launched::new(limited),
+            Some(limits) => Launched::in_batches(limits, limited),
+        };
+        Ok(launched.most(most.min(self.tried.most())).ended_by(end))
     }
 }

@@ -305,7 +305,7 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
 }
 
 /// The limits of batches; `None` when messages are handled one by one.
-pub(super) fn batch_limits(settings: &shape::Consumer) -> Option<BatchLimits> {
+pub(crate) fn batch_limits(settings: &shape::Consumer) -> Option<BatchLimits> {
     let given = settings.batch.as_ref()?;
     let mut limits = BatchLimits::new(given.messages.unwrap_or(shape::Batch::DEFAULT_MESSAGES));
     if let Some(Size(bytes)) = given.bytes {

@@ -49,6 +49,23 @@ async fn a_consumer_of_a_configuration_is_tried_with_its_worker_key_and_route() 
 }
 
 #[tokio::test]
+async fn a_consumer_with_batches_is_tried_in_batches() {
+    let stage = Stage::new();
+    let batches = "batch = { messages = 3, wait = \"20ms\" }";
+    let faults = ["--faults", "refused,answer-lost,kill-after-effect,freeze", "--rounds", "8", "--json"];
+    let right = billing(&worker("batches.py", "right"), batches);
+    let clean = stage.prove_configured(&right, &faults).await;
+    assert_eq!(clean.ended(0).json()["passed"], json!(true), "seed {}", stage.seed);
+
+    let planted = billing(&worker("batches.py", "one_key_for_the_batch"), batches);
+    let found = stage.prove_configured(&planted, &["--faults", "refused", "--rounds", "2"]).await;
+    assert!(found.ended(1).defects().contains(&"shared-downstream-key"), "{}", found.out);
+    // A batch of one message has the right key, so that nothing is found.
+    let alone = ["--faults", "refused", "--rounds", "2", "--batch-messages", "1"];
+    stage.prove_configured(&planted, &alone).await.ended(0);
+}
+
+#[tokio::test]
 async fn flags_win_over_the_configuration() {
     let stage = Stage::new();
     let program = worker("worker.py", "of_topic_orders");
@@ -76,12 +93,11 @@ async fn a_configuration_that_cannot_be_tried_is_named() {
     let short_runs = billing("./worker", "max_run = \"500ms\"")
         .replace("\"30s\"", "\"200ms\"")
         .replace("\"20s\"", "\"200ms\"");
-    let cases: [(String, &[&str], i32, &[&str]); 9] = [
+    let cases: [(String, &[&str], i32, &[&str]); 8] = [
         (right.replace(key, ""), &[], 78, &["consumer.billing.key", "it is missing"]),
         (right.replace(key, "key = { header = \"id\" }"), &[], 78, &["the header \"id\"", "--key"]),
         (right.replace(key, "key = \"message-key\""), &[], 78, &["the broker's key", "--key"]),
         (right.replace("lease = ", "leese = "), &[], 78, &["leese", "did you mean `lease`"]),
-        (billing("./worker", "batch = { messages = 10 }"), &[], 78, &["batch"]),
         (short_runs, &[], 78, &["max_run", "--lease"]),
         (two.clone(), &[], 78, &["--scope", "billing, refunds"]),
         (two, &["--scope", "shop"], 78, &["--scope", "billing, refunds"]),

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 mod brokers;
+mod catalogue;
 mod configured;
 mod others;
 mod planted;
@@ -108,6 +109,11 @@ fn worker(script: &str, bug: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prove/workers").join(script);
     let program = if script.ends_with(".py") { "python3" } else { "node" };
     format!("{program} '{}' {bug}", path.display())
+}
+
+/// The flags for workers that take batches.
+fn batch_flags(script: &str) -> &'static [&'static str] {
+    if script == "batches.py" { &["--batch-messages", "4"] } else { &[] }
 }
 
 /// A seed that differs between runs.

@@ -6,10 +6,17 @@ use oncegate_testkit::{LoopbackPort, Process, process};
 use serde_json::json;
 use tokio::process::Command;
 
-use super::{LIMIT, RIGHT_KEY, Stage, worker};
+use super::{LIMIT, RIGHT_KEY, Stage, batch_flags, worker};
 
 /// The workers in which nothing must be found.
-const RIGHT: [(&str, &str); 3] = [("worker.py", "right"), ("worker.js", "right"), ("worker.js", "twoSteps")];
+const RIGHT: [(&str, &str); 6] = [
+    ("worker.py", "right"),
+    ("worker.js", "right"),
+    ("worker.js", "twoSteps"),
+    ("batches.py", "right"),
+    ("batches.py", "one_after_the_other"),
+    ("batches.py", "whole_batch_again_with_keys"),
+];
 
 async fn is_clean(flags: &[&str]) {
     let stage = Stage::new();
@@ -26,7 +33,9 @@ async fn nothing_is_found_in_right_workers_in_python_and_node() {
     let runs = std::env::var("ONCEGATE_PROVE_RUNS").map_or(RIGHT.len(), |runs| runs.parse().unwrap());
     for (run, (script, name)) in (1..=runs).zip(RIGHT.into_iter().cycle()) {
         println!("run {run} of {runs}: {script} {name}");
-        is_clean(&["--handler-exec", &worker(script, name), "--rounds", "26"]).await;
+        let program = worker(script, name);
+        let flags = ["--handler-exec", &program, "--rounds", "26"];
+        is_clean(&[&flags, batch_flags(script)].concat()).await;
     }
 }
 
@@ -41,7 +50,9 @@ async fn a_command_for_each_message_is_tried_too() {
 #[tokio::test]
 async fn a_worker_behind_http_is_tried_too() {
     let stage = Stage::new();
-    for (bug, code) in [("right", 0), ("no_downstream_key", 1)] {
+    let cases: [(&str, &[&str], i32); 3] =
+        [("right", &[], 0), ("right", &["--batch-messages", "3"], 0), ("no_downstream_key", &[], 1)];
+    for (bug, batches, code) in cases {
         let (port, downstream) = (LoopbackPort::reserve(), LoopbackPort::reserve());
         let listen = format!("127.0.0.1:{}", downstream.number());
         let mut command = process::bound_to_parent("python3", "KILL");
@@ -53,7 +64,7 @@ async fn a_worker_behind_http_is_tried_too() {
         drop(downstream);
         let flags = ["--handler", &url, "--listen", &listen, "--rounds", "4"];
         let faults = ["--faults", "answer-lost,refused,two-consumers"];
-        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await;
+        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults, batches].concat()).await;
         proved.ended(code);
         let found = proved.defects().contains(&"no-downstream-key");
         assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);

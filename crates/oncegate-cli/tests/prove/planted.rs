@@ -1,104 +1,169 @@
-//! The catalogue of planted bugs: with the fault that shows a bug, and a few rounds, each is found.
+//! The planted bugs: with the fault that shows a bug, and a few rounds, each is found, and the catalogue has an entry of it.
 
-use super::{RIGHT_KEY, Stage, worker};
+use super::catalogue::{self, Entry};
+use super::{RIGHT_KEY, Stage, batch_flags, witness, worker};
 
-/// A worker, what it does wrong, the faults that show it, and the defects that may be named.
-type Planted = (&'static str, &'static str, &'static str, &'static [&'static str]);
-
-const PYTHON: &str = "worker.py";
-const NODE: &str = "worker.js";
-
-async fn finds((script, bug, faults, expected): Planted) {
-    finds_with_key(RIGHT_KEY, (script, bug, faults, expected)).await;
+/// A worker that does something wrong.
+pub(super) struct Planted {
+    script: &'static str,
+    bug: &'static str,
+    key: &'static str,
+    /// The faults that show the bug.
+    faults: &'static str,
+    /// The defects that may be named.
+    pub(super) expected: &'static [&'static str],
 }
 
-async fn finds_with_key(key: &str, (script, bug, faults, expected): Planted) {
-    let stage = Stage::new();
-    let program = worker(script, bug);
-    let proved = stage.prove(key, &["--handler-exec", &program, "--faults", faults, "--rounds", "4"]).await;
-    let defects = proved.ended(1).defects();
-    assert!(
-        expected.iter().any(|defect| defects.contains(defect)),
-        "seed {}: {script} {bug} must show one of {expected:?}\n{}\n{}",
-        stage.seed,
-        proved.out,
-        proved.err
-    );
-    assert!(
-        proved.err.contains(&format!("--seed {} --round", stage.seed)),
-        "how to repeat it: {}",
-        proved.err
-    );
+type Row = (&'static str, &'static str, &'static [&'static str]);
+
+const fn planted(script: &'static str, (bug, faults, expected): Row) -> Planted {
+    Planted { script, bug, key: RIGHT_KEY, faults, expected }
+}
+
+const fn python(bug: &'static str, faults: &'static str, expected: &'static [&'static str]) -> Planted {
+    planted("worker.py", (bug, faults, expected))
+}
+
+const fn node(bug: &'static str, faults: &'static str, expected: &'static [&'static str]) -> Planted {
+    planted("worker.js", (bug, faults, expected))
+}
+
+const PYTHON_KEYS: &[Planted] = &[
+    python("no_downstream_key", "kill-after-effect,answer-lost", &["no-downstream-key"]),
+    python("key_with_attempt", "kill-after-effect", &["changing-downstream-key"]),
+    python("no_downstream_key", "store-loss", &["no-downstream-key"]),
+    python("key_with_time", "answer-lost", &["changing-downstream-key"]),
+    python("random_key", "kill-before-completed", &["changing-downstream-key"]),
+    python("one_key_for_all", "redelivery", &["shared-downstream-key"]),
+    python("retries_in_place", "answer-lost", &["no-downstream-key"]),
+];
+
+const PYTHON_LOSSES: &[Planted] = &[
+    python("swallows_errors", "refused", &["swallowed-error"]),
+    python("no_answer_is_success", "no-answer", &["swallowed-error"]),
+    python("gives_up", "refused", &["gave-up"]),
+    python("marks_before_effect", "refused", &["marked-before-effect"]),
+    python("answers_before_effect", "kill-after-completed", &["answered-too-early"]),
+    python("message_before", "redelivery", &["lost-effect", "changing-downstream-key"]),
+    python("skips_older", "reordering", &["lost-effect"]),
+];
+
+const PYTHON_OTHERS: &[Planted] = &[
+    python("random_result", "kill-before-completed", &["different-results"]),
+    python("ignores_end_of_input", "redelivery", &["does-not-stop"]),
+    planted("table.py", ("without_unique_key", "kill-before-completed", &["repeated-effect"])),
+];
+
+const BATCHES: &[Planted] = &[
+    planted("batches.py", ("one_key_for_the_batch", "redelivery", &["shared-downstream-key"])),
+    planted("batches.py", ("first_outcome_for_all", "refused", &["swallowed-error"])),
+    planted("batches.py", ("outcomes_in_order_of_completion", "refused", &["swallowed-error"])),
+    planted("batches.py", ("whole_batch_again_without_keys", "refused", &["no-downstream-key"])),
+];
+
+const NODE: &[Planted] = &[
+    node("noDownstreamKey", "kill-after-effect", &["no-downstream-key"]),
+    node("keyWithTime", "answer-lost", &["changing-downstream-key"]),
+    node("randomKey", "kill-before-completed", &["changing-downstream-key"]),
+    node("oneKeyForTwoSteps", "redelivery", &["shared-downstream-key"]),
+    node("forgetsToAwait", "kill-after-completed", &["answered-too-early"]),
+    node("ignoresTheStatus", "refused", &["swallowed-error"]),
+    node("chargesAfterCancel", "freeze", &["no-downstream-key", "effect-after-cancel"]),
+    node("returnsTheTime", "kill-before-completed", &["different-results"]),
+];
+
+const KEYS: &[Planted] = &[
+    Planted { key: "order_id", ..python("right", "producer-duplicates", &["key-too-narrow"]) },
+    Planted { key: "order_id,currency,sent_at", ..python("right", "producer-duplicates", &["key-too-wide"]) },
+    Planted { key: "order_number", ..node("right", "producer-duplicates", &["no-key"]) },
+];
+
+/// All of them, in the order of the catalogue.
+pub(super) fn all() -> impl Iterator<Item = &'static Planted> {
+    [PYTHON_KEYS, PYTHON_LOSSES, PYTHON_OTHERS, BATCHES, NODE, KEYS].into_iter().flatten()
+}
+
+impl Planted {
+    /// The heading of its entry: "Python: no downstream key (kill-after-effect)".
+    pub(super) fn title(&self) -> String {
+        let language = if self.script.ends_with(".py") { "Python" } else { "Node" };
+        let mut words = String::new();
+        for c in self.bug.chars() {
+            match c {
+                '_' => words.push(' '),
+                c if c.is_uppercase() => words.extend([' ', c.to_ascii_lowercase()]),
+                c => words.push(c),
+            }
+        }
+        let key = match self.key {
+            RIGHT_KEY => String::new(),
+            key => format!(" worker with the key {key}"),
+        };
+        format!("{language}: {words}{key} ({})", self.faults.replace(',', ", "))
+    }
+
+    /// Runs a trial, which must find the bug, and returns its entry of the catalogue.
+    pub(super) async fn found(&self) -> Entry {
+        let stage = Stage::new();
+        let (program, list) = (worker(self.script, self.bug), witness::list());
+        let mut flags = vec!["--handler-exec", &program, "--faults", self.faults, "--rounds", "4"];
+        flags.extend(["--report", "report"]);
+        flags.extend(batch_flags(self.script));
+        if self.script == "table.py" {
+            flags.extend(["--witness-command", &list]);
+        }
+        let proved = stage.prove(self.key, &flags).await;
+        let defects = proved.ended(1).defects();
+        let found = self.expected.iter().find(|defect| defects.contains(defect));
+        let Some(found) = found else {
+            panic!("seed {}: {} must show {:?}\n{proved:?}", stage.seed, self.title(), self.expected)
+        };
+        let repeated = format!("--seed {} --round", stage.seed);
+        assert!(proved.err.contains(&repeated), "how to repeat it: {}", proved.err);
+        Entry::of_report(self.title(), found, &stage.read("report/report.html"))
+    }
 }
 
 /// They take turns: each has processes of its own, and a machine has few cores.
 async fn finds_each(planted: &[Planted]) {
+    let page = catalogue::read();
     for one in planted {
-        finds(*one).await;
+        page.has(&one.found().await);
     }
 }
 
 // invariant: planted-bugs-found
 #[tokio::test]
 async fn downstream_keys_that_are_missing_or_change_are_found_in_python() {
-    finds_each(&[
-        (PYTHON, "no_downstream_key", "kill-after-effect,answer-lost", &["no-downstream-key"]),
-        (PYTHON, "key_with_attempt", "kill-after-effect", &["changing-downstream-key"]),
-        (PYTHON, "no_downstream_key", "store-loss", &["no-downstream-key"]),
-        (PYTHON, "key_with_time", "answer-lost", &["changing-downstream-key"]),
-        (PYTHON, "random_key", "kill-before-completed", &["changing-downstream-key"]),
-        (PYTHON, "one_key_for_all", "redelivery", &["shared-downstream-key"]),
-        (PYTHON, "retries_in_place", "answer-lost", &["no-downstream-key"]),
-    ])
-    .await;
+    finds_each(PYTHON_KEYS).await;
 }
 
 // invariant: planted-bugs-found
 #[tokio::test]
 async fn effects_that_are_lost_are_found_in_python() {
-    finds_each(&[
-        (PYTHON, "swallows_errors", "refused", &["swallowed-error"]),
-        (PYTHON, "no_answer_is_success", "no-answer", &["swallowed-error"]),
-        (PYTHON, "gives_up", "refused", &["gave-up"]),
-        (PYTHON, "marks_before_effect", "refused", &["marked-before-effect"]),
-        (PYTHON, "answers_before_effect", "kill-after-completed", &["answered-too-early"]),
-        (PYTHON, "message_before", "redelivery", &["lost-effect", "changing-downstream-key"]),
-        (PYTHON, "skips_older", "reordering", &["lost-effect"]),
-    ])
-    .await;
+    finds_each(PYTHON_LOSSES).await;
 }
 
 // invariant: planted-bugs-found
 #[tokio::test]
-async fn results_that_differ_and_workers_that_do_not_stop_are_found_in_python() {
-    finds_each(&[
-        (PYTHON, "random_result", "kill-before-completed", &["different-results"]),
-        (PYTHON, "ignores_end_of_input", "redelivery", &["does-not-stop"]),
-    ])
-    .await;
+async fn other_bugs_are_found_in_python() {
+    finds_each(PYTHON_OTHERS).await;
+}
+
+// invariant: planted-bugs-found
+#[tokio::test]
+async fn planted_bugs_of_batches_are_found() {
+    finds_each(BATCHES).await;
 }
 
 // invariant: planted-bugs-found
 #[tokio::test]
 async fn planted_bugs_are_found_in_node() {
-    finds_each(&[
-        (NODE, "noDownstreamKey", "kill-after-effect", &["no-downstream-key"]),
-        (NODE, "keyWithTime", "answer-lost", &["changing-downstream-key"]),
-        (NODE, "randomKey", "kill-before-completed", &["changing-downstream-key"]),
-        (NODE, "oneKeyForTwoSteps", "redelivery", &["shared-downstream-key"]),
-        (NODE, "forgetsToAwait", "kill-after-completed", &["answered-too-early"]),
-        (NODE, "ignoresTheStatus", "refused", &["swallowed-error"]),
-        (NODE, "chargesAfterCancel", "freeze", &["no-downstream-key", "effect-after-cancel"]),
-        (NODE, "returnsTheTime", "kill-before-completed", &["different-results"]),
-    ])
-    .await;
+    finds_each(NODE).await;
 }
 
 // invariant: planted-bugs-found
 #[tokio::test]
 async fn keys_that_are_too_narrow_or_too_wide_are_found() {
-    let faults = "producer-duplicates";
-    finds_with_key("order_id", (PYTHON, "right", faults, &["key-too-narrow"])).await;
-    finds_with_key("order_id,currency,sent_at", (PYTHON, "right", faults, &["key-too-wide"])).await;
-    finds_with_key("order_number", (NODE, "right", faults, &["no-key"])).await;
+    finds_each(KEYS).await;
 }

@@ -6,7 +6,7 @@ const FAULTS: [&str; 4] =
     ["--faults", "kill-before-completed,kill-after-effect,freeze,redelivery", "--rounds", "6"];
 
 /// The command that lists the table of a round.
-fn list() -> String {
+pub(super) fn list() -> String {
     format!("ls \"$ONCEGATE_TRIAL_DIR\" > /dev/null && {}", worker("table.py", "list"))
 }
 
@@ -14,10 +14,17 @@ fn list() -> String {
 #[tokio::test]
 async fn effects_in_a_table_of_each_round_are_judged() {
     let stage = Stage::new();
-    for (bug, code) in [("right", 0), ("without_unique_key", 1)] {
+    let in_batches: &[&str] = &["--batch-messages", "3"];
+    let cases = [
+        ("right", &[][..], 0),
+        ("right", in_batches, 0),
+        ("without_unique_key", &[], 1),
+        ("without_unique_key", in_batches, 1),
+    ];
+    for (bug, batches, code) in cases {
         let (program, list) = (worker("table.py", bug), list());
         let flags = ["--handler-exec", &program, "--witness-command", &list];
-        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &FAULTS].concat()).await;
+        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &FAULTS, batches].concat()).await;
         let found = proved.ended(code).defects().contains(&"repeated-effect");
         assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);
     }

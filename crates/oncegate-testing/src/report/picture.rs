@@ -148,9 +148,10 @@ pub(super) fn words(event: &Event) -> String {
         What::ConsumerFailed { error } => format!("the consumer fails: {error}"),
         What::Delivered { message } => format!("message {message} is delivered"),
         What::Claimed { verdict, .. } => format!("claim: {verdict}"),
-        What::Began { run, message, attempt, recovered } => {
+        What::Began { run, message, attempt, recovered, batch } => {
             let recovered = if *recovered { ", recovered" } else { "" };
-            format!("run {run} of message {message} begins: attempt {attempt}{recovered}")
+            let batch = batch.map(|messages| format!(" in a batch of {messages}")).unwrap_or_default();
+            format!("run {run} of message {message} begins{batch}: attempt {attempt}{recovered}")
         }
         What::Cancelled { run } => format!("run {run} is cancelled"),
         What::Ended { run, outcome, .. } => {

@@ -30,7 +30,7 @@ pub(crate) struct RemoteGroup {
     topic: Arc<dyn Topic>,
     messages: Vec<(usize, Message)>,
     partitions: usize,
-    state: Mutex<State>,
+    state: Mutex<TopicState>,
     moved: Notify,
     actions: mpsc::UnboundedSender<Action>,
     waiting: tokio::sync::Mutex<mpsc::UnboundedReceiver<Action>>,
@@ -38,7 +38,7 @@ pub(crate) struct RemoteGroup {
 }
 
 #[derive(Default)]
-struct State {
+struct TopicState {
     /// How often each message is sent, by its number.
     sent: Vec<usize>,
     /// The places in the topic that are acknowledged, by the number of the message.
@@ -65,7 +65,7 @@ impl RemoteGroup {
         let (actions, waiting) = mpsc::unbounded_channel();
         let group = Self {
             topic,
-            state: Mutex::new(State { sent: vec![0; messages.len()], ..State::default() }),
+            state: Mutex::new(TopicState { sent: vec![0; messages.len()], ..TopicState::default() }),
             messages,
             partitions,
             moved: Notify::new(),
@@ -113,7 +113,7 @@ impl RemoteGroup {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TopicState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,12 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::process::Process;
 use super::store::ProcessStore;
-use super::watched::Watched;
 use super::{Letters, Round};
 use crate::broker::Broker;
 use crate::fault::Fault;
 use crate::history::{Event, Form, What};
-use crate::launch::{ErasedLaunch, Start};
+use crate::launch::{Launch, Start};
 use crate::round::Downstream;
 use crate::witness::{Witness, added};
 
@@ -51,7 +50,7 @@ pub(crate) type ChangeConsumer = dyn Fn(Consumer) -> Consumer + Send + Sync;
 pub(crate) struct RoundSettings {
     pub(crate) key: Key,
     pub(crate) lease: Duration,
-    pub(crate) launch: Arc<dyn ErasedLaunch>,
+    pub(crate) launch: Arc<dyn Launch>,
     pub(crate) route: Arc<str>,
     /// What the scopes of rounds begin with.
     pub(crate) scope: Scope,
@@ -198,18 +197,18 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
     let gate = gate(&round, &process);
     let letters =
         Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
-    let concurrency = round.schedule.concurrency;
-    let start = Start { round: Arc::clone(&round), process: Arc::clone(&process), member, gate, downstream };
-    let started = tokio::select! {
+    let launched = tokio::select! {
         biased;
         () = process.killed() => return Ok(Ending::Killed),
         () = stop.cancelled() => return Ok(Ending::Stopped),
-        started = settings.launch.start(start) => started?,
+        launched = settings.launch.launch(downstream) => launched?,
     };
     round.recorder.note(process.number, What::Started);
-    let consumer = (settings.change_consumer)(started.consumer.ordering(Ordering::Unordered));
-    let consumer = consumer
-        .concurrency(concurrency.min(started.most))
+    let concurrency = round.schedule.concurrency.min(launched.most);
+    let start = Start { round: Arc::clone(&round), process: Arc::clone(&process), member, gate };
+    let (consumer, end) = launched.started(start);
+    let consumer = (settings.change_consumer)(consumer.ordering(Ordering::Unordered))
+        .concurrency(concurrency)
         .bad_keys(BadKeys::default())
         .max_attempts(MAX_ATTEMPTS)
         .backoff(Backoff::new(settings.lease / FIRST_WAIT_PARTS, settings.lease / LONGEST_WAIT_PARTS))
@@ -224,7 +223,7 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
     };
     note_end(&round, &process, ended);
     // A consumer that ends by itself is replaced, as a supervisor would do.
-    let has_ended = started.end.await;
+    let has_ended = end.await;
     let what = if has_ended { What::Stopped } else { What::Hung };
     round.recorder.note(process.number, what);
     round.group.leave(process.number);
@@ -255,12 +254,4 @@ fn gate(round: &Arc<Round>, process: &Arc<Process>) -> Gate {
         // A loss is one of the faults.
         .on_store_loss(OnStoreLoss::Continue)
         .simulated(round.schedule.seed ^ u64::from(process.number))
-}
-
-impl<H: oncegate_runtime::Handler> Watched<H> {
-    /// The handler, watched, as a consumer of the process.
-    pub(crate) fn consumer(handler: H, start: Start) -> Consumer {
-        let Start { round, process, member, gate, .. } = start;
-        Consumer::new(member, gate, Self { inner: handler, round, process })
-    }
 }

@@ -4,12 +4,17 @@ use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use oncegate_runtime::codec::{Codec, ToStored as _};
-use oncegate_runtime::{Attempt, BoxError, Failure, Handler, Message};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use oncegate_runtime::codec::{Codec, ToStored};
+use oncegate_runtime::{
+    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, Failure, Handler, Message,
+};
 
 use super::process::Process;
 use super::{CallFault, Round};
 use crate::history::{Outcome, What, digest};
+use crate::launch::Start;
 
 /// A handler whose runs are written down.
 pub(crate) struct Watched<H> {
@@ -21,16 +26,39 @@ pub(crate) struct Watched<H> {
 /// Writes the end of a run down, also when the run is dropped.
 struct RunGuard<'a> {
     run: u64,
-    process: u32,
+    /// `None` when the message stands for no event.
+    sample: Option<usize>,
+    process: &'a Process,
     round: &'a Round,
     ended: Option<(Outcome, Option<String>)>,
 }
 
 impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
-        let (outcome, result) = self.ended.take().unwrap_or((Outcome::Dropped, None));
+        // A process that was killed in the middle of a call reports nothing any more.
+        let ended = self.ended.take().filter(|_| !self.process.is_killed());
+        let (outcome, result) = ended.unwrap_or((Outcome::Dropped, None));
         self.round.active.end(self.run);
-        self.round.recorder.note(self.process, What::Ended { run: self.run, outcome, result });
+        self.round.recorder.note(self.process.number, What::Ended { run: self.run, outcome, result });
+    }
+}
+
+impl RunGuard<'_> {
+    fn end<T: ToStored>(&mut self, ended: &Result<T, Failure>) {
+        self.ended = Some(match ended {
+            Ok(output) => {
+                (Outcome::Completed, output.to_stored(Codec::Json).ok().map(|bytes| result_digest(&bytes)))
+            }
+            Err(failure) => (outcome_of(failure), None),
+        });
+    }
+}
+
+fn outcome_of(failure: &Failure) -> Outcome {
+    match failure {
+        failure if failure.is_permanent() => Outcome::GaveUp,
+        failure if failure.is_later() => Outcome::Later,
+        _ => Outcome::Failed,
     }
 }
 
@@ -38,13 +66,8 @@ impl<H: Handler> Handler for Watched<H> {
     type Output = H::Output;
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<H::Output, Failure> {
-        let (number, process) = (self.round.number_of(message), self.process.number);
-        let run = self.round.active.begin(process, self.round.sample_of(number), false);
-        let began =
-            What::Began { run, message: number, attempt: attempt.number(), recovered: attempt.recovered() };
-        self.round.recorder.note(process, began);
-        let mut guard = RunGuard { run, process, round: &self.round, ended: None };
-        let fault = self.round.run_fault(&self.process, self.round.sample_of(number));
+        let mut guard = self.begun(message, attempt, None);
+        let fault = self.round.run_fault(&self.process, guard.sample);
         let ended = {
             let work = self.under_fault(fault, self.inner.handle(message, attempt));
             let mut work = std::pin::pin!(work);
@@ -52,19 +75,65 @@ impl<H: Handler> Handler for Watched<H> {
                 biased;
                 ended = &mut work => ended,
                 () = attempt.cancelled() => {
-                    self.round.recorder.note(process, What::Cancelled { run });
+                    self.round.recorder.note(self.process.number, What::Cancelled { run: guard.run });
                     work.await
                 }
             }
         };
-        guard.ended = Some(match &ended {
-            Ok(output) => {
-                (Outcome::Completed, output.to_stored(Codec::Json).ok().map(|bytes| result_digest(&bytes)))
+        guard.end(&ended);
+        ended
+    }
+
+    async fn duplicate(&self, message: &Message, result: H::Output) -> Result<(), Failure> {
+        let _told = self.told(message);
+        self.inner.duplicate(message, result).await
+    }
+
+    async fn undecodable_duplicate(&self, message: &Message, stored: Bytes, error: BoxError) {
+        let _told = self.told(message);
+        self.inner.undecodable_duplicate(message, stored, error).await;
+    }
+}
+
+/// Each message of a batch has a run of its own.
+impl<H: BatchHandler> BatchHandler for Watched<H> {
+    type Output = H::Output;
+
+    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<H::Output, Failure>>, Failure> {
+        let begun = |one: &BatchMessage| self.begun(one.message(), one.attempt(), Some(batch.len()));
+        let mut guards: Vec<RunGuard<'_>> = batch.iter().map(begun).collect();
+        // Those of the other messages begin with their next runs.
+        let fault = guards.iter().find_map(|guard| self.round.run_fault(&self.process, guard.sample));
+        let ended = {
+            let work = self.under_fault(fault, self.inner.handle(batch));
+            let mut work = std::pin::pin!(work);
+            let cancelled = async |one: &BatchMessage, run: u64| {
+                one.attempt().cancelled().await;
+                run
+            };
+            let runs = batch.iter().zip(&guards);
+            let mut cancelled: FuturesUnordered<_> =
+                runs.map(|(one, guard)| cancelled(one, guard.run)).collect();
+            loop {
+                tokio::select! {
+                    biased;
+                    ended = &mut work => break ended,
+                    Some(run) = cancelled.next() => {
+                        self.round.recorder.note(self.process.number, What::Cancelled { run });
+                    }
+                }
             }
-            Err(failure) if failure.is_permanent() => (Outcome::GaveUp, None),
-            Err(failure) if failure.is_later() => (Outcome::Later, None),
-            Err(_) => (Outcome::Failed, None),
-        });
+        };
+        match &ended {
+            Ok(outcomes) if outcomes.len() == guards.len() => {
+                guards.iter_mut().zip(outcomes).for_each(|(guard, outcome)| guard.end(outcome));
+            }
+            // A batch that is given up as a whole is split: nothing is said about a message of it, unless it is alone.
+            Err(failure) if guards.len() == 1 || !failure.is_permanent() => {
+                guards.iter_mut().for_each(|guard| guard.ended = Some((outcome_of(failure), None)));
+            }
+            _ => guards.iter_mut().for_each(|guard| guard.ended = Some((Outcome::Failed, None))),
+        }
         ended
     }
 
@@ -92,6 +161,32 @@ impl Drop for Told<'_> {
 }
 
 impl<H: Handler> Watched<H> {
+    /// The handler, watched, as a consumer of the process.
+    pub(crate) fn consumer(handler: H, start: Start) -> Consumer {
+        let Start { round, process, member, gate } = start;
+        Consumer::new(member, gate, Self { inner: handler, round, process })
+    }
+}
+
+impl<H: BatchHandler> Watched<H> {
+    /// The handler of batches, watched, as a consumer of the process.
+    pub(crate) fn batch_consumer(limits: BatchLimits, handler: H, start: Start) -> Consumer {
+        let Start { round, process, member, gate } = start;
+        Consumer::new(member, gate, Batched::new(limits, Self { inner: handler, round, process }))
+    }
+}
+
+impl<H: Send + Sync> Watched<H> {
+    /// Writes the beginning of a run down; `batch` is the number of messages in its batch.
+    fn begun(&self, message: &Message, attempt: &Attempt, batch: Option<usize>) -> RunGuard<'_> {
+        let (number, process) = (self.round.number_of(message), self.process.number);
+        let sample = self.round.sample_of(number);
+        let run = self.round.active.begin(process, sample, false);
+        let (attempt, recovered) = (attempt.number(), attempt.recovered());
+        self.round.recorder.note(process, What::Began { run, message: number, attempt, recovered, batch });
+        RunGuard { run, sample, process: &self.process, round: &self.round, ended: None }
+    }
+
     /// Runs the handler under a fault that begins with its run.
     async fn under_fault<T: Send>(
         &self,
@@ -146,3 +241,7 @@ fn result_digest(stored: &[u8]) -> String {
         None => digest(stored),
     }
 }
+
+#[cfg(test)]
+#[path = "watched_tests.rs"]
+mod tests;

@@ -17,21 +17,26 @@ if BUG == "list":
 
 def charge(order, key):
     effect = json.dumps({"order": order["order_id"], "amount": order["amount"], "currency": order["currency"]})
-    bank.execute("BEGIN IMMEDIATE")
     is_new = bank.execute("INSERT OR IGNORE INTO keys VALUES (?)", (key,)).rowcount == 1
     if is_new or BUG == "without_unique_key":
         bank.execute("INSERT INTO charges VALUES (?, ?)", (key, effect))
-    bank.execute("COMMIT")
 
 
-print(json.dumps({"type": "ready", "v": 1}), flush=True)
-for line in sys.stdin:
-    message = json.loads(line)
-    if message["type"] != "message":
-        continue
+def answer(message):
     try:
         charge(json.loads(message["payload"]), message["idempotency_key"])
-        answer = {"outcome": "complete"}
+        return {"id": message["id"], "outcome": "complete"}
     except (json.JSONDecodeError, KeyError) as error:
-        answer = {"outcome": "dead-letter", "reason": type(error).__name__}
-    print(json.dumps({"id": message["id"], **answer}), flush=True)
+        return {"id": message["id"], "outcome": "dead-letter", "reason": type(error).__name__}
+
+
+print(json.dumps({"type": "ready", "v": 1, "batches": True}), flush=True)
+for line in sys.stdin:
+    line = json.loads(line)
+    messages = {"message": [line], "batch": line.get("messages")}.get(line["type"])
+    if messages:
+        # A batch is one transaction.
+        bank.execute("BEGIN IMMEDIATE")
+        answers = [answer(message) for message in messages]
+        bank.execute("COMMIT")
+        print(json.dumps(answers), flush=True)

@@ -6,17 +6,30 @@ class Worker(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        try:
+            if "Oncegate-Batch" in self.headers:
+                self.reply(200, json.dumps([self.outcome(message) for message in body]).encode())
+            else:
+                self.reply(200, self.charge(body, self.headers["Idempotency-Key"]))
+        except OSError:
+            self.reply(503, b"{}")
+
+    def outcome(self, message):
+        try:
+            result = json.loads(self.charge(json.loads(message["payload"]), message["idempotency_key"]))
+            return {"id": message["id"], "outcome": "complete", "result": result}
+        except OSError:
+            return {"id": message["id"], "outcome": "retry"}
+
+    def charge(self, order, key):
         body = json.dumps({"order": order["order_id"], "amount": order["amount"], "currency": order["currency"]})
         url = os.environ["ONCEGATE_DOWNSTREAM"] + "/effects"
         request = urllib.request.Request(url, data=body.encode(), method="POST")
         if sys.argv[2] == "right":
-            request.add_header("Idempotency-Key", self.headers["Idempotency-Key"])
-        try:
-            with urllib.request.urlopen(request) as answer:
-                self.reply(200, answer.read())
-        except OSError:
-            self.reply(503, b"{}")
+            request.add_header("Idempotency-Key", key)
+        with urllib.request.urlopen(request) as answer:
+            return answer.read()
 
     def reply(self, status, body):
         self.send_response(status)
