@@ -128,15 +128,14 @@ impl Assignments {
 
     /// Begins another epoch of a partition whose log was replaced; `false` when the partition is not ours.
     ///
-    /// With `base`, that position is committed until messages are finished, so that the last epoch's position does not
-    /// stay at the broker.
-    pub(crate) fn restart(&self, partition: &Partition, base: Option<i64>) -> bool {
+    /// A new log begins at 0. That position is committed until messages are finished, so that the last epoch's position
+    /// does not stay at the broker.
+    pub(crate) fn restart(&self, partition: &Partition) -> bool {
         let mut current = self.current();
         if current.of(partition).is_none() {
             return false;
         }
-        let watermark = base.map_or_else(Watermark::default, Watermark::starting_at);
-        self.begin(&mut current, partition.clone(), watermark, Begin::Begun);
+        self.begin(&mut current, partition.clone(), Watermark::starting_at(0), Begin::Begun);
         self.generation.fetch_add(1, Ordering::Release);
         true
     }

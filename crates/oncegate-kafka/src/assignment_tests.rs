@@ -329,7 +329,7 @@ fn a_partition_that_is_read_anew_tells_the_broker_where_it_begins() {
     assert_eq!(positions(&assignments), BTreeMap::from([(3, 101)]));
     let late = assignments.due();
 
-    assert!(assignments.restart(&partition(3), Some(0)));
+    assert!(assignments.restart(&partition(3)));
     assert!(former.is_revoked() && former.receive(101).is_none() && !former.complete(receipt));
     assignments.committed(&late);
     assert_eq!(positions(&assignments), BTreeMap::from([(3, 0)]), "the old position must not stay");
@@ -342,9 +342,7 @@ fn a_partition_that_is_read_anew_tells_the_broker_where_it_begins() {
     assert!(anew.complete(first));
     assert_eq!(commit(&assignments), BTreeMap::from([(3, 2)]));
 
-    assert!(!assignments.restart(&partition(4), Some(0)), "it is not ours");
-    assert!(assignments.restart(&partition(3), None));
-    assert!(positions(&assignments).is_empty(), "where it begins is not known");
+    assert!(!assignments.restart(&partition(4)), "it is not ours");
 }
 
 // invariant: commit-by-removed-member

@@ -1,8 +1,8 @@
 //! Decides where a partition without a committed offset begins, when the source begins at the end.
 //!
 //! The client alone would begin at the end at every assignment until an offset is committed, and skip messages that
-//! came meanwhile. So the position is decided here once, and no message of the partition is received before the
-//! broker has it:
+//! came meanwhile. So the position is decided here once, and the partition is paused until the broker has it and the
+//! client has sought to it:
 //!
 //! | the group has | the partition begins |
 //! |---|---|

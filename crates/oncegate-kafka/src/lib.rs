@@ -67,8 +67,11 @@
 //!   skipped. The client reports this only in its debug log (context `metadata`), in the same queue as the messages
 //!   and before the first one of the new topic. `notices` reads that log, and each partition begins a new epoch at 0.
 //! - `auto.offset.reset` decides where to continue when retention has deleted the position, and *latest* would skip
-//!   the remaining messages. So a source that begins at the end then continues at the beginning of what is left. The
-//!   log names the partition; the error of `auto.offset.reset=error` does not.
+//!   the remaining messages. So it is *earliest*, also for a source that begins at the end. The log names the partition;
+//!   the error of `auto.offset.reset=error` does not.
+//! - A late answer about where a log begins or ends moves the client there, even if it was told to seek elsewhere
+//!   meanwhile: the client then skips messages, or reads old ones. So the partitions of a source that begins at the end
+//!   are assigned at an offset, for which the client asks nothing, and paused until the seek is done.
 //! - A member of the new protocol that polls later than `max.poll.interval.ms` gets no further notification: its
 //!   client must be replaced. Closing the client may hang, and runs its callbacks. So it is closed on a thread of its
 //!   own, and its context is marked as retired before anything else.

@@ -329,6 +329,7 @@ impl ConsumerContext for MemberContext {
             Rebalance::Assign(list) => {
                 self.member.assigned(partitions(list));
                 if self.member.start == Start::End {
+                    hold(consumer, list);
                     self.desk.ask();
                 }
             }
@@ -341,8 +342,15 @@ impl ConsumerContext for MemberContext {
         // error.
         if let Rebalance::Assign(list) = rebalance {
             let assigned = partitions(list);
-            if let Err(error) = consumer.resume(&list_of(assigned.iter())) {
-                tracing::warn!(%error, "cannot resume assigned partitions");
+            let names = list_of(assigned.iter());
+            // The poll thread resumes those that are held.
+            let done = if self.member.start == Start::End {
+                consumer.pause(&names)
+            } else {
+                consumer.resume(&names)
+            };
+            if let Err(error) = done {
+                tracing::warn!(%error, "cannot pause or resume assigned partitions");
             }
             if !self.is_retired() {
                 self.note_positions(consumer, &assigned);
@@ -351,6 +359,23 @@ impl ConsumerContext for MemberContext {
     }
 
     fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
+}
+
+/// Lets the client fetch nothing from partitions whose starting position it must not decide.
+///
+/// They get an offset, whichever it is, because without one the client asks for the committed one, and then for the log's
+/// beginning: a late answer to that puts the client there, even after a seek to the right position (librdkafka 2.12).
+/// They are paused again after the assignment, because the client may not know them before.
+fn hold(consumer: &BaseConsumer<MemberContext>, assigned: &TopicPartitionList) {
+    for mut partition in assigned.elements() {
+        if let Err(error) = partition.set_offset(Offset::Offset(0)) {
+            tracing::warn!(%error, "cannot set the offset of an assigned partition");
+        }
+    }
+    // A copy, because errors are written into the list.
+    if let Err(error) = consumer.pause(&list_of(partitions(assigned).iter())) {
+        tracing::warn!(%error, "cannot pause assigned partitions");
+    }
 }
 
 /// Passes librdkafka's log lines to `tracing`.

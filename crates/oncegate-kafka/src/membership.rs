@@ -72,7 +72,6 @@ pub(crate) fn run(
         limits: FetchLimits::new(settings.unfinished_messages),
         routes: settings.routes,
         keeps_positions: settings.keeps_positions,
-        start: settings.start,
         new_protocol: settings::new_protocol(&config),
     };
     let mut line = Succession::default();
@@ -324,7 +323,6 @@ mod tests {
             limits: FetchLimits::new(1),
             keeps_positions: false,
             routes: source.settings.routes,
-            start: settings::Start::Beginning,
             new_protocol: false,
         };
         let rotation = Rotation::new(source.settings.clone(), contents);

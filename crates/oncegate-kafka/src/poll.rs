@@ -18,7 +18,6 @@ use super::member::{Member, MemberContext, list_of};
 use super::notices::Notice;
 use super::partition_map::PartitionMap;
 use super::rotation::Rotation;
-use super::settings::Start;
 use super::trouble::Trouble;
 use oncegate_runtime::observe::Event;
 
@@ -76,7 +75,6 @@ pub(crate) struct Terms {
     pub(crate) routes: Routes,
     /// Whether the position is kept when a topic's id changes.
     pub(crate) keeps_positions: bool,
-    pub(crate) start: Start,
     /// Whether the group uses the new protocol, in which a poll that comes too late ends the membership for good.
     pub(crate) new_protocol: bool,
 }
@@ -243,8 +241,7 @@ impl Poller {
         self.member.observer.observe(Event::TopicMadeAgain);
         for partition in ours {
             self.gone_from.remove(&partition);
-            // A new log begins at 0, and the broker must not keep the position in the old one.
-            self.read_anew(partition, Some(0));
+            self.read_anew(partition);
         }
     }
 
@@ -255,11 +252,6 @@ impl Poller {
             return;
         }
         tracing::warn!(%partition, position, "the log has no message at this position; continuing with its oldest one");
-        if self.terms.start == Start::End {
-            // The client continues at the end, which is where a *new* group should begin. This group would skip
-            // messages that exist.
-            self.read_anew(partition.clone(), None);
-        }
         self.gone_from.insert(&partition.clone(), (partition, position));
     }
 
@@ -267,13 +259,14 @@ impl Poller {
         self.seeking.of(assignment.partition()).is_some_and(|(sought, _)| Arc::ptr_eq(sought, assignment))
     }
 
-    /// Begins another epoch of one of our partitions, from the partition's beginning.
-    fn read_anew(&mut self, partition: Partition, base: Option<i64>) {
-        if !self.member.assignments.restart(&partition, base) {
+    /// Begins another epoch of one of our partitions, from the beginning of its new log.
+    fn read_anew(&mut self, partition: Partition) {
+        if !self.member.assignments.restart(&partition) {
             return;
         }
         if !self.held {
-            // The last epoch may have been paused because too many of its messages were unfinished.
+            // The last epoch may have been paused because too many of its messages were unfinished, or it had not
+            // begun.
             let list = list_of(std::iter::once(&partition));
             if let Err(error) = self.consumer.resume(&list) {
                 tracing::warn!(%error, "cannot resume a partition that is read again from its beginning");
@@ -308,15 +301,22 @@ impl Poller {
             list_at(&self.seeking).and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
         match sought {
             // A seek that fails, for example because the leader is not known, is retried.
-            Ok(sought) => self.seeking.retain(|(assignment, _)| {
-                let partition = assignment.partition();
-                let element = sought.find_partition(&partition.topic, partition.number);
-                let begun = element.is_some_and(|element| element.error().is_ok());
-                if begun {
-                    assignment.begun();
+            Ok(sought) => {
+                let mut begun = Vec::new();
+                self.seeking.retain(|(assignment, _)| {
+                    let partition = assignment.partition();
+                    let element = sought.find_partition(&partition.topic, partition.number);
+                    let is_sought = element.is_some_and(|element| element.error().is_ok());
+                    if is_sought {
+                        assignment.begun();
+                        begun.push(Arc::clone(assignment));
+                    }
+                    !is_sought
+                });
+                if !self.held {
+                    self.resume(begun.iter());
                 }
-                !begun
-            }),
+            }
             Err(error) => tracing::debug!(%error, "the client cannot seek yet"),
         }
     }
@@ -356,7 +356,7 @@ impl Poller {
         let owned = &self.owned;
         self.gone_from.retain(|(gone, _)| owned.of(gone).is_some());
         if self.held {
-            // The callback has resumed the newly assigned partitions.
+            // The callback may have resumed the newly assigned partitions.
             self.pause(self.owned.values());
         }
     }
@@ -366,8 +366,8 @@ impl Poller {
         if self.held {
             if self.member.buffer.has_ample_room() {
                 self.held = false;
-                let crowded = |one: &&Arc<Assignment>| self.crowded.of(one.partition()).is_some();
-                self.resume(self.owned.values().filter(|one| !crowded(one)));
+                let crowded = |one: &Arc<Assignment>| self.crowded.of(one.partition()).is_some();
+                self.resume(self.owned.values().filter(|one| one.has_begun() && !crowded(one)));
                 tracing::debug!("the buffer has room again: partitions resumed");
             }
         } else if self.member.buffer.is_full() && !self.member.buffer.wait_for_room(ROOM_PATIENCE) {

@@ -128,7 +128,7 @@ impl Settings {
                 self.drain_timeout
             )));
         }
-        let mut config = consumer(&self.brokers, &self.group, self.start, properties)?;
+        let mut config = consumer(&self.brokers, &self.group, properties)?;
         if let Some(id) = &self.static_member {
             check_name("static_member", id)?;
             config.set("group.instance.id", id);
@@ -141,7 +141,6 @@ impl Settings {
 pub(crate) fn consumer(
     brokers: &str,
     group: &str,
-    start: Start,
     properties: &[Property],
 ) -> Result<ClientConfig, SourceError> {
     refuse(properties, REFUSED)?;
@@ -160,7 +159,8 @@ pub(crate) fn consumer(
     config.set("group.id", group);
     config.set("enable.auto.commit", "false");
     config.set("enable.auto.offset.store", "false");
-    config.set("auto.offset.reset", if start == Start::Beginning { "earliest" } else { "latest" });
+    // For a source that begins at the end, too: see `begin`.
+    config.set("auto.offset.reset", "earliest");
     Ok(config)
 }
 
@@ -298,7 +298,7 @@ mod tests {
     }
 
     fn refusal(properties: &[Property]) -> String {
-        consumer("b:1", "g", Start::Beginning, properties).expect_err("refused").to_string()
+        consumer("b:1", "g", properties).expect_err("refused").to_string()
     }
 
     #[test]
@@ -311,8 +311,7 @@ mod tests {
 
     #[test]
     fn the_promise_is_set_whatever_else_is() {
-        let config =
-            consumer("b:1", "g", Start::Beginning, &[property("queued.min.messages", "1")]).expect("fine");
+        let config = consumer("b:1", "g", &[property("queued.min.messages", "1")]).expect("fine");
         for (name, value) in [
             ("enable.auto.commit", "false"),
             ("enable.auto.offset.store", "false"),
@@ -328,10 +327,9 @@ mod tests {
 
     #[test]
     fn the_new_group_protocol_gets_no_client_side_assignor() {
-        let config = consumer("b:1", "g", Start::End, &[property("group.protocol", "consumer")]);
+        let config = consumer("b:1", "g", &[property("group.protocol", "consumer")]);
         let config = config.expect("fine");
         assert_eq!(config.get("partition.assignment.strategy"), None);
-        assert_eq!(config.get("auto.offset.reset"), Some("latest"));
     }
 
     #[test]
@@ -356,7 +354,7 @@ mod tests {
         let mechanism = |value: &str| refusal(&[property("sasl.mechanism", value)]);
         assert!(mechanism("GSSAPI").contains("sasl.mechanism is gssapi"));
         let from_a_file = property("sasl.mechanism", "");
-        assert!(consumer("b:1", "g", Start::Beginning, &[from_a_file]).is_ok());
+        assert!(consumer("b:1", "g", &[from_a_file]).is_ok());
         if !cfg!(feature = "tls") {
             assert!(refusal(&[property("security.protocol", "SSL")]).contains("kafka-tls"));
         }

@@ -13,8 +13,8 @@ use oncegate_testkit::{Kafka, Record, unique, until};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, member, number, numbered, open, place, receive,
-    until_committed,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, logged, member, number, numbered, open, place,
+    receive, until_committed,
 };
 
 /// The numbers of messages that come after the group has begun.
@@ -106,6 +106,43 @@ async fn partitions_that_a_topic_gains_begin_at_their_start() {
     tokio::join!(gains_partitions(QUICK), gains_partitions(RANGE), gains_partitions(NEW));
 }
 
+/// An answer about the end of the log that comes after the seek would move the client: it must not ask.
+async fn is_told_where_to_begin(properties: &[(&str, &str)]) {
+    let kafka = Kafka::shared().await;
+    let (topic, group) = (kafka.new_topic("told", 4).await, unique("group"));
+    kafka.produce(&topic, numbered(40, 4)).await;
+    let source = || member(&kafka, &group, &topic, properties).from_end().property("debug", "topic");
+    let (first, second) = (source(), source());
+    open(&first).await;
+    open(&second).await;
+    until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
+    kafka.produce(&topic, one_each(LATER, 4)).await;
+    let ends = kafka.end_offsets(&topic).await;
+    let finishing = async |source: &KafkaSource| {
+        loop {
+            let batch = source.receive(16).await.expect("receives").expect("more");
+            for delivery in &batch {
+                finish_if_ours(delivery);
+            }
+        }
+    };
+    tokio::select! {
+        () = until_committed(&kafka, &group, &topic, &ends) => {}
+        _ = join_all([&first, &second].map(finishing)) => unreachable!("they receive for ever"),
+    }
+    first.close(CLOSE).await.expect("closes");
+    second.close(CLOSE).await.expect("closes");
+    assert!(!logged().with(&[&format!("Seek {topic}"), "to offset 10 "]).is_empty(), "it seeks");
+    let begun = logged().with(&[&format!("Start fetch for {topic}")]);
+    assert!(!begun.is_empty() && begun.iter().all(|line| line.contains(" at offset 0 ")), "{begun:#?}");
+}
+
+#[tokio::test]
+async fn a_client_does_not_ask_where_the_log_ends_when_it_is_told_where_to_begin() {
+    logged();
+    tokio::join!(is_told_where_to_begin(QUICK), is_told_where_to_begin(RANGE), is_told_where_to_begin(NEW));
+}
+
 /// Members that begin at the same moment, each with partitions of its own: none takes its own for later ones.
 async fn begin_together(properties: &[(&str, &str)]) {
     const MEMBERS: usize = 4;
@@ -129,8 +166,17 @@ async fn begin_together(properties: &[(&str, &str)]) {
             }
         }
     };
+    let committed = until("the later messages to be committed", LIMIT, async || {
+        let committed = kafka.committed_offsets(&group, &topic).await;
+        let statuses = || sources.iter().map(KafkaSource::status).collect::<Vec<_>>();
+        if committed == ends {
+            Ok(())
+        } else {
+            Err(format!("{committed:?}, {properties:?}, {:#?}", statuses()))
+        }
+    });
     tokio::select! {
-        () = until_committed(&kafka, &group, &topic, &ends) => {}
+        () = committed => {}
         _ = join_all(sources.iter().map(receiving)) => unreachable!("they receive for ever"),
     }
     drop(counters);

@@ -14,7 +14,7 @@ use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use tokio::task::JoinHandle;
 
-use crate::stage::{NEW, QUICK, RANGE, finish_if_ours, with};
+use crate::stage::{NEW, QUICK, RANGE, finish_if_ours, logged, with};
 
 const MEMBERS: usize = 3;
 const PARTITIONS: i32 = 6;
@@ -122,7 +122,7 @@ async fn outage(broker: &mut KafkaBroker, groups: &mut [Group], rng: &mut Rng) {
 #[tokio::test(flavor = "multi_thread")]
 async fn members_come_back_after_a_broker_that_comes_and_goes() {
     let outages = std::env::var("ONCEGATE_OUTAGES").map_or(1, |outages| outages.parse().unwrap());
-    let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_test_writer().try_init();
+    logged();
     let seed =
         std::env::var("ONCEGATE_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("seed {seed}");

@@ -1,7 +1,8 @@
 //! Sources, and what the tests do with them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use oncegate::kafka::KafkaSource;
@@ -9,6 +10,8 @@ use oncegate::message::{Message, Origin};
 use oncegate::observe::Counters;
 use oncegate::source::{Delivery, Source};
 use oncegate_testkit::{Kafka, Record};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::TestWriter;
 
 /// Nothing here takes this long; a test that waits longer has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
@@ -132,4 +135,46 @@ pub(crate) fn finish_if_ours(delivery: &Delivery) -> bool {
         delivery.ack_handle.stop();
     }
     ours
+}
+
+/// What all tests of the program log, from the first call on. Tests that fail show it, too.
+pub(crate) fn logged() -> &'static Log {
+    static LOG: LazyLock<Log> = LazyLock::new(|| {
+        let log = Log::default();
+        let (writer, levels) = (log.clone(), EnvFilter::new("info,librdkafka=debug"));
+        let writer = move || Tee { log: writer.clone(), test: TestWriter::new() };
+        tracing_subscriber::fmt().with_env_filter(levels).with_ansi(false).with_writer(writer).init();
+        log
+    });
+    &LOG
+}
+
+/// Lines of a log.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    /// The lines that have all these parts.
+    pub(crate) fn with(&self, parts: &[&str]) -> Vec<String> {
+        let has_all = |line: &&String| parts.iter().all(|part| line.contains(part));
+        self.0.lock().unwrap().iter().filter(has_all).cloned().collect()
+    }
+}
+
+/// Takes a line at a time.
+struct Tee {
+    log: Log,
+    test: TestWriter,
+}
+
+impl Write for Tee {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.log.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+        self.test.write_all(line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.test.flush()
+    }
 }

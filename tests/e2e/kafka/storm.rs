@@ -13,7 +13,7 @@ use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::stage::{CLOSE, NEW, QUICK, RANGE, member, place};
+use crate::stage::{CLOSE, NEW, QUICK, RANGE, logged, member, place};
 
 /// Members leave by saying so. The sessions are long, so that a busy machine adds no rebalances of its own.
 const COOPERATIVE: &[(&str, &str)] = &[QUICK[0], SESSION];
@@ -250,8 +250,7 @@ async fn nothing_is_lost_or_committed_too_early_and_nothing_stalls_in_a_storm_of
     let length = Duration::from_secs(seconds);
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    // Shown when the test fails.
-    let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_test_writer().try_init();
+    logged();
     // A broker that is starved of its processor must not be taken for dead: a coordinator that goes away in
     // between lets a commit arrive late, which is another test's business.
     let kafka = KafkaBroker::start_with(&["broker.session.timeout.ms=30000"]).await;

@@ -58,7 +58,7 @@ async fn a_consumer_with_batches_is_tried_in_batches() {
     assert_eq!(clean.ended(0).json()["passed"], json!(true), "seed {}", stage.seed);
 
     let planted = billing(&worker("batches.py", "one_key_for_the_batch"), batches);
-    let found = stage.prove_configured(&planted, &["--faults", "refused", "--rounds", "2"]).await;
+    let found = stage.prove_configured(&planted, &["--faults", "refused", "--rounds", "8"]).await;
     assert!(found.ended(1).defects().contains(&"shared-downstream-key"), "{}", found.out);
     // A batch of one message has the right key, so that nothing is found.
     let alone = ["--faults", "refused", "--rounds", "2", "--batch-messages", "1"];

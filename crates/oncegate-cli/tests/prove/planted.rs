@@ -3,6 +3,9 @@
 use super::catalogue::{self, Entry};
 use super::{RIGHT_KEY, Stage, batch_flags, witness, worker};
 
+/// How many rounds the trials of a bug have, until one finds it. What batches hold depends on what comes at the same time.
+const ROUNDS: [&str; 3] = ["4", "16", "64"];
+
 /// A worker that does something wrong.
 pub(super) struct Planted {
     script: &'static str,
@@ -102,17 +105,26 @@ impl Planted {
         format!("{language}: {words}{key} ({})", self.faults.replace(',', ", "))
     }
 
-    /// Runs a trial, which must find the bug, and returns its entry of the catalogue.
+    /// Runs trials, which must find the bug, and returns its entry of the catalogue.
     pub(super) async fn found(&self) -> Entry {
         let stage = Stage::new();
         let (program, list) = (worker(self.script, self.bug), witness::list());
-        let mut flags = vec!["--handler-exec", &program, "--faults", self.faults, "--rounds", "4"];
+        let mut flags = vec!["--handler-exec", &program, "--faults", self.faults];
         flags.extend(["--report", "report"]);
         flags.extend(batch_flags(self.script));
         if self.script == "table.py" {
             flags.extend(["--witness-command", &list]);
         }
-        let proved = stage.prove(self.key, &flags).await;
+        let mut trials = ROUNDS.into_iter();
+        let proved = loop {
+            let Some(rounds) = trials.next() else {
+                panic!("seed {}: {} is not found", stage.seed, self.title())
+            };
+            let proved = stage.prove(self.key, &[&flags[..], &["--rounds", rounds]].concat()).await;
+            if proved.code != Some(0) {
+                break proved;
+            }
+        };
         let defects = proved.ended(1).defects();
         let found = self.expected.iter().find(|defect| defects.contains(defect));
         let Some(found) = found else {
