@@ -182,6 +182,8 @@ impl Topic for RoundTopic {
         visitor.open(Arc::new(Counters::default())).await?;
         // What it gets is delivered again, because it acknowledges nothing. It may get nothing.
         drop(tokio::time::timeout(VISIT_LIMIT, visitor.receive(1)).await);
-        Ok(visitor.close(VISITOR_LEAVES_WITHIN).await?)
+        // A visitor that cannot leave in time leaves later.
+        drop(visitor.close(VISITOR_LEAVES_WITHIN).await);
+        Ok(())
     }
 }
