@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
-use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
 
 use super::inquiry;
@@ -39,7 +38,7 @@ pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<Strin
     if partitions.count() == 0 {
         return Ok(Vec::new());
     }
-    let committed = consumer.committed_offsets(partitions, ANSWER_TIMEOUT).map_err(failed)?;
+    let committed = inquiry::committed_offsets(&consumer, &partitions, ANSWER_TIMEOUT)?.map_err(failed)?;
     let mut annotations: Vec<String> = Vec::new();
     for partition in committed.elements() {
         // The client panics on text that is not UTF-8. Such metadata is not ours.

@@ -47,8 +47,7 @@ pub(crate) fn of_client(
     for partition in topics::partitions(client, brokers, topic, ANSWER_TIMEOUT)? {
         asked.add_partition(topic, partition);
     }
-    let found = rdkafka::consumer::Consumer::committed_offsets(client, asked, ANSWER_TIMEOUT);
-    let found = found.map_err(|error| {
+    let found = inquiry::committed_offsets(client, &asked, ANSWER_TIMEOUT)?.map_err(|error| {
         SourceError::caused(format!("the offsets of the group for {topic} cannot be read"), error)
     })?;
     let offset = |element: &TopicPartitionListElem<'_>| match element.offset() {

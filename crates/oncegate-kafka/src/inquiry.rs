@@ -27,6 +27,9 @@ pub(crate) type InquiryClient = BaseConsumer<InquiryContext>;
 /// How long a request waits before the callback is listened to.
 const LISTEN_EVERY: Duration = Duration::from_millis(500);
 
+/// The pause before the coordinator of a group is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
 /// The group of a client that asks about none: without a group, a client hears no callback.
 const NO_GROUP: &str = "oncegate-asks";
 
@@ -102,6 +105,26 @@ pub(crate) fn coordinator(
     partitions: &TopicPartitionList,
     timeout: Duration,
 ) -> Result<Coordinator, SourceError> {
+    let Err(error) = committed_offsets(client, partitions, timeout)? else { return Ok(Coordinator::Answers) };
+    Ok(match error.rdkafka_error_code() {
+        Some(RDKafkaErrorCode::GroupAuthorizationFailed) => Coordinator::Denies,
+        _ if client.context().is_group_denied() => Coordinator::Denies,
+        Some(RDKafkaErrorCode::TopicAuthorizationFailed) => Coordinator::Answers,
+        _ => Coordinator::Away,
+    })
+}
+
+/// Returns what the group of the client has committed for these partitions. Asks again within `timeout`, unless access is
+/// denied: a coordinator that starts or moves answers with an error.
+///
+/// # Errors
+/// When the brokers refuse the connection.
+pub(crate) fn committed_offsets(
+    client: &InquiryClient,
+    partitions: &TopicPartitionList,
+    timeout: Duration,
+) -> Result<KafkaResult<TopicPartitionList>, SourceError> {
+    use RDKafkaErrorCode::{GroupAuthorizationFailed, TopicAuthorizationFailed};
     let begun = Instant::now();
     loop {
         let left = timeout.saturating_sub(begun.elapsed());
@@ -111,15 +134,18 @@ pub(crate) fn coordinator(
         if let Some(refusal) = client.context().refusal() {
             return Err(refusal);
         }
-        let code = answer.err().map(|error| error.rdkafka_error_code());
-        match code {
-            None => return Ok(Coordinator::Answers),
-            Some(Some(RDKafkaErrorCode::GroupAuthorizationFailed)) => return Ok(Coordinator::Denies),
-            Some(_) if client.context().is_group_denied() => return Ok(Coordinator::Denies),
-            Some(Some(RDKafkaErrorCode::TopicAuthorizationFailed)) => return Ok(Coordinator::Answers),
-            Some(_) if left <= LISTEN_EVERY => return Ok(Coordinator::Away),
-            Some(_) => {}
+        let is_final = answer.as_ref().map_or_else(
+            |error| {
+                let code = error.rdkafka_error_code();
+                matches!(code, Some(GroupAuthorizationFailed | TopicAuthorizationFailed))
+                    || client.context().is_group_denied()
+            },
+            |_| true,
+        );
+        if is_final || left <= LISTEN_EVERY {
+            return Ok(answer);
         }
+        drop(client.poll(ASK_AGAIN));
     }
 }
 

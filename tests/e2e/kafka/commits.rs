@@ -31,6 +31,26 @@ const REPEATED: &[RDKafkaRespErr] = &[
     RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART,
 ];
 
+/// What a coordinator answers that starts or moves.
+const NOT_YET: &[RDKafkaRespErr] = &[
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+];
+
+#[tokio::test]
+async fn committed_offsets_are_asked_for_again_while_the_coordinator_starts_or_moves() {
+    let mock = MockCluster::new(1).expect("a cluster in this process");
+    let topic = unique("moves");
+    mock.create_topic(&topic, 1, 1).expect("a topic");
+    for answer in NOT_YET {
+        mock.request_errors(RDKafkaApiKey::OffsetFetch, &[*answer; 3]);
+        let brokers = mock.bootstrap_servers();
+        let offsets = oncegate::kafka::committed_offsets(&brokers, &unique("group"), &topic, &[]).await;
+        assert_eq!(offsets.expect("an answer"), BTreeMap::new(), "after {answer:?}");
+    }
+}
+
 #[tokio::test]
 async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it() {
     let mock = MockCluster::new(1).expect("a cluster in this process");
