@@ -102,6 +102,7 @@ impl Engine {
                     None => more = false,
                 },
                 () = timer => {}
+                () = self.shared.permits.freed() => {}
                 _ = looks.tick() => {
                     self.look();
                     looked = looked.wrapping_add(1);
@@ -138,7 +139,7 @@ impl Engine {
             .resume_handlers(|route| shared.breaker(route).map_or(usize::MAX, |breaker| breaker.admits()));
         self.schedule.advance(now);
         while self.schedule.can_start(now)
-            && let Ok(permit) = Arc::clone(&self.shared.permits).try_acquire_owned()
+            && let Some(permit) = self.shared.permits.take()
         {
             let answers = self.schedule.start_answers(ANSWERS_PER_PERMIT);
             if !answers.is_empty() {
@@ -185,7 +186,7 @@ impl Engine {
 
     /// When the loop must wake even if nothing else happens.
     ///
-    /// What is already due waits for a permit, and the end of a task wakes the loop.
+    /// What is already due waits for a permit, and the end of a handler or task wakes the loop.
     fn next_wake(&self) -> Option<Instant> {
         let now = now();
         let paused = self.schedule.paused_routes();

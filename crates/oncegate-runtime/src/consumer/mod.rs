@@ -45,7 +45,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate_core::store::DeadLetterStop;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -71,6 +70,7 @@ mod intake;
 mod item;
 mod lanes;
 mod monitor;
+mod permits;
 mod positions;
 mod run;
 mod schedule;
@@ -102,6 +102,7 @@ use breaker::Switch;
 use dead_letter_limit::DeadLetterGuard;
 use in_flight::InFlight;
 use monitor::Life;
+use permits::Permits;
 use settings::{ConsumerSettings, TransactionalTerms};
 use shared::{Route, Shared, TransactionalRoute};
 use start::{Opened, Waiting};
@@ -444,7 +445,7 @@ impl Consumer {
             routes,
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
-            permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
+            permits: Permits::new(self.settings.concurrency),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
                 self.dead_letter_limit,
                 earlier_stop.as_ref(),
