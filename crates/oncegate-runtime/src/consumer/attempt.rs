@@ -17,7 +17,7 @@ use super::batch::{BatchSeat, MemberRan, Verdict};
 use super::breaker::FailureCount;
 use super::ending::{BUSY_BACKOFF, Ending};
 use super::item::{Item, RolledBack};
-use super::permits::{AllPermits, Permits};
+use super::permits::{AllPermits, HandlerPermits};
 use super::shared::Shared;
 use super::trace;
 use super::transaction_batch::TransactionSeat;
@@ -352,7 +352,7 @@ enum RunPermits {
 
 impl RunPermits {
     /// Those for the rest of the attempt, after its handler has returned.
-    fn ending(self, permits: &Permits) -> Self {
+    fn ending(self, permits: &HandlerPermits) -> Self {
         match self {
             Self::Own(permit) => Self::Own(permits.ending(permit)),
             other => other,

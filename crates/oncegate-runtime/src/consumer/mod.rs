@@ -102,7 +102,7 @@ use breaker::Switch;
 use dead_letter_limit::DeadLetterGuard;
 use in_flight::InFlight;
 use monitor::Life;
-use permits::Permits;
+use permits::HandlerPermits;
 use settings::{ConsumerSettings, TransactionalTerms};
 use shared::{Route, Shared, TransactionalRoute};
 use start::{Opened, Waiting};
@@ -445,7 +445,7 @@ impl Consumer {
             routes,
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
-            permits: Permits::new(self.settings.concurrency),
+            permits: HandlerPermits::new(self.settings.concurrency),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
                 self.dead_letter_limit,
                 earlier_stop.as_ref(),

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 /// One permit for each handler that may run, and as many for attempts whose handlers have returned: while their results
 /// are stored, other handlers run.
 #[derive(Debug)]
-pub(super) struct Permits {
+pub(super) struct HandlerPermits {
     handlers: Arc<Semaphore>,
     endings: Arc<Semaphore>,
     count: u32,
@@ -22,7 +22,7 @@ pub(super) struct Permits {
 #[expect(dead_code, reason = "held for their drop")]
 pub(super) struct AllPermits(OwnedSemaphorePermit, OwnedSemaphorePermit);
 
-impl Permits {
+impl HandlerPermits {
     pub(super) fn new(count: u32) -> Self {
         let semaphore = || Arc::new(Semaphore::new(count as usize));
         Self {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_handler_that_has_returned_gives_its_permit_to_another_one_and_the_engine_learns_it() {
-        let permits = Permits::new(1);
+        let permits = HandlerPermits::new(1);
         let first = permits.take().unwrap();
         assert!(permits.take().is_none() && permits.freed().now_or_never().is_none());
         let first_ends = permits.ending(first);
@@ -100,14 +100,14 @@ mod tests {
 
     #[test]
     fn nobody_is_told_of_a_permit_that_nobody_wants() {
-        let permits = Permits::new(2);
+        let permits = HandlerPermits::new(2);
         drop(permits.ending(permits.take().unwrap()));
         assert!(permits.freed().now_or_never().is_none());
     }
 
     #[test]
     fn whoever_has_all_permits_waits_for_attempts_that_end() {
-        let permits = Permits::new(2);
+        let permits = HandlerPermits::new(2);
         let ending = permits.ending(permits.take().unwrap());
         assert_eq!(permits.free(), 2);
         let mut all = std::pin::pin!(permits.all());

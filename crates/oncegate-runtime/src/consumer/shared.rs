@@ -9,7 +9,7 @@ use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
 use super::error::ConsumerError;
 use super::in_flight::InFlight;
-use super::permits::Permits;
+use super::permits::HandlerPermits;
 use super::session::Session;
 use super::settings::ConsumerSettings;
 use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
@@ -100,7 +100,7 @@ pub(super) struct Shared {
     pub(super) routes: Vec<(Option<String>, Arc<Route>)>,
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) observer: Arc<dyn Observer>,
-    pub(super) permits: Permits,
+    pub(super) permits: HandlerPermits,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,
     pub(super) in_flight: InFlight,
     pub(super) watch: Arc<Watch>,
