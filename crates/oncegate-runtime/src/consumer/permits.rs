@@ -40,7 +40,7 @@ impl HandlerPermits {
         let free = || Arc::clone(&self.handlers).try_acquire_owned().ok();
         free().or_else(|| {
             self.is_wanted.store(true, Ordering::Relaxed);
-            // Either this sees a permit that is given back now, or whoever gives it back sees the wish.
+            // Either this sees a permit that is given back now, or the attempt that gives it back sees the wish.
             fence(Ordering::SeqCst);
             free()
         })
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_all_permits_waits_for_attempts_that_end() {
+    fn all_permits_are_there_when_the_attempts_that_end_have_ended() {
         let permits = HandlerPermits::new(2);
         let ending = permits.ending(permits.take().unwrap());
         assert_eq!(permits.free(), 2);
