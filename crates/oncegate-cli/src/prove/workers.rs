@@ -1,7 +1,8 @@
 //! Starts the worker for each process of a trial, with the address of its downstream service.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use oncegate::{BoxError, Consumer, Gate};
@@ -17,6 +18,11 @@ use crate::run::{Limited, WorkerLimits, until_ready, worker};
 
 /// The longest time that a worker may take to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
+/// A worker may take as many times as long to end as one of the trial has taken to start, if that is more than the time
+/// that it has in production: a machine that starves it is no defect of it.
+const ENDS_IN_STARTS: u32 = 20;
+/// The most that a worker gets for that reason.
+const END_LIMIT: Duration = Duration::from_secs(60);
 /// The variable with the address of the downstream service.
 const DOWNSTREAM: &str = "ONCEGATE_DOWNSTREAM";
 
@@ -26,6 +32,8 @@ pub(super) struct Workers {
     lease: Duration,
     service: Arc<Service>,
     witness: Option<Arc<WitnessCommand>>,
+    /// The longest time that a worker has taken to become ready, in milliseconds.
+    slowest_start: Arc<AtomicU64>,
 }
 
 impl Workers {
@@ -35,7 +43,7 @@ impl Workers {
         service: Arc<Service>,
         witness: Option<Arc<WitnessCommand>>,
     ) -> Self {
-        Self { tried: tried.clone(), lease: args.lease, service, witness }
+        Self { tried: tried.clone(), lease: args.lease, service, witness, slowest_start: Arc::default() }
     }
 }
 
@@ -48,6 +56,11 @@ fn with_variable(program: &Program, name: &str, value: &str) -> Program {
             Program::Words(["env".to_owned(), variable].into_iter().chain(words.iter().cloned()).collect())
         }
     }
+}
+
+/// How long a worker may at least take to end in a trial whose slowest worker has taken this long to start.
+fn end_grace(slowest_start: Duration) -> Duration {
+    slowest_start.saturating_mul(ENDS_IN_STARTS).min(END_LIMIT)
 }
 
 #[async_trait]
@@ -78,6 +91,7 @@ impl Launch for Workers {
                 .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
             in_batches: self.tried.batch_limits().is_some(),
         };
+        let started = Instant::now();
         let (worker, foreman) = worker(&handler, &limits)?;
         let worker = Arc::new(worker);
         let ready = tokio::time::timeout(READY_LIMIT, until_ready("trial", &worker)).await;
@@ -86,12 +100,18 @@ impl Launch for Workers {
                 "the worker was not ready within {READY_LIMIT:?}; ONCEGATE_LOG=warn shows its standard error, and `oncegate worker-test` what is missing"
             )
         })?;
+        let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.slowest_start.fetch_max(took, Ordering::Relaxed);
+        let slowest_start = Arc::clone(&self.slowest_start);
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
         let timeout = handler.timeout.map(|Time(timeout)| timeout);
         let limited = Limited { worker, timeout, longest_delay, before: None };
         let end = async move {
             let by_itself = match foreman {
-                Some(foreman) => foreman.dismiss().await,
+                Some(foreman) => {
+                    let start = Duration::from_millis(slowest_start.load(Ordering::Relaxed));
+                    foreman.dismiss_within(end_grace(start)).await
+                }
                 None => true,
             };
             drop(place);
@@ -102,5 +122,17 @@ impl Launch for Workers {
             Some(limits) => Launched::in_batches(limits, limited),
         };
         Ok(launched.most(most.min(self.tried.most())).ended_by(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_starves_the_workers_gives_them_more_time_to_end() {
+        assert_eq!(end_grace(Duration::from_millis(100)), Duration::from_secs(2), "less than in production");
+        assert_eq!(end_grace(Duration::from_secs(2)), Duration::from_secs(40));
+        assert_eq!(end_grace(Duration::MAX), END_LIMIT);
     }
 }

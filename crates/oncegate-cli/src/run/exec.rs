@@ -9,7 +9,7 @@
 use std::fmt;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -78,6 +78,31 @@ pub(crate) struct Foreman {
     stop: CancellationToken,
     /// Whether a worker had to be signalled at the stop.
     forced: Arc<AtomicBool>,
+    end_grace: Arc<EndGrace>,
+}
+
+/// How long a worker may take to end after its input was closed.
+#[derive(Debug)]
+struct EndGrace(AtomicU64);
+
+impl Default for EndGrace {
+    fn default() -> Self {
+        Self(AtomicU64::new(millis(END_GRACE)))
+    }
+}
+
+impl EndGrace {
+    fn raise(&self, grace: Duration) {
+        self.0.fetch_max(millis(grace), Ordering::Relaxed);
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Crew {
@@ -94,7 +119,7 @@ impl Crew {
         let queue = Arc::new(Mutex::new(queue));
         let (wants, wanted) = watch::channel(None);
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let forced = Arc::<AtomicBool>::default();
+        let (forced, end_grace) = (Arc::<AtomicBool>::default(), Arc::<EndGrace>::default());
         for number in 1..=workers {
             let slot = Slot {
                 number,
@@ -105,10 +130,11 @@ impl Crew {
                 wants: wants.clone(),
                 stop: stop.clone(),
                 forced: Arc::clone(&forced),
+                end_grace: Arc::clone(&end_grace),
             };
             tasks.spawn(slot.keep());
         }
-        (Self { jobs, workers, wanted }, Foreman { tasks, stop, forced })
+        (Self { jobs, workers, wanted }, Foreman { tasks, stop, forced, end_grace })
     }
 
     /// Gives the message to the next worker below its limit, and waits for the answer.
@@ -171,6 +197,12 @@ impl Foreman {
         while self.tasks.join_next().await.is_some() {}
         !self.forced.load(Ordering::Relaxed)
     }
+
+    /// Does the same, and gives the workers more time to end, if `grace` is more.
+    pub(crate) async fn dismiss_within(self, grace: Duration) -> bool {
+        self.end_grace.raise(grace);
+        self.dismiss().await
+    }
 }
 
 /// One worker, whose process may be replaced.
@@ -183,6 +215,7 @@ struct Slot {
     wants: watch::Sender<Option<usize>>,
     stop: CancellationToken,
     forced: Arc<AtomicBool>,
+    end_grace: Arc<EndGrace>,
 }
 
 impl Slot {
@@ -234,7 +267,7 @@ impl Slot {
         match (hangs, self.stop.is_cancelled()) {
             (true, _) => process.kill().await,
             (false, true) => {
-                if !end(&mut process, END_GRACE).await {
+                if !end(&mut process, self.end_grace.now()).await {
                     self.forced.store(true, Ordering::Relaxed);
                 }
             }
