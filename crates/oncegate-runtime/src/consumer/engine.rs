@@ -218,7 +218,7 @@ impl Engine {
     fn note_answer(&mut self, place: PlaceId, asked: Option<Shard>, outcome: &Outcome) {
         let Some(shard) = asked else { return };
         let Outcome::NoAnswer { error, .. } = outcome else {
-            if self.schedule.answered(shard) {
+            if self.schedule.answered(shard, place, now()) {
                 info!("the store answers again");
                 self.shared.observer.observe(Event::StorePaused { paused: false });
             }

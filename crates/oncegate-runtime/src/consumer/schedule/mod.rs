@@ -377,18 +377,29 @@ impl<T> Schedule<T> {
         now: Instant,
         fraction: f64,
     ) -> bool {
-        let state = self.table.get(place).map(|scheduled| scheduled.state);
-        let was_probe = matches!(state, Some(MessageState::Running { is_probe: true, .. }));
+        let was_probe = self.is_probe(place);
         self.outages.no_answer(shard, (error, was_probe), now, fraction)
     }
 
-    /// Notes that the shard answered: its messages may start. Returns whether that ends an outage.
-    pub(super) fn answered(&mut self, shard: Shard) -> bool {
+    /// Notes that the shard answered the attempt of this message. If that was a probe, the shard's messages may start.
+    /// Returns whether that ends an outage.
+    pub(super) fn answered(&mut self, shard: Shard, place: PlaceId, now: Instant) -> bool {
+        if !self.is_probe(place) {
+            // It began before the outage, and may have had its answer before, too.
+            self.outages.probe_at_once(shard, now);
+            return false;
+        }
         let is_over = self.outages.answered(shard);
         if is_over {
             self.release_waiting(shard);
         }
         is_over
+    }
+
+    /// Whether the message runs to ask a shard that is away.
+    fn is_probe(&self, place: PlaceId) -> bool {
+        let state = self.table.get(place).map(|scheduled| scheduled.state);
+        matches!(state, Some(MessageState::Running { is_probe: true, .. }))
     }
 
     /// Drops every message that has not started.

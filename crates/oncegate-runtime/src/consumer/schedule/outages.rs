@@ -102,7 +102,14 @@ impl Outages {
         is_new
     }
 
-    /// Notes that the shard answered. Returns whether that ends an outage.
+    /// Lets the next message ask the shard, if it is away: it may be back.
+    pub(super) fn probe_at_once(&mut self, shard: Shard, now: Instant) {
+        if let Some(outage) = self.away.get_mut(&shard) {
+            outage.probe_at = outage.probe_at.min(now);
+        }
+    }
+
+    /// Notes that the shard answered a probe. Returns whether that ends an outage.
     pub(super) fn answered(&mut self, shard: Shard) -> bool {
         self.away.remove(&shard).is_some()
     }

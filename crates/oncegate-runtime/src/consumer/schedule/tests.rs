@@ -138,7 +138,7 @@ impl SimulatedEngine {
             return self.schedule.end(place, AttemptEnd::NoAnswer { content }, self.now);
         }
         if let Some(shard) = asks {
-            self.schedule.answered(shard);
+            self.schedule.answered(shard, place, self.now);
         }
         match outcome {
             2 => {
@@ -259,6 +259,28 @@ fn the_oldest_ready_message_is_first_even_after_a_delay() {
     let order: Vec<u32> =
         std::iter::from_fn(|| start_next(&mut schedule, now, None)).map(|start| start.content).collect();
     assert_eq!(order, [0, 1, 2]);
+}
+
+// invariant: outage-ends-too-early
+#[test]
+fn an_answer_from_before_an_outage_does_not_end_it_and_the_shard_is_asked_at_once() {
+    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let shard = Shard { route: 0, number: 0 };
+    (0..3).for_each(|number| schedule.arrive(number, arrival(None)));
+    let first = start_next(&mut schedule, now, Some(shard)).unwrap();
+    let second = start_next(&mut schedule, now, Some(shard)).unwrap();
+    let error = StoreError::Unavailable { reason: Arc::from("test") };
+    assert!(schedule.no_answer(shard, first.place, &error, now, 0.5));
+    schedule.end(first.place, AttemptEnd::NoAnswer { content: first.content }, now);
+    assert!(start_next(&mut schedule, now, Some(shard)).is_none(), "the shard is away");
+
+    assert!(!schedule.answered(shard, second.place, now));
+    schedule.end(second.place, AttemptEnd::Finished, now);
+    let probe = start_next(&mut schedule, now, Some(shard)).unwrap();
+    assert!(start_next(&mut schedule, now, Some(shard)).is_none(), "one asks for all");
+    assert!(schedule.answered(shard, probe.place, now));
+    schedule.end(probe.place, AttemptEnd::Finished, now);
+    assert!(start_next(&mut schedule, now, Some(shard)).is_some());
 }
 
 #[test]
