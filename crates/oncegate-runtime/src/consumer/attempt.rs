@@ -17,7 +17,6 @@ use super::batch::{BatchSeat, MemberRan, Verdict};
 use super::breaker::FailureCount;
 use super::ending::{BUSY_BACKOFF, Ending};
 use super::item::{Item, RolledBack};
-use super::permits::{AllPermits, HandlerPermits};
 use super::shared::Shared;
 use super::trace;
 use super::transaction_batch::TransactionSeat;
@@ -55,7 +54,7 @@ pub(super) enum RunSlot {
     InTransaction(TransactionSeat),
 }
 
-/// Claims the item's key and acts on the claim outcome. The permit of the slot is held until the handler has returned.
+/// Claims the item's key and acts on the claim outcome. The permit of the slot is held while the handler runs.
 pub(super) async fn attempt(shared: &Shared, item: &mut Item, slot: RunSlot) -> Ending {
     let identity = match &item.identity {
         Ok(identity) => identity.clone(),
@@ -233,7 +232,7 @@ async fn run(
     item: &mut Item,
     lease: Lease,
     seat: Option<BatchSeat>,
-    permits: RunPermits,
+    _permits: RunPermits,
 ) -> Ending {
     if is_used_up(shared, item, &lease) {
         return used_up(item, lease);
@@ -275,7 +274,6 @@ async fn run(
     item.route.gate.observe(Event::HandlerRan { scope, outcome, took });
     trace::ended(outcome);
     item.enter(Stage::Ending);
-    let _permits = permits.ending(&shared.permits);
     let count = item.tell_breaker(lease.was_cut_short(), outcome, ran.failure());
     if lease.is_attempted() {
         return read_back(shared, item, lease, ran, count).await;
@@ -341,23 +339,11 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, count: 
 
 const PANICKED: &str = "the handler panicked";
 
-/// The permits of a run: its own, all of them, or the one of its batch.
+/// The permits of a run: its own, one or all of them; or the one of its batch.
+#[expect(dead_code, reason = "held for their drop")]
 enum RunPermits {
     Own(OwnedSemaphorePermit),
-    #[expect(dead_code, reason = "held for its drop")]
-    All(AllPermits),
-    #[expect(dead_code, reason = "held for its drop")]
     OfBatch(Arc<OwnedSemaphorePermit>),
-}
-
-impl RunPermits {
-    /// Those for the rest of the attempt, after its handler has returned.
-    fn ending(self, permits: &HandlerPermits) -> Self {
-        match self {
-            Self::Own(permit) => Self::Own(permits.ending(permit)),
-            other => other,
-        }
-    }
 }
 
 /// Waits until nothing else runs in this process, and keeps it so: a message that kills its process must not
@@ -372,17 +358,18 @@ async fn quarantine(shared: &Shared, item: &Item, permits: RunPermits) -> Option
     item.route.gate.observe(Event::Quarantined { scope });
     let origin = item.delivery.message.origin();
     warn!(scope, %origin, "earlier attempts ended without an outcome: the message runs alone");
+    let every = shared.permits.clone().acquire_many_owned(shared.settings.concurrency);
     let every = tokio::select! {
         biased;
         () = shared.stopping.cancelled() => return None,
-        every = timeout(QUARANTINE_PATIENCE, shared.permits.all()) => every,
+        every = timeout(QUARANTINE_PATIENCE, every) => every,
     };
-    let Ok(Some(every)) = every else {
+    let Ok(Ok(every)) = every else {
         warn!(scope, %origin, "other handlers run for too long; the message waits to run alone later");
         return None;
     };
     sleep(RELEASED_IS_DUE).await;
-    (!shared.stopping.is_cancelled()).then_some(RunPermits::All(every))
+    (!shared.stopping.is_cancelled()).then_some(RunPermits::Own(every))
 }
 
 /// How the handler's future ended.

@@ -102,7 +102,6 @@ impl Engine {
                     None => more = false,
                 },
                 () = timer => {}
-                () = self.shared.permits.freed() => {}
                 _ = looks.tick() => {
                     self.look();
                     looked = looked.wrapping_add(1);
@@ -139,7 +138,7 @@ impl Engine {
             .resume_handlers(|route| shared.breaker(route).map_or(usize::MAX, |breaker| breaker.admits()));
         self.schedule.advance(now);
         while self.schedule.can_start(now)
-            && let Some(permit) = self.shared.permits.take()
+            && let Ok(permit) = Arc::clone(&self.shared.permits).try_acquire_owned()
         {
             let answers = self.schedule.start_answers(ANSWERS_PER_PERMIT);
             if !answers.is_empty() {
@@ -186,7 +185,7 @@ impl Engine {
 
     /// When the loop must wake even if nothing else happens.
     ///
-    /// What is already due waits for a permit, and the end of a handler or task wakes the loop.
+    /// What is already due waits for a permit, and the end of a task wakes the loop.
     fn next_wake(&self) -> Option<Instant> {
         let now = now();
         let paused = self.schedule.paused_routes();

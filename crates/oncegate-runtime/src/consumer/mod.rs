@@ -45,6 +45,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate_core::store::DeadLetterStop;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -70,7 +71,6 @@ mod intake;
 mod item;
 mod lanes;
 mod monitor;
-mod permits;
 mod positions;
 mod run;
 mod schedule;
@@ -102,7 +102,6 @@ use breaker::Switch;
 use dead_letter_limit::DeadLetterGuard;
 use in_flight::InFlight;
 use monitor::Life;
-use permits::HandlerPermits;
 use settings::{ConsumerSettings, TransactionalTerms};
 use shared::{Route, Shared, TransactionalRoute};
 use start::{Opened, Waiting};
@@ -445,7 +444,7 @@ impl Consumer {
             routes,
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
-            permits: HandlerPermits::new(self.settings.concurrency),
+            permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
                 self.dead_letter_limit,
                 earlier_stop.as_ref(),

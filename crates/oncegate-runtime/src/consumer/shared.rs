@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
 use super::error::ConsumerError;
 use super::in_flight::InFlight;
-use super::permits::HandlerPermits;
 use super::session::Session;
 use super::settings::ConsumerSettings;
 use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
@@ -100,7 +100,8 @@ pub(super) struct Shared {
     pub(super) routes: Vec<(Option<String>, Arc<Route>)>,
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) observer: Arc<dyn Observer>,
-    pub(super) permits: HandlerPermits,
+    /// One permit for each handler that may run.
+    pub(super) permits: Arc<Semaphore>,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,
     pub(super) in_flight: InFlight,
     pub(super) watch: Arc<Watch>,

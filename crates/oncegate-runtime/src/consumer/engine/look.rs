@@ -40,7 +40,7 @@ impl Engine {
         // Thousands may be wanted later, and nothing is wrong with them: they take no place of the others.
         look.waiting.sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
         look.waiting.truncate(MOST_WAITING);
-        let free = self.shared.permits.free();
+        let free = self.shared.permits.available_permits();
         self.shared.watch.looked(look, free);
     }
 
