@@ -17,6 +17,7 @@ mod watched;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ pub(crate) struct Round {
     ledger: downstream::Ledger,
     active: active::Active,
     processes: Mutex<Vec<Arc<Process>>>,
+    /// How many processes start, and can do nothing yet.
+    starting: AtomicUsize,
     /// The round ends: calls that are held up go on, so that no handler waits for them.
     stopping: CancellationToken,
 }
@@ -180,6 +183,7 @@ impl Round {
             ledger: downstream::Ledger::default(),
             active: active::Active::default(),
             processes: Mutex::default(),
+            starting: AtomicUsize::new(0),
             stopping: CancellationToken::new(),
         })
     }

@@ -1,7 +1,7 @@
 //! Plays a round: starts its processes, replaces those that were killed, and ends when every message is finished.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, atomic};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -171,8 +171,10 @@ async fn finished(round: &Round) {
             round.group.rewind();
             continue;
         }
-        let silent_at = round.recorder.last() + SILENCE_LIMIT;
         let now = Instant::now();
+        // A process that starts is silent for as long as its worker takes; the launch has a limit.
+        let is_starting = round.starting.load(atomic::Ordering::Relaxed) > 0;
+        let silent_at = if is_starting { now } else { round.recorder.last() } + SILENCE_LIMIT;
         if now >= give_up_at || now >= silent_at {
             return;
         }
@@ -197,6 +199,7 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
     let gate = gate(&round, &process);
     let letters =
         Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
+    let starting = StartingProcess::of(&round);
     let launched = tokio::select! {
         biased;
         () = process.killed() => return Ok(Ending::Killed),
@@ -204,6 +207,7 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
         launched = settings.launch.launch(downstream) => launched?,
     };
     round.recorder.note(process.number, What::Started);
+    drop(starting);
     let concurrency = round.schedule.concurrency.min(launched.most);
     let start = Start { round: Arc::clone(&round), process: Arc::clone(&process), member, gate };
     let (consumer, end) = launched.started(start);
@@ -230,6 +234,22 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
     Ok(Ending::Stopped)
 }
 
+/// A process that starts, until this is dropped.
+struct StartingProcess(Arc<Round>);
+
+impl StartingProcess {
+    fn of(round: &Arc<Round>) -> Self {
+        round.starting.fetch_add(1, atomic::Ordering::Relaxed);
+        Self(Arc::clone(round))
+    }
+}
+
+impl Drop for StartingProcess {
+    fn drop(&mut self) {
+        self.0.starting.fetch_sub(1, atomic::Ordering::Relaxed);
+    }
+}
+
 fn note_end(round: &Round, process: &Process, ended: Result<(), ConsumerError>) {
     // A store that is away at the start is one of the faults.
     let is_fault =
@@ -254,4 +274,50 @@ fn gate(round: &Arc<Round>, process: &Arc<Process>) -> Gate {
         // A loss is one of the faults.
         .on_store_loss(OnStoreLoss::Continue)
         .simulated(round.schedule.seed ^ u64::from(process.number))
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use oncegate_runtime::{Attempt, Failure, Handler, Message};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::launch::Launched;
+    use crate::trial::{Trial, random_seed};
+
+    /// A worker that starts slowly.
+    struct Slow;
+
+    struct Billing(Downstream);
+
+    impl Handler for Billing {
+        type Output = String;
+
+        async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+            let order: Value = message.json()?;
+            let key = attempt.idempotency_key("charge");
+            let answer = self.0.effect(&order).idempotency_key(&key).send().await?;
+            Ok(answer["receipt"].to_string())
+        }
+    }
+
+    #[async_trait]
+    impl Launch for Slow {
+        async fn launch(&self, downstream: Downstream) -> Result<Launched, BoxError> {
+            tokio::time::sleep(SILENCE_LIMIT * 3 / 2).await;
+            Ok(Launched::new(Billing(downstream)))
+        }
+    }
+
+    #[test]
+    fn a_worker_that_starts_slowly_is_waited_for() {
+        let seed = random_seed();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let orders = (1..=5).map(|id| json!({ "order_id": format!("o-{id:04}") }));
+        let trial = Trial::new(Slow).key(Key::json(["order_id"])).messages(orders).seed(seed).rounds(3);
+        let verdict = runtime.block_on(trial.faults([Fault::Redelivery]).run()).unwrap();
+        assert!(verdict.is_clean(), "seed {seed}: {verdict}\n{:#?}", verdict.findings);
+    }
 }
