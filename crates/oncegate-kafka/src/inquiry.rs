@@ -24,10 +24,11 @@ use oncegate_runtime::source::SourceError;
 /// A client that asks.
 pub(crate) type InquiryClient = BaseConsumer<InquiryContext>;
 
-/// How long a request waits before the callback is listened to.
-const LISTEN_EVERY: Duration = Duration::from_millis(500);
+/// How long the first request waits before the callback is listened to. Each next one waits twice as long, because a busy
+/// broker may need that long.
+const LISTEN_AFTER: Duration = Duration::from_millis(500);
 
-/// The pause before the coordinator of a group is asked again.
+/// The pause before a request that has failed is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The group of a client that asks about none: without a group, a client hears no callback.
@@ -47,7 +48,7 @@ pub(crate) fn client(mut config: ClientConfig) -> Result<InquiryClient, SourceEr
     let client: InquiryClient = config.create_with_context(context).map_err(settings::unusable)?;
     // A client asks for its token in `poll`, and no request is sent before it has one.
     let begun = Instant::now();
-    while waits_for_token && !client.context().has_asked() && begun.elapsed() < LISTEN_EVERY {
+    while waits_for_token && !client.context().has_asked() && begun.elapsed() < LISTEN_AFTER {
         drop(client.poll(Duration::from_millis(10)));
     }
     Ok(client)
@@ -60,21 +61,36 @@ pub(crate) fn metadata(
     timeout: Duration,
     failed: impl FnOnce(KafkaError) -> SourceError,
 ) -> Result<Metadata, SourceError> {
-    let begun = Instant::now();
+    let answer = ask(client, timeout, |limit| client.fetch_metadata(Some(topic), limit), |_| false)?;
+    answer.map_err(failed)
+}
+
+/// Sends a request until it is answered, its error `is_final`, or `timeout` is over. Returns the last answer.
+///
+/// # Errors
+/// When the brokers refuse the connection.
+fn ask<T>(
+    client: &InquiryClient,
+    timeout: Duration,
+    request: impl Fn(Duration) -> KafkaResult<T>,
+    is_final: impl Fn(&KafkaError) -> bool,
+) -> Result<KafkaResult<T>, SourceError> {
+    let (begun, mut limit) = (Instant::now(), LISTEN_AFTER);
     loop {
         let left = timeout.saturating_sub(begun.elapsed());
-        let error =
-            match client.fetch_metadata(Some(topic), left.clamp(Duration::from_millis(1), LISTEN_EVERY)) {
-                Ok(metadata) => return Ok(metadata),
-                Err(error) => error,
-            };
+        let error = match request(left.clamp(Duration::from_millis(1), limit)) {
+            Ok(answer) => return Ok(Ok(answer)),
+            Err(error) => error,
+        };
         while client.poll(Duration::ZERO).is_some() {}
         if let Some(refusal) = client.context().refusal() {
             return Err(refusal);
         }
-        if left <= LISTEN_EVERY {
-            return Err(failed(error));
+        if is_final(&error) || timeout.saturating_sub(begun.elapsed()) <= ASK_AGAIN {
+            return Ok(Err(error));
         }
+        drop(client.poll(ASK_AGAIN));
+        limit = limit.saturating_mul(2);
     }
 }
 
@@ -125,28 +141,12 @@ pub(crate) fn committed_offsets(
     timeout: Duration,
 ) -> Result<KafkaResult<TopicPartitionList>, SourceError> {
     use RDKafkaErrorCode::{GroupAuthorizationFailed, TopicAuthorizationFailed};
-    let begun = Instant::now();
-    loop {
-        let left = timeout.saturating_sub(begun.elapsed());
-        let limit = left.clamp(Duration::from_millis(1), LISTEN_EVERY);
-        let answer = client.committed_offsets(partitions.clone(), limit);
-        while client.poll(Duration::ZERO).is_some() {}
-        if let Some(refusal) = client.context().refusal() {
-            return Err(refusal);
-        }
-        let is_final = answer.as_ref().map_or_else(
-            |error| {
-                let code = error.rdkafka_error_code();
-                matches!(code, Some(GroupAuthorizationFailed | TopicAuthorizationFailed))
-                    || client.context().is_group_denied()
-            },
-            |_| true,
-        );
-        if is_final || left <= LISTEN_EVERY {
-            return Ok(answer);
-        }
-        drop(client.poll(ASK_AGAIN));
-    }
+    let is_denied = |error: &KafkaError| {
+        let code = error.rdkafka_error_code();
+        matches!(code, Some(GroupAuthorizationFailed | TopicAuthorizationFailed))
+            || client.context().is_group_denied()
+    };
+    ask(client, timeout, |limit| client.committed_offsets(partitions.clone(), limit), is_denied)
 }
 
 /// Remembers why brokers refuse the connection, or access to the group.

@@ -302,19 +302,21 @@ impl Poller {
         match sought {
             // A seek that fails, for example because the leader is not known, is retried.
             Ok(sought) => {
-                let mut begun = Vec::new();
+                let mut paused = Vec::new();
                 self.seeking.retain(|(assignment, _)| {
                     let partition = assignment.partition();
                     let element = sought.find_partition(&partition.topic, partition.number);
                     let is_sought = element.is_some_and(|element| element.error().is_ok());
+                    if is_sought && !assignment.has_begun() {
+                        paused.push(Arc::clone(assignment));
+                    }
                     if is_sought {
                         assignment.begun();
-                        begun.push(Arc::clone(assignment));
                     }
                     !is_sought
                 });
                 if !self.held {
-                    self.resume(begun.iter());
+                    self.resume(paused.iter());
                 }
             }
             Err(error) => tracing::debug!(%error, "the client cannot seek yet"),

@@ -13,8 +13,8 @@ use oncegate_testkit::{Kafka, Record, unique, until};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, logged, member, number, numbered, open, place,
-    receive, until_committed,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_all, finish_if_ours, logged, member, number, numbered,
+    open, place, receive, until_committed,
 };
 
 /// The numbers of messages that come after the group has begun.
@@ -118,17 +118,9 @@ async fn is_told_where_to_begin(properties: &[(&str, &str)]) {
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     kafka.produce(&topic, one_each(LATER, 4)).await;
     let ends = kafka.end_offsets(&topic).await;
-    let finishing = async |source: &KafkaSource| {
-        loop {
-            let batch = source.receive(16).await.expect("receives").expect("more");
-            for delivery in &batch {
-                finish_if_ours(delivery);
-            }
-        }
-    };
     tokio::select! {
         () = until_committed(&kafka, &group, &topic, &ends) => {}
-        _ = join_all([&first, &second].map(finishing)) => unreachable!("they receive for ever"),
+        _ = join_all([&first, &second].map(|source| finish_all(source))) => unreachable!("they receive for ever"),
     }
     first.close(CLOSE).await.expect("closes");
     second.close(CLOSE).await.expect("closes");

@@ -7,7 +7,7 @@ use oncegate_testkit::{Kafka, Record, unique};
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
-use crate::stage::{CLOSE, QUICK, finish, finish_if_ours, member, open, receive, until_committed, within};
+use crate::stage::{CLOSE, QUICK, finish, finish_all, member, open, receive, until_committed, within};
 
 /// What is refused, and whether it counts as trouble: a healthy group refuses around every rebalance.
 const REFUSALS: &[(RDKafkaRespErr, bool)] = &[
@@ -89,13 +89,4 @@ async fn a_commit_thread_that_dies_ends_the_source() {
     let error = within("the source's end", source.receive(1)).await.unwrap_err().to_string();
     assert!(error.contains("commits"), "{error}");
     assert!(source.close(CLOSE).await.is_err(), "the last offset is not committed");
-}
-
-/// Finishes whatever comes; a message comes again when the group has moved on.
-async fn finish_all(source: &dyn Source) {
-    loop {
-        for delivery in receive(source, 1).await {
-            finish_if_ours(&delivery);
-        }
-    }
 }

@@ -137,6 +137,15 @@ pub(crate) fn finish_if_ours(delivery: &Delivery) -> bool {
     ours
 }
 
+/// Finishes whatever comes; a message comes again when the group has moved on.
+pub(crate) async fn finish_all(source: &dyn Source) {
+    loop {
+        for delivery in receive(source, 1).await {
+            finish_if_ours(&delivery);
+        }
+    }
+}
+
 /// What all tests of the program log, from the first call on. Tests that fail show it, too.
 pub(crate) fn logged() -> &'static Log {
     static LOG: LazyLock<Log> = LazyLock::new(|| {

@@ -8,8 +8,8 @@
 
 use std::fmt;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -78,31 +78,8 @@ pub(crate) struct Foreman {
     stop: CancellationToken,
     /// Whether a worker had to be signalled at the stop.
     forced: Arc<AtomicBool>,
-    end_grace: Arc<EndGrace>,
-}
-
-/// How long a worker may take to end after its input was closed.
-#[derive(Debug)]
-struct EndGrace(AtomicU64);
-
-impl Default for EndGrace {
-    fn default() -> Self {
-        Self(AtomicU64::new(millis(END_GRACE)))
-    }
-}
-
-impl EndGrace {
-    fn raise(&self, grace: Duration) {
-        self.0.fetch_max(millis(grace), Ordering::Relaxed);
-    }
-
-    fn now(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
-    }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    /// How long a worker may take to end after its input was closed, if not `END_GRACE`.
+    end_grace: Arc<OnceLock<Duration>>,
 }
 
 impl Crew {
@@ -119,7 +96,7 @@ impl Crew {
         let queue = Arc::new(Mutex::new(queue));
         let (wants, wanted) = watch::channel(None);
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let (forced, end_grace) = (Arc::<AtomicBool>::default(), Arc::<EndGrace>::default());
+        let (forced, end_grace) = (Arc::<AtomicBool>::default(), Arc::<OnceLock<Duration>>::default());
         for number in 1..=workers {
             let slot = Slot {
                 number,
@@ -200,7 +177,7 @@ impl Foreman {
 
     /// Does the same, and gives the workers more time to end, if `grace` is more.
     pub(crate) async fn dismiss_within(self, grace: Duration) -> bool {
-        self.end_grace.raise(grace);
+        _ = self.end_grace.set(grace.max(END_GRACE));
         self.dismiss().await
     }
 }
@@ -215,7 +192,8 @@ struct Slot {
     wants: watch::Sender<Option<usize>>,
     stop: CancellationToken,
     forced: Arc<AtomicBool>,
-    end_grace: Arc<EndGrace>,
+    /// How long a worker may take to end after its input was closed, if not `END_GRACE`.
+    end_grace: Arc<OnceLock<Duration>>,
 }
 
 impl Slot {
@@ -267,7 +245,7 @@ impl Slot {
         match (hangs, self.stop.is_cancelled()) {
             (true, _) => process.kill().await,
             (false, true) => {
-                if !end(&mut process, self.end_grace.now()).await {
+                if !end(&mut process, self.end_grace.get().copied().unwrap_or(END_GRACE)).await {
                     self.forced.store(true, Ordering::Relaxed);
                 }
             }

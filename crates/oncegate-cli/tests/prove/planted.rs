@@ -4,7 +4,7 @@ use super::catalogue::{self, Entry};
 use super::{RIGHT_KEY, Stage, batch_flags, witness, worker};
 
 /// How many rounds the trials of a bug have, until one finds it. What batches hold depends on what comes at the same time.
-const ROUNDS: [&str; 3] = ["4", "16", "64"];
+const ROUNDS: [&str; 4] = ["4", "8", "16", "32"];
 
 /// A worker that does something wrong.
 pub(super) struct Planted {
