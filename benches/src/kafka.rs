@@ -1,6 +1,6 @@
 //! Measures the path from a Kafka topic through the gate to the commit, on a real broker and a real Redis.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate::OnStoreLoss;
@@ -10,8 +10,10 @@ use oncegate::source::Source;
 use oncegate::{Attempt, Consumer, Counters, Failure, Gate, Message, Observer};
 use oncegate_testkit::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
+use rdkafka::message::{BorrowedMessage, Message as _};
 
 use crate::bare::Bare;
+use crate::by_hand::ByHand;
 use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate, redis_gate};
@@ -31,6 +33,8 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 const PARTITIONS: i32 = 12;
 /// The maximum time to close a source.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+/// How many messages are taken at once where no consumer of oncegate takes them.
+const RECEIVE_MOST: usize = 512;
 /// The commit interval of the bare consumer: the same as in `KafkaSource`.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -43,7 +47,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     broker.produce(&topic, records).await;
     let alone: Arc<[Message]> = messages(count).into();
 
-    let contestants = ["gate alone", "unique", "replay", "no gate", "poll and commit"];
+    let contestants =
+        ["gate alone", "unique", "replay", "by hand", "by hand, replay", "no gate", "poll and commit"];
     let mut rounds = plan.rounds("kafka", &contestants);
     while rounds.next() {
         bare.flush().await;
@@ -56,19 +61,31 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         let cpu = own_cpu_micros();
         rounds.measure("replay", work.through_the_gate(0)).await;
         rounds.note("CPU, replay", (own_cpu_micros() - cpu) / count as f64);
+        let by_hand = Arc::new(Mutex::new(ByHand::connect(redis.url())));
+        for (contestant, cpu) in [("by hand", "CPU, by hand"), ("by hand, replay", "CPU, by hand, replay")] {
+            let by_hand = Arc::clone(&by_hand);
+            let before = own_cpu_micros();
+            let looped = work.looped(move |polled| {
+                let mut store = by_hand.lock().expect("one loop at a time");
+                let claims = store.claim(polled.iter().map(|message| message.payload().unwrap_or_default()));
+                store.complete(&claims);
+            });
+            rounds.measure(contestant, looped).await;
+            rounds.note(cpu, (own_cpu_micros() - before) / count as f64);
+        }
         rounds.measure("no gate", work.without_gate()).await;
-        let (kafka, topic) = (Kafka::clone(&broker), topic.clone());
-        let polled = tokio::task::spawn_blocking(move || poll_and_commit(&kafka, &topic, count));
-        rounds.measure("poll and commit", async { polled.await.expect("the consumer ends") }).await;
+        rounds.measure("poll and commit", work.looped(|_| ())).await;
     }
     let rate = Unit::MessagesPerSecond;
     vec![
         rounds.against("unique", rate, "gate alone").target(Bound::RatioAtLeast, 0.7),
         rounds.against("replay", rate, "unique").target(Bound::RatioAtLeast, 2.5),
+        rounds.against("unique", rate, "by hand"),
+        rounds.against("replay", rate, "by hand, replay"),
         rounds.against("no gate", rate, "poll and commit"),
         rounds.against("unique", rate, "no gate"),
-        rounds.figure("CPU, unique", Unit::MicrosPerMessage),
-        rounds.figure("CPU, replay", Unit::MicrosPerMessage),
+        rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, by hand"),
+        rounds.against("CPU, replay", Unit::MicrosPerMessage, "CPU, by hand, replay"),
     ]
 }
 
@@ -102,9 +119,15 @@ impl Work<'_> {
         stopwatch.rate()
     }
 
+    /// The topic in a loop by hand, on a thread of its own.
+    async fn looped(&self, work: impl FnMut(&[BorrowedMessage<'_>]) + Send + 'static) -> f64 {
+        let (kafka, topic, count) = (Kafka::clone(self.kafka), self.topic.to_owned(), self.count);
+        let looped = tokio::task::spawn_blocking(move || poll_and_commit(&kafka, &topic, count, work));
+        looped.await.expect("the loop ends")
+    }
+
     /// The same source without a gate: each message is acknowledged when it is received.
     async fn without_gate(&self) -> f64 {
-        const RECEIVE_MOST: usize = 512;
         let stopwatch = Stopwatch::new(self.count);
         let source = self.source(&stopwatch);
         source.open(Arc::new(Counters::default())).await.expect("the source opens");
@@ -127,8 +150,13 @@ async fn nothing_to_do(_: Message, _: Attempt) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The minimal consumer, with the settings of `KafkaSource`.
-fn poll_and_commit(kafka: &Kafka, topic: &str, count: usize) -> f64 {
+/// A loop by hand, with the settings of `KafkaSource`: polls, works, and commits every second.
+fn poll_and_commit(
+    kafka: &Kafka,
+    topic: &str,
+    count: usize,
+    mut work: impl FnMut(&[BorrowedMessage<'_>]),
+) -> f64 {
     const PATIENCE: Duration = Duration::from_secs(1);
     let mut config = kafka.config();
     config.set("group.id", unique("bench")).set("auto.offset.reset", "earliest");
@@ -139,11 +167,17 @@ fn poll_and_commit(kafka: &Kafka, topic: &str, count: usize) -> f64 {
     let stopwatch = Stopwatch::new(count);
     let (mut left, mut committed_at) = (count, std::time::Instant::now());
     while left > 0 {
-        let Some(message) = consumer.poll(PATIENCE) else { continue };
-        message.expect("a message");
+        let first = consumer.poll(PATIENCE);
+        let others = std::iter::from_fn(|| consumer.poll(Duration::ZERO));
+        let polled: Result<Vec<_>, _> = first.into_iter().chain(others).take(RECEIVE_MOST).collect();
+        let polled = polled.expect("messages");
+        if polled.is_empty() {
+            continue;
+        }
         stopwatch.received();
-        stopwatch.acked(1);
-        left -= 1;
+        work(&polled);
+        stopwatch.acked(polled.len());
+        left -= polled.len();
         if committed_at.elapsed() > COMMIT_INTERVAL {
             consumer.commit_consumer_state(CommitMode::Async).expect("a commit can be sent");
             committed_at = std::time::Instant::now();

@@ -5,6 +5,7 @@
 
 mod audit;
 mod bare;
+mod by_hand;
 mod cores;
 mod figure;
 mod machine;

@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
-use redis::Value;
 
 use super::consumer::Meter;
 use super::producer::{STAMP, Stamp};
 use super::{Measured, READY, Task, group};
-use crate::bare::{COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, assembled, completed_record, first_record};
-use crate::messages::fresh_scope;
+use crate::by_hand::ByHand;
 
 /// The commit interval, as in `KafkaSource`.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,41 +20,18 @@ const POLL_MOST: usize = 512;
 
 /// Claims and completes in two pipelines for each poll.
 pub(super) fn bare_loop(task: &Task, redis: &str) -> Measured {
-    let client = redis::Client::open(redis).expect("the URL is valid");
-    let mut connection = client.get_connection().expect("the server answers");
-    let mut load = redis::cmd("SCRIPT");
-    let complete: String =
-        load.arg("LOAD").arg(assembled(COMPLETE)).query(&mut connection).expect("it is valid");
-    let scope = fresh_scope();
+    let mut store = ByHand::connect(redis);
     consume(task, move |meter, polled| {
-        let claims: Vec<_> =
-            polled.iter().map(|(payload, _)| (store_key(&scope, payload), first_record())).collect();
-        let mut pipeline = redis::pipe();
-        for (key, record) in &claims {
-            pipeline.cmd("SET").arg(key).arg(record).arg("PX").arg(LEASE_MILLIS).arg("NX").arg("GET");
-        }
-        let replies: Vec<Value> = pipeline.query(&mut connection).expect("the server answers every call");
-        assert!(replies.iter().all(|reply| *reply == Value::Nil), "every key is new");
+        let claims = store.claim(polled.iter().map(|(payload, _)| payload.as_slice()));
+        assert_eq!(claims.len(), polled.len(), "every key is new");
         polled.iter().for_each(|(_, stamp)| meter.effect(*stamp));
-        let mut pipeline = redis::pipe();
-        for (key, record) in &claims {
-            let call = pipeline.cmd("EVALSHA").arg(&complete).arg(1).arg(key);
-            call.arg(record).arg(completed_record(record)).arg(RETENTION_MILLIS);
-        }
-        let _: Vec<Value> = pipeline.query(&mut connection).expect("the server answers every call");
+        store.complete(&claims);
     })
 }
 
 /// Polls and commits.
 pub(super) fn poll_and_commit(task: &Task) -> Measured {
     consume(task, |meter, polled| polled.iter().for_each(|(_, stamp)| meter.effect(*stamp)))
-}
-
-/// A key of two fields, as a reader of JSON would make it.
-fn store_key(scope: &str, payload: &[u8]) -> String {
-    let json: serde_json::Value = serde_json::from_slice(payload).expect("the producer writes JSON");
-    let field = |pointer| json.pointer(pointer).expect("the producer writes it");
-    format!("{scope}:{}:{}", field("/order_id"), field("/customer/id"))
 }
 
 /// Polls, works, and commits every second.
