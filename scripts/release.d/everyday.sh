@@ -46,8 +46,9 @@ everyday_packages() {
     rm -rf "$BUILD"
     mkdir -p "$ARTEFACTS" "$STAGE"
     step "make: the program of the test run"
-    # With the features of the test run, and without the variable that would build C libraries again.
-    env --unset=SOURCE_DATE_EPOCH cargo build --quiet --locked --workspace --all-features --bin oncegate
+    # Beside its tests: built alone, it would have other features, and all dependencies be built once more. Without the
+    # variable that would build C libraries again.
+    env --unset=SOURCE_DATE_EPOCH cargo test --quiet --locked --workspace --all-features --no-run --test run
     strip -o "$PROGRAM" "${CARGO_TARGET_DIR:-target}/debug/oncegate"
     if can_have_helm; then
         made_and_checked chart
