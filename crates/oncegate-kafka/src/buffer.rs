@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-
 use super::assignment::{Assignment, Receipt};
+use super::wake::Wake;
 use oncegate_runtime::message::Message;
 
 /// A fetched message and its position in the partition's epoch.
@@ -22,7 +21,7 @@ pub(crate) struct Fetched {
 #[derive(Debug)]
 pub(crate) struct Buffer {
     queue: Mutex<FetchedQueue>,
-    filled: Notify,
+    filled: Wake,
     room: Condvar,
     messages_max: usize,
     bytes_max: usize,
@@ -45,14 +44,16 @@ pub(crate) enum End {
 }
 
 impl Buffer {
-    pub(crate) fn new(messages_max: usize, bytes_max: usize) -> Self {
-        Self {
+    /// # Errors
+    /// When the process has no file descriptors left.
+    pub(crate) fn new(messages_max: usize, bytes_max: usize) -> std::io::Result<Self> {
+        Ok(Self {
             queue: Mutex::default(),
-            filled: Notify::new(),
+            filled: Wake::new()?,
             room: Condvar::new(),
             messages_max: messages_max.max(1),
             bytes_max: bytes_max.max(1),
-        }
+        })
     }
 
     /// Adds all fetched messages. The poll thread keeps the bound by checking [`is_full`](Self::is_full) before a
@@ -66,17 +67,16 @@ impl Buffer {
         queue.bytes += batch.iter().map(|fetched| fetched.bytes).sum::<usize>();
         queue.fetched.extend(batch.drain(..));
         drop(queue);
-        self.filled.notify_one();
+        self.filled.wake();
     }
 
     /// Waits for messages, and takes at least one and at most `most`. Dropping the future takes none.
     pub(crate) async fn take(&self, most: usize) -> Result<Vec<Fetched>, End> {
         loop {
-            let filled = self.filled.notified();
             if let Some(taken) = self.try_take(most) {
                 return taken;
             }
-            filled.await;
+            self.filled.woken().await;
         }
     }
 
@@ -84,7 +84,7 @@ impl Buffer {
         let mut queue = self.queue();
         if let Some(end) = &queue.end {
             // Wake the next waiting receiver as well.
-            self.filled.notify_one();
+            self.filled.wake();
             return Some(Err(end.clone()));
         }
         if queue.fetched.is_empty() {
@@ -96,7 +96,7 @@ impl Buffer {
         let (rest, wake) = (!queue.fetched.is_empty(), queue.awaited && self.is_half_empty(&queue));
         drop(queue);
         if rest {
-            self.filled.notify_one();
+            self.filled.wake();
         }
         if wake {
             self.room.notify_one();
@@ -143,7 +143,7 @@ impl Buffer {
         queue.fetched.clear();
         queue.bytes = 0;
         drop(queue);
-        self.filled.notify_one();
+        self.filled.wake();
         self.room.notify_one();
     }
 
@@ -194,13 +194,17 @@ mod tests {
         }
     }
 
+    fn buffer(messages_max: usize, bytes_max: usize) -> Buffer {
+        Buffer::new(messages_max, bytes_max).expect("there are file descriptors")
+    }
+
     fn partition(number: i32) -> Partition {
         Partition { topic: "t".into(), number }
     }
 
     #[tokio::test]
     async fn batches_come_in_order_and_no_larger_than_asked_for() {
-        let (buffer, mut feed) = (Buffer::new(100, 10_000), Feed::new());
+        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
         feed.push(&buffer, 0, 5);
         assert_eq!(buffer.take(3).await.expect("open").len(), 3);
         assert_eq!(buffer.take(3).await.expect("open").len(), 2);
@@ -208,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn two_receivers_both_wake_up_for_one_push() {
-        let (buffer, mut feed) = (Buffer::new(100, 10_000), Feed::new());
+        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
         let push = async { feed.push(&buffer, 0, 2) };
         let (first, second, ()) = tokio::join!(buffer.take(1), buffer.take(1), push);
         assert_eq!((first.expect("open").len(), second.expect("open").len()), (1, 1));
@@ -216,7 +220,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_wakes_every_receiver_and_the_first_end_counts() {
-        let buffer = Buffer::new(100, 10_000);
+        let buffer = buffer(100, 10_000);
         let end = async {
             buffer.end(End::Failed("first".to_owned()));
             buffer.end(End::Closed);
@@ -227,8 +231,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_receiver_that_gave_up_takes_nothing_and_leaves_its_wake_up() {
+        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
+        assert!(futures_util::FutureExt::now_or_never(buffer.take(1)).is_none());
+        feed.push(&buffer, 0, 1);
+        assert_eq!(buffer.take(1).await.expect("open").len(), 1);
+        // Its wake-up is still there, and is about nothing.
+        let push = async { feed.push(&buffer, 0, 1) };
+        let (taken, ()) = tokio::join!(buffer.take(1), push);
+        assert_eq!(taken.expect("open").len(), 1);
+    }
+
+    #[test]
+    fn each_take_may_be_of_another_runtime() {
+        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
+        for number in 0..3 {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| runtime.block_on(buffer.take(1)).expect("open").len());
+                feed.push(&buffer, number % 2, 1);
+                assert_eq!(waiting.join().expect("no panic"), 1);
+            });
+        }
+    }
+
+    #[tokio::test]
     async fn a_revoke_takes_its_messages_out_and_no_others() {
-        let (buffer, mut feed) = (Buffer::new(8, 10_000), Feed::new());
+        let (buffer, mut feed) = (buffer(8, 10_000), Feed::new());
         feed.push(&buffer, 0, 5);
         feed.push(&buffer, 1, 3);
         assert!(buffer.is_full());
@@ -243,7 +273,7 @@ mod tests {
     #[tokio::test]
     async fn full_means_messages_or_bytes_and_room_comes_back_at_half() {
         for (messages_max, bytes_max) in [(10, 10_000), (1_000, 100)] {
-            let (buffer, mut feed) = (Buffer::new(messages_max, bytes_max), Feed::new());
+            let (buffer, mut feed) = (buffer(messages_max, bytes_max), Feed::new());
             feed.push(&buffer, 0, 10);
             assert!(buffer.is_full() && !buffer.wait_for_room(Duration::ZERO));
             buffer.take(4).await.expect("open");
@@ -256,7 +286,7 @@ mod tests {
 
     #[test]
     fn whoever_waits_for_room_is_woken_at_half() {
-        let (buffer, mut feed) = (Buffer::new(10, 10_000), Feed::new());
+        let (buffer, mut feed) = (buffer(10, 10_000), Feed::new());
         feed.push(&buffer, 0, 10);
         let begun = Instant::now();
         std::thread::scope(|scope| {

@@ -134,6 +134,7 @@ mod status;
 mod tokens;
 mod topics;
 mod trouble;
+mod wake;
 mod watermark;
 mod window;
 mod writer;

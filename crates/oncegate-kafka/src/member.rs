@@ -431,7 +431,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_millis(1);
 
     fn member() -> Member {
-        let buffer = Buffer::new(1, 1);
+        let buffer = Buffer::new(1, 1).expect("there are file descriptors");
         Member::new(Arc::new(Counters::default()), buffer, Start::Beginning, PATIENCE, PATIENCE, None)
     }
 

@@ -298,10 +298,16 @@ impl Settings {
         rights::refuse(brokers, &rights::to_consume(client, group, topics, *open_timeout)?)
     }
 
-    pub(super) fn member(&self, observer: Arc<dyn Observer>, annotation: Option<CommitAnnotation>) -> Member {
+    pub(super) fn member(
+        &self,
+        observer: Arc<dyn Observer>,
+        annotation: Option<CommitAnnotation>,
+    ) -> Result<Member, SourceError> {
         let patience = (settings::max_poll_interval(&self.properties.unread()) / 4).min(COMMIT_PATIENCE_MAX);
-        let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes);
-        Member::new(observer, buffer, self.start, self.drain_timeout, patience, annotation)
+        let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes).map_err(|error| {
+            SourceError::caused("no socket for the wake-ups of the receiver (ulimit -n)", error)
+        })?;
+        Ok(Member::new(observer, buffer, self.start, self.drain_timeout, patience, annotation))
     }
 }
 
@@ -330,7 +336,7 @@ impl Source for KafkaSource {
             );
         }
         let annotation = self.annotation.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let member = Arc::new(self.settings.member(observer, annotation));
+        let member = Arc::new(self.settings.member(observer, annotation)?);
         let (opened, opening) = oneshot::channel();
         let (left, leaving) = oneshot::channel();
         let (gone, going) = oneshot::channel();

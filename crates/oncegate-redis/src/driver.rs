@@ -77,6 +77,11 @@ impl Jobs {
         callers.spawn(stop.run_until_cancelled_owned(job));
     }
 
+    /// The runtime of [`run_beside_callers`](Self::run_beside_callers), if it is not the driver's thread.
+    pub(super) fn callers(&self) -> Option<&Handle> {
+        self.callers.as_ref()
+    }
+
     /// Whether the driver has been dropped.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()

@@ -59,6 +59,7 @@ mod builder;
 mod checkup;
 mod cluster;
 mod connector;
+mod direct;
 mod driver;
 mod durability;
 mod errors;

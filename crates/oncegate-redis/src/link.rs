@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::connector::Connector;
+use super::direct::Direct;
 use super::driver::Jobs;
 use super::durability::Durability;
 use super::losses::Losses;
@@ -63,6 +64,8 @@ pub(super) struct Node {
     pub(super) shard: u64,
     bulk: Joiner<Request, Answer>,
     heartbeats: Joiner<Request, Answer>,
+    /// The way past the lane for bulk.
+    direct: Arc<Direct>,
 }
 
 /// Which lane of a node carries a request.
@@ -102,11 +105,13 @@ impl Node {
         let mut hasher = DefaultHasher::new();
         address.hash(&mut hasher);
         let shard = hasher.finish();
-        let lane = |name| {
+        let direct = |callers| Arc::new(Direct::new(shared.clone(), Arc::clone(&address), callers));
+        let (for_bulk, for_heartbeats) = (direct(jobs.callers()), direct(None));
+        let lane = |name, direct: &Arc<Direct>| {
             let (joiner, carrier) = batch::channel();
             let (up, is_up) = oneshot::channel();
-            let (connector, shared) = (connector.clone(), shared.clone());
-            let mut lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared };
+            let (connector, shared, direct) = (connector.clone(), shared.clone(), Arc::clone(direct));
+            let mut lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared, direct };
             match name {
                 LaneName::Bulk => {
                     let lane = LaneBesideCallers { lane: Some(lane), jobs: jobs.clone() };
@@ -116,19 +121,30 @@ impl Node {
             }
             (joiner, is_up)
         };
-        let (bulk, bulk_is_up) = lane(LaneName::Bulk);
-        let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats);
-        (Self { address, shard, bulk, heartbeats }, [bulk_is_up, heartbeats_are_up])
+        let (bulk, bulk_is_up) = lane(LaneName::Bulk, &for_bulk);
+        let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats, &for_heartbeats);
+        (Self { address, shard, bulk, heartbeats, direct: for_bulk }, [bulk_is_up, heartbeats_are_up])
     }
 
     /// Sends requests. Returns one answer for each, in their order.
     pub(super) async fn ask(&self, lane: LaneName, requests: Vec<Request>) -> Vec<Answer> {
+        let requests = match <[Request; 1]>::try_from(requests) {
+            Ok([request]) => return vec![self.ask_one(lane, request).await],
+            Err(requests) => requests,
+        };
         let count = requests.len();
         self.lane(lane).submit(requests).await.unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
     }
 
     /// Sends one request.
     pub(super) async fn ask_one(&self, lane: LaneName, request: Request) -> Answer {
+        let request = match lane {
+            LaneName::Heartbeats => request,
+            LaneName::Bulk => match self.direct.send(request).await {
+                Ok(answer) => return answer,
+                Err(request) => request,
+            },
+        };
         self.lane(lane).submit_one(request).await.unwrap_or_else(|gone| Err(ended(&gone)))
     }
 
@@ -152,6 +168,7 @@ struct Lane {
     carrier: Carrier<Request, Answer>,
     connector: Connector,
     shared: Shared,
+    direct: Arc<Direct>,
 }
 
 /// A lane on the runtime of its callers. When that runtime ends before the store, the lane goes on on the driver's thread.
@@ -227,7 +244,9 @@ impl Lane {
                 Standing::Up(ready) => {
                     generation += 1;
                     let since = Instant::now();
+                    self.direct.open(ready.clone(), generation);
                     let next = self.serve(&ready, generation, &mut pipelines).await;
+                    self.direct.close();
                     pause =
                         if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
                     if let Standing::Down(reason) = &next {
@@ -247,6 +266,8 @@ impl Lane {
         generation: u64,
         pipelines: &mut Pipelines,
     ) -> Standing {
+        let direct = Arc::clone(&self.direct);
+        let mut broken = std::pin::pin!(direct.broken());
         loop {
             let own = pipelines.len();
             let at_least = if own == 0 { 1 } else { WORTH_A_PIPELINE };
@@ -261,14 +282,16 @@ impl Lane {
                         return Standing::Down(reason);
                     }
                 }
+                reason = &mut broken => return Standing::Down(reason),
                 batch = self.carrier.next(at_least, undivided), if pipelines.len() < MAX_PIPELINES => {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
+                    let in_flight = self.direct.lane_sends(batch.len());
                     let shared = self.shared.clone();
                     let sending =
                         pipeline::send_pipeline(shared, Arc::clone(&self.node), ready.clone(), batch, pipelines.len());
-                    let under_way = UnderWay::begin();
+                    let under_way = (UnderWay::begin(), in_flight);
                     let finish = move |broken| {
                         drop(under_way);
                         PipelineResult { generation, broken }

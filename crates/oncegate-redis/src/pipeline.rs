@@ -94,8 +94,7 @@ pub(super) async fn connect(
 
 /// Sends a batch as one pipeline, behind `ahead` others, and returns the answers to the callers.
 ///
-/// The server executes nothing of it while it waits for the durability of a pipeline ahead, so its time limit includes
-/// those. Returns why the connection should be replaced, if it should.
+/// Returns why the connection should be replaced, if it should.
 pub(super) async fn send_pipeline(
     shared: Shared,
     address: Arc<str>,
@@ -103,25 +102,43 @@ pub(super) async fn send_pipeline(
     mut batch: Batch<Request, Answer>,
     ahead: usize,
 ) -> Option<StoreError> {
-    let ReadyConnection { mut connection, abilities } = ready;
     let requests = batch.take_items();
+    let (answers, broken) = exchange(&shared, &address, &ready, requests, ahead).await;
+    batch.answer(answers);
+    broken
+}
+
+/// Sends requests as one pipeline, behind `ahead` others. Returns the answers in their order, and why the connection should
+/// be replaced, if it should.
+///
+/// The server executes nothing of it while it waits for the durability of a pipeline ahead, so its time limit includes
+/// those.
+pub(super) async fn exchange(
+    shared: &Shared,
+    address: &str,
+    ready: &ReadyConnection,
+    requests: Vec<Request>,
+    ahead: usize,
+) -> (Vec<Answer>, Option<StoreError>) {
+    let ReadyConnection { mut connection, abilities } = ready.clone();
+    let count = requests.len();
     let waits = u32::try_from(ahead + 1).unwrap_or(u32::MAX);
     let patience = shared.durability.patience().saturating_mul(waits);
     let deadline = deadline(shared.response_timeout.saturating_add(patience), &requests);
     let abilities = abilities.unless_sharded(shared.is_sharded.load(Ordering::Relaxed));
-    let builder = PipelineBuilder::of(requests, &shared, abilities);
+    let builder = PipelineBuilder::of(requests, shared, abilities);
     let mut values = match send(&mut connection, &builder.pipeline, deadline).await {
         Ok(values) => values,
         Err(lost) => {
-            batch.answer_all(&Err(StoreError::unknown(&lost)));
             // Calls until there is another connection were certainly not sent.
-            return Some(StoreError::unavailable(lost));
+            let broken = StoreError::unavailable(&lost);
+            return (vec![Err(StoreError::unknown(lost)); count], Some(broken));
         }
     };
     let mut missing = builder.missing(&mut values, shared.durability);
     let mut lost = None;
     if values.iter().any(lacks_script) {
-        match repair(&shared, &mut connection, &builder, &mut values, deadline).await {
+        match repair(shared, &mut connection, &builder, &mut values, deadline).await {
             // The confirmation came later on the same connection, so it also covers the commands before.
             Ok(again) => missing = again,
             Err(error) => lost = Some(error),
@@ -130,7 +147,7 @@ pub(super) async fn send_pipeline(
     let is_several_slots =
         |value: &Value| matches!(value, Value::ServerError(error) if errors::is_several_slots(error));
     if values.iter().any(is_several_slots) && !shared.is_sharded.swap(true, Ordering::Relaxed) {
-        tracing::info!(node = &*address, "the server is sharded: from now on each call has one key");
+        tracing::info!(node = address, "the server is sharded: from now on each call has one key");
     }
     let ends = |value: &Value| match value {
         Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
@@ -145,10 +162,9 @@ pub(super) async fn send_pipeline(
         _ => None,
     });
     if let Some(witness) = builder.witness(&shared.scripts, &answers) {
-        shared.losses.note_completed(&address, witness);
+        shared.losses.note_completed(address, witness);
     }
-    batch.answer(answers);
-    broken
+    (answers, broken)
 }
 
 /// Builds one pipeline from requests, and assigns its answers to them.

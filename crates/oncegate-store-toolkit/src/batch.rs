@@ -208,6 +208,12 @@ impl<T: Item, A> Batch<T, A> {
 }
 
 impl<T, A> Batch<T, A> {
+    /// The number of items.
+    #[expect(clippy::len_without_is_empty, reason = "a batch has at least one")]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
     /// Takes the items out, in the order in which the answers are expected.
     pub fn take_items(&mut self) -> Vec<T> {
         std::mem::take(&mut self.items)
