@@ -20,7 +20,7 @@ use super::notices::Notices;
 use super::settings::Start;
 use super::statistics;
 use super::tokens::{self, Tokens};
-use super::trouble::login_refusal;
+use super::trouble::{LOGIN, LoginFailure, TOKEN};
 use oncegate_runtime::health::FailureLog;
 use oncegate_runtime::observe::{Event, Observer};
 use oncegate_runtime::source::CommitAnnotation;
@@ -53,8 +53,8 @@ pub(crate) struct Member {
     leave_by: OnceLock<Instant>,
     /// Why the member left without the last commit, for `close` to report.
     uncommitted: Mutex<Option<String>>,
-    /// Why the brokers refuse the login, until the poll thread has reported it.
-    refusal: Mutex<Option<String>>,
+    /// Why the last login has failed, until the poll thread has reported it.
+    login_failure: Mutex<Option<LoginFailure>>,
 }
 
 /// The state of the poll thread.
@@ -90,7 +90,7 @@ impl Member {
             responses: AtomicU64::new(0),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
-            refusal: Mutex::default(),
+            login_failure: Mutex::default(),
         }
     }
 
@@ -102,6 +102,21 @@ impl Member {
         if self.responses.swap(responses, Ordering::Relaxed) != responses {
             self.failures.succeeded("broker");
             self.failures.succeeded("fetch");
+        }
+    }
+
+    /// Records that a message has come: whatever delivers messages has ended its failures.
+    pub(crate) fn delivers(&self) {
+        for operation in ["broker", "fetch", LOGIN] {
+            self.failures.succeeded(operation);
+        }
+    }
+
+    /// Records whether the client has a connection. The brokers have accepted the login of one that it has.
+    fn connected(&self, is_connected: bool) {
+        self.connection.note(is_connected);
+        if is_connected {
+            self.failures.succeeded(LOGIN);
         }
     }
 
@@ -126,9 +141,9 @@ impl Member {
         self.leave_by.get().copied()
     }
 
-    /// Returns why the brokers refuse the login, since it was last asked.
-    pub(crate) fn take_refusal(&self) -> Option<String> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Returns why the last login has failed, since it was last asked.
+    pub(crate) fn take_login_failure(&self) -> Option<LoginFailure> {
+        self.login_failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns why the member left without the last commit, if it did.
@@ -283,7 +298,11 @@ impl ClientContext for MemberContext {
     const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
 
     fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
-        tokens::generate(self.tokens.as_ref())
+        let token = tokens::generate(self.tokens.as_ref());
+        if token.is_ok() && !self.is_retired() {
+            self.member.failures.succeeded(TOKEN);
+        }
+        token
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
@@ -298,8 +317,8 @@ impl ClientContext for MemberContext {
     fn error(&self, error: KafkaError, reason: &str) {
         // `poll` returns the same error, and it is handled there; only its text is missing there.
         tracing::debug!(reason, "Kafka client error");
-        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
-            *self.member.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+        if let Some(failure) = LoginFailure::of(&error, reason, self.tokens.is_some()) {
+            *self.member.login_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         }
     }
 
@@ -310,7 +329,7 @@ impl ClientContext for MemberContext {
                 self.member.assignments.ends_at(topic, number, end);
             });
             if let Some(is_connected) = connected {
-                self.member.connection.note(is_connected);
+                self.member.connected(is_connected);
             }
         }
     }

@@ -18,7 +18,7 @@ use super::member::{Member, MemberContext, list_of};
 use super::notices::Notice;
 use super::partition_map::PartitionMap;
 use super::rotation::Rotation;
-use super::trouble::Trouble;
+use super::trouble::{Trouble, failed_operation};
 use oncegate_runtime::observe::Event;
 
 /// The most messages that are moved to the buffer at once.
@@ -157,8 +157,7 @@ impl Poller {
     }
 
     fn take(&mut self, borrowed: &BorrowedMessage<'_>) {
-        self.member.failures.succeeded("broker");
-        self.member.failures.succeeded("fetch");
+        self.member.delivers();
         // A callback may have run inside this poll, and a log line may concern this message.
         self.heed();
         self.refresh();
@@ -411,7 +410,7 @@ impl Poller {
         if let Some((code, reason)) = self.consumer.client().fatal_error() {
             return Err(Trouble::of_fatal(code, &reason));
         }
-        let refusal = self.member.take_refusal();
+        let login = self.member.take_login_failure();
         match error {
             KafkaError::PartitionEOF(_) => return Ok(()),
             KafkaError::MessageConsumptionFatal(code) => {
@@ -426,21 +425,12 @@ impl Poller {
                 if Trouble::is_about_login(*code) && self.rotation.may_come() => {}
             KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
                 let change = || format!("Kafka denies access: {code}; check the credentials and the ACLs");
-                return Err(Trouble::Hopeless(refusal.unwrap_or_else(change)));
+                return Err(Trouble::Hopeless(login.map_or_else(change, |login| login.text)));
             }
             _ => {}
         }
-        let operation = match error.rdkafka_error_code() {
-            Some(
-                RDKafkaErrorCode::BrokerTransportFailure
-                | RDKafkaErrorCode::AllBrokersDown
-                | RDKafkaErrorCode::Resolve
-                | RDKafkaErrorCode::OperationTimedOut,
-            ) => "broker",
-            Some(code) if Trouble::is_about_login(code) => "login",
-            _ => "fetch",
-        };
-        let error = refusal.unwrap_or_else(|| error.to_string());
+        let operation = failed_operation(error, login.as_ref());
+        let error = login.map_or_else(|| error.to_string(), |login| login.text);
         self.member.failures.failed(Instant::now(), operation, &error);
         tracing::warn!(error, operation, "the Kafka client reports an error; polling continues");
         self.member.observer.observe(Event::SourceError { operation });
