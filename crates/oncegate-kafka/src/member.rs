@@ -16,7 +16,9 @@ use super::assignment::{Assignment, Assignments, Begin, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
 use super::connection::Connection;
+use super::fetch_limits::Totals;
 use super::notices::Notices;
+use super::partition_map::PartitionMap;
 use super::settings::Start;
 use super::statistics;
 use super::tokens::{self, Tokens};
@@ -68,6 +70,7 @@ pub(crate) struct Polls {
 
 impl Member {
     pub(crate) fn new(
+        totals: Arc<Totals>,
         observer: Arc<dyn Observer>,
         buffer: Buffer,
         start: Start,
@@ -76,7 +79,7 @@ impl Member {
         annotation: Option<CommitAnnotation>,
     ) -> Self {
         Self {
-            assignments: Assignments::default(),
+            assignments: Assignments::counted_in(totals),
             buffer,
             notices: Notices::default(),
             observer,
@@ -105,7 +108,7 @@ impl Member {
         }
     }
 
-    /// Records that a message has come: whatever delivers messages has ended its failures.
+    /// Records that a message was delivered, so that the operations that deliver messages have succeeded.
     pub(crate) fn delivers(&self) {
         for operation in ["broker", "fetch", LOGIN] {
             self.failures.succeeded(operation);
@@ -276,12 +279,11 @@ impl MemberContext {
     /// from the new assignment.
     fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
         let positions = match consumer.position() {
-            Ok(positions) => positions,
+            Ok(positions) => PartitionMap::of_list(&positions, |element| element.offset()),
             Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
         };
         for partition in assigned {
-            let found = positions.find_partition(&partition.topic, partition.number);
-            if found.is_none_or(|found| found.offset() == Offset::Invalid)
+            if positions.of(partition).is_none_or(|position| *position == Offset::Invalid)
                 && let Some(assignment) = self.member.assignments.get(partition)
             {
                 assignment.has_no_position();
@@ -451,7 +453,8 @@ mod tests {
 
     fn member() -> Member {
         let buffer = Buffer::new(1, 1);
-        Member::new(Arc::new(Counters::default()), buffer, Start::Beginning, PATIENCE, PATIENCE, None)
+        let (totals, observer) = (Arc::default(), Arc::new(Counters::default()));
+        Member::new(totals, observer, buffer, Start::Beginning, PATIENCE, PATIENCE, None)
     }
 
     /// Revokes a partition, and returns until when its commit may take.
