@@ -291,6 +291,71 @@ async fn a_message_that_is_not_due_holds_up_none_that_is() {
     source.close(LIMIT).await.unwrap();
 }
 
+/// Receives and acknowledges until the source is closed.
+async fn receive_all(source: Arc<KafkaRetries>, origins: Arc<Mutex<Vec<String>>>) {
+    while let Some(deliveries) = source.receive(16).await.unwrap() {
+        for delivery in deliveries {
+            origins.lock().unwrap().push(delivery.message.origin().to_string());
+            delivery.ack_handle.ack();
+        }
+    }
+}
+
+/// The test's clock goes on by the messages' wait once the group has rebalanced.
+// invariant: retry-topic
+#[tokio::test]
+async fn what_waits_is_dropped_when_its_partition_is_revoked_and_the_next_owner_delivers_it_once() {
+    const EACH: usize = 5;
+    let (stage, hour) = (Stage::with(0).await, Duration::from_secs(3_600));
+    let late = stage.kafka.new_topic("late", 2).await;
+    let join = async || {
+        let source = KafkaSource::new(stage.kafka.bootstrap(), &stage.group, [&stage.topic])
+            .commit_interval(Duration::from_millis(50))
+            .property("heartbeat.interval.ms", "200")
+            .retry_topics([(hour, &late)]);
+        source.open(Watched::new() as _).await.unwrap();
+        let (source, origins) = (Arc::new(source), Arc::<Mutex<Vec<String>>>::default());
+        let receiving = tokio::spawn(receive_all(Arc::clone(&source), Arc::clone(&origins)));
+        (source, origins, receiving)
+    };
+    // How many partitions have messages that are not due.
+    let waiting = |source: &KafkaRetries| {
+        let partitions = source.status().partitions;
+        let late = partitions.iter().filter(|one| *one.topic == *late);
+        late.filter(|one| one.paused == Some(PauseCause::NotDue)).map(|one| one.received).collect::<Vec<_>>()
+    };
+    let all = Some(i64::try_from(EACH).unwrap() - 1);
+    let first = join().await;
+    stage.kafka.produce(&late, copies(0, hour, EACH).chain(copies(1, hour, EACH))).await;
+    until("everything with the first member", LIMIT, async || match waiting(&first.0) {
+        partitions if partitions == [all, all] => Ok(()),
+        partitions => Err(format!("{partitions:?}")),
+    })
+    .await;
+    let second = join().await;
+    until("a partition for each", LIMIT, async || match (waiting(&first.0), waiting(&second.0)) {
+        (ours, theirs) if ours == [all] && theirs == [all] => Ok(()),
+        partitions => Err(format!("{partitions:?}")),
+    })
+    .await;
+    tokio::time::pause();
+    tokio::time::advance(hour).await;
+    tokio::time::resume();
+    let counts = || [&first, &second].map(|(_, origins, _)| origins.lock().unwrap().len());
+    until("both partitions", LIMIT, async || {
+        let ends = stage.kafka.end_offsets(&late).await;
+        let committed = stage.kafka.committed_offsets(&format!("{}.{late}", stage.group), &late).await;
+        if committed == ends { Ok(()) } else { Err(format!("{committed:?} of {ends:?}, {:?}", counts())) }
+    })
+    .await;
+    assert_eq!(counts(), [EACH; 2], "no member delivers what it has lost");
+    for (source, _, receiving) in [first, second] {
+        // The deadline is counted by the system's clock, an hour behind the test's.
+        source.close(hour + LIMIT).await.unwrap();
+        receiving.await.unwrap();
+    }
+}
+
 /// When each attempt ran, and what it got about the first failure.
 type Attempts = Arc<Mutex<Vec<(SystemTime, Option<SystemTime>)>>>;
 

@@ -5,10 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::health::{Health, PauseCause, Reason};
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::{Attempt, Consumer, Gate, Key, Message};
-use oncegate_testkit::{Consuming, Kafka, Record, RedisServer, Watched, unique};
+use oncegate_testkit::{Consuming, Kafka, Record, RedisServer, Watched, unique, until};
 use tokio::sync::{oneshot, watch};
 
 const MESSAGES: u64 = 6_000;
@@ -40,6 +41,41 @@ async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
     assert!(asked < 16 * 40, "the store is asked a few times a second, not {asked} times in ten seconds");
     redis.start_again().await;
     consuming.ends_well().await;
+}
+
+// invariant: run-without-store
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_whose_redis_is_full_says_so_and_goes_on_when_there_is_room() {
+    let redis = RedisServer::synced().await;
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let mut monitor = None;
+    let watching = |consumer: Consumer| {
+        monitor = Some(consumer.monitor());
+        consumer
+    };
+    let consuming = Consuming::start_with(store, MESSAGES, LEASE, String::new(), watching).await;
+    let (monitor, watched) = (monitor.unwrap(), Arc::clone(&consuming.watched));
+    watched.until("acks", MESSAGES / 4).await;
+    redis.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    until("the reason", LEASE, async || {
+        let (status, health) = (monitor.status(), Health::of(&monitor.status()));
+        let is_full = |reason: &Reason| {
+            let text = reason.to_string();
+            matches!(reason, Reason::StoreAway { .. })
+                && text.contains("the server is full (maxmemory)")
+                && !text.contains("answer")
+        };
+        let is_paused = status.paused.contains(&PauseCause::StoreAway);
+        if is_paused && !health.is_ready() && health.is_live() && health.reasons().iter().any(is_full) {
+            Ok(())
+        } else {
+            Err(format!("{health}: {status:?}"))
+        }
+    })
+    .await;
+    redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    consuming.ends_well().await;
+    assert_eq!(watched.get("store_errors", "unavailable"), watched.total("store_errors"));
 }
 
 // invariant: fail-open

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
+use super::fetch_limits::{Backlog, Totals};
 pub(crate) use super::ledger::Begin;
 use super::ledger::Ledger;
 use super::partition_map::PartitionMap;
@@ -47,8 +48,7 @@ pub(crate) struct Assignments {
 struct Shared {
     clock: Clock,
     last_epoch: AtomicU64,
-    /// How many messages of all partitions have been received, counted from each partition's first unfinished one.
-    total_span: AtomicUsize,
+    totals: Arc<Totals>,
     /// Used only to wait for `drained`.
     draining: Mutex<()>,
     drained: Condvar,
@@ -109,6 +109,11 @@ impl Due {
 }
 
 impl Assignments {
+    /// Creates the assignments of a member that is counted in these totals.
+    pub(crate) fn counted_in(totals: Arc<Totals>) -> Self {
+        Self { shared: Arc::new(Shared { totals, ..Shared::default() }), ..Self::default() }
+    }
+
     /// Creates the assignments of a member with this clock.
     #[cfg(test)]
     fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
@@ -157,9 +162,12 @@ impl Assignments {
             ledger: Mutex::new(ledger),
             shared: Arc::clone(&self.shared),
         });
-        if let Some(former) = current.insert(&partition, assignment) {
-            former.forbid();
-            former.end();
+        match current.insert(&partition, assignment) {
+            Some(former) => {
+                former.forbid();
+                former.end();
+            }
+            None => self.shared.totals.partition_assigned(),
         }
     }
 
@@ -200,6 +208,7 @@ impl Assignments {
             assignment.end();
             if current.of(&assignment.partition).is_some_and(|now| Arc::ptr_eq(now, assignment)) {
                 current.remove(&assignment.partition);
+                self.shared.totals.partition_ended();
             }
         }
         self.generation.fetch_add(1, Ordering::Release);
@@ -272,11 +281,6 @@ impl Assignments {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.current().is_empty()
-    }
-
-    /// Returns how many messages would be delivered again after a crash now, of all partitions.
-    pub(crate) fn total_span(&self) -> usize {
-        self.shared.total_span.load(Ordering::Relaxed)
     }
 
     /// Returns a number that changes whenever [`all`](Self::all) does.
@@ -452,6 +456,11 @@ impl Assignment {
         self.ledger().watermark.span()
     }
 
+    /// Returns what has been received from this partition, whose span is known, and from all of them.
+    pub(crate) fn backlog(&self, span: usize) -> Backlog {
+        self.shared.totals.backlog(span, self.waiting())
+    }
+
     fn running(&self) -> u32 {
         self.attempts.load(Ordering::Acquire) & !REVOKED
     }
@@ -473,12 +482,7 @@ impl Assignment {
         let mut ledger = self.ledger();
         let before = ledger.watermark.span();
         let changed = change(&mut ledger);
-        let after = ledger.watermark.span();
-        let total = &self.shared.total_span;
-        match after.checked_sub(before) {
-            Some(more) => total.fetch_add(more, Ordering::Relaxed),
-            None => total.fetch_sub(before - after, Ordering::Relaxed),
-        };
+        self.shared.totals.span_changed(before, ledger.watermark.span());
         changed
     }
 

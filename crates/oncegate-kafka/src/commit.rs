@@ -22,6 +22,9 @@ use oncegate_runtime::source::CommitAnnotation;
 /// Delay before a commit is requested again after the brokers were too busy for it.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The name of the operation, in metrics and in the status.
+const COMMIT: &str = "commit";
+
 /// Takes requests for commits, and reports their outcome.
 #[derive(Debug, Default)]
 pub(crate) struct CommitDesk {
@@ -174,6 +177,8 @@ fn commit_due(consumer: &BaseConsumer<MemberContext>) -> CommitOutcome {
     let member = consumer.context().member();
     let due = member.assignments.due();
     if due.is_empty() {
+        // What could not be committed is not ours any more.
+        member.failures.succeeded(COMMIT);
         return CommitOutcome::Committed;
     }
     let annotation = member.annotation.as_ref().map(CommitAnnotation::text);
@@ -181,6 +186,7 @@ fn commit_due(consumer: &BaseConsumer<MemberContext>) -> CommitOutcome {
     let committed = committed.and_then(|list| consumer.commit(&list, CommitMode::Sync));
     let Err(error) = committed else {
         member.assignments.committed(&due);
+        member.failures.succeeded(COMMIT);
         member.observer.observe(Event::Committed { partitions: due.len() });
         return CommitOutcome::Committed;
     };
@@ -192,14 +198,16 @@ fn commit_due(consumer: &BaseConsumer<MemberContext>) -> CommitOutcome {
         }
         Refusal::Passing => {
             tracing::warn!(%error, partitions, "offsets could not be committed; retrying");
+            member.failures.failed(Instant::now(), COMMIT, &error);
             CommitOutcome::Busy(error.to_string())
         }
         Refusal::Lasting(change) => {
             tracing::error!(%error, partitions, change, "Kafka rejects our commits; retrying until the cause is fixed");
+            member.failures.failed(Instant::now(), COMMIT, &format_args!("{error}: {change}"));
             CommitOutcome::Failed(error.to_string())
         }
     };
-    member.observer.observe(Event::SourceError { operation: "commit" });
+    member.observer.observe(Event::SourceError { operation: COMMIT });
     outcome
 }
 

@@ -2,6 +2,9 @@
 
 // invariant (all tests): unbounded-queue
 
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
 /// How many messages of a retry topic's partition wait in memory until they are due.
 const WAITING_MAX: usize = 64;
 
@@ -9,12 +12,43 @@ const WAITING_MAX: usize = 64;
 /// all partitions together, as a multiple of the limit for one.
 const FULL_PARTITIONS_MAX: usize = 10;
 
+/// What the members of a source and of its retry topics have together: one limit applies to all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    /// How many messages have been received, counted from each partition's first unfinished one.
+    span: AtomicUsize,
+    partitions: AtomicUsize,
+}
+
+impl Totals {
+    /// Counts that the span of a partition has changed.
+    pub(crate) fn span_changed(&self, before: usize, after: usize) {
+        match after.checked_sub(before) {
+            Some(more) => self.span.fetch_add(more, Relaxed),
+            None => self.span.fetch_sub(before - after, Relaxed),
+        };
+    }
+
+    pub(crate) fn partition_assigned(&self) {
+        self.partitions.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn partition_ended(&self) {
+        self.partitions.fetch_sub(1, Relaxed);
+    }
+
+    /// Returns the backlog of a partition with this span, in which so many messages are not due.
+    pub(crate) fn backlog(&self, span: usize, waiting: usize) -> Backlog {
+        Backlog { span, total: self.span.load(Relaxed), partitions: self.partitions.load(Relaxed), waiting }
+    }
+}
+
 /// The limits on messages that have been received and are not finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FetchLimits {
     /// Of one partition, from its first unfinished message on.
     span: usize,
-    /// Of all partitions together.
+    /// Of all partitions together, those of the retry topics included.
     total: usize,
 }
 
@@ -72,7 +106,14 @@ impl FetchLimits {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::assignment::{Assignment, Assignments, Begin, Partition};
+
+    fn partition(number: i32) -> Partition {
+        Partition { topic: "orders".into(), number }
+    }
 
     const LIMITS: FetchLimits = FetchLimits { span: 100, total: 1_000 };
 
@@ -100,5 +141,28 @@ mod tests {
         assert_eq!(LIMITS.excess(of(WAITING_MAX - 1)), None);
         assert_eq!(LIMITS.excess(of(WAITING_MAX)), Some(Excess::NotDue));
         assert!(!LIMITS.has_room(of(WAITING_MAX / 2 + 1)) && LIMITS.has_room(of(WAITING_MAX / 2)));
+    }
+
+    #[test]
+    fn members_that_share_their_totals_are_counted_together_until_their_partitions_end() {
+        let totals = Arc::new(Totals::default());
+        let [main, retries] = [(); 2].map(|()| Assignments::counted_in(Arc::clone(&totals)));
+        main.assign([partition(0), partition(1)], Begin::Begun);
+        retries.assign([partition(0)], Begin::Begun);
+        let of = |assignments: &Assignments| assignments.get(&partition(0)).expect("ours");
+        let (first, second) = (of(&main), of(&retries));
+        let receipt = first.receive(7).expect("ours").receipt;
+        assert!((0..3).all(|offset| second.receive(offset).is_some()));
+        let known = |assignment: &Assignment| {
+            let backlog = assignment.backlog(assignment.span());
+            (backlog.span, backlog.total, backlog.partitions)
+        };
+        assert_eq!((known(&first), known(&second)), ((1, 4, 3), (3, 4, 3)));
+        assert!(first.complete(receipt) && main.restart(&partition(1)));
+        assert_eq!(known(&second), (3, 3, 3), "a partition that begins again is the same one");
+        assert_eq!(main.end_all(), 2);
+        assert_eq!(known(&second), (3, 3, 1));
+        retries.end_all();
+        assert_eq!(known(&second), (0, 0, 0));
     }
 }

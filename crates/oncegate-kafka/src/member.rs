@@ -16,11 +16,13 @@ use super::assignment::{Assignment, Assignments, Begin, Partition};
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
 use super::connection::Connection;
+use super::fetch_limits::Totals;
 use super::notices::Notices;
+use super::partition_map::PartitionMap;
 use super::settings::Start;
 use super::statistics;
 use super::tokens::{self, Tokens};
-use super::trouble::login_refusal;
+use super::trouble::{LOGIN, LoginFailure, TOKEN};
 use oncegate_runtime::health::FailureLog;
 use oncegate_runtime::observe::{Event, Observer};
 use oncegate_runtime::source::CommitAnnotation;
@@ -53,8 +55,8 @@ pub(crate) struct Member {
     leave_by: OnceLock<Instant>,
     /// Why the member left without the last commit, for `close` to report.
     uncommitted: Mutex<Option<String>>,
-    /// Why the brokers refuse the login, until the poll thread has reported it.
-    refusal: Mutex<Option<String>>,
+    /// Why the last login has failed, until the poll thread has reported it.
+    login_failure: Mutex<Option<LoginFailure>>,
 }
 
 /// The state of the poll thread.
@@ -68,6 +70,7 @@ pub(crate) struct Polls {
 
 impl Member {
     pub(crate) fn new(
+        totals: Arc<Totals>,
         observer: Arc<dyn Observer>,
         buffer: Buffer,
         start: Start,
@@ -76,7 +79,7 @@ impl Member {
         annotation: Option<CommitAnnotation>,
     ) -> Self {
         Self {
-            assignments: Assignments::default(),
+            assignments: Assignments::counted_in(totals),
             buffer,
             notices: Notices::default(),
             observer,
@@ -90,7 +93,7 @@ impl Member {
             responses: AtomicU64::new(0),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
-            refusal: Mutex::default(),
+            login_failure: Mutex::default(),
         }
     }
 
@@ -102,6 +105,21 @@ impl Member {
         if self.responses.swap(responses, Ordering::Relaxed) != responses {
             self.failures.succeeded("broker");
             self.failures.succeeded("fetch");
+        }
+    }
+
+    /// Records that a message was delivered, so that the operations that deliver messages have succeeded.
+    pub(crate) fn delivers(&self) {
+        for operation in ["broker", "fetch", LOGIN] {
+            self.failures.succeeded(operation);
+        }
+    }
+
+    /// Records whether the client has a connection. The brokers have accepted the login of one that it has.
+    fn connected(&self, is_connected: bool) {
+        self.connection.note(is_connected);
+        if is_connected {
+            self.failures.succeeded(LOGIN);
         }
     }
 
@@ -126,9 +144,9 @@ impl Member {
         self.leave_by.get().copied()
     }
 
-    /// Returns why the brokers refuse the login, since it was last asked.
-    pub(crate) fn take_refusal(&self) -> Option<String> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Returns why the last login has failed, since it was last asked.
+    pub(crate) fn take_login_failure(&self) -> Option<LoginFailure> {
+        self.login_failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns why the member left without the last commit, if it did.
@@ -261,12 +279,11 @@ impl MemberContext {
     /// from the new assignment.
     fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
         let positions = match consumer.position() {
-            Ok(positions) => positions,
+            Ok(positions) => PartitionMap::of_list(&positions, |element| element.offset()),
             Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
         };
         for partition in assigned {
-            let found = positions.find_partition(&partition.topic, partition.number);
-            if found.is_none_or(|found| found.offset() == Offset::Invalid)
+            if positions.of(partition).is_none_or(|position| *position == Offset::Invalid)
                 && let Some(assignment) = self.member.assignments.get(partition)
             {
                 assignment.has_no_position();
@@ -283,7 +300,11 @@ impl ClientContext for MemberContext {
     const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
 
     fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
-        tokens::generate(self.tokens.as_ref())
+        let token = tokens::generate(self.tokens.as_ref());
+        if token.is_ok() && !self.is_retired() {
+            self.member.failures.succeeded(TOKEN);
+        }
+        token
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
@@ -298,8 +319,8 @@ impl ClientContext for MemberContext {
     fn error(&self, error: KafkaError, reason: &str) {
         // `poll` returns the same error, and it is handled there; only its text is missing there.
         tracing::debug!(reason, "Kafka client error");
-        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
-            *self.member.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+        if let Some(failure) = LoginFailure::of(&error, reason, self.tokens.is_some()) {
+            *self.member.login_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         }
     }
 
@@ -310,7 +331,7 @@ impl ClientContext for MemberContext {
                 self.member.assignments.ends_at(topic, number, end);
             });
             if let Some(is_connected) = connected {
-                self.member.connection.note(is_connected);
+                self.member.connected(is_connected);
             }
         }
     }
@@ -432,7 +453,8 @@ mod tests {
 
     fn member() -> Member {
         let buffer = Buffer::new(1, 1).expect("there are file descriptors");
-        Member::new(Arc::new(Counters::default()), buffer, Start::Beginning, PATIENCE, PATIENCE, None)
+        let (totals, observer) = (Arc::default(), Arc::new(Counters::default()));
+        Member::new(totals, observer, buffer, Start::Beginning, PATIENCE, PATIENCE, None)
     }
 
     /// Revokes a partition, and returns until when its commit may take.

@@ -315,7 +315,8 @@ mod tests {
     fn a_commit_thread_that_has_ended_ends_the_source() {
         let source = KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
         let (config, contents) = source.settings.config().unwrap();
-        let member = Arc::new(source.settings.member(Arc::new(Counters::default()), None).unwrap());
+        let member = source.settings.member(Arc::default(), Arc::new(Counters::default()), None).unwrap();
+        let member = Arc::new(member);
         let consumer = Arc::new(make(&config, &member).unwrap());
         // What the thread does when it panics.
         consumer.context().desk().stop();

@@ -13,12 +13,12 @@ use super::assignment::{Assignment, Partition};
 use super::buffer::{End, Fetched};
 use super::connection::Watch;
 use super::convert::{self, Routes};
-use super::fetch_limits::{Backlog, Excess, FetchLimits};
+use super::fetch_limits::{Excess, FetchLimits};
 use super::member::{Member, MemberContext, list_of};
 use super::notices::Notice;
 use super::partition_map::PartitionMap;
 use super::rotation::Rotation;
-use super::trouble::Trouble;
+use super::trouble::{Trouble, failed_operation};
 use oncegate_runtime::observe::Event;
 
 /// The most messages that are moved to the buffer at once.
@@ -157,8 +157,7 @@ impl Poller {
     }
 
     fn take(&mut self, borrowed: &BorrowedMessage<'_>) {
-        self.member.failures.succeeded("broker");
-        self.member.failures.succeeded("fetch");
+        self.member.delivers();
         // A callback may have run inside this poll, and a log line may concern this message.
         self.heed();
         self.refresh();
@@ -180,7 +179,7 @@ impl Poller {
         }
         let message = convert::message(&assignment.partition().topic, self.terms.routes, borrowed);
         let assignment = Arc::clone(assignment);
-        if let Some(excess) = self.terms.limits.excess(self.backlog(&assignment, received.span))
+        if let Some(excess) = self.terms.limits.excess(assignment.backlog(received.span))
             && self.crowded.insert(assignment.partition(), Arc::clone(&assignment)).is_none()
         {
             self.pause([&assignment]);
@@ -192,11 +191,6 @@ impl Poller {
         let bytes = message.size_bytes();
         self.batch_bytes += bytes;
         self.batch.push(Fetched { message, bytes, assignment, receipt: received.receipt });
-    }
-
-    fn backlog(&self, assignment: &Assignment, span: usize) -> Backlog {
-        let (total, partitions) = (self.member.assignments.total_span(), self.owned.len());
-        Backlog { span, total, partitions, waiting: assignment.waiting() }
     }
 
     fn flush(&mut self) {
@@ -302,11 +296,10 @@ impl Poller {
         match sought {
             // A seek that fails, for example because the leader is not known, is retried.
             Ok(sought) => {
+                let sought = PartitionMap::of_list(&sought, |element| element.error().is_ok());
                 let mut paused = Vec::new();
                 self.seeking.retain(|(assignment, _)| {
-                    let partition = assignment.partition();
-                    let element = sought.find_partition(&partition.topic, partition.number);
-                    let is_sought = element.is_some_and(|element| element.error().is_ok());
+                    let is_sought = sought.of(assignment.partition()) == Some(&true);
                     if is_sought && !assignment.has_begun() {
                         paused.push(Arc::clone(assignment));
                     }
@@ -327,14 +320,12 @@ impl Poller {
     /// included, because only this thread polls it.
     fn pass(&self) {
         let positions = match self.consumer.position() {
-            Ok(positions) => positions,
+            Ok(positions) => PartitionMap::of_list(&positions, |element| element.offset()),
             Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
         };
         for assignment in self.owned.values().filter(|one| !self.is_sought(one)) {
-            let partition = assignment.partition();
-            let found = positions.find_partition(&partition.topic, partition.number);
-            if let Some(Offset::Offset(position)) = found.map(|found| found.offset()) {
-                assignment.passes(position);
+            if let Some(Offset::Offset(position)) = positions.of(assignment.partition()) {
+                assignment.passes(*position);
             }
         }
     }
@@ -381,7 +372,7 @@ impl Poller {
         if self.crowded.is_empty() {
             return;
         }
-        let has_room = |one: &&Arc<Assignment>| self.terms.limits.has_room(self.backlog(one, one.span()));
+        let has_room = |one: &&Arc<Assignment>| self.terms.limits.has_room(one.backlog(one.span()));
         let free: Vec<_> = self.crowded.values().filter(has_room).cloned().collect();
         for assignment in &free {
             self.crowded.remove(assignment.partition());
@@ -411,7 +402,7 @@ impl Poller {
         if let Some((code, reason)) = self.consumer.client().fatal_error() {
             return Err(Trouble::of_fatal(code, &reason));
         }
-        let refusal = self.member.take_refusal();
+        let login = self.member.take_login_failure();
         match error {
             KafkaError::PartitionEOF(_) => return Ok(()),
             KafkaError::MessageConsumptionFatal(code) => {
@@ -426,21 +417,12 @@ impl Poller {
                 if Trouble::is_about_login(*code) && self.rotation.may_come() => {}
             KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
                 let change = || format!("Kafka denies access: {code}; check the credentials and the ACLs");
-                return Err(Trouble::Hopeless(refusal.unwrap_or_else(change)));
+                return Err(Trouble::Hopeless(login.map_or_else(change, |login| login.text)));
             }
             _ => {}
         }
-        let operation = match error.rdkafka_error_code() {
-            Some(
-                RDKafkaErrorCode::BrokerTransportFailure
-                | RDKafkaErrorCode::AllBrokersDown
-                | RDKafkaErrorCode::Resolve
-                | RDKafkaErrorCode::OperationTimedOut,
-            ) => "broker",
-            Some(code) if Trouble::is_about_login(code) => "login",
-            _ => "fetch",
-        };
-        let error = refusal.unwrap_or_else(|| error.to_string());
+        let operation = failed_operation(error, login.as_ref());
+        let error = login.map_or_else(|| error.to_string(), |login| login.text);
         self.member.failures.failed(Instant::now(), operation, &error);
         tracing::warn!(error, operation, "the Kafka client reports an error; polling continues");
         self.member.observer.observe(Event::SourceError { operation });

@@ -38,6 +38,7 @@ const CONNECTION: &[&str] = &[
     "https.",
     "socket.",
     "broker.address.",
+    "reconnect.",
     "client.",
     "debug",
 ];
@@ -243,7 +244,8 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
         // large without compression.
         .set("compression.type", "zstd")
         // Equal keys go to the same partition as with other clients.
-        .set("partitioner", "murmur2_random");
+        .set("partitioner", "murmur2_random")
+        .set(settings::RECONNECT.0, settings::RECONNECT.1);
     for (name, value) in properties {
         config.set(name, value);
     }
@@ -350,6 +352,7 @@ impl ClientContext for ProducerContext {
 
 #[cfg(test)]
 mod tests {
+    use super::super::KafkaSource;
     use super::*;
 
     #[test]
@@ -361,12 +364,27 @@ mod tests {
             "enable.ssl.certificate.verification",
             "https.ca.location",
             "client.dns.lookup",
+            "reconnect.backoff.ms",
+            "reconnect.backoff.max.ms",
         ] {
             assert!(is_connection(name), "{name}");
         }
         for name in ["group.protocol", "session.timeout.ms", "fetch.queue.backoff.ms", "enable.auto.commit"] {
             assert!(!is_connection(name), "{name}");
         }
+    }
+
+    #[test]
+    fn a_producer_reconnects_as_soon_as_a_consumer_unless_the_source_says_otherwise() {
+        let (name, value) = settings::RECONNECT;
+        let of_producer = |properties: &Properties| {
+            let config = config("b:1", &properties.read().expect("no file"))?;
+            Ok::<_, SourceError>(config.get(name).map(str::to_owned))
+        };
+        let source = KafkaSource::new("b:1", "g", ["orders"]);
+        assert_eq!(of_producer(&source.connection().1).expect("valid").as_deref(), Some(value));
+        let source = source.property(name, "250");
+        assert_eq!(of_producer(&source.connection().1).expect("valid").as_deref(), Some("250"));
     }
 
     #[test]

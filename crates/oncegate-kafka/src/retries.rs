@@ -220,7 +220,10 @@ impl Source for KafkaRetries {
             status.polled_ago = status.polled_ago.max(of_tier.polled_ago);
             status.disconnected_for = status.disconnected_for.max(of_tier.disconnected_for);
             status.others_connect |= of_tier.others_connect;
-            status.failures.extend(of_tier.failures);
+            status.failures.extend(of_tier.failures.into_iter().map(|mut failure| {
+                failure.error = format!("retry topic {}: {}", tier.topic, failure.error);
+                failure
+            }));
             status.partitions.extend(of_tier.partitions);
         }
         status

@@ -73,6 +73,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("group.instance.id", "use static_member"),
 ];
 
+/// The longest wait between two attempts to connect while no broker answers, in milliseconds; the waits double up to it.
+/// With the client's default of 10 s, a broker that is back for only a few seconds may be missed.
+pub(crate) const RECONNECT: (&str, &str) = ("reconnect.backoff.max.ms", "1000");
+
 /// Defaults that keep small queues fast and bound memory; a user may change them.
 const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "oncegate"),
@@ -81,9 +85,7 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "16384"),
     ("socket.keepalive.enable", "true"),
-    // While no broker answers, the waits between two attempts to connect double up to this. With the client's default of
-    // 10 s, a broker that is back for only a few seconds may be missed.
-    ("reconnect.backoff.max.ms", "1000"),
+    RECONNECT,
     // Every broker closes idle connections from time to time.
     ("log.connection.close", "false"),
 ];

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use super::buffer::{Buffer, End, Fetched};
 use super::convert::Routes;
 use super::dead_letters::KafkaDeadLetters;
+use super::fetch_limits::Totals;
 use super::inquiry::InquiryClient;
 use super::member::Member;
 use super::producer;
@@ -41,6 +42,8 @@ pub struct KafkaSource {
     annotation: Mutex<Option<CommitAnnotation>>,
     running: Mutex<Option<RunningMember>>,
     member: Mutex<Option<Arc<Member>>>,
+    /// What the source and its retry topics have received and not finished.
+    totals: Arc<Totals>,
 }
 
 /// The ends of the member's thread that `close` waits for.
@@ -77,7 +80,12 @@ impl KafkaSource {
             routes: Routes::Topics,
             keeps_positions: false,
         };
-        Self { settings, annotation: Mutex::default(), running: Mutex::default(), member: Mutex::default() }
+        Self::with(settings, Arc::default())
+    }
+
+    fn with(settings: Settings, totals: Arc<Totals>) -> Self {
+        let (annotation, running, member) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { settings, annotation, running, member, totals }
     }
 
     /// Interval between commits of finished offsets; default 1 s, from 10 ms to a day. After a crash, messages finished since the last
@@ -140,8 +148,8 @@ impl KafkaSource {
     /// Limit on messages of a partition received from the first unfinished one on, itself included; default 100,000.
     ///
     /// It bounds how many messages are delivered again after a crash, and the memory for their offsets (16 bytes each). A
-    /// partition over the limit is paused until it is down to half of it. All partitions of the source together may have
-    /// ten times as many: beyond that, those with more than an equal share are paused.
+    /// partition over the limit is paused until it is down to half of it. All partitions of the source and its retry topics
+    /// together may have ten times as many: beyond that, those with more than an equal share are paused.
     #[must_use]
     pub fn unfinished_messages(mut self, messages: usize) -> Self {
         self.settings.unfinished_messages = messages;
@@ -245,7 +253,8 @@ impl KafkaSource {
             .beside(self.settings.topics.clone(), &self.settings.properties)
     }
 
-    /// Returns a source for `topic` with the same settings, its own group and small buffers.
+    /// Returns a source for `topic` with the same settings, its own group and small buffers. One limit on unfinished
+    /// messages applies to both.
     pub(super) fn sister(&self, topic: &str) -> Self {
         const BUFFERED_MESSAGES: usize = 256;
         const BUFFERED_BYTES: usize = 1 << 20;
@@ -257,7 +266,7 @@ impl KafkaSource {
         let small = [("queued.min.messages", "256"), ("queued.max.messages.kbytes", "1024")];
         small.into_iter().for_each(|(name, value)| settings.properties.set(name, value));
         settings.routes = Routes::Topics;
-        Self { settings, annotation: Mutex::default(), running: Mutex::default(), member: Mutex::default() }
+        Self::with(settings, Arc::clone(&self.totals))
     }
 
     /// Returns the brokers and the properties that another client of the same cluster needs as well.
@@ -300,6 +309,7 @@ impl Settings {
 
     pub(super) fn member(
         &self,
+        totals: Arc<Totals>,
         observer: Arc<dyn Observer>,
         annotation: Option<CommitAnnotation>,
     ) -> Result<Member, SourceError> {
@@ -307,7 +317,7 @@ impl Settings {
         let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes).map_err(|error| {
             SourceError::caused("no socket for the wake-ups of the receiver (ulimit -n)", error)
         })?;
-        Ok(Member::new(observer, buffer, self.start, self.drain_timeout, patience, annotation))
+        Ok(Member::new(totals, observer, buffer, self.start, self.drain_timeout, patience, annotation))
     }
 }
 
@@ -336,7 +346,7 @@ impl Source for KafkaSource {
             );
         }
         let annotation = self.annotation.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let member = Arc::new(self.settings.member(observer, annotation)?);
+        let member = Arc::new(self.settings.member(Arc::clone(&self.totals), observer, annotation)?);
         let (opened, opening) = oneshot::channel();
         let (left, leaving) = oneshot::channel();
         let (gone, going) = oneshot::channel();

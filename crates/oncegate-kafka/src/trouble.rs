@@ -100,9 +100,56 @@ pub(crate) fn is_refusal(error: &KafkaError) -> bool {
             .is_some_and(|code| Trouble::forbidden(code) || code == RDKafkaErrorCode::InvalidGroupId)
 }
 
-/// Why the brokers refuse the connection, with the properties that decide it and the words of the brokers or of the TLS
+/// The name of the operation that has failed with an error that may pass, in metrics and in the status.
+pub(crate) fn failed_operation(error: &KafkaError, login: Option<&LoginFailure>) -> &'static str {
+    match error.rdkafka_error_code() {
+        Some(
+            RDKafkaErrorCode::BrokerTransportFailure
+            | RDKafkaErrorCode::AllBrokersDown
+            | RDKafkaErrorCode::Resolve
+            | RDKafkaErrorCode::OperationTimedOut,
+        ) => "broker",
+        Some(code) if Trouble::is_about_login(code) => match login {
+            Some(LoginFailure { is_token: true, .. }) => TOKEN,
+            _ => LOGIN,
+        },
+        _ => "fetch",
+    }
+}
+
+/// The name of the operation that fails when the brokers refuse a login. It succeeds with a connection.
+pub(crate) const LOGIN: &str = "login";
+
+/// The name of the operation that fails when no token is granted. It succeeds with a token: while the last one is valid,
+/// there are connections without another.
+pub(crate) const TOKEN: &str = "token";
+
+/// How librdkafka begins the text of the error when it gets no token.
+const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token: ";
+
+/// A login that has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoginFailure {
+    /// Why, with the properties that decide it.
+    pub(crate) text: String,
+    /// Whether there is no token; otherwise the brokers refuse the login.
+    pub(crate) is_token: bool,
+}
+
+impl LoginFailure {
+    /// As [`login_refusal`].
+    pub(crate) fn of(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<Self> {
+        let text = login_refusal(error, reason, with_tokens)?;
+        Some(Self { text, is_token: reason.starts_with(NO_TOKEN) })
+    }
+}
+
+/// Why the brokers refuse the connection, or why there is no token for it, with the properties that decide it and the words of the brokers or of the TLS
 /// library. `None` when the error means something else.
 pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
+    if let Some(why) = reason.strip_prefix(NO_TOKEN) {
+        return Some(format!("no token for the login to the brokers: {why}"));
+    }
     let refusal = match error.rdkafka_error_code()? {
         RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => {
             // They do not tell what is wrong with it: Kafka says the same of an expired one and of an unknown authority.
@@ -153,6 +200,24 @@ mod tests {
             "error:0A000438:SSL routines::tlsv1 alert internal error",
         ] {
             assert_eq!(refusal(other), None, "{other}");
+        }
+    }
+
+    // invariant: stall-unreported
+    #[test]
+    fn a_refused_login_and_a_token_that_is_not_granted_are_two_failures() {
+        let error = KafkaError::Global(RDKafkaErrorCode::Authentication);
+        let operation = |reason: &str| {
+            let login = LoginFailure::of(&error, reason, true).expect("it is about the login");
+            (failed_operation(&error, Some(&login)), login.text)
+        };
+        let (refused, text) = operation("sasl_ssl://b:1/1: SASL authentication error: invalid_token");
+        assert!(refused == LOGIN && text.contains("refuse the token"), "{refused}: {text}");
+        let (not_granted, text) = operation(&format!("{NO_TOKEN}the token server does not answer"));
+        assert!(not_granted == TOKEN && !text.contains("refuse") && text.ends_with("not answer"), "{text}");
+        for (code, named) in [(RDKafkaErrorCode::AllBrokersDown, "broker"), (RDKafkaErrorCode::SSL, "fetch")]
+        {
+            assert_eq!(failed_operation(&KafkaError::Global(code), None), named);
         }
     }
 

@@ -1,13 +1,15 @@
 //! Commits that the coordinator refuses, for every reason that it has.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use oncegate::source::{CommitAnnotation, Source};
-use oncegate_testkit::{Kafka, Record, unique};
+use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
-use crate::stage::{CLOSE, QUICK, finish, finish_all, member, open, receive, until_committed, within};
+use crate::stage::{CLOSE, LIMIT, QUICK, finish, finish_all, member, open, receive, until_committed, within};
 
 /// What is refused, and whether it counts as trouble: a healthy group refuses around every rebalance.
 const REFUSALS: &[(RDKafkaRespErr, bool)] = &[
@@ -74,6 +76,41 @@ async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it(
             assert_eq!(counted, u64::from(*trouble), "{code:?}");
         }
     }
+    source.close(CLOSE).await.expect("closes");
+}
+
+// invariant: stall-unreported
+#[tokio::test]
+async fn a_commit_that_the_broker_refuses_is_in_the_status_until_one_is_accepted() {
+    let kafka = KafkaBroker::start_with(&["offset.metadata.max.bytes=8"]).await;
+    let (topic, group) = (kafka.new_topic("refused", 1).await, unique("group"));
+    kafka.produce(&topic, [Record::new("one")]).await;
+    let source = member(&kafka, &group, &topic, QUICK);
+    let is_long = Arc::new(AtomicBool::new(true));
+    let text = Arc::clone(&is_long);
+    source.annotate_commits(CommitAnnotation::new(move || {
+        if text.load(Ordering::Relaxed) { "longer than eight bytes".to_owned() } else { String::new() }
+    }));
+    open(&source).await;
+    finish(receive(&source, 1).await);
+    until("the refusal in the status", LIMIT, async || {
+        let failures = source.status().failures;
+        let refused = failures.iter().find(|failure| failure.operation == "commit");
+        match refused {
+            Some(failure) if failure.failures > 1 && failure.error.contains("offset.metadata.max.bytes") => {
+                Ok(())
+            }
+            _ => Err(format!("{failures:?}")),
+        }
+    })
+    .await;
+    is_long.store(false, Ordering::Relaxed);
+    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 1)])).await;
+    until("the end of the refusal in the status", LIMIT, async || {
+        let failures = source.status().failures;
+        if failures.is_empty() { Ok(()) } else { Err(format!("{failures:?}")) }
+    })
+    .await;
     source.close(CLOSE).await.expect("closes");
 }
 

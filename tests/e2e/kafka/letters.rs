@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime};
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
 use oncegate::message::{Message, Origin};
+use oncegate::source::Source as _;
 use oncegate::{Attempt, Consumer, ConsumerError, Failure, Gate, Key, MemoryStore};
 use oncegate_testkit::{Kafka, KafkaBroker, Record, Watched, unique};
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
-use crate::stage::within;
+use crate::stage::{CLOSE, open, within};
 
 /// What the dead-letter topic takes, in bytes, and what the payload has.
 const TAKES: usize = 50_000;
@@ -62,33 +63,71 @@ async fn a_dead_letter_that_its_topic_will_never_take_ends_the_consumer() {
     assert_eq!(letters, 0);
 }
 
+/// Errors that end a producer's client for good, and the requests that they answer.
+const FATAL: [(RDKafkaApiKey, RDKafkaRespErr); 2] = [
+    (RDKafkaApiKey::InitProducerId, RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED),
+    (RDKafkaApiKey::Produce, RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER),
+];
+
+/// What a real broker answers to the message of the check of rights, which the mock would write.
+const NOT_WRITTEN: RDKafkaRespErr = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_REQUIRED_ACKS;
+
+fn message() -> Message {
+    Message::new("orders", Origin::Other("test".into()), None)
+}
+
 #[tokio::test]
 async fn a_producer_that_has_failed_is_replaced() {
-    let mock = MockCluster::new(1).expect("a cluster in this process");
-    let dead = unique("dead");
-    mock.create_topic(&dead, 1, 1).expect("a topic");
-    let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED;
-    mock.request_errors(RDKafkaApiKey::InitProducerId, &[refused]);
-    // As a real broker answers the message of the check of rights, which the mock would write.
-    let not_written = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_REQUIRED_ACKS;
-    mock.request_errors(RDKafkaApiKey::Produce, &[not_written]);
-    let letters = KafkaDeadLetters::new(mock.bootstrap_servers(), &dead);
-    letters.open().await.unwrap();
-    let letter = DeadLetter {
-        message: Message::new("orders", Origin::Other("test".into()), None),
-        scope: "billing".to_owned(),
-        key: None,
-        cause: DeadLetterCause::Permanent,
-        reason: String::new(),
-        attempts: 1,
-        first_failed_at: None,
-        failed_at: SystemTime::now(),
-    };
-    // The first one meets the error, which ends the client for good.
-    for _ in 0..2 {
-        within("the dead letter", letters.send(&letter)).await.unwrap();
+    for (request, error) in FATAL {
+        let mock = MockCluster::new(1).expect("a cluster in this process");
+        let dead = unique("dead");
+        mock.create_topic(&dead, 1, 1).expect("a topic");
+        mock.request_errors(RDKafkaApiKey::Produce, &[NOT_WRITTEN]);
+        let letters = KafkaDeadLetters::new(mock.bootstrap_servers(), &dead);
+        letters.open().await.unwrap();
+        mock.request_errors(request, &[error]);
+        let letter = DeadLetter {
+            message: message(),
+            scope: "billing".to_owned(),
+            key: None,
+            cause: DeadLetterCause::Permanent,
+            reason: String::new(),
+            attempts: 1,
+            first_failed_at: None,
+            failed_at: SystemTime::now(),
+        };
+        // The first one meets the error, which ends the client for good.
+        for _ in 0..2 {
+            within("the dead letter", letters.send(&letter)).await.unwrap();
+        }
+        let count = Kafka::at(mock.bootstrap_servers()).read_all(&dead).await.len();
+        assert_eq!(count, 2, "after {error:?}");
     }
-    assert_eq!(Kafka::at(mock.bootstrap_servers()).read_all(&dead).await.len(), 2);
+}
+
+// invariant: retry-topic
+#[tokio::test]
+async fn a_producer_of_retry_topics_that_has_failed_is_replaced() {
+    const WAIT: Duration = Duration::from_secs(60);
+    for (request, error) in FATAL {
+        let mock = MockCluster::new(1).expect("a cluster in this process");
+        let [topic, later] = ["orders", "later"].map(unique);
+        for name in [&topic, &later] {
+            mock.create_topic(name, 1, 1).expect("a topic");
+        }
+        let source = KafkaSource::new(mock.bootstrap_servers(), unique("group"), [&topic]);
+        let source = source.retry_topics([(WAIT, &later)]);
+        mock.request_errors(RDKafkaApiKey::Produce, &[NOT_WRITTEN]);
+        open(&source).await;
+        mock.request_errors(request, &[error]);
+        let queue = source.retry_queue().expect("it has a retry topic");
+        for _ in 0..2 {
+            within("the copy", queue.send(&message(), WAIT)).await.unwrap();
+        }
+        let count = Kafka::at(mock.bootstrap_servers()).read_all(&later).await.len();
+        assert_eq!(count, 2, "after {error:?}");
+        source.close(CLOSE).await.expect("it leaves");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

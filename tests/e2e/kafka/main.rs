@@ -8,6 +8,7 @@ mod brokers;
 mod commits;
 mod connection;
 mod data;
+mod denied;
 mod health;
 mod letters;
 mod membership;

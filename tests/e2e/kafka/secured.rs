@@ -16,7 +16,7 @@ use oncegate_testkit::{Certificates, On, Record, Right, SecuredKafka, unique, un
 use crate::stage::{CLOSE, LIMIT, QUICK, finish, open, receive, with, within};
 
 /// How to reach a broker: its address, and properties of librdkafka.
-struct Access {
+pub(crate) struct Access {
     brokers: String,
     properties: Vec<(String, String)>,
 }
@@ -59,7 +59,7 @@ impl Access {
     }
 
     /// A password by SCRAM for this user.
-    fn user(kafka: &SecuredKafka, authority: &Certificates, user: &str) -> Self {
+    pub(crate) fn user(kafka: &SecuredKafka, authority: &Certificates, user: &str) -> Self {
         Self::sasl(kafka, authority, ("SCRAM-SHA-256", user, SecuredKafka::PASSWORD))
     }
 
@@ -67,7 +67,7 @@ impl Access {
         self.member(&unique("secured"), topic)
     }
 
-    fn member(&self, group: &str, topic: &str) -> KafkaSource {
+    pub(crate) fn member(&self, group: &str, topic: &str) -> KafkaSource {
         let source = KafkaSource::new(&*self.brokers, group, [topic]);
         let source = source.commit_interval(Duration::from_millis(50));
         let properties = self.properties.iter().map(|(name, value)| (name.as_str(), value.as_str()));

@@ -55,7 +55,7 @@ pub(crate) const RANGE: &[(&str, &str)] = &[
 /// The new protocol, in which the broker assigns.
 pub(crate) const NEW: &[(&str, &str)] = &[("group.protocol", "consumer")];
 
-pub(crate) async fn open(source: &KafkaSource) -> Arc<Counters> {
+pub(crate) async fn open(source: &impl Source) -> Arc<Counters> {
     let counters = Arc::new(Counters::default());
     source.open(Arc::clone(&counters) as _).await.expect("opens");
     counters

@@ -1,13 +1,19 @@
-//! Grants rights in a Kafka cluster, by the protocol itself: librdkafka's bindings have no request for it, and Kafka's
-//! own tool takes seconds.
+//! Grants and revokes rights in a Kafka cluster, by the protocol itself: librdkafka's bindings have no requests for it,
+//! and Kafka's own tool takes seconds.
 //!
 //! Source: <https://kafka.apache.org/protocol#The_Messages_CreateAcls>, version 1.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// `CreateAcls`, and the oldest version of it that Kafka 4 still speaks.
-const REQUEST: [i16; 2] = [30, 1];
+/// `CreateAcls`.
+const CREATE: i16 = 30;
+
+/// `DeleteAcls`.
+const DELETE: i16 = 31;
+
+/// The oldest version of both that Kafka 4 still speaks.
+const VERSION: i16 = 1;
 
 /// The name is meant literally, with no pattern.
 const LITERAL: i8 = 3;
@@ -43,9 +49,36 @@ pub enum Right {
 /// # Panics
 /// When the broker does not accept it.
 pub(crate) async fn grant(broker: &str, rights: &[(&str, Right, On<'_>)]) {
+    let answer = ask(broker, CREATE, rights).await;
+    let mut results = &*answer;
+    for (user, right, on) in rights {
+        let code = results.read_i16().await.expect("a code");
+        assert_eq!(code, 0, "Kafka does not give {user} {right:?} on {on:?}");
+        let length = results.read_i16().await.expect("the length of a text");
+        results = results.get(usize::try_from(length).unwrap_or(0)..).expect("the text");
+    }
+}
+
+/// Takes a right back.
+///
+/// # Panics
+/// When the broker does not accept it, or the user does not have it.
+pub(crate) async fn revoke(broker: &str, (user, right, on): (&str, Right, On<'_>)) {
+    let answer = ask(broker, DELETE, &[(user, right, on)]).await;
+    let mut result = &*answer;
+    assert_eq!(result.read_i16().await.expect("a code"), 0, "Kafka does not take {right:?} on {on:?}");
+    let length = result.read_i16().await.expect("the length of a text");
+    let mut removed = result.get(usize::try_from(length).unwrap_or(0)..).expect("the text");
+    assert_eq!(removed.read_i32().await.expect("a number"), 1, "{user} has no {right:?} on {on:?}");
+}
+
+/// Sends a request about these rights, and returns the answer from its first result on.
+///
+/// A right is written in the same way when it is created and when it is named to be deleted.
+async fn ask(broker: &str, request: i16, rights: &[(&str, Right, On<'_>)]) -> Vec<u8> {
     let mut body = Vec::new();
-    body.extend_from_slice(&REQUEST[0].to_be_bytes());
-    body.extend_from_slice(&REQUEST[1].to_be_bytes());
+    body.extend_from_slice(&request.to_be_bytes());
+    body.extend_from_slice(&VERSION.to_be_bytes());
     body.extend_from_slice(&1_i32.to_be_bytes());
     text(&mut body, "testkit");
     body.extend_from_slice(&i32::try_from(rights.len()).expect("a few").to_be_bytes());
@@ -68,14 +101,8 @@ pub(crate) async fn grant(broker: &str, rights: &[(&str, Right, On<'_>)]) {
     let length = socket.read_i32().await.expect("the broker answers");
     let mut answer = vec![0; usize::try_from(length).expect("it is positive")];
     socket.read_exact(&mut answer).await.expect("the whole answer");
-    // The number of the request, the throttle, and the number of results; each is a code and a text.
-    let mut results = answer.get(12..).expect("results");
-    for (user, right, on) in rights {
-        let code = results.read_i16().await.expect("a code");
-        assert_eq!(code, 0, "Kafka does not give {user} {right:?} on {on:?}");
-        let length = results.read_i16().await.expect("the length of a text");
-        results = results.get(usize::try_from(length).unwrap_or(0)..).expect("the text");
-    }
+    // The number of the request, the throttle, and the number of results; each is a code and a text first.
+    answer.split_off(12)
 }
 
 fn text(into: &mut Vec<u8>, text: &str) {

@@ -213,7 +213,8 @@ impl Kafka {
         before.add_partition_offset(topic, partition, Offset::Offset(offset)).expect("an offset is one");
         let deleted = self.admin().delete_records(&before, &options()).await;
         let deleted = deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
-        let element = deleted.find_partition(topic, partition).expect("the answer is about this partition");
+        let elements = deleted.elements();
+        let element = elements.first().expect("the answer is about this partition");
         element.error().unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
     }
 

@@ -145,6 +145,14 @@ impl SecuredKafka {
         acls::grant(self.bootstrap(), rights).await;
     }
 
+    /// Takes a right back from a user. The broker may take a moment to heed it.
+    ///
+    /// # Panics
+    /// When the broker does not accept it, or the user does not have the right.
+    pub async fn revoke(&self, right: (&str, Right, On<'_>)) {
+        acls::revoke(self.bootstrap(), right).await;
+    }
+
     /// Changes the password of [`SecuredKafka::USER`] for SCRAM-SHA-256. The former one is refused from then on.
     ///
     /// # Panics

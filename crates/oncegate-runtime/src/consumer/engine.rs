@@ -218,7 +218,7 @@ impl Engine {
         let Some(shard) = asked else { return };
         let Outcome::NoAnswer { error, .. } = outcome else {
             if self.schedule.answered(shard, place, now()) {
-                info!("the store answers again");
+                info!("operations of the store succeed again");
                 self.shared.observer.observe(Event::StorePaused { paused: false });
             }
             return;
@@ -230,7 +230,10 @@ impl Engine {
             StoreError::Refused { .. } => {
                 error!(reason = %error, "nothing is dispatched until this is changed");
             }
-            _ => warn!(reason = %error, "nothing is dispatched until the store answers"),
+            // A store that is full answers, and refuses new claims.
+            _ => {
+                warn!(reason = %error, "operations of the store fail; nothing is dispatched until one succeeds");
+            }
         }
         self.shared.observer.observe(Event::StorePaused { paused: true });
     }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::breaker::{FailureCount, RunResult};
 use super::lanes::LaneId;
+use super::retry_writes::UnwrittenRetry;
 use super::schedule::{Arrival, Shard};
 use super::session::SessionEntry;
 use super::settings::Ordering;
@@ -65,6 +66,8 @@ pub(super) struct Past {
     pub(super) rolled_back: Option<RolledBack>,
     /// The tag of a transaction whose commit was not answered.
     pub(super) unanswered_commit: Option<TokenTag>,
+    /// It waits in this process because its retry topic could not be written.
+    pub(super) unwritten: Option<UnwrittenRetry>,
 }
 
 /// A failed run that left nothing in the store.

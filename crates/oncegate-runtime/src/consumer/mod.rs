@@ -72,6 +72,7 @@ mod item;
 mod lanes;
 mod monitor;
 mod positions;
+mod retry_writes;
 mod run;
 mod schedule;
 mod seats;
@@ -457,6 +458,7 @@ impl Consumer {
             at_once: CancellationToken::new(),
             group: self.source.status().group,
             retry_queue: self.source.retry_queue(),
+            retry_writes: Arc::default(),
             settings: self.settings,
         }))
     }

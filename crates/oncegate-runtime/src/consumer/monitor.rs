@@ -140,6 +140,7 @@ impl Shared {
         }
         add_to(&mut source, now, &seen, &routes);
         source.failures.extend(self.failures.at(now.into_std()));
+        source.failures.extend(self.retry_writes.at(now.into_std()));
         let mut status = Status {
             up: self.watch.up(),
             scopes: self.scopes(now, &look),

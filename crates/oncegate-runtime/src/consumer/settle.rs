@@ -15,6 +15,7 @@ use super::breaker::FailureCount;
 use super::ending::Ending;
 use super::error::ConsumerError;
 use super::item::Item;
+use super::retry_writes::RETRY;
 use super::settings::BadKeys;
 use super::shared::Shared;
 use crate::backoff::Backoff;
@@ -80,7 +81,8 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
                 Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Retry },
             }
         }
-        Ending::Later { lease, delay, reason } => match later(shared, &item, lease, delay, &reason).await {
+        Ending::Later { lease, delay, reason } => match later(shared, &mut item, lease, delay, &reason).await
+        {
             Next::HandedOn => {}
             Next::HandedBack => return Outcome::NotOurs,
             Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Later },
@@ -93,7 +95,7 @@ pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> O
         }
         Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
         Ending::NotDue { due_in } => {
-            if hand_on(shared, &item, due_in).await.is_none() {
+            if hand_on(shared, &mut item, due_in).await.is_none() {
                 // A clock that jumped must not block a key: ask again after at most one lease.
                 let after = due_in.min(item.route.gate.settings().lease);
                 return Outcome::Again { item, after, cause: WaitCause::Retry };
@@ -142,7 +144,7 @@ async fn retry(
 
 /// Releases the claim of a message that cannot be done yet, and puts the message where it waits. That is no attempt and
 /// no failure: a handler may want a message later any number of times.
-async fn later(shared: &Shared, item: &Item, lease: Lease, delay: Duration, reason: &str) -> Next {
+async fn later(shared: &Shared, item: &mut Item, lease: Lease, delay: Duration, reason: &str) -> Next {
     let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
     debug!(scope, %origin, ?delay, reason, "the handler wants the message later");
     wait(shared, item, lease, delay, NOT_COUNTED, reason).await
@@ -154,7 +156,7 @@ const NOT_COUNTED: bool = false;
 /// Releases a claim, and puts its message where it waits for as long as `delay`, or a little longer.
 async fn wait(
     shared: &Shared,
-    item: &Item,
+    item: &mut Item,
     lease: Lease,
     delay: Duration,
     counted: bool,
@@ -173,16 +175,20 @@ async fn wait(
 /// stays here, because its delay is short, there is no retry topic, or the retry topic cannot be written.
 ///
 /// A crash after this leaves two copies of the message, one here and one there: the record answers the second.
-async fn hand_on(shared: &Shared, item: &Item, wait: Duration) -> Option<Duration> {
+async fn hand_on(shared: &Shared, item: &mut Item, wait: Duration) -> Option<Duration> {
     let queue = shared.retry_queue.as_ref()?;
     let wait = queue.wait(wait)?;
     item.enter(Stage::Ending);
     match queue.send(&item.delivery.message, wait).await {
-        Ok(()) => Some(wait),
+        Ok(()) => {
+            shared.retry_writes.succeeded(wait);
+            Some(wait)
+        }
         Err(error) => {
             let origin = item.delivery.message.origin();
             warn!(%origin, error, "the retry topic could not be written; the message waits in this process");
-            shared.observer.observe(Event::SourceError { operation: "retry" });
+            item.past.unwritten = Some(shared.retry_writes.failed(wait, &error));
+            shared.observer.observe(Event::SourceError { operation: RETRY });
             None
         }
     }

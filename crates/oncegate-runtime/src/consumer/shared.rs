@@ -10,6 +10,7 @@ use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
 use super::error::ConsumerError;
 use super::in_flight::InFlight;
+use super::retry_writes::RetryWrites;
 use super::session::Session;
 use super::settings::ConsumerSettings;
 use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
@@ -116,6 +117,8 @@ pub(super) struct Shared {
     pub(super) group: Option<String>,
     /// Where messages wait for a retry that is not due soon.
     pub(super) retry_queue: Option<Arc<dyn RetryQueue>>,
+    /// Failures of writing to it.
+    pub(super) retry_writes: Arc<RetryWrites>,
     pub(super) settings: ConsumerSettings,
 }
 
