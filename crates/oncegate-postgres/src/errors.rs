@@ -190,10 +190,12 @@ fn without_an_answer(error: &Error) -> Trouble {
         return StoreError::refused("the server asks for a password, and the URL has none").into();
     }
     if text.starts_with("error performing TLS") {
-        return StoreError::refused(
-            "the server has no TLS: set sslmode=disable in the URL, or enable it there",
-        )
-        .into();
+        let why = error.source().map(ToString::to_string).unwrap_or_default();
+        let words = match why.contains("hostname") {
+            true => "TLS needs the server's name: give host in the URL beside hostaddr",
+            false => "the server has no TLS: set sslmode=disable in the URL, or enable it there",
+        };
+        return StoreError::refused(words).into();
     }
     StoreError::unavailable("the exchange with the server broke").into()
 }
