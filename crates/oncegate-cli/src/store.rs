@@ -259,8 +259,7 @@ impl StoreArgs {
             Address::Sqlite(path) => {
                 // Opening would create an empty file, and every message would seem to be new.
                 if !path.is_file() {
-                    let text = format!("there is no SQLite file {}", path.display());
-                    return Err(Problem::new(Exit::Unreachable, text));
+                    return Err(no_file(&path));
                 }
                 let store = SqliteStore::builder(path).must_exist().without_purge();
                 Ok(Arc::new(store.open().await?))
@@ -269,15 +268,13 @@ impl StoreArgs {
     }
 
     /// Connects for an examination, which reports a policy that may evict records with everything else.
-    pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Arc<dyn Store>, Problem> {
-        match address(&self.url)? {
-            Address::Redis(url) => {
-                let builder = RedisStore::builder(&url).allow_evicting_policy();
-                let builder = if allow_no_replica { builder.allow_no_replica() } else { builder };
-                Ok(Arc::new(builder.connect().await?))
-            }
-            _ => self.open().await,
+    pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
+        let allow_no_replica = Some(allow_no_replica);
+        let store = shape::Store { url: Some(self.url.clone()), allow_no_replica, ..shape::Store::default() };
+        if let Some(path) = file_to_be_made(&store) {
+            return Err(no_file(&path));
         }
+        open_to_read(&store).await
     }
 
     /// The entries for a key in the store's own journal; empty where it has none.
@@ -318,6 +315,10 @@ impl StoreArgs {
     pub(crate) fn redacted(&self) -> String {
         redacted(&self.url)
     }
+}
+
+fn no_file(path: &std::path::Path) -> Problem {
+    Problem::new(Exit::Unreachable, format!("there is no SQLite file {}", path.display()))
 }
 
 /// Commands do not purge: that is left to the consumers.
