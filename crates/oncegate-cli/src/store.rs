@@ -7,8 +7,8 @@ use std::time::Duration;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::store::{Store, StoreError};
 use oncegate::journal::JournalEntry;
-use oncegate::postgres::PostgresStore;
-use oncegate::redis::{Durability, RedisStore};
+use oncegate::postgres::{PostgresBuilder, PostgresStore};
+use oncegate::redis::{Durability, RedisBuilder, RedisStore};
 use oncegate::sqlite::SqliteStore;
 
 use crate::config::shape;
@@ -145,74 +145,99 @@ enum Purpose {
     Read,
 }
 
+/// How a store is used, and what is not in its URL.
+struct Access<'a> {
+    purpose: Purpose,
+    /// The file with the password, which the store reads itself whenever it connects.
+    password_file: Option<&'a PathBuf>,
+}
+
 async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Result<Opened, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
-    // The store reads a file itself, whenever it connects.
     let (password, password_file) = match &store.password {
         Some(Secret::File(path)) => (None, Some(path)),
         other => (other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?, None),
     };
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
-    let (response, connect) = (store.response_timeout, store.connect_timeout);
-    let journaled = store.journal == Some(true);
-    let client = store.tls_certificate.as_ref().zip(store.tls_key.as_ref());
+    let access = Access { purpose, password_file };
     match address(&url)? {
         Address::Sqlite(path) => {
             let mut builder = SqliteStore::builder(path);
             match purpose {
                 Purpose::Read => builder = builder.must_exist().without_purge(),
                 // `journaled` creates a missing journal, and a command that inspects must change nothing.
-                Purpose::Consume if journaled => builder = builder.journaled(),
+                Purpose::Consume if store.journal == Some(true) => builder = builder.journaled(),
                 Purpose::Consume => {}
             }
             Ok(Opened::sqlite(builder.open().await?))
         }
         Address::Postgres(url) => {
-            let mut builder = PostgresStore::builder(&url).start_patience(patience);
-            if purpose == Purpose::Read {
-                builder = builder.without_purge();
-            }
-            if journaled {
-                builder = builder.journaled();
-            }
-            builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
-            builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            if let Some(path) = &store.tls_root {
-                builder = builder.tls_root(path);
-            }
-            if let Some((certificate, key)) = client {
-                builder = builder.tls_client(certificate, key);
-            }
-            if let Some(path) = password_file {
-                builder = builder.password_file(path);
-            }
+            let builder = postgres_builder(&url, store, &access).start_patience(patience);
             Ok(Opened::postgres(builder.connect().await?))
         }
         Address::Redis(url) => {
-            let mut builder = RedisStore::builder(&url).start_patience(patience);
-            builder = builder.durability(durability(store.durability.as_ref()));
-            builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
-            builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            // A command that inspects reports such a policy with everything else, instead of it alone.
-            if store.allow_evicting_policy == Some(true) || purpose == Purpose::Read {
-                builder = builder.allow_evicting_policy();
-            }
-            if store.allow_no_replica == Some(true) {
-                builder = builder.allow_no_replica();
-            }
-            if let Some(path) = &store.tls_root {
-                let pem = std::fs::read(path);
-                let pem = pem.map_err(|error| refuse(format!("`tls_root`: {}: {error}", path.display())))?;
-                builder = builder.tls_root(pem);
-            }
-            if let Some((certificate, key)) = client {
-                builder = builder.tls_client(certificate, key);
-            }
-            if let Some(path) = password_file {
-                builder = builder.password_file(path);
-            }
+            let builder = redis_builder(&url, store, &access).start_patience(patience);
             Ok(Opened::redis(builder.connect().await?))
         }
+    }
+}
+
+fn postgres_builder(url: &str, store: &shape::Store, access: &Access<'_>) -> PostgresBuilder {
+    let mut builder = PostgresStore::builder(url);
+    if access.purpose == Purpose::Read {
+        builder = builder.without_purge();
+    }
+    if store.journal == Some(true) {
+        builder = builder.journaled();
+    }
+    if store.allow_asynchronous_commit == Some(true) {
+        builder = builder.allow_asynchronous_commit();
+    }
+    if store.allow_fsync_off == Some(true) {
+        builder = builder.allow_fsync_off();
+    }
+    if let Some(Time(time)) = store.response_timeout {
+        builder = builder.response_timeout(time);
+    }
+    if let Some(Time(time)) = store.connect_timeout {
+        builder = builder.connect_timeout(time);
+    }
+    if let Some(path) = &store.tls_root {
+        builder = builder.tls_root(path);
+    }
+    if let (Some(certificate), Some(key)) = (&store.tls_certificate, &store.tls_key) {
+        builder = builder.tls_client(certificate, key);
+    }
+    match access.password_file {
+        Some(path) => builder.password_file(path),
+        None => builder,
+    }
+}
+
+fn redis_builder(url: &str, store: &shape::Store, access: &Access<'_>) -> RedisBuilder {
+    let mut builder = RedisStore::builder(url).durability(durability(store.durability.as_ref()));
+    // A command that inspects reports such a policy with everything else, instead of it alone.
+    if store.allow_evicting_policy == Some(true) || access.purpose == Purpose::Read {
+        builder = builder.allow_evicting_policy();
+    }
+    if store.allow_no_replica == Some(true) {
+        builder = builder.allow_no_replica();
+    }
+    if let Some(Time(time)) = store.response_timeout {
+        builder = builder.response_timeout(time);
+    }
+    if let Some(Time(time)) = store.connect_timeout {
+        builder = builder.connect_timeout(time);
+    }
+    if let Some(path) = &store.tls_root {
+        builder = builder.tls_root_file(path);
+    }
+    if let (Some(certificate), Some(key)) = (&store.tls_certificate, &store.tls_key) {
+        builder = builder.tls_client(certificate, key);
+    }
+    match access.password_file {
+        Some(path) => builder.password_file(path),
+        None => builder,
     }
 }
 

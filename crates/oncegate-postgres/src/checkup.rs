@@ -106,7 +106,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
             return refuse(
                 "has synchronous_commit = off, so that a crash takes back what was acknowledged: set it to on \
                  (ALTER ROLE … SET synchronous_commit = on), or accept it with \
-                 PostgresBuilder::allow_asynchronous_commit()"
+                 the store's `allow_asynchronous_commit`"
                     .to_owned(),
             );
         }
@@ -126,7 +126,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
         if !allowed.fsync_off {
             return refuse(
                 "has fsync = off, so that a power cut may lose or damage every record: set it to on, or accept it \
-                 with PostgresBuilder::allow_fsync_off()"
+                 with the store's `allow_fsync_off`"
                     .to_owned(),
             );
         }

@@ -269,9 +269,13 @@ fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError>
         return Ok(builder.with_no_client_auth());
     };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| unusable("sslcert", certificate, &error))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable("sslkey", key, &error))?;
-    builder.with_client_auth_cert(chain, secret).map_err(|error| unusable("sslcert", certificate, &error))
+    let chain =
+        chain.map_err(|error| unusable("sslcert (the store's `tls_certificate`)", certificate, &error))?;
+    let secret = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| unusable("sslkey (the store's `tls_key`)", key, &error))?;
+    builder
+        .with_client_auth_cert(chain, secret)
+        .map_err(|error| unusable("sslcert (the store's `tls_certificate`)", certificate, &error))
 }
 
 /// The authorities of a file, or those of this machine.
@@ -281,14 +285,14 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, StoreError> {
         let found = rustls_native_certs::load_native_certs();
         if found.certs.is_empty() {
             return Err(StoreError::refused(
-                "this machine has no list of authorities: set sslrootcert in the URL",
+                "this machine has no list of authorities: set sslrootcert in the URL, or the store's `tls_root`",
             ));
         }
         roots.add_parsable_certificates(found.certs);
         return Ok(roots);
     };
     let refuse = |error: &dyn std::fmt::Display| {
-        StoreError::refused(format!("sslrootcert: {}: {error}", file.display()))
+        StoreError::refused(format!("sslrootcert (the store's `tls_root`): {}: {error}", file.display()))
     };
     for certificate in CertificateDer::pem_file_iter(file).map_err(|error| refuse(&error))? {
         let certificate = certificate.map_err(|error| refuse(&error))?;

@@ -254,7 +254,7 @@ async fn a_password_that_changes_under_load_loses_nothing() {
         builder.connect_timeout(limit).password_file(file)
     };
     let error = builder(&password).connect().await.unwrap_err().to_string();
-    assert!(error.contains("password") && !error.contains("wrong-password"), "{error}");
+    assert!(error.contains("the store's `password`") && !error.contains("wrong-password"), "{error}");
     let missing = folder.path().join("missing");
     let error = builder(&missing).connect().await.unwrap_err().to_string();
     assert!(error.contains("missing") && error.contains("cannot be read"), "{error}");
